@@ -1,0 +1,2 @@
+//! Lab agent.
+fn main() {}
