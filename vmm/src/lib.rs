@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The parts of the `vcpufreq` program.
+
+pub mod vm;
