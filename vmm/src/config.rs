@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a virtual machine is made of, checked: the plain data that the command
+//! line and the TOML file end up in, and that the VMM builds from.
+//!
+//! There is one way to make a [`RunConfig`]: `resolve::run_config`. Nothing
+//! here reads or writes a file.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+use vcpufreq_device::{ClampMode, DomainId, Util};
+use vcpufreq_dt::Opp;
+
+/// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
+pub const MAX_VCPUS: u32 = 512;
+
+/// The default memory of the guest, in MiB.
+pub const DEFAULT_MEM_MIB: u64 = 512;
+
+/// The default kernel command line: the 16550 console, which is the only one.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
+
+/// The default KVM device.
+pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
+
+/// Which host interface carries a request to the scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActuatorChoice {
+    /// A cgroup where the host allows it, because writing a cgroup's clamp
+    /// does not make the frequency dip; otherwise the thread.
+    #[default]
+    Auto,
+    /// `cpu.uclamp.min` and `cpu.uclamp.max` of a threaded cgroup v2.
+    Cgroup,
+    /// `sched_setattr` on the vCPU's thread.
+    Thread,
+}
+
+/// One vCPU, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuConfig {
+    /// The pCPUs its thread may run on; empty: any.
+    pub pin: Vec<u32>,
+    /// Its operating points, frequency rising, 1 to 64; one entry means no
+    /// table: any frequency up to it.
+    pub opps: Vec<Opp>,
+    /// Its capacity at its highest frequency, 1..=1024 in the scale of the
+    /// host's `cpu_capacity`.
+    pub capacity: Util,
+    /// Its performance domain: vCPUs of one domain get one frequency.
+    pub domain: DomainId,
+    /// Its cluster in the guest's `cpu-map`, counted from 0.
+    pub cluster: u32,
+}
+
+/// A virtual machine, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunConfig {
+    /// An arm64 `Image`, uncompressed.
+    pub kernel: PathBuf,
+    /// An initramfs.
+    pub initrd: Option<PathBuf>,
+    /// The kernel command line.
+    pub cmdline: String,
+    /// Memory of the guest, in MiB.
+    pub mem_mib: u64,
+    /// Its vCPUs, 1..=[`MAX_VCPUS`].
+    pub vcpus: Vec<VcpuConfig>,
+    /// Whether the guest gets the virtual cpufreq device.
+    pub bridge: bool,
+    /// What a request limits: the floor alone, or the ceiling as well.
+    pub clamp: ClampMode,
+    /// How requests reach the host's scheduler.
+    pub actuator: ActuatorChoice,
+    /// Where to write the events, one JSON object a line.
+    pub events: Option<PathBuf>,
+    /// Where to write the guest's device tree, as a dtb.
+    pub dump_dtb: Option<PathBuf>,
+    /// Whether the guest is told its stolen time (`KVM_ARM_VCPU_PVTIME`).
+    pub pvtime: bool,
+    /// The KVM device, [`DEFAULT_KVM_DEVICE`] unless told.
+    pub kvm_device: PathBuf,
+}
+
+/// Why a configuration is no virtual machine. Each message is one line: the
+/// cause, then what to do.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// No kernel was named.
+    #[error("no kernel is given; name an arm64 Image with --kernel FILE")]
+    NoKernel,
+    /// A file can't be opened or read.
+    #[error("{what} {} can't be read: {source}; check the path and its permissions", path.display())]
+    Unreadable {
+        /// What the file is: `kernel`, `initrd`, `config file`.
+        what: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The kernel is not one that the VMM can boot.
+    #[error("kernel {}: {why}", path.display())]
+    Kernel {
+        /// Which file.
+        path: PathBuf,
+        /// Which rule it breaks, and what to do.
+        why: crate::kernel_image::ImageError,
+    },
+    /// Kernel and initrd don't fit.
+    #[error(
+        "initrd {} ({initrd_mib} MiB) and kernel ({kernel_mib} MiB) don't fit into {mem_mib} MiB of memory; give at least --mem {need_mib}",
+        path.display()
+    )]
+    InitrdTooLarge {
+        /// Which initrd.
+        path: PathBuf,
+        /// Its size, rounded up.
+        initrd_mib: u64,
+        /// The kernel's size in memory, rounded up.
+        kernel_mib: u64,
+        /// The memory that the guest would have.
+        mem_mib: u64,
+        /// The memory that is enough.
+        need_mib: u64,
+    },
+    /// The kernel alone doesn't fit.
+    #[error("{mem_mib} MiB of memory is too little for this kernel; give at least --mem {need_mib}")]
+    MemTooSmall {
+        /// The memory that the guest would have.
+        mem_mib: u64,
+        /// The memory that is enough.
+        need_mib: u64,
+    },
+    /// More memory than the guest's address space has room for.
+    #[error("{mem_mib} MiB of memory is more than the guest's address space has room for; give at most --mem {max_mib}")]
+    MemTooLarge {
+        /// The memory that the guest would have.
+        mem_mib: u64,
+        /// The most that fits.
+        max_mib: u64,
+    },
+    /// No vCPU, or too many.
+    #[error("{0} vCPUs; give --cpus a number from 1 to {MAX_VCPUS}")]
+    VcpuCount(u32),
+    /// An option for a vCPU that the guest hasn't got.
+    #[error("there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option")]
+    NoSuchVcpu {
+        /// Which one was named.
+        vcpu: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// A pin to a pCPU that the host hasn't got.
+    #[error("vCPU {vcpu} is pinned to CPU {pcpu}, which this host doesn't have; choose from its online CPUs {online}")]
+    NoSuchPcpu {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Which pCPU.
+        pcpu: u32,
+        /// The host's online CPUs, as a list.
+        online: String,
+    },
+    /// A pin to a pCPU that is offline.
+    #[error("vCPU {vcpu} is pinned to CPU {pcpu}, which is offline; bring it online (echo 1 > /sys/devices/system/cpu/cpu{pcpu}/online) or choose from {online}")]
+    PcpuOffline {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Which pCPU.
+        pcpu: u32,
+        /// The host's online CPUs, as a list.
+        online: String,
+    },
+    /// A performance table breaks a rule.
+    #[error("vCPU {vcpu}: {why}; give --table {vcpu}=KHZ,KHZ,... with 1 to 64 rising frequencies")]
+    Table {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Which rule.
+        why: String,
+    },
+    /// vCPUs of one domain differ in their tables.
+    #[error("vCPUs {first} and {second} share domain {domain} but not their table; give both the same --table or another --domain")]
+    DomainTables {
+        /// The domain.
+        domain: u32,
+        /// A vCPU of it.
+        first: u32,
+        /// One with another table.
+        second: u32,
+    },
+    /// The capacity is out of range.
+    #[error("vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio")]
+    Capacity {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Its capacity.
+        capacity: u64,
+    },
+    /// Capacity and IPC ratio both say what a vCPU can do.
+    #[error("vCPU {vcpu} has both --capacity and --ipc-ratio; give one of them")]
+    CapacityAndRatio {
+        /// Which vCPU.
+        vcpu: u32,
+    },
+    /// The host doesn't tell the frequencies of the pCPU.
+    #[error("vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without")]
+    NoFrequencies {
+        /// Which vCPU.
+        vcpu: u32,
+        /// What the host is missing.
+        why: String,
+    },
+    /// The TOML file is malformed or has an unknown key.
+    #[error("config file {}, line {line}: {message}; correct it, the keys are the long options (see vcpufreq run --help)", path.display())]
+    Toml {
+        /// Which file.
+        path: PathBuf,
+        /// Where, counted from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+}
