@@ -1,2 +1,65 @@
-//! The lab.
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The lab: an Arm host, emulated on any machine, with stock Debian kernels
+//! and real KVM, in which the project's parts are tried and measured.
+//!
+//! This program makes what the lab needs, boots it, and turns what the agent
+//! inside reports into results. It doesn't know what a scenario does; that
+//! is the agent's (`lab/agent`).
+
+mod cache;
+mod emulator;
+mod initramfs;
+mod kernel;
+mod parts;
+mod progress;
+mod root;
+mod run;
+mod topology;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
+#[derive(Debug, Parser)]
+#[command(name = "lab", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch and build everything, and stop
+    Setup,
+    /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
+    Shell(run::Options),
+    /// Run scenarios and print their results as JSON lines
+    Run(run::Options),
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<bool> {
+    let repo = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(PathBuf::from)
+        .unwrap_or_default();
+    let parts = parts::Parts::prepare(&repo)?;
+    match command {
+        Command::Setup => Ok(true),
+        Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
+        Command::Run(options) => options.run(&parts, &repo),
+    }
+}

@@ -1,2 +1,30 @@
-//! Lab agent.
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The first process of the lab's host and of its guest.
+//!
+//! On the host it mounts, loads the lab's drivers, carries out the scenarios
+//! of `/lab/plan.json`, writes one JSON line for each to the result port,
+//! and powers off. In the guest it does what the host's scenario asks for,
+//! line by line over the console.
+
+mod deeds;
+mod guest;
+mod host;
+mod load;
+mod scenarios;
+mod sys;
+mod sysfs;
+mod trace;
+mod vm;
+
+use std::path::Path;
+
+fn main() {
+    // As the first process it must not return: the kernel would panic.
+    // Another role is a child that the agent starts itself.
+    let role = std::env::args().nth(1);
+    match role.as_deref() {
+        Some("burn") => load::burn_forever(),
+        _ if Path::new("/lab/plan.json").exists() => host::main(),
+        _ => guest::main(),
+    }
+}

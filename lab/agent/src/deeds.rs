@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a scenario can ask for by a line of text, in the guest as on the
+//! host: `VERB ARGUMENT...`, answered by one line.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+
+use crate::load::{self, Load};
+use crate::sys::Registers;
+use crate::sysfs;
+
+/// The loads that are running, by the name that the scenario gave them.
+#[derive(Debug, Default)]
+pub struct Deeds {
+    loads: BTreeMap<String, Load>,
+}
+
+impl Deeds {
+    /// Carries out one line; the answer has no line break.
+    pub fn carry_out(&mut self, line: &str) -> Result<String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["read", path] => Ok(sysfs::text(path)?.replace('\n', "\\n")),
+            ["write", path, value @ ..] => {
+                sysfs::write(path, value.join(" ")).map(|()| String::new())
+            }
+            ["insmod", module, options @ ..] => insmod(module, &options.join(" ")),
+            ["rmmod", module] => rmmod(module),
+            ["sleep", ms] => {
+                std::thread::sleep(Duration::from_millis(ms.parse()?));
+                Ok(String::new())
+            }
+            ["peek", address] => {
+                let (page, offset) = register(address)?;
+                Ok(page.read(offset).to_string())
+            }
+            ["poke", address, value] => {
+                let (page, offset) = register(address)?;
+                page.write(offset, value.parse()?);
+                Ok(String::new())
+            }
+            ["registers"] => Ok(format!("{:#x}", registers()?)),
+            ["work", cpu, turns] => {
+                load::pin(cpu.parse()?)?;
+                Ok(load::timed_work(turns.parse()?).to_string())
+            }
+            ["start", name, rest @ ..] => self.start(name, rest),
+            ["turns", name] => Ok(self
+                .loads
+                .get(*name)
+                .context("no such load")?
+                .turns()
+                .to_string()),
+            ["stop", name] => {
+                let load = self.loads.remove(*name).context("no such load")?;
+                Ok(load.stop()?.to_string())
+            }
+            ["dmesg", pattern] => Ok(dmesg(pattern)?),
+            _ => bail!("not understood: '{line}'"),
+        }
+    }
+
+    fn start(&mut self, name: &str, words: &[&str]) -> Result<String> {
+        let load = match words {
+            ["busy", cpu] => Load::busy(cpu.parse()?),
+            ["periodic", cpu, period_us, busy_us] => {
+                let us = |word: &str| Ok::<_, anyhow::Error>(Duration::from_micros(word.parse()?));
+                Load::periodic(cpu.parse()?, us(period_us)?, us(busy_us)?)
+            }
+            ["flood", cpu, address, low, high] => {
+                let (page, offset) = register(address)?;
+                let values: [u32; 2] = [low.parse()?, high.parse()?];
+                let mut turn = 0_usize;
+                Load::repeat(cpu.parse()?, move || {
+                    turn ^= 1;
+                    page.write(offset, values[turn]);
+                })
+            }
+            _ => bail!("no such load: {words:?}"),
+        };
+        if self.loads.insert(name.to_owned(), load).is_some() {
+            bail!("load '{name}' was running already");
+        }
+        Ok(String::new())
+    }
+}
+
+/// Loads a module of `/lab/modules`.
+pub fn insmod(module: &str, options: &str) -> Result<String> {
+    let path = format!("/lab/modules/{module}.ko");
+    let file = File::open(&path).with_context(|| path.clone())?;
+    let options = std::ffi::CString::new(options)?;
+    finit_module(file, &options, ModuleInitFlags::empty())
+        .with_context(|| format!("loading {path}"))?;
+    Ok(String::new())
+}
+
+fn rmmod(module: &str) -> Result<String> {
+    let name = std::ffi::CString::new(module)?;
+    delete_module(&name, DeleteModuleFlags::O_NONBLOCK)
+        .with_context(|| format!("removing {module}"))?;
+    Ok(String::new())
+}
+
+/// Physical address of the cpufreq device, from the guest's device tree.
+fn registers() -> Result<u64> {
+    const TREE: &str = "/proc/device-tree";
+    let mut folders = vec![std::path::PathBuf::from(TREE)];
+    while let Some(folder) = folders.pop() {
+        let compatible = std::fs::read(folder.join("compatible")).unwrap_or_default();
+        if compatible.starts_with(b"qemu,virtual-cpufreq\0") {
+            let reg = std::fs::read(folder.join("reg"))?;
+            let base = reg.first_chunk().context("a reg property of under 8 bytes")?;
+            return Ok(u64::from_be_bytes(*base));
+        }
+        for entry in std::fs::read_dir(&folder)?.flatten() {
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    bail!("the device tree has no cpufreq device")
+}
+
+fn register(address: &str) -> Result<(Registers, usize)> {
+    let digits = address.strip_prefix("0x").context("an address is 0x...")?;
+    let address = u64::from_str_radix(digits, 16)?;
+    Ok((
+        Registers::map(address & !0xfff)?,
+        usize::try_from(address & 0xfff)?,
+    ))
+}
+
+/// The kernel's messages that contain a pattern.
+fn dmesg(pattern: &str) -> Result<String> {
+    use std::io::{ErrorKind, Read as _};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut log = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/kmsg")?;
+    let mut found = Vec::new();
+    let mut record = [0_u8; 8192];
+    loop {
+        match log.read(&mut record) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(&record[..length]).into_owned();
+                let message = text.split_once(';').map_or("", |(_, message)| message);
+                if message.contains(pattern) {
+                    found.push(message.trim().replace('\n', " "));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            // Records were overwritten while they were read: go on.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+            Err(error) => return Err(error).context("/dev/kmsg"),
+        }
+    }
+    Ok(found.join("\\n"))
+}

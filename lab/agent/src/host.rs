@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host's side: set-up, the plan, the result port.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::RebootMode;
+use serde_json::{Value, json};
+
+use crate::deeds::insmod;
+use crate::guest::power_off;
+use crate::scenarios;
+use crate::sysfs;
+
+/// The second serial port: results, a line of JSON each.
+const RESULTS: &str = "/dev/ttyAMA1";
+
+/// The host's first process.
+pub fn main() {
+    if let Err(error) = carry_out() {
+        report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
+    }
+    power_off(RebootMode::RB_POWER_OFF);
+}
+
+fn carry_out() -> Result<()> {
+    mount_kernel_files()?;
+    mount_at("tmpfs", "/run")?;
+    mount_at("cgroup2", "/sys/fs/cgroup")?;
+    raw_result_port()?;
+    let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;
+    for module in [
+        "lab_cpufreq",
+        "lab_cpuidle",
+        "cpufreq_userspace",
+        "cpufreq_powersave",
+    ] {
+        insmod(module, "")?;
+    }
+    // Work that the boot left behind would be measured otherwise.
+    std::thread::sleep(Duration::from_secs(2));
+    for name in plan["scenarios"]
+        .as_array()
+        .context("a plan without scenarios")?
+    {
+        let name = name.as_str().context("a scenario's name")?;
+        if name == "shell" {
+            shell()?;
+            continue;
+        }
+        let mut result = match scenarios::run(name) {
+            Ok(result) => result,
+            Err(error) => json!({ "held": false, "error": format!("{error:#}") }),
+        };
+        result["scenario"] = name.into();
+        report(&result);
+    }
+    Ok(())
+}
+
+/// The file systems that every kernel offers.
+pub fn mount_kernel_files() -> Result<()> {
+    mount_at("proc", "/proc")?;
+    mount_at("sysfs", "/sys")?;
+    mount_at("devtmpfs", "/dev")?;
+    mount_at("debugfs", "/sys/kernel/debug")?;
+    mount_at("tracefs", "/sys/kernel/tracing")
+}
+
+fn mount_at(kind: &str, path: &str) -> Result<()> {
+    std::fs::create_dir_all(path)?;
+    // debugfs may have mounted tracefs below itself; that doesn't hinder.
+    mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("mounting {kind} at {path}"))
+}
+
+fn raw_result_port() -> Result<()> {
+    use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
+    let port = File::options()
+        .write(true)
+        .read(true)
+        .open(RESULTS)
+        .context(RESULTS)?;
+    let mut settings = tcgetattr(&port)?;
+    cfmakeraw(&mut settings);
+    tcsetattr(&port, SetArg::TCSANOW, &settings)?;
+    // Kept open: the settings of a serial port go with its last user.
+    std::mem::forget(port);
+    Ok(())
+}
+
+fn report(result: &Value) {
+    let written = File::options()
+        .write(true)
+        .open(RESULTS)
+        .and_then(|mut port| writeln!(port, "{result}"));
+    if let Err(error) = written {
+        println!("{RESULTS}: {error}; result: {result}");
+    }
+}
+
+/// A shell on the console, with job control.
+fn shell() -> Result<()> {
+    println!(
+        "\nThe emulated host. vcpufreq is in the path; a guest's kernel and initial\n\
+         file system are /lab/guest-kernel and /lab/guest-initramfs. 'exit' ends it.\n"
+    );
+    let applets = Path::new("/bin/busybox");
+    Command::new(applets)
+        .args(["--install", "-s", "/bin"])
+        .status()?;
+    Command::new(applets)
+        .arg0("sh")
+        .args(["-c", "exec setsid -c sh -i"])
+        .env("PATH", "/bin")
+        .env("PS1", "host# ")
+        .status()
+        .context("starting the shell")?;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Loads, the same on host and guest: a busy loop, a periodic one, a fixed
+//! amount of work, and a flood of register writes.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// Turns between two looks at the clock or the stop flag.
+const CHUNK: u64 = 2_000;
+
+/// A load that runs until it is dropped.
+#[derive(Debug)]
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    turns: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Load {
+    /// Keeps a CPU busy.
+    pub fn busy(cpu: u32) -> Self {
+        Self::start(cpu, |stop, turns| {
+            while !stop.load(Ordering::Relaxed) {
+                spin(CHUNK);
+                turns.fetch_add(CHUNK, Ordering::Relaxed);
+            }
+        })
+    }
+
+    /// Busy for `busy` of each `period`.
+    pub fn periodic(cpu: u32, period: Duration, busy: Duration) -> Self {
+        Self::start(cpu, move |stop, turns| {
+            let mut next = Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                let end = Instant::now() + busy;
+                while Instant::now() < end {
+                    spin(CHUNK);
+                    turns.fetch_add(CHUNK, Ordering::Relaxed);
+                }
+                next += period;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+        })
+    }
+
+    /// Calls `turn` as fast as it goes; the one that disturbs.
+    pub fn repeat(cpu: u32, mut turn: impl FnMut() + Send + 'static) -> Self {
+        Self::start(cpu, move |stop, turns| {
+            while !stop.load(Ordering::Relaxed) {
+                turn();
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    }
+
+    fn start(cpu: u32, work: impl FnOnce(&AtomicBool, &AtomicU64) + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let turns = Arc::new(AtomicU64::new(0));
+        let (its_stop, its_turns) = (Arc::clone(&stop), Arc::clone(&turns));
+        let thread = std::thread::spawn(move || {
+            pin(cpu)?;
+            work(&its_stop, &its_turns);
+            Ok(())
+        });
+        Self {
+            stop,
+            turns,
+            thread: Some(thread),
+        }
+    }
+
+    /// Turns of its loop so far.
+    pub fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// Ends it; an error says that it never ran as asked.
+    pub fn stop(mut self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("already stopped")?;
+        thread
+            .join()
+            .map_err(|_| anyhow!("the load's thread panicked"))??;
+        Ok(self.turns())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its result matters to `stop` alone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Nanoseconds that `turns` of the loop take on this thread.
+pub fn timed_work(turns: u64) -> u64 {
+    let start = Instant::now();
+    spin(turns);
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Binds the calling thread to a CPU.
+pub fn pin(cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(usize::try_from(cpu)?)?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("binding to CPU {cpu}"))
+}
+
+/// Never returns: a load in a process of its own.
+pub fn burn_forever() {
+    loop {
+        spin(CHUNK);
+    }
+}
+
+/// A dependent chain that the compiler can't shorten.
+fn spin(turns: u64) {
+    let mut value = 1_u64;
+    for turn in 0..turns {
+        value = black_box(
+            value
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(turn),
+        );
+    }
+    black_box(value);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Small files of the kernel's.
+
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow};
+
+/// Folder of the cpufreq policies.
+pub const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
+
+/// A file's text, trimmed.
+pub fn text(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+/// A file's number.
+pub fn number<T: FromStr>(path: impl AsRef<Path>) -> Result<T> {
+    let path = path.as_ref();
+    let text = text(path)?;
+    text.parse()
+        .map_err(|_| anyhow!("{} holds '{text}', not a number", path.display()))
+}
+
+/// A file's numbers, separated by white space.
+pub fn numbers(path: impl AsRef<Path>) -> Result<Vec<u32>> {
+    let path = path.as_ref();
+    text(path)?
+        .split_whitespace()
+        .map(|word| {
+            word.parse()
+                .map_err(|_| anyhow!("{} holds '{word}'", path.display()))
+        })
+        .collect()
+}
+
+/// Writes a value.
+pub fn write(path: impl AsRef<Path>, value: impl ToString) -> Result<()> {
+    let (path, value) = (path.as_ref(), value.to_string());
+    fs::write(path, &value).with_context(|| format!("writing '{value}' to {}", path.display()))
+}
+
+/// The CPUs of a list such as `0-2,5`.
+pub fn cpu_list(list: &str) -> Result<Vec<u32>> {
+    let mut cpus = Vec::new();
+    for part in list.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(first.parse::<u32>()?..=last.parse()?);
+    }
+    Ok(cpus)
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest under `vcpufreq run`, and the line over its console.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::Value;
+
+/// Boot of the guest, in the host's (virtual) time.
+const BOOT: Duration = Duration::from_secs(120);
+/// Any one deed.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Its event lines.
+const EVENTS: &str = "/run/events.jsonl";
+/// What every guest is booted with: the console, and /dev/mem on the
+/// registers that a driver has claimed.
+const CMDLINE: &str = "console=ttyS0 quiet nokaslr panic=-1 iomem=relaxed rdinit=/init";
+
+/// What differs from guest to guest.
+#[derive(Debug, Default, Clone)]
+pub struct Setup {
+    /// The pCPUs of each vCPU, as `--pin` takes them; empty: not pinned.
+    pub pins: Vec<String>,
+    /// More options of `vcpufreq run`.
+    pub options: Vec<String>,
+    /// More words for the guest's command line.
+    pub cmdline: String,
+}
+
+impl Setup {
+    /// vCPUs pinned to these pCPUs, mirroring them.
+    pub fn mirroring(pcpus: &[u32]) -> Self {
+        Self {
+            pins: pcpus.iter().map(u32::to_string).collect(),
+            options: vec!["--host-topology".into()],
+            cmdline: String::new(),
+        }
+    }
+
+    /// With more options.
+    pub fn with(mut self, options: &[&str]) -> Self {
+        self.options
+            .extend(options.iter().map(|&option| option.to_owned()));
+        self
+    }
+}
+
+/// A running guest. Dropping it kills it.
+#[derive(Debug)]
+pub struct Vm {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    /// Console lines that weren't answers, for the case of failure.
+    heard: Vec<String>,
+}
+
+impl Vm {
+    /// Starts a guest and waits until it can be talked to.
+    pub fn boot(setup: &Setup) -> Result<Self> {
+        let mut vm = Self::start(setup)?;
+        vm.expect("@ready", BOOT)?;
+        Ok(vm)
+    }
+
+    /// Starts a guest; it has not booted when this returns.
+    pub fn start(setup: &Setup) -> Result<Self> {
+        // A file of an earlier guest would be taken for this one's.
+        let _ = fs::remove_file(EVENTS);
+        let mut child = command(setup)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting vcpufreq run")?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().context("no console")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self {
+            child,
+            input,
+            lines,
+            heard: Vec::new(),
+        })
+    }
+
+    /// Process id of the VMM.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks the guest to do something; its answer.
+    pub fn ask(&mut self, line: impl AsRef<str>) -> Result<String> {
+        self.tell(line.as_ref())?;
+        let answer = self
+            .expect("@", ANSWER)
+            .with_context(|| format!("guest: {}", line.as_ref()))?;
+        match answer.split_once(' ') {
+            Some(("@ok", answer)) => Ok(answer.trim_end().to_owned()),
+            None if answer == "@ok" => Ok(String::new()),
+            _ => bail!("guest: {}: {answer}", line.as_ref()),
+        }
+    }
+
+    /// Asks for a number.
+    pub fn number(&mut self, line: impl AsRef<str>) -> Result<u64> {
+        let answer = self.ask(line.as_ref())?;
+        answer
+            .parse()
+            .with_context(|| format!("guest: {}: '{answer}'", line.as_ref()))
+    }
+
+    /// Sends a line without waiting for an answer.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let input = self.input.as_mut().context("the console is closed")?;
+        writeln!(input, "{line}")
+            .and_then(|()| input.flush())
+            .context("writing to the console")
+    }
+
+    /// Powers the guest off; the VMM's stderr.
+    pub fn quit(mut self) -> Result<String> {
+        self.tell("quit")?;
+        self.finish(0)
+    }
+
+    /// Waits for the VMM to end with this exit code; its stderr.
+    pub fn finish(mut self, code: i32) -> Result<String> {
+        loop {
+            match self.lines.recv_timeout(ANSWER) {
+                Ok(line) => self.heard.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => bail!("the VMM did not end"),
+            }
+        }
+        let status = self.child.wait()?;
+        let errors = self.child.stderr.take().map(read_all).unwrap_or_default();
+        ensure!(
+            status.code() == Some(code),
+            "vcpufreq run ended with {status}: {errors}"
+        );
+        Ok(errors)
+    }
+
+    /// SIGKILL, and waits for the process to be gone.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Waits for a console line with this beginning.
+    pub fn expect(&mut self, prefix: &str, limit: Duration) -> Result<String> {
+        loop {
+            match self.lines.recv_timeout(limit) {
+                Ok(line) => match line.find(prefix) {
+                    Some(at) => return Ok(line[at..].trim_end().to_owned()),
+                    None => self.heard.push(line),
+                },
+                Err(error) => {
+                    // So that its last words can be read to the end.
+                    let _ = self.child.kill();
+                    let errors = self.child.stderr.take().map(read_all).unwrap_or_default();
+                    let heard = self
+                        .heard
+                        .split_off(self.heard.len().saturating_sub(20))
+                        .join(" | ");
+                    return Err(anyhow!(
+                        "{error}: no '{prefix}' from the guest; stderr: {errors}; console: {heard}"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// The thread of a vCPU.
+    pub fn vcpu_tid(&self, vcpu: usize) -> Result<i32> {
+        let tasks = format!("/proc/{}/task", self.pid());
+        for entry in fs::read_dir(&tasks).with_context(|| tasks.clone())? {
+            let entry = entry?;
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            if name.trim() == format!("vcpu{vcpu}") {
+                return Ok(entry.file_name().to_string_lossy().parse()?);
+            }
+        }
+        bail!("no thread vcpu{vcpu} in {tasks}")
+    }
+
+    /// The clamp in force for a vCPU's thread, as the kernel reports it.
+    pub fn clamp(&self, vcpu: usize) -> Result<(u32, u32)> {
+        let path = format!("/proc/{}/task/{}/sched", self.pid(), self.vcpu_tid(vcpu)?);
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        Ok((
+            field(&text, "effective uclamp.min")?,
+            field(&text, "effective uclamp.max")?,
+        ))
+    }
+
+    /// The utilization that the host sees of a vCPU's thread.
+    pub fn util_avg(&self, vcpu: usize) -> Result<u32> {
+        let path = format!("/proc/{}/task/{}/sched", self.pid(), self.vcpu_tid(vcpu)?);
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        field(&text, "se.avg.util_avg")
+    }
+
+    /// The pCPU that a vCPU's thread was last on.
+    pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
+        let path = format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu_tid(vcpu)?);
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        // The name, in parentheses, can hold anything: count behind it.
+        // Field 39 of proc_pid_stat(5) is the 37th behind the name.
+        let rest = text.rsplit_once(')').context("no name in stat")?.1;
+        Ok(rest
+            .split_whitespace()
+            .nth(36)
+            .context("stat is short")?
+            .parse()?)
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The events that the last guest's VMM wrote.
+pub fn events() -> Result<Vec<Value>> {
+    let text = fs::read_to_string(EVENTS).context(EVENTS)?;
+    text.lines()
+        .map(|line| serde_json::from_str(line).with_context(|| line.to_owned()))
+        .collect()
+}
+
+/// `vcpufreq run` with the lab's guest.
+pub fn command(setup: &Setup) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command
+        .args([
+            "run",
+            "--kernel",
+            "/lab/guest-kernel",
+            "--initrd",
+            "/lab/guest-initramfs",
+        ])
+        .args(["--mem", "256", "--events", EVENTS])
+        .arg("--cmdline")
+        .arg(format!("{CMDLINE} {}", setup.cmdline))
+        .arg("--cpus")
+        .arg(setup.pins.len().to_string());
+    for (vcpu, pcpus) in setup
+        .pins
+        .iter()
+        .enumerate()
+        .filter(|(_, pcpus)| !pcpus.is_empty())
+    {
+        command.arg("--pin").arg(format!("{vcpu}={pcpus}"));
+    }
+    command.args(&setup.options);
+    command
+}
+
+fn field(text: &str, name: &str) -> Result<u32> {
+    let line = text
+        .lines()
+        .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))
+        .with_context(|| format!("no '{name}' in the thread's sched file"))?;
+    let value = line.rsplit(':').next().unwrap_or_default().trim();
+    value.parse().with_context(|| format!("{name}: '{value}'"))
+}
+
+fn read_all(mut stream: ChildStderr) -> String {
+    let mut bytes = Vec::new();
+    // What could be read until an error is what there is to show.
+    let _ = std::io::Read::read_to_end(&mut stream, &mut bytes);
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}

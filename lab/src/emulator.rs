@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated board: its device tree, its command line, and one run of it.
+//!
+//! Everything that a run depends on is fixed: instruction-counted time, the
+//! clock, the seed, the kernel's placement. Two runs of the same parts give
+//! the same output to the byte.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::{Cache, key};
+use crate::kernel::Kernel;
+use crate::root::Root;
+use crate::topology::Topology;
+
+/// Memory of the emulated host: a guest of 512 MiB, the archive that holds
+/// the guest's kernel twice (packed and unpacked), and room.
+const MEM_MIB: u32 = 2048;
+
+/// What an emulated host is made of.
+#[derive(Debug)]
+pub struct Board<'a> {
+    /// The toolchain root with the emulator.
+    pub root: &'a Root,
+    /// Where the device tree is kept.
+    pub cache: &'a Cache,
+    /// The host's CPUs.
+    pub topology: &'a Topology,
+    /// The host's kernel.
+    pub kernel: &'a Kernel,
+    /// The emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
+    pub cpu: &'a str,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The lines that the host wrote to its result port.
+    pub results: String,
+    /// The host's console.
+    pub console: PathBuf,
+    /// Real time that it took.
+    pub wall: Duration,
+}
+
+impl Board<'_> {
+    /// Boots, waits for the host to power itself off, and gives its results.
+    ///
+    /// `dir` is a folder in the cache for the run's files. The emulator has
+    /// ended when this returns, whatever happened.
+    pub fn run(&self, initrd: &Path, dir: &Path, limit: Duration) -> Result<Outcome> {
+        let results = dir.join("results");
+        let console = dir.join("console.log");
+        let started = Instant::now();
+        let mut args = self.args(initrd, "quiet")?;
+        args.extend(["-display", "none", "-monitor", "none"].map(String::from));
+        args.extend([
+            "-serial".into(),
+            format!("file:{}", self.root.inside(&console)?),
+        ]);
+        args.extend([
+            "-serial".into(),
+            format!("file:{}", self.root.inside(&results)?),
+        ]);
+        let mut child = self
+            .root
+            .command("qemu-system-aarch64")
+            .args(&args)
+            .stdout(Stdio::null())
+            .stderr(File::create(dir.join("emulator.log"))?)
+            .spawn()
+            .context("cannot start the emulator")?;
+        let status = wait(&mut child, limit)
+            .with_context(|| format!("the host's console is in {}", console.display()))?;
+        if !status.success() {
+            let log = fs::read_to_string(dir.join("emulator.log")).unwrap_or_default();
+            bail!("the emulator failed ({status}): {}", log.trim());
+        }
+        let results = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
+        Ok(Outcome {
+            results,
+            console,
+            wall: started.elapsed(),
+        })
+    }
+
+    /// Boots with the console on this terminal; Ctrl-A x ends it.
+    pub fn shell(&self, initrd: &Path) -> Result<()> {
+        let mut args = self.args(initrd, "loglevel=4")?;
+        args.extend(["-nographic", "-serial", "mon:stdio", "-serial", "null"].map(String::from));
+        let status = self
+            .root
+            .command("qemu-system-aarch64")
+            .args(&args)
+            .stdin(Stdio::inherit())
+            .status()
+            .context("cannot start the emulator")?;
+        if !status.success() {
+            bail!("the emulator failed ({status})");
+        }
+        Ok(())
+    }
+
+    fn args(&self, initrd: &Path, cmdline: &str) -> Result<Vec<String>> {
+        let image = format!("/boot/vmlinuz-{}", self.kernel.release);
+        let dtb = self.root.inside(&self.device_tree()?)?;
+        let mut args = self.machine("");
+        args.extend(
+            [
+                "-icount",
+                "shift=1,sleep=off",
+                "-rtc",
+                "base=2026-01-01,clock=vm",
+                "-seed",
+                "1",
+                "-no-reboot",
+                "-nic",
+                "none",
+                "-kernel",
+                &image,
+                "-initrd",
+                &self.root.inside(initrd)?,
+                "-dtb",
+                &dtb,
+                "-append",
+                // A panic must end the run; the emulator's -no-reboot makes
+                // the reboot an end.
+                &format!("console=ttyAMA0 nokaslr panic=-1 rdinit=/init {cmdline}"),
+            ]
+            .map(String::from),
+        );
+        Ok(args)
+    }
+
+    fn machine(&self, options: &str) -> Vec<String> {
+        let machine = format!("virt,virtualization=on,gic-version=3,dtb-randomness=off{options}");
+        let cpus = self.topology.cpus().to_string();
+        let memory = MEM_MIB.to_string();
+        [
+            "-M", &machine, "-cpu", self.cpu, "-smp", &cpus, "-m", &memory,
+        ]
+        .map(String::from)
+        .into()
+    }
+
+    /// The emulator's own tree with the topology added.
+    fn device_tree(&self) -> Result<PathBuf> {
+        let added = self.topology.dts();
+        let key = key([
+            self.root.id().as_bytes(),
+            self.cpu.as_bytes(),
+            added.as_bytes(),
+            &MEM_MIB.to_le_bytes(),
+        ]);
+        let dir = self.cache.entry("board", &key, |to| {
+            let inside = self.root.inside(to)?;
+            // Two serial ports, as in a run: the second is the result port.
+            let mut args = self.machine(&format!(",dumpdtb={inside}/board.dtb"));
+            args.extend(
+                ["-display", "none", "-serial", "null", "-serial", "null"].map(String::from),
+            );
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            self.root.run(
+                "asking the emulator for its device tree",
+                "qemu-system-aarch64",
+                &args,
+            )?;
+            fs::write(to.join("topology.dts"), &added)?;
+            let script = format!(
+                "cd {inside} && dtc -q -O dts board.dtb > host.dts && cat topology.dts >> host.dts \
+                 && dtc -q -@ -O dtb host.dts > host.dtb"
+            );
+            self.root
+                .run("compiling the host's device tree", "sh", &["-ec", &script])?;
+            Ok(())
+        })?;
+        Ok(dir.join("host.dtb"))
+    }
+}
+
+/// Waits for the child; past the limit it is killed, and that is an error.
+fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            bail!(
+                "the emulated host did not end within {} s of real time",
+                limit.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The kernels in the toolchain root, and modules built for them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cache::{Cache, key};
+use crate::progress::Step;
+use crate::root::Root;
+
+/// Which of Debian's kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Flavor {
+    /// `linux-image-arm64`.
+    Standard,
+    /// `linux-image-rt-arm64`, with PREEMPT_RT.
+    Rt,
+}
+
+/// A kernel in the root.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// As `uname -r` prints it.
+    pub release: String,
+    /// The boot image, as seen from outside the root.
+    pub image: PathBuf,
+}
+
+impl Kernel {
+    /// Finds the kernel of this flavor.
+    pub fn find(root: &Root, flavor: Flavor) -> Result<Self> {
+        let boot = root.dir().join("boot");
+        let mut found: Vec<String> = fs::read_dir(&boot)
+            .with_context(|| format!("cannot read {}", boot.display()))?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned()))
+            .filter(|release| release.contains("-rt-") == (flavor == Flavor::Rt))
+            .collect();
+        found.sort();
+        let release = found
+            .pop()
+            .with_context(|| format!("no {flavor:?} kernel in the root"))?;
+        let image = boot.join(format!("vmlinuz-{release}"));
+        Ok(Self { release, image })
+    }
+
+    /// Builds the out-of-tree modules in `source` (below this checkout)
+    /// against this kernel; gives the folder with the `.ko` files.
+    ///
+    /// `with` are more folders that the sources include from.
+    pub fn modules(
+        &self,
+        cache: &Cache,
+        root: &Root,
+        repo: &Path,
+        source: &ModuleSource,
+    ) -> Result<PathBuf> {
+        let mut parts = vec![self.release.clone().into_bytes(), root.id().into_bytes()];
+        for folder in source.folders {
+            for file in files_below(&repo.join(folder))? {
+                parts.push(file.display().to_string().into_bytes());
+                parts.push(fs::read(&file)?);
+            }
+        }
+        let name = format!("{}-{}", source.name, self.release);
+        cache
+            .entry(&name, &key(parts.iter().map(Vec::as_slice)), |to| {
+                let step = Step::start(format!("modules {} for {}", source.name, self.release));
+                for folder in source.folders {
+                    copy_tree(&repo.join(folder), &to.join(folder))?;
+                }
+                let inside = root.inside(to)?;
+                let main = source
+                    .folders
+                    .first()
+                    .context("a module needs a source folder")?;
+                root.run(
+                    "building kernel modules",
+                    "make",
+                    &[
+                        "-C",
+                        &format!("/usr/src/linux-headers-{}", self.release),
+                        &format!("M={inside}/{main}"),
+                        "ARCH=arm64",
+                        "CROSS_COMPILE=aarch64-linux-gnu-",
+                        "KCFLAGS=-Werror",
+                        "W=1",
+                        "modules",
+                    ],
+                )?;
+                step.done();
+                Ok(())
+            })
+            .map(|dir| dir.join(source.folders.first().unwrap_or(&"")))
+    }
+
+    /// A module of the kernel's own, decompressed.
+    pub fn own_module(&self, cache: &Cache, root: &Root, path: &str) -> Result<Vec<u8>> {
+        let packed = format!("/usr/lib/modules/{}/kernel/{path}.ko.xz", self.release);
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let key = key([packed.as_bytes(), root.id().as_bytes()]);
+        let dir = cache.entry(&format!("module-{name}"), &key, |to| {
+            let script = format!("xz -dc {packed} > {}/module.ko", root.inside(to)?);
+            root.run("unpacking a kernel module", "sh", &["-ec", &script])?;
+            Ok(())
+        })?;
+        let module = fs::read(dir.join("module.ko"))?;
+        ensure!(!module.is_empty(), "module {path} is empty");
+        Ok(module)
+    }
+}
+
+/// Out-of-tree modules: the first folder has the Kbuild file, the others are
+/// what it includes from.
+#[derive(Debug, Clone, Copy)]
+pub struct ModuleSource {
+    /// Name of the cache entry.
+    pub name: &'static str,
+    /// Folders below the checkout.
+    pub folders: &'static [&'static str],
+}
+
+/// All files below a folder, sorted, so that a key doesn't depend on the
+/// order of the directory.
+pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders = vec![dir.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else {
+                files.push(entry.path());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    for file in files_below(from)? {
+        let target = to.join(file.strip_prefix(from)?);
+        if let Some(folder) = target.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::copy(&file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What this checkout contributes to the lab: programs cross-built for
+//! arm64, and kernel modules for host and guest.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::cache::{Cache, key};
+use crate::initramfs::Initramfs;
+use crate::kernel::{Flavor, Kernel, ModuleSource};
+use crate::progress::Step;
+use crate::root::{Root, run_quietly};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+const HOST_MODULES: ModuleSource = ModuleSource {
+    name: "lab-modules",
+    folders: &["lab/modules"],
+};
+const GUEST_MODULES: ModuleSource = ModuleSource {
+    name: "guest-driver",
+    folders: &["guest-driver", "abi"],
+};
+
+/// The root and what was built with it.
+#[derive(Debug)]
+pub struct Parts {
+    /// The cache folder.
+    pub cache: Cache,
+    /// The toolchain root.
+    pub root: Root,
+    repo: PathBuf,
+    programs: PathBuf,
+}
+
+/// Which guest, if any, goes into a host's initial file system.
+#[derive(Debug, Clone, Copy)]
+pub struct Guest {
+    /// Its kernel.
+    pub flavor: Flavor,
+}
+
+impl Parts {
+    /// Prepares everything that runs need.
+    pub fn prepare(repo: &Path) -> Result<Self> {
+        let cache = Cache::open()?;
+        let root = Root::prepare(&cache, repo)?;
+        let programs = cross_build(&cache, &root, repo)?;
+        Ok(Self {
+            cache,
+            root,
+            repo: repo.to_path_buf(),
+            programs,
+        })
+    }
+
+    /// The host's initial file system, with the guest's kernel and initial
+    /// file system in it, and `plan` as `/lab/plan.json`.
+    pub fn host_initramfs(&self, host: Flavor, guest: Guest, plan: &str) -> Result<Vec<u8>> {
+        let kernel = Kernel::find(&self.root, host)?;
+        let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
+        let mut archive = self.base(&kernel)?;
+        archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
+        self.add_modules(&mut archive, &kernel, HOST_MODULES)?;
+        archive.file("lab/plan.json", plan.as_bytes())?;
+        archive.program("lab/guest-kernel", &guest_kernel.image)?;
+        archive.file("lab/guest-initramfs", &self.guest_initramfs(&guest_kernel)?)?;
+        archive.finish()
+    }
+
+    fn guest_initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
+        let mut archive = self.base(kernel)?;
+        self.add_modules(&mut archive, kernel, GUEST_MODULES)?;
+        archive.finish()
+    }
+
+    fn base(&self, kernel: &Kernel) -> Result<Initramfs> {
+        let mut archive = Initramfs::new()?;
+        archive.program("init", &self.programs.join("vcpufreq-lab-agent"))?;
+        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+        archive.link("bin/sh", "busybox")?;
+        for path in [
+            "drivers/cpufreq/cpufreq_userspace",
+            "drivers/cpufreq/cpufreq_powersave",
+        ] {
+            let module = kernel.own_module(&self.cache, &self.root, path)?;
+            let name = path.rsplit('/').next().unwrap_or(path);
+            archive.file(&format!("lab/modules/{name}.ko"), &module)?;
+        }
+        Ok(archive)
+    }
+
+    fn add_modules(
+        &self,
+        archive: &mut Initramfs,
+        kernel: &Kernel,
+        source: ModuleSource,
+    ) -> Result<()> {
+        let dir = kernel.modules(&self.cache, &self.root, &self.repo, &source)?;
+        for file in crate::kernel::files_below(&dir)? {
+            if file.extension().is_some_and(|end| end == "ko") {
+                let name = file
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .context("module name")?;
+                archive.file(&format!("lab/modules/{name}"), &std::fs::read(&file)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Builds the programs for arm64, statically, with the root's compiler and
+/// the cargo that runs this.
+fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
+    let step = Step::start("programs for arm64");
+    // Crates come through this machine's cargo: the root has no network.
+    run_quietly(
+        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(["fetch", "--locked", "--quiet"])
+            .current_dir(repo),
+        "fetching crates (the first run needs the network)",
+    )?;
+    // Cargo tells what is fresh by time stamps, so each checkout has a
+    // target folder of its own.
+    let name = key([repo.as_os_str().as_encoded_bytes(), root.id().as_bytes()]);
+    let target = cache.dir().join(format!("target-{name}"));
+    std::fs::create_dir_all(&target)?;
+    let inside = root.inside(&target)?;
+    let vars = [
+        "CARGO_HOME=/opt/cargo-home".to_owned(),
+        "RUSTC=/usr/bin/rustc".to_owned(),
+        format!("CARGO_TARGET_DIR={inside}"),
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc".to_owned(),
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static".to_owned(),
+    ];
+    let mut args: Vec<&str> = vec!["-C", "/src"];
+    args.extend(vars.iter().map(String::as_str));
+    args.extend([
+        "/opt/cargo/bin/cargo",
+        "build",
+        "--release",
+        "--locked",
+        "--offline",
+        "--quiet",
+    ]);
+    args.extend([
+        "--target",
+        TARGET,
+        "-p",
+        "vcpufreq",
+        "-p",
+        "vcpufreq-lab-agent",
+    ]);
+    root.run("building the programs for arm64", "env", &args)?;
+    step.done();
+    Ok(target.join(TARGET).join("release"))
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One boot of the lab: which host, which guest, which scenarios.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::emulator::{Board, Outcome};
+use crate::kernel::{Flavor, Kernel};
+use crate::parts::{Guest, Parts};
+use crate::topology::Topology;
+
+/// What to boot and what to do there.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Scenarios, in turn, on one host
+    pub scenarios: Vec<String>,
+    /// Topology: a name in lab/topologies, or a file
+    #[arg(long, default_value = "2+2")]
+    pub topology: String,
+    /// Kernel of the host
+    #[arg(long, value_enum, default_value = "standard")]
+    pub host: Flavor,
+    /// Kernel of the guest
+    #[arg(long, value_enum, default_value = "standard")]
+    pub guest: Flavor,
+    /// Emulated CPU
+    #[arg(long, default_value = "neoverse-v1")]
+    pub cpu: String,
+    /// Real time that a run may take, in seconds
+    #[arg(long, default_value_t = 600)]
+    pub limit_s: u64,
+}
+
+/// What a run reported.
+#[derive(Debug)]
+pub struct Report {
+    /// One object for each scenario.
+    pub results: Vec<Value>,
+    /// Real time in seconds.
+    pub wall_s: f64,
+}
+
+impl Report {
+    /// Whether every scenario that was asked for reported, and held.
+    pub fn held(&self) -> bool {
+        self.results.iter().all(|result| result["held"] == true)
+    }
+}
+
+impl Options {
+    /// Runs the scenarios and prints a line of JSON for each.
+    pub fn run(&self, parts: &Parts, repo: &Path) -> Result<bool> {
+        ensure!(
+            !self.scenarios.is_empty(),
+            "no scenario given; see lab/README.md for their names"
+        );
+        let report = self.report(parts, repo)?;
+        for result in &report.results {
+            println!("{result}");
+        }
+        eprintln!("{:.0} s of real time", report.wall_s);
+        Ok(report.held())
+    }
+
+    /// Runs the scenarios.
+    pub fn report(&self, parts: &Parts, repo: &Path) -> Result<Report> {
+        self.with_run_dir(parts, |dir| {
+            let (topology, kernel) = self.host(parts, repo)?;
+            let initrd = self.initrd(parts, dir, &self.scenarios)?;
+            eprintln!(
+                "host: {}, Linux {}, emulated",
+                topology.description, kernel.release
+            );
+            let board = self.board(parts, &topology, &kernel);
+            let outcome = board.run(&initrd, dir, Duration::from_secs(self.limit_s))?;
+            let results = self.results(&outcome)?;
+            Ok(Report {
+                results,
+                wall_s: outcome.wall.as_secs_f64(),
+            })
+        })
+    }
+
+    /// Boots with a shell on this terminal.
+    pub fn shell(&self, parts: &Parts, repo: &Path) -> Result<()> {
+        self.with_run_dir(parts, |dir| {
+            let (topology, kernel) = self.host(parts, repo)?;
+            let initrd = self.initrd(parts, dir, &["shell".to_owned()])?;
+            self.board(parts, &topology, &kernel).shell(&initrd)
+        })
+    }
+
+    fn host(&self, parts: &Parts, repo: &Path) -> Result<(Topology, Kernel)> {
+        let named = repo
+            .join("lab/topologies")
+            .join(format!("{}.toml", self.topology));
+        let path = if named.exists() {
+            named
+        } else {
+            PathBuf::from(&self.topology)
+        };
+        Ok((
+            Topology::load(&path)?,
+            Kernel::find(&parts.root, self.host)?,
+        ))
+    }
+
+    fn board<'a>(
+        &'a self,
+        parts: &'a Parts,
+        topology: &'a Topology,
+        kernel: &'a Kernel,
+    ) -> Board<'a> {
+        Board {
+            root: &parts.root,
+            cache: &parts.cache,
+            topology,
+            kernel,
+            cpu: &self.cpu,
+        }
+    }
+
+    fn initrd(&self, parts: &Parts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
+        let plan = json!({ "scenarios": scenarios, "topology": self.topology });
+        let guest = Guest { flavor: self.guest };
+        let initrd = dir.join("initramfs");
+        fs::write(
+            &initrd,
+            parts.host_initramfs(self.host, guest, &plan.to_string())?,
+        )?;
+        Ok(initrd)
+    }
+
+    /// A folder of this run's own; kept when the run fails, for its logs.
+    fn with_run_dir<T>(&self, parts: &Parts, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let dir = parts
+            .cache
+            .dir()
+            .join("runs")
+            .join(format!("{}", std::process::id()));
+        crate::cache::remove_tree(&dir)?;
+        fs::create_dir_all(&dir)?;
+        let result = work(&dir);
+        if result.is_ok() && std::env::var_os("LAB_KEEP").is_none() {
+            crate::cache::remove_tree(&dir)?;
+        }
+        result
+    }
+
+    fn results(&self, outcome: &Outcome) -> Result<Vec<Value>> {
+        let results: Vec<Value> = outcome
+            .results
+            .lines()
+            .map(|line| {
+                serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))
+            })
+            .collect::<Result<_>>()?;
+        for name in &self.scenarios {
+            ensure!(
+                results
+                    .iter()
+                    .any(|result| result["scenario"] == name.as_str()),
+                "the host ended without a result for '{name}'; its console is in {}",
+                outcome.console.display()
+            );
+        }
+        Ok(results)
+    }
+}
