@@ -1,1 +1,66 @@
-//! vcpufreq-device.
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A virtual cpufreq device (`qemu,virtual-cpufreq`) as a library for VMMs.
+//!
+//! A guest's frequency requests come in as register writes and go out as utilization clamps on
+//! the vCPU threads; the frequency of the pCPU that a vCPU is on goes back as a register read:
+//!
+//! ```text
+//! write ─▶ mmio ─▶ regs ─▶ device ─▶ policy ─▶ Actuator ─▶ uclamp of the vCPU's thread
+//! read  ◀─ mmio ◀─ regs ◀─ device ◀─ policy ◀─ Source   ◀─ frequency of its pCPU
+//! ```
+//!
+//! The device knows no KVM and no host: [`Actuator`], [`Source`] and [`Events`] are its ways out,
+//! with fakes in [`fakes`]. The feature `host` adds their Linux side.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vcpufreq_device::{fakes, *};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let vcpu = VcpuSpec {
+//!     table: PerfTable::try_from(vec![Khz(600_000), Khz(1_800_000)])?,
+//!     capacity: Util::saturating(329),
+//!     domain: DomainId(0),
+//! };
+//! let config = DeviceConfig {
+//!     vcpus: vec![vcpu],
+//!     mode: ClampMode::Floor,
+//!     headroom: Headroom::for_kernel(7, 2),
+//! };
+//! let actuator = Arc::new(fakes::RecordingActuator::default());
+//! let source = fakes::FixedSource::default();
+//! let device = Device::new(config, Arc::clone(&actuator), source, NoEvents)?;
+//! let region = MmioRegion::new(Arc::new(device));
+//!
+//! region.write(REG_SET_PERF, &900_000u32.to_le_bytes());
+//! assert_eq!(actuator.applied()[0].1.min.get(), 164);
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(unsafe_code)]
+#![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
+
+mod config;
+mod counters;
+mod device;
+mod domain;
+pub mod fakes;
+mod mmio;
+mod policy;
+mod ports;
+mod regs;
+mod state;
+mod table;
+mod units;
+
+pub use config::{ConfigError, DeviceConfig, VcpuSpec};
+pub use counters::CounterSnapshot;
+pub use device::Device;
+pub use mmio::{MmioRegion, region_size};
+pub use policy::{ClampMode, Decision, Demand, Headroom, Why, demand, performance};
+pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, PcpuPerf, Source, SourceError};
+pub use regs::*;
+pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};
+pub use table::{PerfTable, TableError};
+pub use units::{DomainId, Khz, Util, VcpuId};

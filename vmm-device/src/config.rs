@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a device is made of: its vCPUs, their tables and domains, and the clamp mode.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use crate::policy::{ClampMode, Headroom};
+use crate::regs::MAX_VCPUS;
+use crate::table::PerfTable;
+use crate::units::{DomainId, Util, VcpuId};
+
+/// One vCPU as its guest sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuSpec {
+    /// Performance levels.
+    pub table: PerfTable,
+    /// Capacity at the highest level, 1..=1024, on the host's scale: that of the pCPU it mirrors.
+    pub capacity: Util,
+    /// Its performance domain.
+    pub domain: DomainId,
+}
+
+/// A whole device. Checked by [`DeviceConfig::check`] when a device is made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// The vCPUs, 1..=512; the index is the vCPU's number.
+    pub vcpus: Vec<VcpuSpec>,
+    /// What a request does to the host's clamps.
+    pub mode: ClampMode,
+    /// What the running host kernel adds to a clamp.
+    pub headroom: Headroom,
+}
+
+/// Which rule a configuration breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// No vCPU, or more than the interface has room for.
+    #[error("{count} vCPUs; a device has 1 to {MAX_VCPUS}")]
+    VcpuCount {
+        /// vCPUs given.
+        count: usize,
+    },
+    /// A capacity of 0.
+    #[error("vCPU {vcpu} has capacity 0; it must be 1 to 1024")]
+    ZeroCapacity {
+        /// The vCPU.
+        vcpu: VcpuId,
+    },
+    /// Two vCPUs of a domain differ in table or capacity, but a cpufreq policy has only one.
+    #[error(
+        "vCPUs {first} and {second} are in domain {domain} but differ in table or capacity; \
+         give them the same, or domains of their own"
+    )]
+    UnequalDomain {
+        /// The domain.
+        domain: DomainId,
+        /// Its first vCPU.
+        first: VcpuId,
+        /// The one that differs.
+        second: VcpuId,
+    },
+}
+
+impl DeviceConfig {
+    /// Checks every rule.
+    ///
+    /// # Errors
+    /// The first rule that is broken, with the values that break it.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let count = self.vcpus.len();
+        if count == 0 || count > MAX_VCPUS {
+            return Err(ConfigError::VcpuCount { count });
+        }
+        let mut first_of: BTreeMap<DomainId, (VcpuId, &VcpuSpec)> = BTreeMap::new();
+        for (vcpu, spec) in self.numbered() {
+            if spec.capacity == Util::ZERO {
+                return Err(ConfigError::ZeroCapacity { vcpu });
+            }
+            let (first, model) = *first_of.entry(spec.domain).or_insert((vcpu, spec));
+            if spec != model {
+                return Err(ConfigError::UnequalDomain {
+                    domain: spec.domain,
+                    first,
+                    second: vcpu,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The domains, each once, in order of their numbers.
+    #[must_use]
+    pub fn domains(&self) -> Vec<DomainId> {
+        let mut domains: Vec<_> = self.vcpus.iter().map(|v| v.domain).collect();
+        domains.sort_unstable();
+        domains.dedup();
+        domains
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (VcpuId, &VcpuSpec)> {
+        (0..=u16::MAX).map(VcpuId).zip(&self.vcpus)
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Counters of what a guest did and what became of it, per vCPU.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One vCPU's counters at one moment.
+///
+/// When no request is under way, `requests` is the sum of `applied`, `unchanged`, `superseded`,
+/// `refused` and `not_applicable`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CounterSnapshot {
+    /// Writes of set_perf, and requests made again by a restore or a reset.
+    pub requests: u64,
+    /// Requests that changed the host's clamp.
+    pub applied: u64,
+    /// Requests that were in force already.
+    pub unchanged: u64,
+    /// Requests overtaken by a newer one of the domain.
+    pub superseded: u64,
+    /// Requests that the host refused.
+    pub refused: u64,
+    /// Requests to which clamps mean nothing.
+    pub not_applicable: u64,
+    /// Accesses outside the contract.
+    pub illegal: u64,
+    /// Reads of cur_perf for which the host had no answer.
+    pub source_failures: u64,
+}
+
+/// The live form of [`CounterSnapshot`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub requests: Counter,
+    pub applied: Counter,
+    pub unchanged: Counter,
+    pub superseded: Counter,
+    pub refused: Counter,
+    pub not_applicable: Counter,
+    pub illegal: Counter,
+    pub source_failures: Counter,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn bump(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Counters {
+    pub fn snapshot(&self) -> CounterSnapshot {
+        CounterSnapshot {
+            requests: self.requests.get(),
+            applied: self.applied.get(),
+            unchanged: self.unchanged.get(),
+            superseded: self.superseded.get(),
+            refused: self.refused.get(),
+            not_applicable: self.not_applicable.get(),
+            illegal: self.illegal.get(),
+            source_failures: self.source_failures.get(),
+        }
+    }
+}

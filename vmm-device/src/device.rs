@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device: registers and rules. It knows no bus, no KVM and no host.
+//!
+//! ```text
+//! set_perf ─▶ Domain (last write counts) ─▶ policy ─▶ Actuator
+//! cur_perf ◀─ policy ◀─ Source
+//! ```
+//! All methods take `&self` and may be called from any number of threads. Nothing that a guest
+//! does allocates, panics, or keeps more than the newest value.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
+use crate::counters::{Counter, CounterSnapshot, Counters};
+use crate::domain::{Domain, Request};
+use crate::policy::{self, Demand};
+use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
+use crate::regs::{ReadReg, WriteReg};
+use crate::units::{DomainId, Khz, VcpuId};
+
+/// A virtual cpufreq device of 1 to 512 vCPUs.
+#[derive(Debug)]
+pub struct Device<A, S, E> {
+    pub(crate) config: DeviceConfig,
+    pub(crate) vcpus: Box<[Vcpu]>,
+    pub(crate) domains: Box<[Domain]>,
+    /// Accesses to the padding behind the last page.
+    outside: Counter,
+    actuator: A,
+    source: S,
+    events: E,
+}
+
+/// What a vCPU's page remembers. A cache line of its own, for vCPUs write it all the time.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Vcpu {
+    /// perftbl_sel as written, in range or not.
+    pub selected: AtomicU32,
+    /// cur_perf as last learned, kHz; never 0.
+    pub cur_perf: AtomicU32,
+    domain: usize,
+    counters: Counters,
+}
+
+impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
+    /// A device in its reset state: selection 0, cur_perf at the maximum until it is first
+    /// learned, and no clamp on the host.
+    ///
+    /// # Errors
+    /// The rule that `config` breaks.
+    pub fn new(
+        config: DeviceConfig,
+        actuator: A,
+        source: S,
+        events: E,
+    ) -> Result<Self, ConfigError> {
+        config.check()?;
+        let numbers = config.domains();
+        let vcpus = config.vcpus.iter().map(|spec| Vcpu::new(spec, &numbers));
+        Ok(Self {
+            vcpus: vcpus.collect(),
+            domains: numbers.iter().copied().map(Domain::new).collect(),
+            config,
+            outside: Counter::default(),
+            actuator,
+            source,
+            events,
+        })
+    }
+
+    /// What the device was made of.
+    #[must_use]
+    pub fn config(&self) -> &DeviceConfig {
+        &self.config
+    }
+
+    /// Where its demands go.
+    #[must_use]
+    pub fn actuator(&self) -> &A {
+        &self.actuator
+    }
+
+    /// Where its frequencies come from.
+    #[must_use]
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// Reads a register of `vcpu`; 0 when there is no such vCPU. May make one host call, for
+    /// cur_perf.
+    pub fn read(&self, vcpu: VcpuId, reg: ReadReg) -> u32 {
+        let index = vcpu.index();
+        let (Some(spec), Some(page)) = (self.config.vcpus.get(index), self.vcpus.get(index)) else {
+            return 0;
+        };
+        match reg {
+            ReadReg::CurPerf => self.cur_perf(vcpu, spec, page).0,
+            ReadReg::PerftblLen => spec.table.register_len(),
+            ReadReg::PerftblRd => spec
+                .table
+                .entry(page.selected.load(Relaxed))
+                .map_or(0, |khz| khz.0),
+            ReadReg::PerfDomain => spec.domain.0,
+        }
+    }
+
+    /// Writes a register of `vcpu`; dropped when there is no such vCPU. For set_perf, makes one
+    /// host call when the domain's demand changes, and a few more when other vCPUs of the domain
+    /// write meanwhile.
+    pub fn write(&self, vcpu: VcpuId, reg: WriteReg, value: u32) {
+        let Some(page) = self.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        match reg {
+            WriteReg::SetPerf => {
+                let domain = &self.domains[page.domain];
+                self.events.record(&Event::Request {
+                    vcpu,
+                    domain: domain.id(),
+                    khz: Khz(value),
+                });
+                let khz = Some(Khz(value));
+                self.request(domain, Request { vcpu, khz });
+            }
+            WriteReg::PerftblSel => page.selected.store(value, Relaxed),
+        }
+    }
+
+    /// Takes all requests back and forgets what the guest has selected, for a guest that starts
+    /// anew. Counters go on.
+    pub fn reset(&self) {
+        for page in &self.vcpus {
+            page.selected.store(0, Relaxed);
+        }
+        for domain in &self.domains {
+            if let Some(Request { vcpu, khz: Some(_) }) = domain.newest() {
+                self.request(domain, Request { vcpu, khz: None });
+            }
+        }
+    }
+
+    /// The counters of `vcpu`, if there is one.
+    #[must_use]
+    pub fn counters(&self, vcpu: VcpuId) -> Option<CounterSnapshot> {
+        let page = self.vcpus.get(vcpu.index())?;
+        Some(page.counters.snapshot())
+    }
+
+    /// Accesses to the padding behind the last vCPU's page.
+    #[must_use]
+    pub fn accesses_outside(&self) -> u64 {
+        self.outside.get()
+    }
+
+    /// Counts an access that means nothing.
+    pub(crate) fn illegal(&self, event: &Event) {
+        let page = match event {
+            Event::IllegalAccess {
+                vcpu: Some(vcpu), ..
+            } => self.vcpus.get(vcpu.index()),
+            _ => None,
+        };
+        page.map_or(&self.outside, |page| &page.counters.illegal)
+            .bump();
+        self.events.record(event);
+    }
+
+    pub(crate) fn request(&self, domain: &Domain, request: Request) {
+        self.of(request).requests.bump();
+        if let Some(older) = domain.publish(request) {
+            self.of(older).superseded.bump();
+            self.events.record(&Event::Superseded {
+                vcpu: older.vcpu,
+                domain: domain.id(),
+            });
+        }
+        domain.settle(|request, in_force| self.enforce(domain.id(), request, in_force));
+    }
+
+    /// Puts `request` into force unless it is already; returns what is in force then.
+    fn enforce(
+        &self,
+        domain: DomainId,
+        request: Request,
+        in_force: Option<Demand>,
+    ) -> Option<Demand> {
+        let vcpu = request.vcpu;
+        let demand = self.demand(request);
+        let counters = self.of(request);
+        if in_force == Some(demand) {
+            counters.unchanged.bump();
+            self.events.record(&Event::Unchanged {
+                vcpu,
+                domain,
+                demand,
+            });
+            return in_force;
+        }
+        match self.actuator.apply(domain, demand) {
+            Ok(()) => {
+                counters.applied.bump();
+                self.events.record(&Event::Applied {
+                    vcpu,
+                    domain,
+                    demand,
+                });
+                Some(demand)
+            }
+            Err(ActuateError::NotApplicable { reason, .. }) => {
+                counters.not_applicable.bump();
+                self.events.record(&Event::NotApplicable {
+                    vcpu,
+                    domain,
+                    reason,
+                });
+                None
+            }
+            Err(error) => {
+                counters.refused.bump();
+                self.events.record(&Event::Refused {
+                    vcpu,
+                    domain,
+                    demand,
+                    error,
+                });
+                None
+            }
+        }
+    }
+
+    fn demand(&self, request: Request) -> Demand {
+        let config = &self.config;
+        match (request.khz, config.vcpus.get(request.vcpu.index())) {
+            (Some(khz), Some(spec)) => {
+                policy::demand(spec, khz, config.mode, config.headroom).demand
+            }
+            _ => Demand::NONE,
+        }
+    }
+
+    fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
+        match self.learn(vcpu, spec) {
+            Ok(khz) => {
+                page.cur_perf.store(khz.0, Relaxed);
+                khz
+            }
+            Err(error) => {
+                page.counters.source_failures.bump();
+                self.events.record(&Event::SourceFailed { vcpu, error });
+                Khz(page.cur_perf.load(Relaxed))
+            }
+        }
+    }
+
+    fn learn(&self, vcpu: VcpuId, spec: &VcpuSpec) -> Result<Khz, SourceError> {
+        let pcpu = self.source.sample(vcpu)?;
+        policy::performance(spec, &pcpu).ok_or(SourceError::Implausible {
+            pcpu: pcpu.pcpu,
+            khz: pcpu.khz,
+            khz_max: pcpu.khz_max,
+        })
+    }
+
+    /// Requests only ever carry a vCPU of this device.
+    fn of(&self, request: Request) -> &Counters {
+        &self.vcpus[request.vcpu.index()].counters
+    }
+}
+
+impl Vcpu {
+    fn new(spec: &VcpuSpec, domains: &[DomainId]) -> Self {
+        Self {
+            selected: AtomicU32::new(0),
+            cur_perf: AtomicU32::new(spec.table.max().0),
+            domain: domains.partition_point(|id| *id < spec.domain),
+            counters: Counters::default(),
+        }
+    }
+}

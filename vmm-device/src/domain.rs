@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A performance domain's current request, and the right to put it into force.
+//!
+//! Promises, whichever vCPUs write at the same time:
+//! - the last value written is the last one put into force;
+//! - for one domain, only one thread at a time calls the host;
+//! - a writer that finds another one at it leaves its value there and returns. The other one takes
+//!   it along, at most [`ROUNDS`] times. After that the writer that keeps it busy waits for its
+//!   last host call: without that bound, a flood by one vCPU would keep another one in the VMM.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::policy::Demand;
+use crate::units::{DomainId, Khz, VcpuId};
+
+/// Host calls that one write makes at most: one for itself, the others for members that wrote
+/// meanwhile.
+pub(crate) const ROUNDS: u32 = 4;
+
+/// A domain's newest request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The member whose register was written.
+    pub vcpu: VcpuId,
+    /// The value written; `None` takes the domain's request back.
+    pub khz: Option<Khz>,
+}
+
+/// One performance domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    id: DomainId,
+    newest: Newest,
+    /// What is in force on the host, if that is known. The lock is the right to call the host.
+    in_force: Mutex<Option<Demand>>,
+    /// Whoever holds the lock won't look for newer requests again.
+    last_round: AtomicBool,
+}
+
+impl Domain {
+    pub fn new(id: DomainId) -> Self {
+        Self {
+            id,
+            newest: Newest::default(),
+            in_force: Mutex::new(None),
+            last_round: AtomicBool::new(false),
+        }
+    }
+
+    pub fn id(&self) -> DomainId {
+        self.id
+    }
+
+    /// The newest request, whether in force or not.
+    pub fn newest(&self) -> Option<Request> {
+        self.newest.peek()
+    }
+
+    /// Makes `request` the newest; returns the one that will now never be put into force.
+    pub fn publish(&self, request: Request) -> Option<Request> {
+        self.newest.put(request)
+    }
+
+    /// Sees to it that the newest request is put into force, by this thread or by another one that
+    /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
+    pub fn settle(&self, mut apply: impl FnMut(Request, Option<Demand>) -> Option<Demand>) {
+        let mut right = self.enter();
+        while let Some(mut in_force) = right.take() {
+            for round in 1..=ROUNDS {
+                self.last_round.store(round == ROUNDS, SeqCst);
+                // Pairs with the fence in `enter`: either the other writer sees `last_round`, or
+                // its request is seen here.
+                fence(SeqCst);
+                let Some(request) = self.newest.take() else {
+                    self.last_round.store(false, SeqCst);
+                    break;
+                };
+                *in_force = apply(request, *in_force);
+            }
+            let handed_over = self.last_round.load(SeqCst);
+            drop(in_force);
+            // Pairs with the fence in `enter`: a writer that found the lock taken has its request
+            // seen here.
+            fence(SeqCst);
+            if !handed_over && self.newest.is_pending() {
+                right = self.enter();
+            }
+        }
+    }
+
+    /// The right to call the host; `None` when somebody else has it and will look again.
+    fn enter(&self) -> Option<MutexGuard<'_, Option<Demand>>> {
+        fence(SeqCst);
+        match self.in_force.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if self.last_round.load(SeqCst) => {
+                let lock = self.in_force.lock();
+                Some(lock.unwrap_or_else(PoisonError::into_inner))
+            }
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// The newest request in one word, so that the last write is the last swap.
+#[derive(Debug, Default)]
+struct Newest(AtomicU64);
+
+/// There is a request.
+const SOME: u64 = 1 << 63;
+/// Nobody has taken it yet.
+const PENDING: u64 = 1 << 62;
+/// It has a value, and doesn't take back an earlier one.
+const VALUE: u64 = 1 << 61;
+
+impl Newest {
+    fn put(&self, request: Request) -> Option<Request> {
+        let before = self.0.swap(pack(request) | PENDING, SeqCst);
+        (before & PENDING != 0).then(|| unpack(before))
+    }
+
+    fn take(&self) -> Option<Request> {
+        let before = self.0.fetch_and(!PENDING, SeqCst);
+        (before & PENDING != 0).then(|| unpack(before))
+    }
+
+    fn is_pending(&self) -> bool {
+        self.0.load(SeqCst) & PENDING != 0
+    }
+
+    fn peek(&self) -> Option<Request> {
+        let word = self.0.load(SeqCst);
+        (word & SOME != 0).then(|| unpack(word))
+    }
+}
+
+fn pack(request: Request) -> u64 {
+    let value = request.khz.map_or(0, |khz| VALUE | u64::from(khz.0));
+    SOME | value | u64::from(request.vcpu.0) << 32
+}
+
+fn unpack(word: u64) -> Request {
+    let [k0, k1, k2, k3, v0, v1, ..] = word.to_le_bytes();
+    Request {
+        vcpu: VcpuId(u16::from_le_bytes([v0, v1])),
+        khz: (word & VALUE != 0).then(|| Khz(u32::from_le_bytes([k0, k1, k2, k3]))),
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Ports that need no host, for tests and for VMMs that want the device without one.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::policy::Demand;
+use crate::ports::{ActuateError, Actuator, Event, Events, PcpuPerf, Source, SourceError};
+use crate::units::{DomainId, VcpuId};
+
+/// Remembers every demand; refuses them while [`RecordingActuator::fail_with`] says so.
+#[derive(Debug, Default)]
+pub struct RecordingActuator {
+    applied: Mutex<Vec<(DomainId, Demand)>>,
+    failing: Mutex<Option<ActuateError>>,
+}
+
+/// Honours every demand and remembers none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NullActuator;
+
+/// Shows every vCPU the same pCPU, which a test may change; fails when there is none.
+#[derive(Debug, Default)]
+pub struct FixedSource(Mutex<Option<PcpuPerf>>);
+
+/// Remembers every event until it is paused.
+#[derive(Debug, Default)]
+pub struct RecordingEvents {
+    events: Mutex<Vec<Event>>,
+    paused: AtomicBool,
+}
+
+impl RecordingActuator {
+    /// Everything applied so far, in order. Refused demands aren't in it.
+    pub fn applied(&self) -> Vec<(DomainId, Demand)> {
+        locked(&self.applied).clone()
+    }
+
+    /// From now on, every demand fails with `error`; `None` ends that.
+    pub fn fail_with(&self, error: Option<ActuateError>) {
+        *locked(&self.failing) = error;
+    }
+}
+
+impl Actuator for RecordingActuator {
+    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+        if let Some(error) = *locked(&self.failing) {
+            return Err(error);
+        }
+        locked(&self.applied).push((domain, demand));
+        Ok(())
+    }
+}
+
+impl Actuator for NullActuator {
+    fn apply(&self, _domain: DomainId, _demand: Demand) -> Result<(), ActuateError> {
+        Ok(())
+    }
+}
+
+impl FixedSource {
+    /// A source that shows `perf`.
+    #[must_use]
+    pub fn new(perf: PcpuPerf) -> Self {
+        Self(Mutex::new(Some(perf)))
+    }
+
+    /// From now on shows `perf`; `None` makes it fail.
+    pub fn set(&self, perf: Option<PcpuPerf>) {
+        *locked(&self.0) = perf;
+    }
+}
+
+impl Source for FixedSource {
+    fn sample(&self, vcpu: VcpuId) -> Result<PcpuPerf, SourceError> {
+        locked(&self.0).ok_or(SourceError::NoThread { vcpu })
+    }
+}
+
+impl RecordingEvents {
+    /// Everything recorded so far, in order.
+    pub fn all(&self) -> Vec<Event> {
+        locked(&self.events).clone()
+    }
+
+    /// Stops remembering.
+    pub fn pause(&self) {
+        self.paused.store(true, SeqCst);
+    }
+}
+
+impl Events for RecordingEvents {
+    fn record(&self, event: &Event) {
+        if !self.paused.load(SeqCst) {
+            locked(&self.events).push(*event);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The arithmetic between guest and host: pure functions, no I/O, no state.
+//!
+//! Down: kHz that a guest asks for become a utilization that the host shall clamp to.
+//! Up: a pCPU's frequency becomes the performance that the vCPU gets.
+
+#![forbid(unsafe_code)]
+
+use crate::config::VcpuSpec;
+use crate::ports::PcpuPerf;
+use crate::units::{Khz, Util};
+
+/// What a request does to the host's clamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClampMode {
+    /// uclamp.min only: the host runs at least as fast as asked.
+    #[default]
+    Floor,
+    /// uclamp.min and uclamp.max: the host runs exactly as fast as asked.
+    Exact,
+}
+
+/// What the host's schedutil adds to a clamped utilization before it picks a frequency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Headroom {
+    /// Nothing: Linux 6.8 and later (`sugov_effective_cpu_perf`).
+    None,
+    /// A quarter: before 6.8 `map_util_perf` ran after the clamp. Asking for 4/5 makes up for it.
+    Quarter,
+}
+
+/// A clamp on the utilization of whatever stands for a domain on the host. `min <= max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// uclamp.min.
+    pub min: Util,
+    /// uclamp.max.
+    pub max: Util,
+}
+
+/// What policy made of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The clamp.
+    pub demand: Demand,
+    /// The performance that the clamp stands for: the request within 1..=maximum.
+    pub granted: Khz,
+    /// How `granted` follows from the request.
+    pub why: Why,
+}
+
+/// How a decision follows from its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Granted as asked.
+    AsAsked,
+    /// The request was 0; the least that exists is 1 kHz.
+    RaisedToLeast,
+    /// The request was above the vCPU's maximum.
+    LoweredToMax,
+}
+
+impl Demand {
+    /// No clamp at all, as a thread starts.
+    pub const NONE: Self = Self {
+        min: Util::ZERO,
+        max: Util::MAX,
+    };
+}
+
+impl Headroom {
+    /// The rule of Linux `major.minor`.
+    #[must_use]
+    pub fn for_kernel(major: u32, minor: u32) -> Self {
+        if (major, minor) >= (6, 8) {
+            Self::None
+        } else {
+            Self::Quarter
+        }
+    }
+
+    /// Factor on a utilization, as a fraction.
+    fn factor(self) -> (u128, u128) {
+        match self {
+            Self::None => (1, 1),
+            Self::Quarter => (4, 5),
+        }
+    }
+}
+
+/// What a request for `asked` by a vCPU like `spec` demands of the host.
+///
+/// `util = floor(capacity * perf / perf_max)`: floor, because the host rounds the frequency up to
+/// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one
+/// more would take the host to the OPP above. A value between two table entries is not rounded
+/// here, since the host does that, by its own OPPs.
+#[must_use]
+pub fn demand(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -> Decision {
+    let max = spec.table.max();
+    let granted = asked.clamp(Khz(1), max);
+    let why = match asked {
+        Khz(0) => Why::RaisedToLeast,
+        khz if khz > max => Why::LoweredToMax,
+        _ => Why::AsAsked,
+    };
+    let (num, den) = headroom.factor();
+    let scaled = u128::from(spec.capacity.get()) * u128::from(granted.0) * num;
+    let min = Util::saturating(scaled / (u128::from(max.0) * den));
+    let max = match mode {
+        ClampMode::Floor => Util::MAX,
+        ClampMode::Exact => min,
+    };
+    Decision {
+        demand: Demand { min, max },
+        granted,
+        why,
+    }
+}
+
+/// What a vCPU like `spec` gets on a pCPU in the state `pcpu`:
+/// `perf_max(vCPU) * capacity(pCPU) * f / (f_max(pCPU) * capacity(vCPU))`.
+///
+/// That is `f` itself when the vCPU mirrors the pCPU. It may be above the vCPU's own maximum when
+/// the pCPU is bigger, and is at least 1. `None` when the pCPU's figures can't be (a maximum or
+/// frequency of 0): a guest must not be told that it stands still.
+#[must_use]
+pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
+    if pcpu.khz.0 == 0 {
+        return None;
+    }
+    // Up to 2^32 * 2^10 * 2^32 = 2^74: more than 64 bits.
+    let have =
+        u128::from(spec.table.max().0) * u128::from(pcpu.capacity.get()) * u128::from(pcpu.khz.0);
+    let per = u128::from(pcpu.khz_max.0) * u128::from(spec.capacity.get());
+    let khz = have.checked_div(per)?;
+    Some(Khz(u32::try_from(khz).unwrap_or(u32::MAX).max(1)))
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device's ways out: what it makes the host do ([`Actuator`]), what it learns from the host
+//! ([`Source`]), and whom it tells ([`Events`]).
+//!
+//! All three are called on vCPU threads, on a guest's path: they return after at most one bounded
+//! host call, and they neither panic nor block on another vCPU.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::policy::Demand;
+use crate::units::{DomainId, Khz, Util, VcpuId};
+
+/// Makes the host honour a domain's demand.
+pub trait Actuator: Send + Sync {
+    /// Puts `demand` into force for the threads of `domain`. Never called for one domain from two
+    /// threads at once, nor with the demand that is already in force.
+    ///
+    /// # Errors
+    /// What the host said. The device counts it and asks again at the next request.
+    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError>;
+}
+
+/// Says what the pCPU that a vCPU is on does now.
+pub trait Source: Send + Sync {
+    /// The state of the pCPU that the thread of `vcpu` is on.
+    ///
+    /// # Errors
+    /// What could not be learned. The device counts it and shows the guest the last good value.
+    fn sample(&self, vcpu: VcpuId) -> Result<PcpuPerf, SourceError>;
+}
+
+/// Is told of everything that happens. A guest decides how often that is: an implementation that
+/// stores or prints bounds what it keeps.
+pub trait Events: Send + Sync {
+    /// `event` has happened, on the calling thread.
+    fn record(&self, event: &Event);
+}
+
+/// A pCPU at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcpuPerf {
+    /// Number of the pCPU.
+    pub pcpu: u32,
+    /// Its frequency.
+    pub khz: Khz,
+    /// Its highest frequency, the one that `capacity` refers to.
+    pub khz_max: Khz,
+    /// Its capacity at `khz_max`.
+    pub capacity: Util,
+}
+
+/// Why a demand is not in force. Plain values, so that a flood of refusals allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActuateError {
+    /// The host refused a call.
+    #[error("the host refused {call} for domain {domain}: errno {errno}")]
+    Refused {
+        /// The domain.
+        domain: DomainId,
+        /// What was called.
+        call: &'static str,
+        /// The error number that it returned.
+        errno: i32,
+    },
+    /// No thread of the domain is registered, or the domain isn't known at all.
+    #[error("no thread is registered for domain {domain}")]
+    NoThread {
+        /// The domain.
+        domain: DomainId,
+    },
+    /// Clamps mean nothing to this domain's threads.
+    #[error("clamps don't apply to domain {domain}: {reason}")]
+    NotApplicable {
+        /// The domain.
+        domain: DomainId,
+        /// Why not.
+        reason: &'static str,
+    },
+}
+
+/// Why a pCPU's state is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// The vCPU's thread has not been registered.
+    #[error("no thread is registered for vCPU {vcpu}")]
+    NoThread {
+        /// The vCPU.
+        vcpu: VcpuId,
+    },
+    /// Where the thread runs could not be read.
+    #[error("can't tell which pCPU vCPU {vcpu} is on: errno {errno}")]
+    NoPlace {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// Error number, 0 when the text made no sense.
+        errno: i32,
+    },
+    /// The pCPU has no frequency to read: no cpufreq, or it is offline.
+    #[error("pCPU {pcpu} has no readable frequency: errno {errno}")]
+    NoFrequency {
+        /// The pCPU.
+        pcpu: u32,
+        /// Error number, 0 when there is no file or its text made no sense.
+        errno: i32,
+    },
+    /// The figures contradict each other: a frequency or maximum of 0.
+    #[error("pCPU {pcpu} reports {khz} of at most {khz_max}")]
+    Implausible {
+        /// The pCPU.
+        pcpu: u32,
+        /// Its frequency.
+        khz: Khz,
+        /// Its maximum.
+        khz_max: Khz,
+    },
+}
+
+/// Something that happened. `vcpu` is the one whose register was accessed, which need not be the
+/// one that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The guest wrote set_perf.
+    Request {
+        /// Whose register.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// The value written, unchecked.
+        khz: Khz,
+    },
+    /// A demand is in force on the host.
+    Applied {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// The demand.
+        demand: Demand,
+    },
+    /// The demand was in force already; the host was not called.
+    Unchanged {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// The demand.
+        demand: Demand,
+    },
+    /// A newer request of the domain came before this one reached the host.
+    Superseded {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+    },
+    /// The host did not put the demand into force.
+    Refused {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// The demand.
+        demand: Demand,
+        /// What the host said.
+        error: ActuateError,
+    },
+    /// Clamps mean nothing to the domain's threads.
+    NotApplicable {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// An access that the contract doesn't have. Read as 0, or dropped.
+    IllegalAccess {
+        /// Whose page; `None` in the padding after the last one.
+        vcpu: Option<VcpuId>,
+        /// Offset in the region, bytes.
+        offset: u64,
+        /// Width, bytes.
+        len: usize,
+        /// Whether it was a write.
+        write: bool,
+    },
+    /// The pCPU's state could not be learned; the guest was shown the last good value.
+    SourceFailed {
+        /// Whose register.
+        vcpu: VcpuId,
+        /// What failed.
+        error: SourceError,
+    },
+}
+
+impl<T: Actuator + ?Sized> Actuator for Arc<T> {
+    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+        (**self).apply(domain, demand)
+    }
+}
+
+impl<T: Source + ?Sized> Source for Arc<T> {
+    fn sample(&self, vcpu: VcpuId) -> Result<PcpuPerf, SourceError> {
+        (**self).sample(vcpu)
+    }
+}
+
+impl<T: Events + ?Sized> Events for Arc<T> {
+    fn record(&self, event: &Event) {
+        (**self).record(event);
+    }
+}
+
+/// Events that nobody wants.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoEvents;
+
+impl Events for NoEvents {
+    fn record(&self, _event: &Event) {}
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The register interface as data: offsets, widths, and which accesses are legal.
+//!
+//! The contract is `abi/vcpufreq-abi.h` and `abi/README.md`; a test proves these constants equal
+//! to the header. Reading and writing have tables of their own, so that an access in the wrong
+//! direction doesn't decode, and nothing after the decoder knows a raw offset.
+
+#![forbid(unsafe_code)]
+
+/// Bytes of one vCPU's register page, and the distance to the next one.
+pub const REGION_STRIDE: u64 = 0x1000;
+/// The region is aligned and padded to this many bytes, the largest page size of an arm64 host.
+pub const REGION_ALIGN: u64 = 0x1_0000;
+/// Width of every register, bytes.
+pub const REG_WIDTH: usize = 4;
+/// Entries of a performance table, at most.
+pub const PERFTBL_MAX_LEN: u32 = 64;
+/// vCPUs of one device, at most.
+pub const MAX_VCPUS: usize = 512;
+
+/// R, kHz: what the vCPU gets now.
+pub const REG_CUR_PERF: u64 = 0x00;
+/// W, kHz: what the guest asks for.
+pub const REG_SET_PERF: u64 = 0x04;
+/// R, count: entries of the performance table.
+pub const REG_PERFTBL_LEN: u64 = 0x08;
+/// W, index: selects the entry that `REG_PERFTBL_RD` returns.
+pub const REG_PERFTBL_SEL: u64 = 0x0c;
+/// R, kHz: the selected entry, 0 when there is none.
+pub const REG_PERFTBL_RD: u64 = 0x10;
+/// R, number: the performance domain.
+pub const REG_PERF_DOMAIN: u64 = 0x14;
+/// Extensions have their registers from here on; below it nothing is ever added.
+pub const REG_EXTENSIONS: u64 = 0x100;
+
+/// Registers that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadReg {
+    /// [`REG_CUR_PERF`]
+    CurPerf,
+    /// [`REG_PERFTBL_LEN`]
+    PerftblLen,
+    /// [`REG_PERFTBL_RD`]
+    PerftblRd,
+    /// [`REG_PERF_DOMAIN`]
+    PerfDomain,
+}
+
+/// Registers that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteReg {
+    /// [`REG_SET_PERF`]
+    SetPerf,
+    /// [`REG_PERFTBL_SEL`]
+    PerftblSel,
+}
+
+const READABLE: [(u64, ReadReg); 4] = [
+    (REG_CUR_PERF, ReadReg::CurPerf),
+    (REG_PERFTBL_LEN, ReadReg::PerftblLen),
+    (REG_PERFTBL_RD, ReadReg::PerftblRd),
+    (REG_PERF_DOMAIN, ReadReg::PerfDomain),
+];
+
+const WRITABLE: [(u64, WriteReg); 2] = [
+    (REG_SET_PERF, WriteReg::SetPerf),
+    (REG_PERFTBL_SEL, WriteReg::PerftblSel),
+];
+
+impl ReadReg {
+    /// The register that a read of `len` bytes at `offset` within a page means, if it is legal.
+    #[must_use]
+    pub fn decode(offset: u64, len: usize) -> Option<Self> {
+        lookup(&READABLE, offset, len)
+    }
+}
+
+impl WriteReg {
+    /// The register that a write of `len` bytes at `offset` within a page means, if it is legal.
+    #[must_use]
+    pub fn decode(offset: u64, len: usize) -> Option<Self> {
+        lookup(&WRITABLE, offset, len)
+    }
+}
+
+fn lookup<R: Copy>(table: &[(u64, R)], offset: u64, len: usize) -> Option<R> {
+    if len != REG_WIDTH {
+        return None;
+    }
+    table.iter().find(|(at, _)| *at == offset).map(|(_, r)| *r)
+}
