@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * cpufreq driver of a guest: a request for performance goes to the host by
+ * one register write, and the host's own governor acts on it.
+ *
+ * Requests go to the register of policy->cpu and are written by a CPU of the
+ * policy, on every path: so the thread that leaves the guest is one of those
+ * that the host has to adjust, and the host needs to reach no other.
+ *
+ * A request of 0 withdraws: it is below every level, so nothing of it is
+ * left that would keep the host fast for a guest that doesn't ask.
+ */
+
+#include <linux/cpufreq.h>
+#include <linux/device.h>
+#include <linux/module.h>
+#include <linux/smp.h>
+
+#include "vcpufreq.h"
+
+#define VCPUFREQ_NO_REQUEST 0
+
+static void vcpufreq_request(struct cpufreq_policy *policy, u32 perf)
+{
+	const struct vcpufreq_domain *domain = policy->driver_data;
+
+	vcpufreq_write(domain->vf, policy->cpu, VCPUFREQ_REG_SET_PERF, perf);
+}
+
+struct vcpufreq_remote_request {
+	struct cpufreq_policy *policy;
+	u32 perf;
+};
+
+static void vcpufreq_remote_request(void *data)
+{
+	const struct vcpufreq_remote_request *req = data;
+
+	vcpufreq_request(req->policy, req->perf);
+}
+
+/* From any CPU, but not with interrupts off. */
+static int vcpufreq_request_on_cpu(struct cpufreq_policy *policy, u32 perf)
+{
+	struct vcpufreq_remote_request req = {
+		.policy = policy,
+		.perf = perf,
+	};
+
+	return smp_call_function_single(policy->cpu, vcpufreq_remote_request,
+					&req, true);
+}
+
+/* Called by the scheduler on a CPU of the policy, with a run queue locked. */
+static unsigned int vcpufreq_fast_switch(struct cpufreq_policy *policy,
+					 unsigned int target_freq)
+{
+	vcpufreq_request(policy, target_freq);
+
+	return target_freq;
+}
+
+/*
+ * For governors without fast switch. The core has already brought the target
+ * onto the table, if there is one, so this serves CPUs with and without.
+ */
+static int vcpufreq_target(struct cpufreq_policy *policy,
+			   unsigned int target_freq, unsigned int relation)
+{
+	struct cpufreq_freqs freqs = {
+		.old = policy->cur,
+		.new = target_freq,
+	};
+	int ret;
+
+	cpufreq_freq_transition_begin(policy, &freqs);
+	ret = vcpufreq_request_on_cpu(policy, target_freq);
+	cpufreq_freq_transition_end(policy, &freqs, ret);
+
+	return ret;
+}
+
+static int vcpufreq_verify(struct cpufreq_policy_data *policy)
+{
+	if (policy->freq_table)
+		return cpufreq_generic_frequency_table_verify(policy);
+
+	cpufreq_verify_within_cpu_limits(policy);
+
+	return 0;
+}
+
+static int vcpufreq_init(struct cpufreq_policy *policy)
+{
+	struct vcpufreq *vf = cpufreq_get_driver_data();
+	struct vcpufreq_domain *domain = vf->domain[policy->cpu];
+	int ret;
+
+	policy->driver_data = domain;
+	cpumask_copy(policy->cpus, &domain->cpus);
+
+	policy->cpuinfo.min_freq = vcpufreq_has_table(domain) ?
+				   domain->table[0].frequency : 1;
+	policy->cpuinfo.max_freq = vcpufreq_perf_max(domain);
+	if (vcpufreq_has_table(domain))
+		policy->freq_table = domain->table;
+
+	policy->dvfs_possible_from_any_cpu = false;
+	policy->fast_switch_possible = true;
+
+	/*
+	 * The core drops a target that equals policy->cur. So cur has to be
+	 * what the host was really asked for, or the performance governor
+	 * would never ask; and in the table, or there are no statistics.
+	 */
+	policy->cur = policy->cpuinfo.max_freq;
+	ret = vcpufreq_request_on_cpu(policy, policy->cur);
+	if (ret)
+		return ret;
+
+	vcpufreq_em_init(domain);
+	vcpufreq_scale_start(domain);
+
+	return 0;
+}
+
+static void vcpufreq_exit(struct cpufreq_policy *policy)
+{
+	struct vcpufreq_domain *domain = policy->driver_data;
+
+	vcpufreq_scale_stop(domain);
+	vcpufreq_em_exit(domain);
+}
+
+/* The last CPU of the policy goes: it is still there to withdraw. */
+static int vcpufreq_withdraw(struct cpufreq_policy *policy)
+{
+	return vcpufreq_request_on_cpu(policy, VCPUFREQ_NO_REQUEST);
+}
+
+static int vcpufreq_renew(struct cpufreq_policy *policy)
+{
+	return vcpufreq_request_on_cpu(policy, policy->cur);
+}
+
+/*
+ * host_cur_freq: what the host gives each of affected_cpus now, in kHz and in
+ * that order. Not cpufreq's cpuinfo_cur_freq, because the core takes what
+ * that reads for the last request: the next equal one would be dropped, and
+ * a value that isn't in the table breaks the statistics.
+ */
+static ssize_t show_host_cur_freq(struct cpufreq_policy *policy, char *buf)
+{
+	const struct vcpufreq_domain *domain = policy->driver_data;
+	unsigned int cpu;
+	ssize_t len = 0;
+
+	for_each_cpu(cpu, policy->cpus)
+		len += sysfs_emit_at(buf, len, "%s%u", len ? " " : "",
+				     vcpufreq_read(domain->vf, cpu,
+						   VCPUFREQ_REG_CUR_PERF));
+
+	return len + sysfs_emit_at(buf, len, "\n");
+}
+
+cpufreq_freq_attr_ro(host_cur_freq);
+
+static struct freq_attr *vcpufreq_attrs[] = {
+	&host_cur_freq,
+	NULL
+};
+
+static const struct cpufreq_driver vcpufreq_driver = {
+	.name = "vcpufreq-guest",
+	.flags = CPUFREQ_HAVE_GOVERNOR_PER_POLICY,
+	.init = vcpufreq_init,
+	.exit = vcpufreq_exit,
+	.online = vcpufreq_renew,
+	.offline = vcpufreq_withdraw,
+	.suspend = vcpufreq_withdraw,
+	.resume = vcpufreq_renew,
+	.verify = vcpufreq_verify,
+	.target = vcpufreq_target,
+	.fast_switch = vcpufreq_fast_switch,
+	.register_em = vcpufreq_em_register,
+	.attr = vcpufreq_attrs,
+};
+
+/**
+ * vcpufreq_register() - check a device and make it the system's cpufreq driver
+ * @dev:	device that it was found through
+ * @regs:	its registers
+ * @size:	bytes mapped at @regs
+ *
+ * Return: the device, or an error pointer: -EINVAL when a check failed,
+ * -EEXIST when the system has a cpufreq driver already. The cause is logged.
+ */
+struct vcpufreq *vcpufreq_register(struct device *dev, void __iomem *regs,
+				   resource_size_t size)
+{
+	struct vcpufreq *vf;
+	int ret;
+
+	vf = devm_kzalloc(dev, sizeof(*vf), GFP_KERNEL);
+	if (!vf)
+		return ERR_PTR(-ENOMEM);
+
+	vf->dev = dev;
+	vf->regs = regs;
+	ret = vcpufreq_read_host(vf, size);
+	if (ret)
+		return ERR_PTR(ret);
+
+	vf->driver = vcpufreq_driver;
+	vf->driver.driver_data = vf;
+	ret = cpufreq_register_driver(&vf->driver);
+	if (ret == -EEXIST)
+		return dev_err_ptr_probe(dev, ret, "the cpufreq driver %s is in use\n",
+					 cpufreq_get_current_driver() ?: "(gone)");
+	if (ret)
+		return dev_err_ptr_probe(dev, ret, "cannot register with cpufreq\n");
+
+	return vf;
+}
+
+/**
+ * vcpufreq_unregister() - undo vcpufreq_register()
+ * @vf:		the device
+ *
+ * Requests are withdrawn and load tracking is as without a driver. Two things
+ * stay, as the kernel can't take them back: energy models, and the CPU
+ * capacities that it derived from the highest frequencies.
+ */
+void vcpufreq_unregister(struct vcpufreq *vf)
+{
+	cpufreq_unregister_driver(&vf->driver);
+}
+
+MODULE_DESCRIPTION("Guest driver of the vcpufreq bridge");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What the host tells, read once at probe and checked before anything relies
+ * on it. A table that is empty, unsorted or has a zero in it would otherwise
+ * come back as a division by zero or a wrong frequency long after probe.
+ */
+
+#include <linux/device.h>
+#include <linux/slab.h>
+
+#include "vcpufreq.h"
+
+static int vcpufreq_check_size(const struct vcpufreq *vf, resource_size_t size)
+{
+	unsigned int pages = cpumask_last(cpu_possible_mask) + 1;
+	resource_size_t need = (resource_size_t)pages * VCPUFREQ_STRIDE;
+
+	if (size >= need)
+		return 0;
+
+	return dev_err_probe(vf->dev, -EINVAL,
+			     "register region has %pap bytes, %u CPUs need %pap\n",
+			     &size, pages, &need);
+}
+
+static int vcpufreq_check_entry(const struct vcpufreq_domain *domain,
+				unsigned int cpu, unsigned int i)
+{
+	struct device *dev = domain->vf->dev;
+	u32 perf = domain->table[i].frequency;
+	u32 prev = i ? domain->table[i - 1].frequency : 0;
+
+	if (!perf)
+		return dev_err_probe(dev, -EINVAL,
+				     "CPU%u: performance table entry %u is 0\n",
+				     cpu, i);
+
+	/* Values from here on mean "end" and "invalid" in a cpufreq table. */
+	if (perf >= CPUFREQ_TABLE_END)
+		return dev_err_probe(dev, -EINVAL,
+				     "CPU%u: performance table entry %u is %u, above %u\n",
+				     cpu, i, perf, CPUFREQ_TABLE_END - 1);
+
+	if (perf <= prev)
+		return dev_err_probe(dev, -EINVAL,
+				     "CPU%u: performance table entry %u is %u, not above entry %u, which is %u\n",
+				     cpu, i, perf, i - 1, prev);
+
+	return 0;
+}
+
+static int vcpufreq_read_table(struct vcpufreq_domain *domain, unsigned int cpu)
+{
+	const struct vcpufreq *vf = domain->vf;
+	u32 len = vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERFTBL_LEN);
+	unsigned int i;
+	int ret;
+
+	if (!len || len > VCPUFREQ_PERFTBL_MAX)
+		return dev_err_probe(vf->dev, -EINVAL,
+				     "CPU%u: performance table has %u entries, expected 1 to %u\n",
+				     cpu, len, VCPUFREQ_PERFTBL_MAX);
+
+	for (i = 0; i < len; i++) {
+		vcpufreq_write(vf, cpu, VCPUFREQ_REG_PERFTBL_SEL, i);
+		domain->table[i].frequency =
+			vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERFTBL_RD);
+		ret = vcpufreq_check_entry(domain, cpu, i);
+		if (ret)
+			return ret;
+	}
+
+	domain->table[len].frequency = CPUFREQ_TABLE_END;
+	domain->nr_perf = len;
+
+	return 0;
+}
+
+static struct vcpufreq_domain *vcpufreq_find_domain(const struct vcpufreq *vf,
+						    u32 id)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		if (vf->domain[cpu] && vf->domain[cpu]->id == id)
+			return vf->domain[cpu];
+
+	return NULL;
+}
+
+/* The CPUs of a policy have one table, so those of a domain must agree. */
+static int vcpufreq_check_same(const struct vcpufreq_domain *domain,
+			       const struct vcpufreq_domain *other,
+			       unsigned int cpu)
+{
+	unsigned int first = cpumask_first(&domain->cpus);
+	struct device *dev = domain->vf->dev;
+	unsigned int i;
+
+	if (domain->nr_perf != other->nr_perf)
+		return dev_err_probe(dev, -EINVAL,
+				     "domain %u: CPU%u has %u performance levels, CPU%u has %u\n",
+				     domain->id, first, domain->nr_perf, cpu,
+				     other->nr_perf);
+
+	for (i = 0; i < domain->nr_perf; i++)
+		if (domain->table[i].frequency != other->table[i].frequency)
+			return dev_err_probe(dev, -EINVAL,
+					     "domain %u: performance table entry %u is %u for CPU%u, %u for CPU%u\n",
+					     domain->id, i,
+					     domain->table[i].frequency, first,
+					     other->table[i].frequency, cpu);
+
+	return 0;
+}
+
+static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
+{
+	struct vcpufreq_domain *domain, *known;
+	int ret;
+
+	domain = devm_kzalloc(vf->dev, sizeof(*domain), GFP_KERNEL);
+	if (!domain)
+		return -ENOMEM;
+
+	domain->vf = vf;
+	domain->id = vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERF_DOMAIN);
+
+	ret = vcpufreq_read_table(domain, cpu);
+	if (ret)
+		return ret;
+
+	known = vcpufreq_find_domain(vf, domain->id);
+	if (known) {
+		ret = vcpufreq_check_same(known, domain, cpu);
+		devm_kfree(vf->dev, domain);
+		domain = known;
+	}
+
+	vf->domain[cpu] = domain;
+	cpumask_set_cpu(cpu, &domain->cpus);
+
+	return ret;
+}
+
+/**
+ * vcpufreq_read_host() - read the tables and domains of all possible CPUs
+ * @vf:		device whose registers are mapped; gets its domains
+ * @size:	size of the register region in bytes
+ *
+ * Return: 0, -ENOMEM, or -EINVAL when a check failed, with a message that
+ * says which one and for which CPU.
+ */
+int vcpufreq_read_host(struct vcpufreq *vf, resource_size_t size)
+{
+	unsigned int cpu;
+	int ret;
+
+	ret = vcpufreq_check_size(vf, size);
+	if (ret)
+		return ret;
+
+	vf->domain = devm_kcalloc(vf->dev, nr_cpu_ids, sizeof(*vf->domain),
+				  GFP_KERNEL);
+	if (!vf->domain)
+		return -ENOMEM;
+
+	for_each_possible_cpu(cpu) {
+		ret = vcpufreq_read_cpu(vf, cpu);
+		if (ret)
+			return ret;
+	}
+
+	return 0;
+}
