@@ -7,9 +7,11 @@
 //! is the agent's (`lab/agent`).
 
 mod cache;
+mod demo;
 mod emulator;
 mod initramfs;
 mod kernel;
+mod kernel_source;
 mod parts;
 mod progress;
 mod root;
@@ -18,6 +20,7 @@ mod topology;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -34,6 +37,8 @@ struct Cli {
 enum Command {
     /// Fetch and build everything, and stop
     Setup,
+    /// Show the whole loop: a guest's requests, the host's frequencies
+    Demo,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
     /// Run scenarios and print their results as JSON lines
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<bool> {
+    let started = Instant::now();
     let repo = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map(PathBuf::from)
@@ -59,6 +65,7 @@ fn dispatch(command: Command) -> Result<bool> {
     let parts = parts::Parts::prepare(&repo)?;
     match command {
         Command::Setup => Ok(true),
+        Command::Demo => demo::run(&parts, &repo, started),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),
     }

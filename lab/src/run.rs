@@ -27,12 +27,33 @@ pub struct Options {
     /// Kernel of the guest
     #[arg(long, value_enum, default_value = "standard")]
     pub guest: Flavor,
+    /// The guest's cpufreq driver: this project's, or the kernel's own
+    #[arg(long, value_enum, default_value = "ours")]
+    pub driver: Driver,
     /// Emulated CPU
     #[arg(long, default_value = "neoverse-v1")]
     pub cpu: String,
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
+}
+
+/// A cpufreq driver for the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Driver {
+    /// `guest-driver/`.
+    Ours,
+    /// The kernel's own virtual-cpufreq, unchanged.
+    Mainline,
+}
+
+impl Driver {
+    fn module(self) -> &'static str {
+        match self {
+            Self::Ours => "vcpufreq_guest",
+            Self::Mainline => "virtual-cpufreq",
+        }
+    }
 }
 
 /// What a run reported.
@@ -52,6 +73,19 @@ impl Report {
 }
 
 impl Options {
+    /// These scenarios, all else as by default.
+    pub fn of(scenarios: &[&str]) -> Self {
+        Self {
+            scenarios: scenarios.iter().map(|&name| name.to_owned()).collect(),
+            topology: "2+2".to_owned(),
+            host: Flavor::Standard,
+            guest: Flavor::Standard,
+            driver: Driver::Ours,
+            cpu: "neoverse-v1".to_owned(),
+            limit_s: 600,
+        }
+    }
+
     /// Runs the scenarios and prints a line of JSON for each.
     pub fn run(&self, parts: &Parts, repo: &Path) -> Result<bool> {
         ensure!(
@@ -125,7 +159,7 @@ impl Options {
     }
 
     fn initrd(&self, parts: &Parts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
-        let plan = json!({ "scenarios": scenarios, "topology": self.topology });
+        let plan = json!({ "scenarios": scenarios, "driver": self.driver.module() });
         let guest = Guest { flavor: self.guest };
         let initrd = dir.join("initramfs");
         fs::write(

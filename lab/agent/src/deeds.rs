@@ -34,11 +34,14 @@ impl Deeds {
                 std::thread::sleep(Duration::from_millis(ms.parse()?));
                 Ok(String::new())
             }
-            ["peek", address] => {
+            // On the vCPU whose register it is, as the kernel's tick reads it.
+            ["peek", cpu, address] => {
+                load::pin(cpu.parse()?)?;
                 let (page, offset) = register(address)?;
                 Ok(page.read(offset).to_string())
             }
-            ["poke", address, value] => {
+            ["poke", cpu, address, value] => {
+                load::pin(cpu.parse()?)?;
                 let (page, offset) = register(address)?;
                 page.write(offset, value.parse()?);
                 Ok(String::new())
@@ -114,7 +117,9 @@ fn registers() -> Result<u64> {
         let compatible = std::fs::read(folder.join("compatible")).unwrap_or_default();
         if compatible.starts_with(b"qemu,virtual-cpufreq\0") {
             let reg = std::fs::read(folder.join("reg"))?;
-            let base = reg.first_chunk().context("a reg property of under 8 bytes")?;
+            let base = reg
+                .first_chunk()
+                .context("a reg property of under 8 bytes")?;
             return Ok(u64::from_be_bytes(*base));
         }
         for entry in std::fs::read_dir(&folder)?.flatten() {

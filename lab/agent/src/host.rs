@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::deeds::insmod;
 use crate::guest::power_off;
-use crate::scenarios;
+use crate::scenarios::{self, Plan};
 use crate::sysfs;
 
 /// The second serial port: results, a line of JSON each.
@@ -45,6 +45,12 @@ fn carry_out() -> Result<()> {
     }
     // Work that the boot left behind would be measured otherwise.
     std::thread::sleep(Duration::from_secs(2));
+    let settings = Plan {
+        driver: plan["driver"]
+            .as_str()
+            .context("a plan without a driver")?
+            .to_owned(),
+    };
     for name in plan["scenarios"]
         .as_array()
         .context("a plan without scenarios")?
@@ -54,7 +60,7 @@ fn carry_out() -> Result<()> {
             shell()?;
             continue;
         }
-        let mut result = match scenarios::run(name) {
+        let mut result = match scenarios::run(name, &settings) {
             Ok(result) => result,
             Err(error) => json!({ "held": false, "error": format!("{error:#}") }),
         };

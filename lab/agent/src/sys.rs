@@ -7,41 +7,6 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
 
-/// `struct sched_attr` of `include/uapi/linux/sched/types.h`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy)]
-pub struct SchedAttr {
-    size: u32,
-    /// SCHED_*.
-    pub policy: u32,
-    /// SCHED_FLAG_*.
-    pub flags: u64,
-    nice: i32,
-    /// 1 to 99 for FIFO and RR.
-    pub priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-    /// The thread's own uclamp.min, 0 to 1024.
-    pub util_min: u32,
-    /// The thread's own uclamp.max, 0 to 1024.
-    pub util_max: u32,
-}
-
-/// sched_getattr(2) of a thread; 0 is the caller.
-pub fn sched_getattr(tid: i32) -> Result<SchedAttr> {
-    let mut attr = SchedAttr::default();
-    let size = size_of::<SchedAttr>();
-    // SAFETY: `attr` is of the size that is passed, and lives over the call.
-    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, size, 0) };
-    ensure!(
-        result == 0,
-        "sched_getattr({tid}): {}",
-        std::io::Error::last_os_error()
-    );
-    Ok(attr)
-}
-
 /// A page of device registers, through /dev/mem.
 #[derive(Debug)]
 pub struct Registers {

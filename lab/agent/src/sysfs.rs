@@ -42,13 +42,3 @@ pub fn write(path: impl AsRef<Path>, value: impl ToString) -> Result<()> {
     let (path, value) = (path.as_ref(), value.to_string());
     fs::write(path, &value).with_context(|| format!("writing '{value}' to {}", path.display()))
 }
-
-/// The CPUs of a list such as `0-2,5`.
-pub fn cpu_list(list: &str) -> Result<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in list.split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        cpus.extend(first.parse::<u32>()?..=last.parse()?);
-    }
-    Ok(cpus)
-}

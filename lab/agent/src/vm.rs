@@ -214,6 +214,17 @@ impl Vm {
         field(&text, "se.avg.util_avg")
     }
 
+    /// Resident memory of the VMM in KiB.
+    pub fn resident_kib(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
     /// The pCPU that a vCPU's thread was last on.
     pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
         let path = format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu_tid(vcpu)?);

@@ -2,7 +2,14 @@
 //! The scenarios: each is a function from a settled host to a result, an
 //! object with `held` and what was counted.
 
-mod boot;
+mod basics;
+mod demo;
+mod domain;
+mod driver;
+mod failure;
+mod flood;
+mod opps;
+mod unpinned;
 
 use std::time::Duration;
 
@@ -10,12 +17,51 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use crate::sysfs;
+use crate::vm::{Setup, Vm};
+
+/// What every scenario of a run shares.
+#[derive(Debug)]
+pub struct Plan {
+    /// The guest's cpufreq driver: a module of `/lab/modules`.
+    pub driver: String,
+}
 
 /// Carries out a scenario by name.
-pub fn run(name: &str) -> Result<Value> {
+pub fn run(name: &str, plan: &Plan) -> Result<Value> {
     match name {
-        "boot" => boot::run(),
+        "boot" => basics::boot(plan),
+        "governor" => basics::governor(plan),
+        "capacity" => basics::capacity(plan),
+        "opps-exact" => opps::exact(plan),
+        "opps-floor" => opps::floor(plan),
+        "no-dip" => opps::no_dip(plan),
+        "repeat" => opps::repeat(plan),
+        "domain" => domain::run(plan),
+        "unpinned" => unpinned::run(plan),
+        "driver" => driver::run(plan),
+        "restart" => basics::restart(plan),
+        "doctor" => basics::doctor(plan),
+        "flood" => flood::run(plan),
+        "host-fails" => failure::host_fails(plan),
+        "kill" => failure::kill(plan),
+        "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
+    }
+}
+
+impl Plan {
+    /// Boots a guest and loads its driver.
+    fn guest(&self, setup: &Setup) -> Result<Vm> {
+        let mut vm = Vm::boot(setup)?;
+        self.load_driver(&mut vm)?;
+        Ok(vm)
+    }
+
+    /// Loads the driver, and the governor that scenarios ask through.
+    fn load_driver(&self, vm: &mut Vm) -> Result<()> {
+        vm.ask("insmod cpufreq_userspace")?;
+        vm.ask(format!("insmod {}", self.driver))?;
+        Ok(())
     }
 }
 
@@ -83,8 +129,55 @@ impl Policy {
     }
 }
 
+/// The first CPU of each policy: where a guest with one vCPU a policy runs.
+fn first_cpus(policies: &[Policy]) -> Vec<u32> {
+    policies.iter().map(Policy::cpu).collect()
+}
+
 /// Lets the host's ticks pass: a new clamp shows in the frequency at the
 /// next scheduler event, at the latest the next tick but one (4 ms each).
-pub fn let_ticks_pass() {
+fn let_ticks_pass() {
     std::thread::sleep(Duration::from_millis(40));
+}
+
+/// Lets load tracking decay: PELT halves each 32 ms.
+fn let_load_decay() {
+    std::thread::sleep(Duration::from_millis(1000));
+}
+
+/// The guest's folder of the policy of a vCPU with a domain of its own.
+fn guest_policy(vcpu: usize) -> String {
+    format!("{}/policy{vcpu}", sysfs::CPUFREQ)
+}
+
+/// Sets a guest policy's governor.
+fn set_governor(vm: &mut Vm, vcpu: usize, governor: &str) -> Result<()> {
+    vm.ask(format!(
+        "write {}/scaling_governor {governor}",
+        guest_policy(vcpu)
+    ))?;
+    Ok(())
+}
+
+/// Asks for a frequency, through the guest's userspace governor.
+fn ask_for(vm: &mut Vm, vcpu: usize, khz: u32) -> Result<()> {
+    vm.ask(format!(
+        "write {}/scaling_setspeed {khz}",
+        guest_policy(vcpu)
+    ))?;
+    Ok(())
+}
+
+/// What the vCPU's register cur_perf reads, on that vCPU.
+fn cur_perf(vm: &mut Vm, base: u64, vcpu: usize) -> Result<u32> {
+    let offset = u64::try_from(vcpu)? * 0x1000;
+    Ok(u32::try_from(
+        vm.number(format!("peek {vcpu} {:#x}", base + offset))?,
+    )?)
+}
+
+/// Where the guest finds the device.
+fn registers(vm: &mut Vm) -> Result<u64> {
+    let base = vm.ask("registers")?;
+    Ok(u64::from_str_radix(base.trim_start_matches("0x"), 16)?)
 }

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+# The entry points; what they do is in lab/. Each does all of its own set-up.
+
+LAB = cargo run --quiet --locked -p vcpufreq-lab --
+
+.PHONY: demo test lab-shell lab-setup
+
+demo: ## the whole loop on an emulated Arm host, as a table
+	@$(LAB) demo
+
+test: ## every test
+	@$(LAB) test
+
+lab-shell: ## a console on the emulated host
+	@$(LAB) shell
+
+lab-setup: ## fetch and build everything, and stop
+	@$(LAB) setup

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The least that must hold of a guest: it boots and ends; it sees its
+//! CPUs as they are; its own governor moves the host.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{
+    Plan, Policy, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers, set_governor,
+};
+use crate::vm::{Setup, Vm};
+
+/// A guest with a vCPU on the first CPU of each policy boots, answers, and
+/// powers off.
+pub fn boot(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = Vm::boot(&Setup::mirroring(&first_cpus(&policies)))?;
+    let guest = vm.ask("read /proc/sys/kernel/osrelease")?;
+    let errors = vm.quit()?;
+    Ok(json!({ "held": true, "guest_kernel": guest, "vmm_said": errors }))
+}
+
+/// The guest's own cpu_capacity is its pCPU's within 1, and cur_perf is the
+/// pCPU's frequency.
+pub fn capacity(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = plan.guest(&Setup::mirroring(&first_cpus(&policies)))?;
+    let base = registers(&mut vm)?;
+    let mut held = true;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let path = format!("/sys/devices/system/cpu/cpu{vcpu}/cpu_capacity");
+        let capacity = u32::try_from(vm.number(format!("read {path}"))?)?;
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        let (khz, read) = (policy.khz()?, cur_perf(&mut vm, base, vcpu)?);
+        vm.ask("stop busy")?;
+        held &= capacity.abs_diff(policy.capacity) <= 1 && khz == read;
+        rows.push(json!({
+            "pcpu_capacity": policy.capacity, "guest_capacity": capacity,
+            "host_khz": khz, "guest_reads_khz": read,
+        }));
+    }
+    vm.quit()?;
+    Ok(json!({ "held": held, "vcpus": rows }))
+}
+
+/// With schedutil in the guest, a busy loop brings its pCPU to the maximum
+/// and idling brings it down to the minimum.
+pub fn governor(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = plan.guest(&Setup::mirroring(&first_cpus(&policies)))?;
+    let mut held = true;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        set_governor(&mut vm, vcpu, "schedutil")?;
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        let busy = policy.khz()?;
+        vm.ask("stop busy")?;
+        let_load_decay();
+        // Whatever the host runs next on an idle pCPU shows its frequency:
+        // an idle CPU's stays where it was.
+        vm.ask(format!("work {vcpu} 1000"))?;
+        let_ticks_pass();
+        let idle = policy.khz()?;
+        held &= busy == policy.max() && idle == policy.min();
+        rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "min_khz": policy.min() }));
+    }
+    vm.quit()?;
+    Ok(json!({ "held": held, "vcpus": rows }))
+}
+
+/// A guest that reboots boots again, and the bridge works after it.
+pub fn restart(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.first().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    vm.tell("restart")?;
+    vm.expect("@ready", Duration::from_secs(120))?;
+    plan.load_driver(&mut vm)?;
+    vm.ask("start busy busy 0")?;
+    let rows = super::opps::sweep(&mut vm, 0, policy)?;
+    vm.quit()?;
+    let wrong = rows.iter().filter(|row| row.host != row.asked).count();
+    Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))
+}
+
+/// What `vcpufreq doctor` says of the lab's host: that a guest can run here
+/// with the bridge.
+pub fn doctor(_plan: &Plan) -> Result<Value> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["doctor", "--json"])
+        .output()?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
+    let code = output.status.code();
+    Ok(json!({ "held": matches!(code, Some(0 | 1)), "exit_code": code, "doctor": said }))
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What `make demo` shows: the whole loop on every OPP, and the same guest
+//! with and without the bridge under a light periodic load.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::opps::{Row, sweep};
+use super::{Plan, Policy, first_cpus, let_load_decay, set_governor};
+use crate::sysfs;
+use crate::vm::{Setup, Vm, events};
+
+/// 20 % duty: 4 ms of 20.
+const LOAD: &str = "20000 4000";
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    let guest_kernel = vm.ask("read /proc/sys/kernel/osrelease")?;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        rows.extend(sweep(&mut vm, vcpu, policy)?);
+        vm.ask("stop busy")?;
+    }
+    vm.quit()?;
+    let wrong = rows
+        .iter()
+        .filter(|row| row.host != row.asked || row.read != row.host)
+        .count();
+    let counted = |kind: &str| {
+        Ok::<_, anyhow::Error>(
+            events()?
+                .iter()
+                .filter(|event| event["event"] == kind)
+                .count(),
+        )
+    };
+    let (requests, applied, refused) = (
+        counted("request")?,
+        counted("applied")?,
+        counted("refused")?,
+    );
+    let with = periodic(plan, &policies, &[])?;
+    let without = periodic(plan, &policies, &["--no-bridge"])?;
+    let moved = |row: &Value| row["busy_khz_median"] == row["max_khz"];
+    let held = wrong == 0 && with.iter().all(moved) && !without.iter().any(moved);
+    Ok(json!({
+        "held": held,
+        "host_kernel": sysfs::text("/proc/sys/kernel/osrelease")?,
+        "guest_kernel": guest_kernel,
+        "opps_checked": rows.len(), "opps_wrong": wrong,
+        "requests": requests, "applied": applied, "refused": refused,
+        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "bridge": with, "no_bridge": without,
+    }))
+}
+
+/// The frequencies of the pCPUs, each under a guest load of 20 % duty and
+/// the guest's performance governor.
+fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Value>> {
+    let setup = Setup::mirroring(&first_cpus(policies)).with(options);
+    let bridge = !options.contains(&"--no-bridge");
+    // Without the bridge there is no device for the driver to bind to.
+    let mut vm = if bridge {
+        plan.guest(&setup)?
+    } else {
+        Vm::boot(&setup)?
+    };
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        if bridge {
+            set_governor(&mut vm, vcpu, "performance")?;
+        }
+        vm.ask(format!("start light periodic {vcpu} {LOAD}"))?;
+        let_load_decay();
+        let mut seen = Vec::new();
+        for _ in 0..21 {
+            std::thread::sleep(std::time::Duration::from_millis(7));
+            seen.push(policy.khz()?);
+        }
+        seen.sort_unstable();
+        vm.ask("stop light")?;
+        rows.push(json!({
+            "vcpu": vcpu, "pcpu": policy.cpu(), "busy_khz_median": seen[seen.len() / 2],
+            "busy_khz_min": seen[0], "busy_khz_max": seen[seen.len() - 1],
+            "min_khz": policy.min(), "max_khz": policy.max(),
+        }));
+    }
+    vm.quit()?;
+    Ok(rows)
+}

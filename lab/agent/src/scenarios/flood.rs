@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest that writes set_perf as fast as it can for 10 s, against the same
+//! guest with a plain loop in its place.
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{Plan, Policy, registers};
+use crate::vm::{Setup, Vm, events};
+
+/// About a second of the other vCPU's work, ten times over.
+const TURNS: u64 = 20_000_000;
+const ROUNDS: usize = 10;
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (low, high) = (
+        policies.first().context("no policy")?,
+        policies.last().context("no policy")?,
+    );
+    let setup = Setup::mirroring(&[low.cpu(), high.cpu()]);
+    let plain = measure(&setup, |_| Ok("start load busy 0".to_owned()))?;
+    let flood = measure(&setup, |vm| {
+        let register = registers(vm)? + 0x04;
+        Ok(format!(
+            "start load flood 0 {register:#x} {} {}",
+            low.min(),
+            low.max()
+        ))
+    })?;
+    let ratio = flood.ns as f64 / plain.ns.max(1) as f64;
+    let grown_kib = flood.after_kib.saturating_sub(flood.before_kib);
+    let requests = events()?
+        .iter()
+        .filter(|event| event["event"] == "request")
+        .count();
+    Ok(json!({
+        "held": ratio <= 1.05 && grown_kib <= 64 && flood.turns > 10_000,
+        "writes": flood.turns, "request_events": requests, "work_ratio": ratio,
+        "work_plain_ns": plain.ns, "work_flood_ns": flood.ns,
+        "vmm_kib_before": flood.before_kib, "vmm_kib_after": flood.after_kib,
+    }))
+}
+
+struct Measured {
+    ns: u64,
+    turns: u64,
+    before_kib: u64,
+    after_kib: u64,
+}
+
+fn measure(setup: &Setup, load: impl FnOnce(&mut Vm) -> Result<String>) -> Result<Measured> {
+    let mut vm = Vm::boot(setup)?;
+    let start = load(&mut vm)?;
+    vm.ask(start)?;
+    // The first round fills what is filled once: buffers, page tables.
+    vm.ask(format!("work 1 {TURNS}"))?;
+    let before_kib = vm.resident_kib()?;
+    let mut ns = 0;
+    for _ in 0..ROUNDS {
+        ns += vm.number(format!("work 1 {TURNS}"))?;
+    }
+    let after_kib = vm.resident_kib()?;
+    let turns = vm.number("stop load")?;
+    vm.quit()?;
+    Ok(Measured {
+        ns,
+        turns,
+        before_kib,
+        after_kib,
+    })
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Every OPP of every cluster: guest asks → clamp of the thread → host
+//! frequency → guest reads.
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{
+    Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
+    set_governor,
+};
+use crate::trace::{FrequencyEvent, FrequencyTrace};
+use crate::vm::{Setup, Vm, events};
+
+/// What was seen for one request of a busy vCPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    pub vcpu: usize,
+    pub pcpu: u32,
+    /// The guest asked for this.
+    pub asked: u32,
+    /// The clamp in force.
+    pub clamp: (u32, u32),
+    /// The utilization that the ask stands for, worked out here.
+    pub util: u32,
+    /// The pCPU ran at this.
+    pub host: u32,
+    /// The guest read this.
+    pub read: u32,
+}
+
+impl Row {
+    /// As a JSON object.
+    pub fn json(&self) -> Value {
+        json!({
+            "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
+            "util": self.util, "uclamp_min": self.clamp.0, "uclamp_max": self.clamp.1,
+            "host_khz": self.host, "guest_reads_khz": self.read,
+        })
+    }
+}
+
+/// Asks for every OPP of the vCPU's policy in turn, up and then down.
+pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
+    let base = registers(vm)?;
+    set_governor(vm, vcpu, "userspace")?;
+    let down = policy.opps.iter().rev().skip(1);
+    let mut rows = Vec::new();
+    for &asked in policy.opps.iter().chain(down) {
+        ask_for(vm, vcpu, asked)?;
+        let_ticks_pass();
+        // Read before looking at the host: what the guest reads is then
+        // the older of the two, and both must be what was asked for.
+        let read = cur_perf(vm, base, vcpu)?;
+        let row = Row {
+            vcpu,
+            pcpu: policy.cpu(),
+            asked,
+            clamp: vm.clamp(vcpu)?,
+            util: policy.util(asked),
+            host: policy.khz()?,
+            read,
+        };
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for.
+pub fn exact(plan: &Plan) -> Result<Value> {
+    let right = |row: &Row| {
+        row.host == row.asked && row.clamp == (row.util, row.util) && row.read == row.host
+    };
+    every_opp(plan, "exact", right)
+}
+
+/// `--clamp floor`, busy vCPU: the host never runs below the OPP asked for;
+/// light load: at exactly it while 1.25 × the utilization is under it.
+pub fn floor(plan: &Plan) -> Result<Value> {
+    let right =
+        |row: &Row| row.host >= row.asked && row.clamp == (row.util, 1024) && row.read == row.host;
+    let mut result = every_opp(plan, "floor", right)?;
+    let (light, light_ok) = light_load(plan)?;
+    result["held"] = (result["held"] == true && light_ok).into();
+    result["light"] = light;
+    Ok(result)
+}
+
+fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", clamp]);
+    let mut vm = plan.guest(&setup)?;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        rows.extend(sweep(&mut vm, vcpu, policy)?);
+        vm.ask("stop busy")?;
+    }
+    vm.quit()?;
+    let wrong: Vec<Value> = rows
+        .iter()
+        .filter(|row| !right(row))
+        .map(Row::json)
+        .collect();
+    Ok(json!({
+        "held": wrong.is_empty() && !rows.is_empty(),
+        "opps_checked": rows.len(), "opps_wrong": wrong.len(), "wrong": wrong,
+    }))
+}
+
+fn light_load(plan: &Plan) -> Result<(Value, bool)> {
+    let policies = Policy::all()?;
+    let mut vm =
+        plan.guest(&Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "floor"]))?;
+    let mut rows = Vec::new();
+    let (mut compared, mut wrong) = (0, 0);
+    for (vcpu, policy) in policies.iter().enumerate() {
+        // 2 ms of 20.
+        vm.ask(format!("start light periodic {vcpu} 20000 2000"))?;
+        let_load_decay();
+        for row in sweep(&mut vm, vcpu, policy)? {
+            let seen = vm.util_avg(vcpu)?;
+            if seen + seen / 4 < row.util {
+                compared += 1;
+                wrong += u32::from(row.host != row.asked);
+            }
+            rows.push(json!({ "row": row.json(), "util_avg": seen }));
+        }
+        vm.ask("stop light")?;
+    }
+    vm.quit()?;
+    let held = compared > 0 && wrong == 0;
+    Ok((
+        json!({ "compared": compared, "wrong": wrong, "rows": rows }),
+        held,
+    ))
+}
+
+/// Changes of request, up and down, that `no_dip` makes on each vCPU.
+const CHANGES: usize = 100;
+
+/// Across 100 changes of request on a busy vCPU, the host's trace shows
+/// nothing below the smaller of the old and the new request.
+pub fn no_dip(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (vcpu, policy) = policies
+        .iter()
+        .enumerate()
+        .next_back()
+        .context("no policy")?;
+    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, vcpu, "userspace")?;
+    vm.ask(format!("start busy busy {vcpu}"))?;
+    ask_for(&mut vm, vcpu, policy.max())?;
+    let_ticks_pass();
+    let trace = FrequencyTrace::start()?;
+    for change in 0..CHANGES {
+        ask_for(&mut vm, vcpu, nth_request(policy, change))?;
+        let_ticks_pass();
+    }
+    let seen = trace.stop()?;
+    vm.quit()?;
+    let requests = requests_of(vcpu)?;
+    let dips = dips(policy, &requests, &seen);
+    let changes = requests.len().saturating_sub(1);
+    Ok(json!({
+        "held": dips.is_empty() && changes >= CHANGES,
+        "changes": changes, "frequency_events": seen.len(), "dips": dips.len(),
+        "first_dips": dips.iter().take(5).collect::<Vec<_>>(),
+    }))
+}
+
+/// A walk through the OPPs that goes up and down by varying steps, never
+/// asking for the same twice in a row.
+fn nth_request(policy: &Policy, n: usize) -> u32 {
+    let count = policy.opps.len();
+    // 0, 2, 1, 3, 2, ... modulo the count: neighbours differ.
+    let index = if n.is_multiple_of(2) {
+        n / 2
+    } else {
+        n / 2 + 2
+    };
+    policy.opps.get(index % count).copied().unwrap_or_default()
+}
+
+/// The requests of a vCPU in order: time in µs and kHz.
+fn requests_of(vcpu: usize) -> Result<Vec<(u64, u32)>> {
+    let mut requests = Vec::new();
+    for event in events()? {
+        if event["event"] == "request" && event["vcpu"] == vcpu {
+            let time = event["t_ns"].as_u64().context("a request without t_ns")? / 1000;
+            let khz = event["khz"].as_u64().context("a request without khz")?;
+            requests.push((time, u32::try_from(khz)?));
+        }
+    }
+    Ok(requests)
+}
+
+/// Frequencies below the smaller of the old and the new request, between
+/// the new request and the one after it.
+fn dips(policy: &Policy, requests: &[(u64, u32)], seen: &[FrequencyEvent]) -> Vec<Value> {
+    let mut dips = Vec::new();
+    for (n, pair) in requests.windows(2).enumerate() {
+        let [(_, old), (from, new)] = *pair else {
+            continue;
+        };
+        let to = requests.get(n + 2).map_or(u64::MAX, |&(time, _)| time);
+        let lowest = old.min(new);
+        for event in seen.iter().filter(|event| policy.cpus.contains(&event.cpu)) {
+            if (from..to).contains(&event.time_us) && event.khz < lowest {
+                dips.push(json!({
+                    "old_khz": old, "new_khz": new, "host_khz": event.khz,
+                    "after_us": event.time_us - from,
+                }));
+            }
+        }
+    }
+    dips
+}
+
+/// The events of a fixed sequence of requests, all of it in the result: two
+/// runs are compared to the byte.
+pub fn repeat(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    for (vcpu, policy) in policies.iter().enumerate() {
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        sweep(&mut vm, vcpu, policy)?;
+        vm.ask("stop busy")?;
+    }
+    vm.quit()?;
+    let events = events()?;
+    Ok(json!({ "held": !events.is_empty(), "events": events }))
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vCPU that isn't pinned reads the frequency of the pCPU that it is on,
+//! also after it moved.
+
+use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{Plan, Policy, cur_perf, let_ticks_pass, registers};
+use crate::vm::{Setup, Vm};
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (little, big) = (
+        policies.first().context("no policy")?,
+        policies.last().context("no policy")?,
+    );
+    ensure!(
+        little.cpu() != big.cpu(),
+        "needs two policies: take another topology"
+    );
+    let table: Vec<String> = big.opps.iter().map(u32::to_string).collect();
+    let mut setup = Setup::default().with(&["--clamp", "floor"]);
+    setup.pins.push(String::new());
+    setup = setup.with(&["--table", &format!("0={}", table.join(","))]);
+    setup = setup.with(&["--capacity", &format!("0={}", big.capacity)]);
+    let mut vm = plan.guest(&setup)?;
+    let base = registers(&mut vm)?;
+    vm.ask("start busy busy 0")?;
+    let mut rows = Vec::new();
+    let mut held = true;
+    for policy in [little, big, little, big] {
+        move_to(&vm, policy.cpu())?;
+        let_ticks_pass();
+        let read = cur_perf(&mut vm, base, 0)?;
+        let (on, khz) = (vm.pcpu(0)?, policy.khz()?);
+        let expected = scaled(big, policy, khz);
+        held &= on == policy.cpu() && read == expected;
+        rows.push(json!({
+            "pcpu": on, "moved_to": policy.cpu(), "host_khz": khz,
+            "guest_reads_khz": read, "expected_khz": expected,
+        }));
+    }
+    vm.quit()?;
+    Ok(json!({ "held": held, "rows": rows }))
+}
+
+/// A pCPU's frequency in the unit of a vCPU that is like a CPU of `vcpu`:
+/// itself on such a CPU, scaled by what it can do per kHz elsewhere.
+fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
+    let [capacity, max, own_capacity, own_max] =
+        [pcpu.capacity, pcpu.max(), vcpu.capacity, vcpu.max()].map(u128::from);
+    let scaled = own_max * capacity * u128::from(khz) / (max * own_capacity);
+    u32::try_from(scaled).unwrap_or(u32::MAX)
+}
+
+fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(usize::try_from(cpu)?)?;
+    sched_setaffinity(Pid::from_raw(vm.vcpu_tid(0)?), &set).context("moving the vCPU's thread")
+}

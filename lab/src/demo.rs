@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `make demo`: one boot, a table for people, `out/demo.json` for programs.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::parts::Parts;
+use crate::run::Options;
+
+/// Runs the demo; whether its verdict is good. `started` is when the whole
+/// command began, set-up included.
+pub fn run(parts: &Parts, repo: &Path, started: Instant) -> Result<bool> {
+    let options = Options::of(&["demo"]);
+    let report = options.report(parts, repo)?;
+    let mut result = report.results.into_iter().next().context("no result")?;
+    result["emulated"] = true.into();
+    result["topology"] = options.topology.clone().into();
+    result["wall_s"] = started.elapsed().as_secs_f64().round().into();
+    let out = repo.join("out");
+    fs::create_dir_all(&out)?;
+    fs::write(out.join("demo.json"), format!("{result:#}\n"))?;
+    print(&result);
+    Ok(result["held"] == true)
+}
+
+fn print(result: &Value) {
+    if let Some(error) = result["error"].as_str() {
+        println!("the demo broke off: {error}");
+        return;
+    }
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    println!(
+        "\nEmulated Arm host, topology {}: Linux {}",
+        text(&result["topology"]),
+        text(&result["host_kernel"])
+    );
+    println!(
+        "KVM guest, one vCPU on a pCPU of each kind: Linux {}\n",
+        text(&result["guest_kernel"])
+    );
+    println!(
+        "Busy vCPU, --clamp exact; the guest's userspace governor asks for every OPP, up and down:\n"
+    );
+    println!("  vCPU  pCPU | guest asks   uclamp of thread   host runs at   guest reads");
+    println!("             |      [MHz]          [0..1024]          [MHz]         [MHz]");
+    for row in result["rows"].as_array().into_iter().flatten() {
+        println!(
+            "  {:>4}  {:>4} | {:>10}   {:>16}   {:>12}   {:>11}",
+            row["vcpu"],
+            row["pcpu"],
+            mhz(&row["asked_khz"]),
+            format!("{}..{}", row["uclamp_min"], row["uclamp_max"]),
+            mhz(&row["host_khz"]),
+            mhz(&row["guest_reads_khz"]),
+        );
+    }
+    println!(
+        "\nGuest load of 20 % duty, guest governor 'performance'; host frequency, median [MHz]:\n"
+    );
+    println!("  vCPU  pCPU | without the bridge   with it   pCPU's range");
+    let rows = |name: &str| result[name].as_array().cloned().unwrap_or_default();
+    for (without, with) in rows("no_bridge").iter().zip(rows("bridge")) {
+        println!(
+            "  {:>4}  {:>4} | {:>18}   {:>7}   {:>5} to {}",
+            with["vcpu"],
+            with["pcpu"],
+            mhz(&without["busy_khz_median"]),
+            mhz(&with["busy_khz_median"]),
+            mhz(&with["min_khz"]),
+            mhz(&with["max_khz"]),
+        );
+    }
+    println!(
+        "\n{}: {} of {} OPPs wrong; {} requests, {} applied, {} refused; {} s of real time (frequencies are the emulated host's)",
+        if result["held"] == true {
+            "The loop is closed"
+        } else {
+            "THE LOOP IS NOT CLOSED"
+        },
+        result["opps_wrong"],
+        result["opps_checked"],
+        result["requests"],
+        result["applied"],
+        result["refused"],
+        result["wall_s"],
+    );
+    println!("out/demo.json has the same figures.");
+}
+
+fn mhz(khz: &Value) -> String {
+    khz.as_u64()
+        .map_or_else(|| "?".to_owned(), |khz| format!("{}", khz / 1000))
+}
