@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the parts of lab_cpufreq know of each other. */
+#ifndef LAB_CPUFREQ_H
+#define LAB_CPUFREQ_H
+
+#include <linux/cpumask_types.h>
+#include <linux/types.h>
+
+/* OPPs of a policy at most. */
+#define LAB_OPPS_MAX	32
+
+/*
+ * Energy: how long each CPU was busy at each OPP.
+ *
+ * lab_energy_set_opp() says that @cpus run at OPP number @opp from now on.
+ * Any context. lab_energy_busy_ns() is a CPU's busy time at an OPP, in ns,
+ * since the module was loaded.
+ */
+int lab_energy_init(void);
+void lab_energy_exit(void);
+void lab_energy_set_opp(const struct cpumask *cpus, unsigned int opp);
+u64 lab_energy_busy_ns(unsigned int cpu, unsigned int opp);
+
+/*
+ * Speed: the share of time that a CPU at its frequency does not deliver.
+ *
+ * lab_speed_set_freq() says that @cpus run at @khz of @khz_max from now on.
+ * Any context, whether the model is on or off.
+ */
+int lab_speed_init(void);
+void lab_speed_exit(void);
+void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz,
+			unsigned int khz_max);
+
+#endif
