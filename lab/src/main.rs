@@ -7,6 +7,7 @@
 //! is the agent's (`lab/agent`).
 
 mod cache;
+mod checks;
 mod demo;
 mod emulator;
 mod initramfs;
@@ -16,6 +17,7 @@ mod parts;
 mod progress;
 mod root;
 mod run;
+mod suite;
 mod topology;
 
 use std::path::PathBuf;
@@ -39,6 +41,8 @@ enum Command {
     Setup,
     /// Show the whole loop: a guest's requests, the host's frequencies
     Demo,
+    /// Run every test
+    Test,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
     /// Run scenarios and print their results as JSON lines
@@ -66,6 +70,7 @@ fn dispatch(command: Command) -> Result<bool> {
     match command {
         Command::Setup => Ok(true),
         Command::Demo => demo::run(&parts, &repo, started),
+        Command::Test => suite::run(&parts, &repo),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),
     }

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tests that need no emulated host: the crates' own, and what the tools
+//! say of the sources.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::parts::Parts;
+use crate::progress::Step;
+use crate::suite::{Tried, Verdict, output, tell};
+
+/// Formatting, lints, dependencies, C checks.
+pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut tried = Vec::new();
+    let mut check = |name: &str, args: &[&str]| -> Result<()> {
+        let (held, text) = output(repo, &cargo, args)?;
+        let one = Tried::new(name, held, || text);
+        tell(&one);
+        tried.push(one);
+        Ok(())
+    };
+    check("rustfmt", &["fmt", "--all", "--check"])?;
+    let clippy = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--all-features",
+        "--locked",
+        "-q",
+    ];
+    check("clippy", &[&clippy[..], &["--", "-D", "warnings"]].concat())?;
+    tried.extend(dependencies(&parts.cache, repo)?);
+    Ok(tried)
+}
+
+/// `cargo deny`: licences, sources and bans; known vulnerabilities too where
+/// their list can be had.
+fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
+    let program = cargo_deny(cache)?;
+    let deny = |what: &[&str]| {
+        output(
+            repo,
+            &program.display().to_string(),
+            &[&["check"], what].concat(),
+        )
+    };
+    let (held, text) = deny(&["licenses", "bans", "sources"])?;
+    let rules = Tried::new("cargo deny: licences, bans, sources", held, || text);
+    let (held, text) = deny(&["advisories"])?;
+    let name = "cargo deny: advisories".to_owned();
+    let unreachable = text.contains("failed to fetch advisory database");
+    let advisories = if !held && unreachable {
+        let why = "the list of advisories can't be fetched from here".to_owned();
+        Tried {
+            name,
+            verdict: Verdict::Skipped(why),
+        }
+    } else {
+        Tried::new(name, held, || text)
+    };
+    tell(&rules);
+    tell(&advisories);
+    Ok(vec![rules, advisories])
+}
+
+/// Version that the checks were written with; a newer one may have new rules.
+const CARGO_DENY: &str = "0.20.2";
+
+fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
+    let dir = cache.entry("cargo-deny", CARGO_DENY, |to| {
+        let step = Step::start("cargo deny (5 minutes, once)");
+        let root = to.display().to_string();
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let args = [
+            "install",
+            "--locked",
+            "--quiet",
+            "--root",
+            &root,
+            "--version",
+            CARGO_DENY,
+            "cargo-deny",
+        ];
+        let (installed, text) = output(to, &cargo, &args)?;
+        anyhow::ensure!(
+            installed,
+            "cannot install cargo-deny (is the network up?): {text}"
+        );
+        step.done();
+        Ok(())
+    })?;
+    Ok(dir.join("bin/cargo-deny"))
+}
+
+/// The crates' own tests. A test that says `SKIP: reason` is a skipped one.
+pub fn crates(repo: &Path) -> Result<Vec<Tried>> {
+    let step = Step::start("tests of the crates");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let args = [
+        "test",
+        "--workspace",
+        "--all-features",
+        "--locked",
+        "--no-fail-fast",
+        "--",
+        "--show-output",
+    ];
+    let (held, text) = output(repo, &cargo, &args)?;
+    step.done();
+    let mut tried = parse(&text);
+    if !held
+        && !tried
+            .iter()
+            .any(|one| matches!(one.verdict, Verdict::Failed(_)))
+    {
+        tried.push(Tried::new("cargo test", false, || text.clone()));
+    } else if !held {
+        println!("{text}");
+    }
+    println!("         {} tests of the crates", tried.len());
+    Ok(tried)
+}
+
+/// Reads what the test harness printed: `test NAME ... ok`, and the output
+/// of each test under `---- NAME stdout ----`.
+fn parse(text: &str) -> Vec<Tried> {
+    let mut tried: Vec<Tried> = Vec::new();
+    let mut shown = String::new();
+    for line in text.lines() {
+        if let Some((name, result)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.rsplit_once(" ... "))
+        {
+            let verdict = match result {
+                "ok" => Verdict::Passed,
+                "ignored" => Verdict::Skipped("ignored".to_owned()),
+                other => Verdict::Failed(other.to_owned()),
+            };
+            tried.push(Tried {
+                name: name.to_owned(),
+                verdict,
+            });
+        } else if let Some(name) = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"))
+        {
+            name.clone_into(&mut shown);
+        } else if let Some(why) = line.strip_prefix("SKIP: ") {
+            // Names can be the same in two crates: the last one is meant.
+            let named = tried.iter_mut().rev().find(|one| one.name == shown);
+            if let Some(one) = named.filter(|one| one.verdict == Verdict::Passed) {
+                one.verdict = Verdict::Skipped(why.to_owned());
+            }
+        }
+    }
+    tried
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what a test run printed is counted as what it was.
+    use super::*;
+
+    #[test]
+    fn outcomes_are_told_apart() {
+        let text = "test a::one ... ok\ntest a::two ... FAILED\ntest three ... ok\n\
+                    successes:\n---- three stdout ----\nSKIP: no KVM\n";
+        let verdicts: Vec<Verdict> = parse(text).into_iter().map(|one| one.verdict).collect();
+        let expected = [
+            Verdict::Passed,
+            Verdict::Failed("FAILED".into()),
+            Verdict::Skipped("no KVM".into()),
+        ];
+        assert_eq!(verdicts, expected);
+    }
+}
