@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The nodes of a machine, after Linux' bindings `arm/cpus.yaml`,
+//! `opp/opp-v2.yaml`, `cpufreq/qemu,virtual-cpufreq.yaml` and the cpu-map of
+//! devicetree.org's `cpu-map.yaml`.
+
+use std::collections::BTreeMap;
+
+use vm_fdt::{FdtWriter, FdtWriterResult};
+
+use crate::facts::{CpuFacts, CpufreqRegion, Machine, Opp, OppTable};
+use crate::node::{Node, Target, Value};
+use crate::power;
+
+/// A machine with the phandles that its nodes get: one for each CPU, then one
+/// for each OPP table, contiguous from a number that the caller gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Nodes<'a> {
+    machine: &'a Machine,
+    first: u32,
+}
+
+impl<'a> Nodes<'a> {
+    /// Allots phandles from `first` on. `None` if they would leave 1 to
+    /// 0xffff_fffe, what a phandle can be.
+    pub fn new(machine: &'a Machine, first: u32) -> Option<Self> {
+        let nodes = Self { machine, first };
+        first.checked_add(nodes.count())?;
+        (first != 0).then_some(nodes)
+    }
+
+    fn count(&self) -> u32 {
+        let facts = self.machine.facts();
+        // Checked facts: at most 512 of each.
+        u32::try_from(facts.cpus.len() + facts.opp_tables.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The phandle of a CPU's node; `None` if there is no CPU of that index.
+    pub fn cpu_phandle(&self, cpu: usize) -> Option<u32> {
+        (cpu < self.machine.facts().cpus.len()).then(|| self.cpu_target(cpu).phandle)
+    }
+
+    /// The first number above those allotted.
+    pub fn next_phandle(&self) -> u32 {
+        self.first + self.count()
+    }
+
+    fn nth(&self, index: usize) -> u32 {
+        // Below count(), and new() found that this many fit.
+        self.first + u32::try_from(index).unwrap_or_default()
+    }
+
+    fn cpu_target(&self, cpu: usize) -> Target {
+        Target {
+            label: format!("cpu{cpu}"),
+            phandle: self.nth(cpu),
+        }
+    }
+
+    fn table_target(&self, table: usize) -> Target {
+        Target {
+            label: format!("opp_table{table}"),
+            phandle: self.nth(self.machine.facts().cpus.len() + table),
+        }
+    }
+
+    fn cpus(&self) -> Node {
+        let cpus = &self.machine.facts().cpus;
+        Node::new("cpus")
+            .with("#address-cells", Value::Number(2))
+            .with("#size-cells", Value::Number(0))
+            .children([self.cpu_map()])
+            .children((0..cpus.len()).map(|index| self.cpu(index, &cpus[index])))
+    }
+
+    /// Linux reads capacities on its walk through this map, so it isn't only
+    /// there for the clusters. It wants names numbered from 0 without a gap.
+    fn cpu_map(&self) -> Node {
+        let mut clusters: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (index, cpu) in self.machine.facts().cpus.iter().enumerate() {
+            clusters.entry(cpu.cluster).or_default().push(index);
+        }
+        let nodes = clusters.values().enumerate().map(|(number, members)| {
+            let cores = members.iter().enumerate().map(|(core, &cpu)| {
+                Node::new(format!("core{core}")).with("cpu", Value::Reference(self.cpu_target(cpu)))
+            });
+            Node::new(format!("cluster{number}")).children(cores)
+        });
+        Node::new("cpu-map").children(nodes)
+    }
+
+    fn cpu(&self, index: usize, cpu: &CpuFacts) -> Node {
+        let dmips_mhz = self.machine.capacity_dmips_mhz()[index];
+        let table = cpu.opp_table;
+        let coefficient = table
+            .and_then(|table| power::coefficient(&self.machine.facts().opp_tables[table]))
+            .map(Value::Number);
+        Node::new(format!("cpu@{:x}", cpu.reg))
+            .target(self.cpu_target(index))
+            .with("device_type", Value::Text("cpu"))
+            .with("compatible", Value::Text("arm,armv8"))
+            .with("reg", Value::Addresses(vec![cpu.reg]))
+            .with("enable-method", Value::Text("psci"))
+            .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
+            .with_some(
+                "operating-points-v2",
+                table.map(|table| Value::Reference(self.table_target(table))),
+            )
+            .with_some("dynamic-power-coefficient", coefficient)
+    }
+
+    fn opp_tables(&self) -> impl Iterator<Item = Node> {
+        let tables = self.machine.facts().opp_tables.iter();
+        tables
+            .enumerate()
+            .map(|(index, table)| opp_table(index, table).target(self.table_target(index)))
+    }
+
+    fn cpufreq(&self) -> Option<Node> {
+        self.machine.facts().cpufreq.map(cpufreq)
+    }
+
+    fn root(&self) -> Node {
+        Node::new("")
+            .with("#address-cells", Value::Number(2))
+            .with("#size-cells", Value::Number(2))
+            .children([self.cpus()])
+            .children(self.opp_tables())
+            .children(self.cpufreq())
+    }
+}
+
+fn opp_table(index: usize, table: &OppTable) -> Node {
+    Node::new(format!("opp-table-{index}"))
+        .with("compatible", Value::Text("operating-points-v2"))
+        .with_some("opp-shared", table.shared.then_some(Value::Flag))
+        .children(table.opps.iter().map(opp))
+}
+
+fn opp(opp: &Opp) -> Node {
+    let hz = u64::from(opp.khz) * 1000;
+    Node::new(format!("opp-{hz}"))
+        .with("opp-hz", Value::Wide(hz))
+        .with_some("opp-microvolt", opp.uv.map(Value::Number))
+        .with_some("opp-microwatt", opp.uw.map(Value::Number))
+}
+
+fn cpufreq(region: CpufreqRegion) -> Node {
+    Node::new(format!("cpufreq@{:x}", region.base))
+        .with("compatible", Value::Text("qemu,virtual-cpufreq"))
+        .with("reg", Value::Addresses(vec![region.base, region.size]))
+}
+
+/// Writes `/cpus`. The writer must be in the root node, past its properties.
+///
+/// # Errors
+/// What the writer refuses: a phandle that is taken, or a place where no node
+/// can be.
+pub fn write_cpus(fdt: &mut FdtWriter, nodes: &Nodes<'_>) -> FdtWriterResult<()> {
+    nodes.cpus().write(fdt)
+}
+
+/// Writes the `opp-table-N` nodes that `/cpus` refers to. The writer must be
+/// in the root node, past its properties.
+///
+/// # Errors
+/// As [`write_cpus`].
+pub fn write_opp_tables(fdt: &mut FdtWriter, nodes: &Nodes<'_>) -> FdtWriterResult<()> {
+    nodes.opp_tables().try_for_each(|node| node.write(fdt))
+}
+
+/// Writes the virtual cpufreq device's node, if the machine has the device.
+/// The writer must be in the root node or a `simple-bus`, past its properties;
+/// there `#address-cells` and `#size-cells` are 2.
+///
+/// # Errors
+/// As [`write_cpus`].
+pub fn write_cpufreq(fdt: &mut FdtWriter, nodes: &Nodes<'_>) -> FdtWriterResult<()> {
+    nodes.cpufreq().map_or(Ok(()), |node| node.write(fdt))
+}
+
+/// A tree of only these nodes, as a blob. Phandles are from 1 on.
+///
+/// # Errors
+/// None that a checked machine leads to; it is the writer's type.
+pub fn dtb(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
+    let mut fdt = FdtWriter::new()?;
+    standalone(machine).write(&mut fdt)?;
+    fdt.finish()
+}
+
+/// The tree of [`dtb`] as source, to be read, compiled or included.
+pub fn dts(machine: &Machine) -> String {
+    format!("/dts-v1/;\n\n{}", standalone(machine))
+}
+
+fn standalone(machine: &Machine) -> Node {
+    Nodes { machine, first: 1 }.root()
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Facts about a machine: as they come in, and after they were checked.
+
+use crate::capacity::{self, MaxPerf};
+use crate::checks::{self, FactsError};
+
+/// A machine as the host or a user describes it; nothing is checked yet.
+///
+/// [`Machine::try_from`] checks it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineFacts {
+    /// The CPUs in the order of their nodes, which is the order in which Linux
+    /// numbers them. The boot CPU comes first.
+    pub cpus: Vec<CpuFacts>,
+    /// OPP tables that [`CpuFacts::opp_table`] refers to by index.
+    pub opp_tables: Vec<OppTable>,
+    /// The virtual cpufreq device's registers; `None` leaves its node out.
+    pub cpufreq: Option<CpufreqRegion>,
+}
+
+/// One CPU of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuFacts {
+    /// The affinity fields of the CPU's MPIDR_EL1: bits 39:32 and 23:0.
+    pub reg: u64,
+    /// What the guest's `cpu_capacity` of this CPU shall be, 1 to 1024: the
+    /// host's `cpu_capacity` of the pCPU behind it.
+    ///
+    /// Linux calls its own largest CPU 1024. A guest without a CPU of 1024
+    /// therefore sees every capacity multiplied by 1024 / its largest; see
+    /// [`Machine::guest_capacities`].
+    pub capacity: u16,
+    /// The highest frequency that the guest's cpufreq driver will report for
+    /// the CPU, in kHz: Linux multiplies the device tree's value by it.
+    pub khz_max: u32,
+    /// Index into [`MachineFacts::opp_tables`].
+    pub opp_table: Option<usize>,
+    /// CPUs with the same number are one cluster. The numbers need not be
+    /// contiguous: their order is kept, the nodes are numbered from 0.
+    pub cluster: u32,
+}
+
+/// The OPPs of one or more CPUs, slowest first, 1 to 64 of them.
+///
+/// Linux makes a CPU's energy model from these: from the powers where the
+/// table has them, else from the voltages and the cpu node's
+/// `dynamic-power-coefficient` (`dev_pm_opp_of_register_em`). That coefficient
+/// is written where all voltages and powers are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OppTable {
+    /// The OPPs, in rising order of frequency.
+    pub opps: Vec<Opp>,
+    /// The CPUs of this table change frequency together (`opp-shared`). CPUs
+    /// with the same OPPs in different performance domains need a table each,
+    /// or this off.
+    pub shared: bool,
+}
+
+/// An operating performance point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opp {
+    /// Frequency in kHz, not 0.
+    pub khz: u32,
+    /// Voltage in µV, not 0. All OPPs of a table have one, or none has.
+    pub uv: Option<u32>,
+    /// Power at this OPP and full load in µW, 1 to 64,000,000 (the largest
+    /// that Linux' energy model takes). All OPPs of a table have one, or none.
+    pub uw: Option<u32>,
+}
+
+/// Where the virtual cpufreq device's registers are in the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpufreqRegion {
+    /// Guest physical address, a multiple of 64 KiB.
+    pub base: u64,
+    /// Size in bytes: at least one 4 KiB page for each CPU.
+    pub size: u64,
+}
+
+/// A machine whose facts were checked: what all nodes are made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    facts: MachineFacts,
+    dmips_mhz: Vec<u32>,
+    guest_capacities: Vec<u16>,
+}
+
+impl Machine {
+    /// The facts as they were given.
+    pub fn facts(&self) -> &MachineFacts {
+        &self.facts
+    }
+
+    /// `capacity-dmips-mhz` of every CPU, in the order of the CPUs.
+    pub fn capacity_dmips_mhz(&self) -> &[u32] {
+        &self.dmips_mhz
+    }
+
+    /// The `cpu_capacity` that Linux in the guest will report for each CPU
+    /// once its cpufreq driver is there.
+    ///
+    /// Equal to [`CpuFacts::capacity`] within 1 when one CPU has 1024;
+    /// otherwise that times 1024 / the largest, rounded down, within 1.
+    pub fn guest_capacities(&self) -> &[u16] {
+        &self.guest_capacities
+    }
+}
+
+impl TryFrom<MachineFacts> for Machine {
+    type Error = FactsError;
+
+    fn try_from(facts: MachineFacts) -> Result<Self, FactsError> {
+        checks::check(&facts)?;
+        let perf: Vec<MaxPerf> = facts
+            .cpus
+            .iter()
+            .map(|cpu| MaxPerf {
+                capacity: cpu.capacity,
+                khz: cpu.khz_max,
+            })
+            .collect();
+        let scaled = capacity::scale(&perf)?;
+        Ok(Self {
+            facts,
+            dmips_mhz: scaled.dmips_mhz,
+            guest_capacities: scaled.guest,
+        })
+    }
+}
