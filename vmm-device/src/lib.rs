@@ -46,6 +46,8 @@ mod counters;
 mod device;
 mod domain;
 pub mod fakes;
+#[cfg(feature = "host")]
+pub mod host;
 mod mmio;
 mod policy;
 mod ports;

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Clamps on groups: `cpu.uclamp.min` and `.max` of a threaded cgroup v2 per domain.
+//!
+//! One write clamps all threads of a domain, and unlike `sched_setattr` it takes no running
+//! thread off its run queue, so that the frequency doesn't dip.
+//!
+//! The order of two writes: maximum first on the way up, minimum first on the way down. The
+//! kernel's effective minimum of a group is the lower one of its two values (`cpu_util_update_eff`),
+//! so from 300..300 to 500..500 the thread sees 300..500 in between, and from 500..500 to 300..300
+//! it sees 300..500 too: never a floor below the lower request.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+
+use super::cgroup::{self, CgroupError, CgroupTree, GroupRecord, write};
+use super::placement::Placement;
+use super::sys::{self, Tid};
+use super::text::{errno, percent_bytes};
+use super::thread_actuator::{DEADLINE, DomainThreads, prepare_thread};
+use crate::policy::Demand;
+use crate::ports::{ActuateError, Actuator};
+use crate::units::{DomainId, Util, VcpuId};
+
+/// Clamps the group of a domain.
+#[derive(Debug)]
+pub struct CgroupActuator {
+    record: GroupRecord,
+    /// In order of their numbers.
+    domains: Box<[DomainGroup]>,
+    threads: DomainThreads,
+}
+
+#[derive(Debug)]
+struct DomainGroup {
+    id: DomainId,
+    min: ClampFile,
+    max: ClampFile,
+}
+
+/// One of a group's two clamp files, kept open, and what it holds.
+#[derive(Debug)]
+struct ClampFile {
+    file: File,
+    value: AtomicU16,
+}
+
+impl CgroupActuator {
+    /// Makes the groups for vCPUs whose domains are `domains` (in order of the vCPUs' numbers) at
+    /// `place`, and moves the calling process there. On failure nothing of it stays.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn create(
+        tree: &dyn CgroupTree,
+        place: &Placement,
+        domains: &[DomainId],
+    ) -> Result<Self, CgroupError> {
+        let pid = std::process::id();
+        let record = place.record(pid);
+        let mut ids = domains.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        let made = cgroup::create(tree, &record, &ids, pid);
+        let opened = made.and_then(|()| {
+            let groups = ids.iter().map(|id| DomainGroup::open(&record, *id));
+            groups.collect::<Result<_, _>>()
+        });
+        match opened {
+            Ok(domains_open) => Ok(Self {
+                record,
+                domains: domains_open,
+                threads: DomainThreads::new(domains),
+            }),
+            Err(error) => {
+                // The first failure is the one to tell.
+                drop(cgroup::remove(tree, &record));
+                Err(error)
+            }
+        }
+    }
+
+    /// What removes the groups again, from this process or another one.
+    #[must_use]
+    pub fn record(&self) -> &GroupRecord {
+        &self.record
+    }
+
+    /// Says that `vcpu` runs on thread `tid`, and moves that into its domain's group. The
+    /// thread's own clamp is set to none, once: the one that SCHED_FIFO and SCHED_RR threads
+    /// start with is the maximum, and would win over the group's.
+    ///
+    /// # Errors
+    /// What the kernel said; `NotFound` when there is no such vCPU.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
+        let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
+        prepare_thread(tid)?;
+        let file = self.record.domain(domain).join("cgroup.threads");
+        write(&file, &tid.to_string()).map_err(io::Error::other)?;
+        self.threads.register(vcpu, tid)
+    }
+
+    /// Whether all of the threads are of a kind that clamps mean nothing to. Normally looks at one.
+    fn check_applies(&self, domain: DomainId) -> Result<(), ActuateError> {
+        let mut none = true;
+        for tid in self.threads.of(domain) {
+            // A thread that has ended is no reason not to clamp the others.
+            if sys::sched_policy(tid).ok() != Some(sys::SCHED_DEADLINE) {
+                return Ok(());
+            }
+            none = false;
+        }
+        let reason = DEADLINE;
+        Err(if none {
+            ActuateError::NoThread { domain }
+        } else {
+            ActuateError::NotApplicable { domain, reason }
+        })
+    }
+}
+
+impl Actuator for CgroupActuator {
+    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+        let found = self.domains.binary_search_by_key(&domain, |group| group.id);
+        let index = found.map_err(|_| ActuateError::NoThread { domain })?;
+        self.check_applies(domain)?;
+        self.domains[index].set(demand)
+    }
+}
+
+impl DomainGroup {
+    fn open(record: &GroupRecord, id: DomainId) -> Result<Self, CgroupError> {
+        let dir = record.domain(id);
+        Ok(Self {
+            id,
+            min: ClampFile::open(&dir.join("cpu.uclamp.min"), Demand::NONE.min)?,
+            max: ClampFile::open(&dir.join("cpu.uclamp.max"), Demand::NONE.max)?,
+        })
+    }
+
+    fn set(&self, demand: Demand) -> Result<(), ActuateError> {
+        let min = (&self.min, demand.min, "a write of cpu.uclamp.min");
+        let max = (&self.max, demand.max, "a write of cpu.uclamp.max");
+        let up = demand.max.get() > self.max.value.load(Relaxed);
+        for (file, util, call) in if up { [max, min] } else { [min, max] } {
+            file.set(util).map_err(|error| ActuateError::Refused {
+                domain: self.id,
+                call,
+                errno: errno(&error),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl ClampFile {
+    /// The file of a new group, which holds `value`.
+    fn open(path: &Path, value: Util) -> Result<Self, CgroupError> {
+        let file = OpenOptions::new().write(true).open(path);
+        let file = file.map_err(|error| CgroupError::File {
+            path: path.to_path_buf(),
+            error,
+        })?;
+        Ok(Self {
+            file,
+            value: AtomicU16::new(value.get()),
+        })
+    }
+
+    /// Makes it hold `util`; one write, or none when it does already.
+    fn set(&self, util: Util) -> io::Result<()> {
+        if self.value.load(Relaxed) != util.get() {
+            self.file.write_all_at(&percent_bytes(util), 0)?;
+            self.value.store(util.get(), Relaxed);
+        }
+        Ok(())
+    }
+}

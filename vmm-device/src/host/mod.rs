@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The Linux side of the ports: where frequencies are read and clamps are written.
+//!
+//! - [`SysfsSource`]: cpufreq's files in sysfs, and the place of a thread in procfs.
+//! - [`CgroupActuator`]: one threaded cgroup v2 per domain, `cpu.uclamp.min` and `.max`.
+//! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
+//! - [`choose`]: which of the two, and why; [`HostActuator`] is either.
+//!
+//! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
+
+mod cgroup;
+mod cgroup_actuator;
+mod choice;
+mod placement;
+mod source;
+mod sys;
+mod text;
+mod thread_actuator;
+
+use std::path::{Path, PathBuf};
+
+pub use cgroup::{
+    CgroupError, CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover,
+    REST_NAME, leftovers, remove,
+};
+pub use cgroup_actuator::CgroupActuator;
+pub use choice::{
+    ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
+};
+pub use placement::Placement;
+pub use source::{SourceSetupError, SysfsSource};
+pub use sys::Tid;
+pub use text::{parse_cpu_list, util_percent};
+pub use thread_actuator::{ThreadActuator, ThreadClamp, thread_clamp, uclamp_available};
+
+/// Where `/sys` and `/proc` are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRoot(PathBuf);
+
+impl HostRoot {
+    /// A directory that stands for `/`.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Self(root.to_path_buf())
+    }
+
+    /// The directory of all pCPUs.
+    pub(crate) fn cpus(&self) -> PathBuf {
+        self.0.join("sys/devices/system/cpu")
+    }
+
+    /// The directory of the calling process in procfs.
+    pub(crate) fn own_process(&self) -> PathBuf {
+        self.0.join("proc/self")
+    }
+
+    /// `path`, which the host calls by an absolute name.
+    pub(crate) fn join(&self, path: &Path) -> PathBuf {
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+impl Default for HostRoot {
+    fn default() -> Self {
+        Self(PathBuf::from("/"))
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Frequencies from cpufreq's files in sysfs.
+//!
+//! The read path opens no file: each pCPU's `scaling_cur_freq` and each vCPU thread's
+//! `/proc/self/task/<tid>/stat` stay open. Called on the vCPU's own thread, as a read of cur_perf
+//! usually is, it asks the vDSO for the pCPU and makes one `pread`; on another thread, two.
+//! No governor, limit or affinity is looked at: what counts is the pCPU that the thread is on and
+//! the frequency that it has.
+//!
+//! pCPUs that come and go, and cpufreq drivers that are loaded again, are followed by
+//! [`SysfsSource::refresh`], which belongs on a housekeeping thread.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use super::HostRoot;
+use super::sys::{self, Tid};
+use super::text::{errno, parse_cpu_list, read_u32};
+use crate::ports::{PcpuPerf, Source, SourceError};
+use crate::units::{Khz, Util, VcpuId};
+
+/// `/proc/<pid>/stat` has 52 numbers and a name of at most 64 bytes; the pCPU is the 39th.
+const STAT_LEN: usize = 1024;
+
+/// Reads where a vCPU's thread is and how fast that pCPU runs.
+#[derive(Debug)]
+pub struct SysfsSource {
+    root: HostRoot,
+    /// By pCPU number.
+    pcpus: Box<[RwLock<Option<Pcpu>>]>,
+    /// By vCPU number.
+    threads: Box<[RwLock<Option<Thread>>]>,
+}
+
+#[derive(Debug)]
+struct Pcpu {
+    frequency: File,
+    khz_max: Khz,
+    capacity: Util,
+}
+
+#[derive(Debug)]
+struct Thread {
+    tid: Tid,
+    stat: File,
+}
+
+/// Why frequencies can't be read on this host.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceSetupError {
+    /// The kernel's list of CPUs.
+    #[error("can't read the list of CPUs in {}: {error}", path.display())]
+    NoCpuList {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        error: io::Error,
+    },
+    /// cpufreq is absent on all CPUs.
+    #[error(
+        "no CPU below {} has cpufreq/scaling_cur_freq; load the host's cpufreq driver",
+        path.display()
+    )]
+    NoCpufreq {
+        /// The directory of the CPUs.
+        path: PathBuf,
+    },
+    /// A vCPU that the source wasn't made for.
+    #[error("vCPU {vcpu} is not one of this source's")]
+    NoSuchVcpu {
+        /// The vCPU.
+        vcpu: VcpuId,
+    },
+    /// A thread's place can't be read.
+    #[error("can't open {}: {error}", path.display())]
+    NoThread {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        error: io::Error,
+    },
+}
+
+impl SysfsSource {
+    /// A source for `vcpus` vCPUs on the host below `root`.
+    ///
+    /// # Errors
+    /// When the CPUs can't be listed or none of them has cpufreq.
+    pub fn new(root: &HostRoot, vcpus: u16) -> Result<Self, SourceSetupError> {
+        let path = root.cpus().join("possible");
+        let list = fs::read_to_string(&path).and_then(|text| {
+            parse_cpu_list(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        });
+        let list = list.map_err(|error| SourceSetupError::NoCpuList { path, error })?;
+        let count = list.last().map_or(0, |last| last + 1);
+        let source = Self {
+            root: root.clone(),
+            pcpus: (0..count).map(|_| RwLock::default()).collect(),
+            threads: (0..vcpus).map(|_| RwLock::default()).collect(),
+        };
+        if source.refresh() == 0 {
+            let path = root.cpus();
+            return Err(SourceSetupError::NoCpufreq { path });
+        }
+        Ok(source)
+    }
+
+    /// Opens every pCPU's files anew and reads its capacity and maximum again; returns how many
+    /// pCPUs have a frequency. A read of cur_perf that meets it shows the last value.
+    pub fn refresh(&self) -> usize {
+        let cpus = self.root.cpus();
+        let mut readable = 0;
+        for (number, slot) in self.pcpus.iter().enumerate() {
+            let pcpu = Pcpu::open(&cpus.join(format!("cpu{number}"))).ok();
+            readable += usize::from(pcpu.is_some());
+            *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
+        }
+        readable
+    }
+
+    /// Says that `vcpu` runs on thread `tid` of this process.
+    ///
+    /// # Errors
+    /// When there is no such vCPU, or the thread can't be seen in procfs.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), SourceSetupError> {
+        let slot = self.threads.get(vcpu.index());
+        let slot = slot.ok_or(SourceSetupError::NoSuchVcpu { vcpu })?;
+        let path = self.root.own_process().join(format!("task/{tid}/stat"));
+        let stat = File::open(&path).map_err(|error| SourceSetupError::NoThread { path, error })?;
+        *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Thread { tid, stat });
+        Ok(())
+    }
+
+    /// The pCPU that the thread of `vcpu` is on now.
+    fn place(&self, vcpu: VcpuId) -> Result<u32, SourceError> {
+        let no_thread = SourceError::NoThread { vcpu };
+        let slot = self.threads.get(vcpu.index()).ok_or(no_thread)?;
+        let slot = slot.try_read().map_err(|_| no_thread)?;
+        let thread = slot.as_ref().ok_or(no_thread)?;
+        let pcpu = if thread.tid == Tid::current() {
+            sys::current_cpu()
+        } else {
+            last_cpu(&thread.stat)
+        };
+        pcpu.map_err(|error| SourceError::NoPlace {
+            vcpu,
+            errno: errno(&error),
+        })
+    }
+
+    fn frequency(&self, number: u32) -> Result<PcpuPerf, SourceError> {
+        let unreadable = |errno| SourceError::NoFrequency {
+            pcpu: number,
+            errno,
+        };
+        let index = usize::try_from(number).map_err(|_| unreadable(0))?;
+        let slot = self.pcpus.get(index).ok_or(unreadable(0))?;
+        let slot = slot.try_read().map_err(|_| unreadable(libc::EBUSY))?;
+        let pcpu = slot.as_ref().ok_or(unreadable(0))?;
+        let khz = read_u32(&pcpu.frequency).map_err(|error| unreadable(errno(&error)))?;
+        Ok(PcpuPerf {
+            pcpu: number,
+            khz: Khz(khz),
+            khz_max: pcpu.khz_max,
+            capacity: pcpu.capacity,
+        })
+    }
+}
+
+impl Source for SysfsSource {
+    fn sample(&self, vcpu: VcpuId) -> Result<PcpuPerf, SourceError> {
+        self.frequency(self.place(vcpu)?)
+    }
+}
+
+impl Pcpu {
+    fn open(dir: &Path) -> io::Result<Self> {
+        let frequency = File::open(dir.join("cpufreq/scaling_cur_freq"))?;
+        let khz_max = Khz(read_u32(&File::open(
+            dir.join("cpufreq/cpuinfo_max_freq"),
+        )?)?);
+        // Machines whose CPUs are all alike need not have the file.
+        let capacity = match File::open(dir.join("cpu_capacity")) {
+            Ok(file) => Util::saturating(read_u32(&file)?.into()),
+            Err(_) => Util::MAX,
+        };
+        Ok(Self {
+            frequency,
+            khz_max,
+            capacity,
+        })
+    }
+}
+
+/// Field 39 of proc_pid_stat(5), the pCPU that the thread was last on. Counted from behind the
+/// name's closing bracket, since the name may have brackets and blanks of its own.
+fn last_cpu(stat: &File) -> io::Result<u32> {
+    let mut buffer = [0; STAT_LEN];
+    let len = stat.read_at(&mut buffer, 0)?;
+    let text = &buffer[..len];
+    let after_name = text.iter().rposition(|b| *b == b')').map(|i| i + 1);
+    let rest = after_name.and_then(|start| std::str::from_utf8(&text[start..]).ok());
+    let field = rest.and_then(|rest| rest.split_ascii_whitespace().nth(39 - 3));
+    field
+        .and_then(|field| field.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The system calls that no safe crate has: the only unsafe code of this crate.
+
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::io;
+use std::mem::size_of;
+use std::num::NonZeroI32;
+
+/// A thread's number, as the kernel counts them. Never 0, which system calls take for "the
+/// caller", whoever that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tid(NonZeroI32);
+
+/// `struct sched_attr` of `include/uapi/linux/sched/types.h`, version 1 (with the clamps).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SchedAttr {
+    pub size: u32,
+    pub policy: u32,
+    pub flags: u64,
+    pub nice: i32,
+    pub priority: u32,
+    pub runtime_ns: u64,
+    pub deadline_ns: u64,
+    pub period_ns: u64,
+    pub util_min: u32,
+    pub util_max: u32,
+}
+
+pub(super) const SCHED_DEADLINE: i32 = 6;
+pub(super) const FLAG_RESET_ON_FORK: u64 = 0x01;
+pub(super) const FLAG_KEEP_POLICY: u64 = 0x08;
+pub(super) const FLAG_KEEP_PARAMS: u64 = 0x10;
+pub(super) const FLAG_UTIL_CLAMP_MIN: u64 = 0x20;
+pub(super) const FLAG_UTIL_CLAMP_MAX: u64 = 0x40;
+
+const ATTR_SIZE: u32 = 56;
+const _: () = assert!(size_of::<SchedAttr>() == 56);
+
+thread_local! {
+    static CURRENT: Cell<Option<Tid>> = const { Cell::new(None) };
+}
+
+impl Tid {
+    /// Thread `tid`, if that is the number of one (above 0).
+    #[must_use]
+    pub fn new(tid: i32) -> Option<Self> {
+        NonZeroI32::new(tid).filter(|t| t.get() > 0).map(Self)
+    }
+
+    /// The calling thread. Asks the kernel once per thread.
+    ///
+    /// # Panics
+    /// Never: the kernel gives every thread a number above 0.
+    #[must_use]
+    pub fn current() -> Self {
+        CURRENT.with(|cell| {
+            cell.get().unwrap_or_else(|| {
+                // SAFETY: gettid has no arguments and can't fail.
+                let tid = unsafe { libc::gettid() };
+                let tid = Self::new(tid).expect("a thread's number is above 0");
+                cell.set(Some(tid));
+                tid
+            })
+        })
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn get(self) -> i32 {
+        self.0.get()
+    }
+}
+
+impl std::fmt::Display for Tid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Scheduling attributes of `tid`.
+pub(super) fn sched_getattr(tid: Tid) -> io::Result<SchedAttr> {
+    let mut attr = SchedAttr::default();
+    // SAFETY: the kernel writes at most the `ATTR_SIZE` bytes it is told of, which is the size
+    // of `attr`, and every bit pattern is a value of its fields.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getattr,
+            tid.get(),
+            &raw mut attr,
+            ATTR_SIZE,
+            0u32,
+        )
+    };
+    check(ret).map(|()| attr)
+}
+
+/// Sets scheduling attributes of `tid`; `attr.size` is filled in here.
+pub(super) fn sched_setattr(tid: Tid, attr: &SchedAttr) -> io::Result<()> {
+    let attr = SchedAttr {
+        size: ATTR_SIZE,
+        ..*attr
+    };
+    // SAFETY: the kernel reads `attr.size` bytes, which is the size of `attr`.
+    let ret = unsafe { libc::syscall(libc::SYS_sched_setattr, tid.get(), &raw const attr, 0u32) };
+    check(ret)
+}
+
+/// Scheduling policy of `tid`, without SCHED_RESET_ON_FORK.
+pub(super) fn sched_policy(tid: Tid) -> io::Result<i32> {
+    // SAFETY: takes and returns plain numbers.
+    let ret = unsafe { libc::sched_getscheduler(tid.get()) };
+    if ret < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(ret & !libc::SCHED_RESET_ON_FORK)
+}
+
+/// The pCPU that the caller is on.
+pub(super) fn current_cpu() -> io::Result<u32> {
+    // SAFETY: has no arguments.
+    let cpu = unsafe { libc::sched_getcpu() };
+    u32::try_from(cpu).map_err(|_| io::Error::last_os_error())
+}
+
+fn check(ret: libc::c_long) -> io::Result<()> {
+    if ret < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
