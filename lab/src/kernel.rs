@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::cache::{Cache, key};
+use crate::kernel_source;
 use crate::progress::Step;
 use crate::root::Root;
 
@@ -48,8 +49,6 @@ impl Kernel {
 
     /// Builds the out-of-tree modules in `source` (below this checkout)
     /// against this kernel; gives the folder with the `.ko` files.
-    ///
-    /// `with` are more folders that the sources include from.
     pub fn modules(
         &self,
         cache: &Cache,
@@ -60,7 +59,7 @@ impl Kernel {
         let mut parts = vec![self.release.clone().into_bytes(), root.id().into_bytes()];
         for folder in source.folders {
             for file in files_below(&repo.join(folder))? {
-                parts.push(file.display().to_string().into_bytes());
+                parts.push(file.strip_prefix(repo)?.display().to_string().into_bytes());
                 parts.push(fs::read(&file)?);
             }
         }
@@ -71,29 +70,46 @@ impl Kernel {
                 for folder in source.folders {
                     copy_tree(&repo.join(folder), &to.join(folder))?;
                 }
-                let inside = root.inside(to)?;
                 let main = source
                     .folders
                     .first()
                     .context("a module needs a source folder")?;
-                root.run(
-                    "building kernel modules",
-                    "make",
-                    &[
-                        "-C",
-                        &format!("/usr/src/linux-headers-{}", self.release),
-                        &format!("M={inside}/{main}"),
-                        "ARCH=arm64",
-                        "CROSS_COMPILE=aarch64-linux-gnu-",
-                        "KCFLAGS=-Werror",
-                        "W=1",
-                        "modules",
-                    ],
-                )?;
+                self.make(root, &to.join(main), &["W=1", "KCFLAGS=-Werror"])?;
                 step.done();
                 Ok(())
             })
             .map(|dir| dir.join(source.folders.first().unwrap_or(&"")))
+    }
+
+    /// The kernel's own driver for the same device, which Debian's kernels
+    /// don't have: built from their source, unchanged; gives the folder with
+    /// the `.ko` file.
+    pub fn mainline_driver(&self, cache: &Cache, root: &Root) -> Result<PathBuf> {
+        let source =
+            kernel_source::unpacked(cache, root)?.join("drivers/cpufreq/virtual-cpufreq.c");
+        let key = key([self.release.as_bytes(), root.id().as_bytes()]);
+        cache.entry(&format!("mainline-driver-{}", self.release), &key, |to| {
+            fs::copy(&source, to.join("virtual-cpufreq.c"))?;
+            fs::write(to.join("Kbuild"), "obj-m := virtual-cpufreq.o\n")?;
+            self.make(root, to, &[])
+        })
+    }
+
+    /// Builds the modules in a folder of the cache.
+    fn make(&self, root: &Root, folder: &Path, options: &[&str]) -> Result<()> {
+        let headers = format!("/usr/src/linux-headers-{}", self.release);
+        let modules = format!("M={}", root.inside(folder)?);
+        let mut args = vec![
+            "-C",
+            &headers,
+            &modules,
+            "ARCH=arm64",
+            "CROSS_COMPILE=aarch64-linux-gnu-",
+        ];
+        args.extend(options);
+        args.push("modules");
+        root.run("building kernel modules", "make", &args)?;
+        Ok(())
     }
 
     /// A module of the kernel's own, decompressed.

@@ -62,7 +62,7 @@ impl Parts {
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
         let mut archive = self.base(&kernel)?;
         archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
-        self.add_modules(&mut archive, &kernel, HOST_MODULES)?;
+        add_modules(&mut archive, &self.own_modules(&kernel, HOST_MODULES)?)?;
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
         archive.file("lab/guest-initramfs", &self.guest_initramfs(&guest_kernel)?)?;
@@ -71,7 +71,11 @@ impl Parts {
 
     fn guest_initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel)?;
-        self.add_modules(&mut archive, kernel, GUEST_MODULES)?;
+        add_modules(&mut archive, &self.own_modules(kernel, GUEST_MODULES)?)?;
+        add_modules(
+            &mut archive,
+            &kernel.mainline_driver(&self.cache, &self.root)?,
+        )?;
         archive.finish()
     }
 
@@ -91,24 +95,23 @@ impl Parts {
         Ok(archive)
     }
 
-    fn add_modules(
-        &self,
-        archive: &mut Initramfs,
-        kernel: &Kernel,
-        source: ModuleSource,
-    ) -> Result<()> {
-        let dir = kernel.modules(&self.cache, &self.root, &self.repo, &source)?;
-        for file in crate::kernel::files_below(&dir)? {
-            if file.extension().is_some_and(|end| end == "ko") {
-                let name = file
-                    .file_name()
-                    .and_then(|name| name.to_str())
-                    .context("module name")?;
-                archive.file(&format!("lab/modules/{name}"), &std::fs::read(&file)?)?;
-            }
-        }
-        Ok(())
+    fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
+        kernel.modules(&self.cache, &self.root, &self.repo, &source)
     }
+}
+
+/// Adds every module in a folder.
+fn add_modules(archive: &mut Initramfs, dir: &Path) -> Result<()> {
+    for file in crate::kernel::files_below(dir)? {
+        if file.extension().is_some_and(|end| end == "ko") {
+            let name = file
+                .file_name()
+                .and_then(|name| name.to_str())
+                .context("module name")?;
+            archive.file(&format!("lab/modules/{name}"), &std::fs::read(&file)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Builds the programs for arm64, statically, with the root's compiler and
