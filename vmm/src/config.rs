@@ -42,7 +42,8 @@ pub struct VcpuConfig {
     /// The pCPUs its thread may run on; empty: any.
     pub pin: Vec<u32>,
     /// Its operating points, frequency rising, 1 to 64; one entry means no
-    /// table: any frequency up to it.
+    /// table: any frequency up to it. Empty only without the bridge, when
+    /// neither the host nor the user tells frequencies.
     pub opps: Vec<Opp>,
     /// Its capacity at its highest frequency, 1..=1024 in the scale of the
     /// host's `cpu_capacity`.
@@ -89,62 +90,24 @@ pub enum ConfigError {
     /// No kernel was named.
     #[error("no kernel is given; name an arm64 Image with --kernel FILE")]
     NoKernel,
-    /// A file can't be opened or read.
-    #[error("{what} {} can't be read: {source}; check the path and its permissions", path.display())]
+    /// The config file can't be read.
+    #[error("config file {} can't be read: {source}; check the path and its permissions", path.display())]
     Unreadable {
-        /// What the file is: `kernel`, `initrd`, `config file`.
-        what: &'static str,
         /// Which file.
         path: PathBuf,
         /// Why not.
         source: std::io::Error,
     },
-    /// The kernel is not one that the VMM can boot.
-    #[error("kernel {}: {why}", path.display())]
-    Kernel {
-        /// Which file.
-        path: PathBuf,
-        /// Which rule it breaks, and what to do.
-        why: crate::kernel_image::ImageError,
-    },
-    /// Kernel and initrd don't fit.
-    #[error(
-        "initrd {} ({initrd_mib} MiB) and kernel ({kernel_mib} MiB) don't fit into {mem_mib} MiB of memory; give at least --mem {need_mib}",
-        path.display()
-    )]
-    InitrdTooLarge {
-        /// Which initrd.
-        path: PathBuf,
-        /// Its size, rounded up.
-        initrd_mib: u64,
-        /// The kernel's size in memory, rounded up.
-        kernel_mib: u64,
-        /// The memory that the guest would have.
-        mem_mib: u64,
-        /// The memory that is enough.
-        need_mib: u64,
-    },
-    /// The kernel alone doesn't fit.
-    #[error("{mem_mib} MiB of memory is too little for this kernel; give at least --mem {need_mib}")]
-    MemTooSmall {
-        /// The memory that the guest would have.
-        mem_mib: u64,
-        /// The memory that is enough.
-        need_mib: u64,
-    },
-    /// More memory than the guest's address space has room for.
-    #[error("{mem_mib} MiB of memory is more than the guest's address space has room for; give at most --mem {max_mib}")]
-    MemTooLarge {
-        /// The memory that the guest would have.
-        mem_mib: u64,
-        /// The most that fits.
-        max_mib: u64,
-    },
+    /// The device doesn't take these vCPUs.
+    #[error("{0}; correct --table, --capacity or --domain")]
+    Device(vcpufreq_device::ConfigError),
     /// No vCPU, or too many.
     #[error("{0} vCPUs; give --cpus a number from 1 to {MAX_VCPUS}")]
     VcpuCount(u32),
     /// An option for a vCPU that the guest hasn't got.
-    #[error("there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option")]
+    #[error(
+        "there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option"
+    )]
     NoSuchVcpu {
         /// Which one was named.
         vcpu: u32,
@@ -152,7 +115,9 @@ pub enum ConfigError {
         count: u32,
     },
     /// A pin to a pCPU that the host hasn't got.
-    #[error("vCPU {vcpu} is pinned to CPU {pcpu}, which this host doesn't have; choose from its online CPUs {online}")]
+    #[error(
+        "vCPU {vcpu} is pinned to CPU {pcpu}, which this host doesn't have; choose from its online CPUs {online}"
+    )]
     NoSuchPcpu {
         /// Which vCPU.
         vcpu: u32,
@@ -162,7 +127,9 @@ pub enum ConfigError {
         online: String,
     },
     /// A pin to a pCPU that is offline.
-    #[error("vCPU {vcpu} is pinned to CPU {pcpu}, which is offline; bring it online (echo 1 > /sys/devices/system/cpu/cpu{pcpu}/online) or choose from {online}")]
+    #[error(
+        "vCPU {vcpu} is pinned to CPU {pcpu}, which is offline; bring it online (echo 1 > /sys/devices/system/cpu/cpu{pcpu}/online) or choose from {online}"
+    )]
     PcpuOffline {
         /// Which vCPU.
         vcpu: u32,
@@ -179,18 +146,10 @@ pub enum ConfigError {
         /// Which rule.
         why: String,
     },
-    /// vCPUs of one domain differ in their tables.
-    #[error("vCPUs {first} and {second} share domain {domain} but not their table; give both the same --table or another --domain")]
-    DomainTables {
-        /// The domain.
-        domain: u32,
-        /// A vCPU of it.
-        first: u32,
-        /// One with another table.
-        second: u32,
-    },
     /// The capacity is out of range.
-    #[error("vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio")]
+    #[error(
+        "vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio"
+    )]
     Capacity {
         /// Which vCPU.
         vcpu: u32,
@@ -204,7 +163,9 @@ pub enum ConfigError {
         vcpu: u32,
     },
     /// The host doesn't tell the frequencies of the pCPU.
-    #[error("vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without")]
+    #[error(
+        "vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without"
+    )]
     NoFrequencies {
         /// Which vCPU.
         vcpu: u32,

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host's CPUs as sysfs, debugfs and the device tree show them: which are
+//! online, their capacities, cpufreq policies and operating points.
+//!
+//! Reads once and keeps nothing open. A file that is missing or makes no sense
+//! leaves its fact out; who needs the fact says what that means. Every path is
+//! below a root that a test replaces. It is not the source of `cur_perf`.
+
+use std::path::{Path, PathBuf};
+
+use vcpufreq_dt::Opp;
+
+use crate::{energy_model, opp_node, parse::CpuList};
+
+const CPU_DIR: &str = "sys/devices/system/cpu";
+
+/// The highest capacity, and that of a host that tells none (its CPUs are
+/// alike then).
+pub const CAPACITY_SCALE: u16 = 1024;
+
+/// A directory tree that has the host's `/sys` and `/proc`.
+#[derive(Clone, Debug)]
+pub struct HostTree(PathBuf);
+
+impl Default for HostTree {
+    fn default() -> Self {
+        Self::at("/")
+    }
+}
+
+impl HostTree {
+    /// The tree below `root`; `/` is the running host.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+
+    /// `path` below the root; a leading slash is ignored.
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The trimmed text of a file, if it can be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = std::fs::read_to_string(self.path(path)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// The decimal number in a file, if there is one.
+    pub fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
+        self.text(path)?.parse().ok()
+    }
+}
+
+/// One pCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pcpu {
+    /// Its number.
+    pub id: u32,
+    /// Whether tasks can run on it now.
+    pub online: bool,
+    /// `cpu_capacity`, 1..=1024; `None` where the host doesn't tell.
+    pub capacity: Option<u16>,
+}
+
+/// One cpufreq policy: CPUs that share a frequency.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Its number, as in `policy4`.
+    pub id: u32,
+    /// `related_cpus`: offline ones too.
+    pub cpus: CpuList,
+    /// `scaling_driver`.
+    pub driver: String,
+    /// `scaling_governor`.
+    pub governor: String,
+    /// `cpuinfo_max_freq`.
+    pub max_khz: Option<u32>,
+    /// Operating points, frequency rising; empty where the host tells none.
+    pub opps: Vec<Opp>,
+}
+
+/// The CPUs of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostCpus {
+    /// All that are present, by number.
+    pub cpus: Vec<Pcpu>,
+    /// Policies, by number.
+    pub policies: Vec<Policy>,
+}
+
+impl HostCpus {
+    /// Reads the host below `root`.
+    pub fn read(root: &HostTree) -> Self {
+        let list = |name| -> Option<CpuList> { root.number(format!("{CPU_DIR}/{name}")) };
+        let online = list("online").unwrap_or_default();
+        let present = list("present").unwrap_or_else(|| online.clone());
+        let cpu = |id| Pcpu {
+            id,
+            online: online.0.contains(&id),
+            capacity: root
+                .number(format!("{CPU_DIR}/cpu{id}/cpu_capacity"))
+                .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
+        };
+        Self {
+            cpus: present.0.into_iter().map(cpu).collect(),
+            policies: policies(root),
+        }
+    }
+
+    /// The CPU with number `id`.
+    pub fn cpu(&self, id: u32) -> Option<&Pcpu> {
+        self.cpus.iter().find(|cpu| cpu.id == id)
+    }
+
+    /// Online CPUs.
+    pub fn online(&self) -> CpuList {
+        let online = self.cpus.iter().filter(|cpu| cpu.online);
+        CpuList(online.map(|cpu| cpu.id).collect())
+    }
+
+    /// The policy of a CPU.
+    pub fn policy_of(&self, cpu: u32) -> Option<&Policy> {
+        self.policies
+            .iter()
+            .find(|policy| policy.cpus.0.contains(&cpu))
+    }
+}
+
+impl Pcpu {
+    /// Its capacity; 1024 where the host tells none.
+    pub fn capacity_or_full(&self) -> u16 {
+        self.capacity.unwrap_or(CAPACITY_SCALE)
+    }
+}
+
+impl Policy {
+    /// Its highest frequency: the driver's, else that of its table.
+    pub fn top_khz(&self) -> Option<u32> {
+        self.max_khz.or(self.opps.last().map(|opp| opp.khz))
+    }
+}
+
+fn policies(root: &HostTree) -> Vec<Policy> {
+    let Ok(entries) = std::fs::read_dir(root.path(format!("{CPU_DIR}/cpufreq"))) else {
+        return Vec::new();
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let ids = names.filter_map(|name| name.strip_prefix("policy")?.parse().ok());
+    let mut policies: Vec<_> = ids.filter_map(|id| policy(root, id)).collect();
+    policies.sort_unstable_by_key(|policy| policy.id);
+    policies
+}
+
+/// `None` for a policy that lost its last CPU while being read.
+fn policy(root: &HostTree, id: u32) -> Option<Policy> {
+    let file = |name: &str| format!("{CPU_DIR}/cpufreq/policy{id}/{name}");
+    let cpus: CpuList = root
+        .text(file("related_cpus"))?
+        .replace(' ', ",")
+        .parse()
+        .ok()?;
+    let listed = root.text(file("scaling_available_frequencies"));
+    let listed: Vec<u32> = listed
+        .iter()
+        .flat_map(|text| text.split_whitespace().filter_map(|khz| khz.parse().ok()))
+        .collect();
+    Some(Policy {
+        id,
+        driver: root.text(file("scaling_driver")).unwrap_or_default(),
+        governor: root.text(file("scaling_governor")).unwrap_or_default(),
+        max_khz: root.number(file("cpuinfo_max_freq")).filter(|khz| *khz > 0),
+        opps: opps(root, &cpus, listed),
+        cpus,
+    })
+}
+
+/// The frequencies that the driver lists, else those of the energy model, else
+/// those of the device tree: with what the other two know of each.
+fn opps(root: &HostTree, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
+    let model = energy_model::of_cpus(root, cpus);
+    let node = cpus.0.iter().find_map(|cpu| opp_node::of_cpu(root, *cpu));
+    let node = node.unwrap_or_default();
+    let mut khz: Vec<u32> = [
+        listed,
+        model.iter().map(|(khz, _)| *khz).collect(),
+        node.iter().map(|opp| opp.khz).collect(),
+    ]
+    .into_iter()
+    .find(|khz| !khz.is_empty())
+    .unwrap_or_default();
+    khz.sort_unstable();
+    khz.dedup();
+    let opp = |khz| {
+        let in_node = node.iter().find(|opp| opp.khz == khz);
+        let in_model = model.iter().find(|(of, _)| *of == khz);
+        Opp {
+            khz,
+            uv: in_node.and_then(|opp| opp.uv),
+            uw: in_model
+                .map(|(_, uw)| *uw)
+                .or(in_node.and_then(|opp| opp.uw)),
+        }
+    };
+    let mut opps: Vec<Opp> = khz.into_iter().filter(|khz| *khz > 0).map(opp).collect();
+    // A table has a voltage for all of its points or for none; power likewise.
+    if opps.iter().any(|opp| opp.uv.is_none()) {
+        opps.iter_mut().for_each(|opp| opp.uv = None);
+    }
+    if opps.iter().any(|opp| opp.uw.is_none()) {
+        opps.iter_mut().for_each(|opp| opp.uw = None);
+    }
+    opps
+}
+
+#[cfg(test)]
+mod tests {
+    //! A fake tree gives the facts it holds; what it lacks is left out.
+
+    use super::*;
+    use crate::fake_host::FakeHost;
+
+    #[test]
+    fn capacities_and_policies_are_the_trees() {
+        let host = FakeHost::two_plus_two();
+        let cpus = HostCpus::read(&host.root());
+        let capacities: Vec<_> = cpus.cpus.iter().map(|cpu| cpu.capacity).collect();
+        assert_eq!(capacities, [Some(329), Some(329), Some(1024), Some(1024)]);
+        assert_eq!(cpus.online().to_string(), "0-3");
+        let little = cpus.policy_of(1).unwrap();
+        assert_eq!((little.id, little.max_khz), (0, Some(1_800_000)));
+        assert_eq!(little.opps.len(), 4);
+        assert_eq!(cpus.policy_of(3).unwrap().id, 2);
+        assert_eq!(cpus.policy_of(4), None);
+    }
+
+    #[test]
+    fn an_offline_cpu_is_present() {
+        let host = FakeHost::two_plus_two();
+        host.write("sys/devices/system/cpu/online", "0,2-3");
+        let cpus = HostCpus::read(&host.root());
+        assert!(!cpus.cpu(1).unwrap().online);
+        assert_eq!(cpus.online().to_string(), "0,2-3");
+    }
+
+    #[test]
+    fn an_empty_tree_gives_no_facts() {
+        let host = FakeHost::empty();
+        assert_eq!(HostCpus::read(&host.root()), HostCpus::default());
+    }
+
+    #[test]
+    fn garbage_gives_no_facts() {
+        let host = FakeHost::two_plus_two();
+        host.write("sys/devices/system/cpu/cpu0/cpu_capacity", "4096");
+        host.write("sys/devices/system/cpu/cpu1/cpu_capacity", "many");
+        let policy = "sys/devices/system/cpu/cpufreq/policy0";
+        host.write(
+            &format!("{policy}/scaling_available_frequencies"),
+            "fast 0 600000",
+        );
+        host.write(&format!("{policy}/cpuinfo_max_freq"), "-1");
+        host.write("sys/devices/system/cpu/cpufreq/policy2/related_cpus", "?");
+        let cpus = HostCpus::read(&host.root());
+        assert_eq!((cpus.cpus[0].capacity, cpus.cpus[1].capacity), (None, None));
+        assert_eq!(cpus.policies.len(), 1);
+        assert_eq!(cpus.policies[0].opps.len(), 1);
+        assert_eq!(cpus.policies[0].top_khz(), Some(600_000));
+    }
+
+    /// Voltage and power of the little policy's points.
+    fn values(host: &FakeHost) -> Vec<(Option<u32>, Option<u32>)> {
+        let opps = HostCpus::read(&host.root()).policies[0].opps.clone();
+        opps.iter().map(|opp| (opp.uv, opp.uw)).collect()
+    }
+
+    const LITTLE: [(u32, u32, u32); 4] = [
+        (600_000, 600_000, 1),
+        (1_000_000, 675_000, 2),
+        (1_400_000, 775_000, 3),
+        (1_800_000, 900_000, 4),
+    ];
+
+    #[test]
+    fn power_comes_from_the_energy_model_and_voltage_from_the_device_tree() {
+        let host = FakeHost::two_plus_two();
+        let power = LITTLE.map(|(khz, _, uw)| (khz, uw * 1000));
+        host.opp_node(0, &LITTLE);
+        assert_eq!(
+            values(&host),
+            LITTLE.map(|(_, uv, uw)| (Some(uv), Some(uw)))
+        );
+        host.energy_model(0, "0x1", &power);
+        assert_eq!(
+            values(&host),
+            LITTLE.map(|(_, uv, uw)| (Some(uv), Some(uw * 1000)))
+        );
+    }
+
+    #[test]
+    fn a_value_that_not_all_points_have_is_left_out() {
+        let host = FakeHost::two_plus_two();
+        host.opp_node(0, &LITTLE[1..]);
+        assert_eq!(values(&host), [(None, None); 4]);
+        host.energy_model(0, "0x3", &LITTLE.map(|(khz, _, uw)| (khz, uw)));
+        assert_eq!(values(&host), LITTLE.map(|(_, _, uw)| (None, Some(uw))));
+    }
+
+    #[test]
+    fn without_a_drivers_list_the_energy_model_gives_the_frequencies() {
+        let host = FakeHost::two_plus_two();
+        host.remove("sys/devices/system/cpu/cpufreq/policy2/scaling_available_frequencies");
+        host.energy_model(2, "0x1", &[(900_000, 5), (700_000, 4)]);
+        let opps = HostCpus::read(&host.root()).policies[1].opps.clone();
+        assert_eq!(
+            opps.iter().map(|opp| opp.khz).collect::<Vec<_>>(),
+            [700_000, 900_000]
+        );
+    }
+
+    #[test]
+    fn power_in_another_scale_than_microwatts_is_left_out() {
+        let host = FakeHost::two_plus_two();
+        host.energy_model(0, "0x4", &[(600_000, 45_000)]);
+        host.energy_model(2, "0x5", &[(700_000, 45_000)]);
+        let cpus = HostCpus::read(&host.root());
+        assert!(
+            cpus.policies
+                .iter()
+                .all(|policy| policy.opps[0].uw.is_none())
+        );
+    }
+}

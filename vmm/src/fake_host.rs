@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A directory that stands for a host's `/sys` and `/proc` in unit tests.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::facts::HostTree;
+
+const CPU: &str = "sys/devices/system/cpu";
+const LITTLE_KHZ: &str = "600000 1000000 1400000 1800000";
+const BIG_KHZ: &str = "700000 1200000 1700000 2200000 2800000";
+
+/// Removed with everything in it when dropped.
+pub struct FakeHost(TempDir);
+
+impl FakeHost {
+    pub fn empty() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    /// The default topology: 2 little CPUs up to 1.8 GHz, 2 big up to 2.8 GHz.
+    pub fn two_plus_two() -> Self {
+        let host = Self::empty();
+        for list in ["present", "online"] {
+            host.write(&format!("{CPU}/{list}"), "0-3\n");
+        }
+        for (cpu, capacity) in [(0, "329"), (1, "329"), (2, "1024"), (3, "1024")] {
+            host.write(&format!("{CPU}/cpu{cpu}/cpu_capacity"), capacity);
+        }
+        host.policy(0, "0 1", LITTLE_KHZ, "1800000");
+        host.policy(2, "2 3", BIG_KHZ, "2800000");
+        host
+    }
+
+    pub fn policy(&self, id: u32, cpus: &str, khz: &str, max_khz: &str) {
+        for (name, value) in [
+            ("related_cpus", cpus),
+            ("scaling_driver", "lab\n"),
+            ("scaling_governor", "schedutil\n"),
+            ("scaling_available_frequencies", khz),
+            ("cpuinfo_max_freq", max_khz),
+        ] {
+            self.write(&format!("{CPU}/cpufreq/policy{id}/{name}"), value);
+        }
+    }
+
+    pub fn energy_model(&self, cpu: u32, flags: &str, states: &[(u32, u32)]) {
+        let dir = format!("sys/kernel/debug/energy_model/cpu{cpu}");
+        self.write(&format!("{dir}/flags"), flags);
+        for (khz, uw) in states {
+            self.write(&format!("{dir}/ps:{khz}/frequency"), khz.to_string());
+            self.write(&format!("{dir}/ps:{khz}/power"), uw.to_string());
+        }
+    }
+
+    /// A table of (kHz, µV, µW) in the device tree, and the CPU's link to it.
+    pub fn opp_node(&self, cpu: u32, opps: &[(u32, u32, u32)]) {
+        let base = "sys/firmware/devicetree/base";
+        let table = format!("{base}/opp-table-{cpu}");
+        let phandle = (0x10 + cpu).to_be_bytes();
+        self.write(&format!("{table}/phandle"), phandle);
+        self.write(
+            &format!("{CPU}/cpu{cpu}/of_node/operating-points-v2"),
+            phandle,
+        );
+        for (khz, uv, uw) in opps {
+            let opp = format!("{table}/opp-{khz}");
+            let hz = (u64::from(*khz) * 1000).to_be_bytes();
+            self.write(&format!("{opp}/opp-hz"), hz);
+            self.write(&format!("{opp}/opp-microvolt"), uv.to_be_bytes());
+            self.write(&format!("{opp}/opp-microwatt"), uw.to_be_bytes());
+        }
+    }
+
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    pub fn remove(&self, path: &str) {
+        let path = self.0.path().join(path);
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap();
+        } else {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    pub fn root(&self) -> HostTree {
+        HostTree::at(self.0.path())
+    }
+}

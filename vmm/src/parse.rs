@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The value syntax that the command line and the TOML file share: CPU lists,
+//! performance tables, memory sizes, ratios. From text to checked types.
+
+use std::{fmt, str::FromStr};
+
+use serde::Deserialize;
+use vcpufreq_dt::Opp;
+
+/// The largest CPU number that is accepted; Linux counts in less than 16 bits.
+const MAX_CPU: u32 = 65_535;
+
+/// CPUs in the kernel's list syntax, `0,2-3`: rising, without doubles.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "Text")]
+pub struct CpuList(pub Vec<u32>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut cpus = Vec::new();
+        for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (cpu_number(first)?, cpu_number(last)?);
+            if first > last {
+                return Err(format!("CPU range {part} runs backwards"));
+            }
+            cpus.extend(first..=last);
+        }
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(Self(cpus))
+    }
+}
+
+fn cpu_number(text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
+        _ => Err(format!("'{text}' is no CPU number")),
+    }
+}
+
+impl fmt::Display for CpuList {
+    /// The kernel's list syntax, ranges joined.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.0.chunk_by(|a, b| a + 1 == *b);
+        for (n, run) in runs.enumerate() {
+            let comma = if n == 0 { "" } else { "," };
+            match run {
+                [one] => write!(f, "{comma}{one}")?,
+                [first, .., last] => write!(f, "{comma}{first}-{last}")?,
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A TOML value that may be written as a string or as a bare number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string or a number")]
+enum Text {
+    Integer(i64),
+    Float(f64),
+    String(String),
+}
+
+impl fmt::Display for Text {
+    /// A float is written as the file has it (the shortest digits that give
+    /// it), so that no arithmetic is done in floating point.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Integer(number) => number.fmt(f),
+            Self::Float(number) => number.fmt(f),
+            Self::String(text) => text.fmt(f),
+        }
+    }
+}
+
+macro_rules! from_text {
+    ($($kind:ty),*) => {$(
+        impl TryFrom<Text> for $kind {
+            type Error = String;
+
+            fn try_from(text: Text) -> Result<Self, String> {
+                text.to_string().parse()
+            }
+        }
+    )*};
+}
+from_text!(CpuList, Table, MemSize, IpcRatio);
+
+/// A performance table as the user writes it: `KHZ[:UV[:UW]],...`. The rules of
+/// a table (1 to 64 entries, rising) are checked where the vCPU is known.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "TableForm")]
+pub struct Table(pub Vec<Opp>);
+
+/// The table in TOML: the flag's text, or a list of numbers or of OPPs.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a table: a list of kHz, or of { khz, uv, uw }"
+)]
+enum TableForm {
+    Text(#[serde(deserialize_with = "table_text")] Table),
+    Khz(Vec<u32>),
+    Opps(Vec<OppForm>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OppForm {
+    khz: u32,
+    uv: Option<u32>,
+    uw: Option<u32>,
+}
+
+fn table_text<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Table, D::Error> {
+    Text::deserialize(input)?
+        .try_into()
+        .map_err(serde::de::Error::custom)
+}
+
+impl From<TableForm> for Table {
+    fn from(form: TableForm) -> Self {
+        match form {
+            TableForm::Text(table) => table,
+            TableForm::Khz(entries) => Self(entries.into_iter().map(opp_of).collect()),
+            TableForm::Opps(opps) => Self(
+                opps.into_iter()
+                    .map(|OppForm { khz, uv, uw }| Opp { khz, uv, uw })
+                    .collect(),
+            ),
+        }
+    }
+}
+
+fn opp_of(khz: u32) -> Opp {
+    Opp {
+        khz,
+        uv: None,
+        uw: None,
+    }
+}
+
+impl FromStr for Table {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let entries = text.split(',').filter(|entry| !entry.trim().is_empty());
+        entries.map(opp).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+fn opp(entry: &str) -> Result<Opp, String> {
+    let number = |text: &str| {
+        text.trim().parse::<u32>().map_err(|_| {
+            format!("'{entry}' is no table entry; write KHZ, KHZ:UV or KHZ:UV:UW as whole numbers")
+        })
+    };
+    let parts = entry
+        .split(':')
+        .map(number)
+        .collect::<Result<Vec<_>, _>>()?;
+    match parts[..] {
+        [khz] => Ok(opp_of(khz)),
+        [khz, uv] => Ok(Opp {
+            uv: Some(uv),
+            ..opp_of(khz)
+        }),
+        [khz, uv, uw] => Ok(Opp {
+            khz,
+            uv: Some(uv),
+            uw: Some(uw),
+        }),
+        _ => Err(format!("'{entry}' has more than KHZ:UV:UW")),
+    }
+}
+
+/// Memory of the guest in MiB: `512`, `512M` or `2G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
+pub struct MemSize(pub u64);
+
+impl FromStr for MemSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (digits, mib) = match text.strip_suffix(['G', 'g']) {
+            Some(digits) => (digits, 1024),
+            None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),
+        };
+        let size = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(mib));
+        size.map(Self)
+            .ok_or_else(|| format!("'{text}' is no memory size; write MiB as 512, 512M or 2G"))
+    }
+}
+
+/// Work per cycle of the vCPU against its pCPU, in thousandths: `0.75` is 750.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
+pub struct IpcRatio {
+    /// Thousandths, 1..=64000.
+    pub permille: u32,
+}
+
+impl FromStr for IpcRatio {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+        let digits = whole.chars().chain(part.chars());
+        let fits = (1..=2).contains(&whole.len()) && part.len() <= 3;
+        let number = fits && digits.clone().all(|digit| digit.is_ascii_digit());
+        let permille = format!("{whole}{part:0<3}").parse::<u32>();
+        match permille {
+            Ok(permille @ 1..=64_000) if number => Ok(Self { permille }),
+            _ => Err(format!(
+                "'{text}' is no ratio; write 0.001 to 64 with up to three decimals, as 0.75"
+            )),
+        }
+    }
+}
+
+/// A flag that speaks of vCPUs: `VCPUS=VALUE`, with a list on the left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerVcpu<T> {
+    /// The vCPUs that it holds for.
+    pub vcpus: CpuList,
+    /// What holds for each.
+    pub value: T,
+}
+
+impl<T: FromStr<Err: fmt::Display>> FromStr for PerVcpu<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (vcpus, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' lacks its vCPU; write VCPU=VALUE"))?;
+        let vcpus: CpuList = vcpus.parse()?;
+        if vcpus.0.is_empty() {
+            return Err(format!("'{text}' lacks its vCPU; write VCPU=VALUE"));
+        }
+        let value = value.parse().map_err(|why: T::Err| why.to_string())?;
+        Ok(Self { vcpus, value })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each syntax gives the value it says, and nothing else is taken.
+
+    use super::*;
+
+    fn cpus(text: &str) -> Vec<u32> {
+        text.parse::<CpuList>().unwrap().0
+    }
+
+    #[test]
+    fn a_cpu_list_is_the_kernels() {
+        assert_eq!(cpus("0,2-3"), [0, 2, 3]);
+        assert_eq!(cpus("3,1,1-2\n"), [1, 2, 3]);
+        assert_eq!(cpus(""), Vec::<u32>::new());
+        for bad in ["a", "3-1", "-1", "1-", "0x1", "65536", "0-99999999"] {
+            assert!(bad.parse::<CpuList>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_cpu_list_prints_as_it_reads() {
+        for text in ["0", "0-3", "0,2-3", "0,2,4-6,9", ""] {
+            assert_eq!(text.parse::<CpuList>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_table_carries_voltage_and_power() {
+        let table: Table = "600000,1000000:675000,1400000:775000:175000"
+            .parse()
+            .unwrap();
+        let opps: Vec<_> = table.0.iter().map(|o| (o.khz, o.uv, o.uw)).collect();
+        let expected = [
+            (600_000, None, None),
+            (1_000_000, Some(675_000), None),
+            (1_400_000, Some(775_000), Some(175_000)),
+        ];
+        assert_eq!(opps, expected);
+        for bad in ["1:2:3:4", "1.5", "-1", "1;2", "4294967296"] {
+            assert!(bad.parse::<Table>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_is_in_mib() {
+        let mib = |text: &str| text.parse::<MemSize>().map(|size| size.0);
+        assert_eq!(mib("512"), Ok(512));
+        assert_eq!(mib("512M"), Ok(512));
+        assert_eq!(mib("2G"), Ok(2048));
+        for bad in ["", "G", "1.5G", "-1", "512K", "99999999999999999999"] {
+            assert!(mib(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_in_thousandths() {
+        let permille = |text: &str| text.parse::<IpcRatio>().map(|ratio| ratio.permille);
+        let rows = [
+            ("1", 1000),
+            ("0.75", 750),
+            ("0.001", 1),
+            ("1.25", 1250),
+            ("64", 64_000),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(permille(text), Ok(expected), "{text}");
+        }
+        for bad in ["0", "0.0001", "64.001", "-1", "", ".5", "1e3", "+1", "1.+5"] {
+            assert!(permille(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_flag_names_its_vcpus() {
+        let pin: PerVcpu<CpuList> = "0-1=2-3".parse().unwrap();
+        assert_eq!((pin.vcpus.0, pin.value.0), (vec![0, 1], vec![2, 3]));
+        for bad in ["0", "=1", "x=1", "0=x"] {
+            assert!(bad.parse::<PerVcpu<CpuList>>().is_err(), "{bad}");
+        }
+    }
+}
