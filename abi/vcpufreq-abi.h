@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause) */
+/*
+ * Virtual cpufreq: the register interface between a guest and its VMM.
+ *
+ * Compatible with the device-tree binding "qemu,virtual-cpufreq" (Linux 6.13
+ * and later). One page per vCPU; registers are 32 bits, little-endian, and
+ * accessed at their natural alignment. Everything else is in README.md.
+ */
+#ifndef VCPUFREQ_ABI_H
+#define VCPUFREQ_ABI_H
+
+#define VCPUFREQ_COMPATIBLE		"qemu,virtual-cpufreq"
+
+/* Offsets in a vCPU's page. R, W: the guest reads, writes. */
+#define VCPUFREQ_REG_CUR_PERF		0x00	/* R  kHz: what the vCPU gets now */
+#define VCPUFREQ_REG_SET_PERF		0x04	/* W  kHz: what its policy asks for */
+#define VCPUFREQ_REG_PERFTBL_LEN	0x08	/* R  entries: 1 to 64, 1: no table */
+#define VCPUFREQ_REG_PERFTBL_SEL	0x0c	/* W  index: the entry to read */
+#define VCPUFREQ_REG_PERFTBL_RD		0x10	/* R  kHz: that entry, 0: there is none */
+#define VCPUFREQ_REG_PERF_DOMAIN	0x14	/* R  number: equal in one policy */
+#define VCPUFREQ_REG_EXTENSIONS		0x100	/* -  nothing is added below it */
+
+#define VCPUFREQ_REG_WIDTH		4	/* bytes: of every register */
+#define VCPUFREQ_STRIDE			0x1000	/* bytes: from one vCPU's page to the next */
+#define VCPUFREQ_REGION_ALIGN		0x10000	/* bytes: the region is aligned and padded to it */
+#define VCPUFREQ_PERFTBL_MAX		64	/* entries: of a table, at most */
+#define VCPUFREQ_VCPUS_MAX		512	/* vCPUs: of a device, at most */
+
+#endif /* VCPUFREQ_ABI_H */
