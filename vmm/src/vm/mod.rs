@@ -1,2 +1,272 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The virtual machine: KVM, guest memory, boot, run loop, bus and console.
+//! The virtual machine: from a checked configuration to a guest that has ended.
+//!
+//! ```text
+//! Kernel, Placement, fdt ─▶ arch (KVM, memory slots, GIC, registers) ─▶ VcpuThreads ─▶ Bus ─▶ devices
+//! ```
+//!
+//! Everything that can be wrong with the input is found before KVM is opened.
+//! A reset of the guest makes all KVM state anew and keeps the threads.
+//! Not here: the frequency device and what it does to the host; it comes in as
+//! an [`MmioDevice`], and hears of threads and resets through [`Hooks`].
+
+#[cfg_attr(target_arch = "aarch64", path = "arch/aarch64/mod.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "arch/x86_64/mod.rs")]
+pub mod arch;
+pub mod bus;
+pub mod console;
+pub mod fdt;
+pub mod image;
+pub mod image_header;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+mod supervise;
+mod sys;
+pub mod vcpu;
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use kvm_ioctls::Kvm;
+use thiserror::Error;
+use vcpufreq_device::VcpuId;
+use vcpufreq_dt::Machine;
+
+use crate::config::RunConfig;
+use bus::{Bus, MmioDevice};
+use image::{Initrd, Kernel, Placement};
+pub use supervise::supervise;
+use vcpu::VcpuThreads;
+
+/// What the rest of the program does at certain moments of a virtual machine.
+pub trait Hooks: Send + Sync {
+    /// Called once on each vCPU's thread, which is pinned already and hasn't
+    /// run guest code; `tid` is its id in the kernel. The thread stays the
+    /// same over resets of the guest.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()>;
+
+    /// Called when the guest resets, before it boots again; no vCPU runs.
+    fn on_reset(&self) {}
+
+    /// Something that the user should know and that doesn't end anything: the
+    /// cause and the next step, in one line.
+    fn on_warning(&self, text: &str);
+}
+
+/// What the virtual machine gets from the rest of the program.
+pub struct Host {
+    /// What happens at which moment.
+    pub hooks: Arc<dyn Hooks>,
+    /// The vcpufreq registers and their size in bytes, if the guest gets them;
+    /// they are put at [`layout::CPUFREQ_BASE`].
+    pub cpufreq: Option<(Arc<dyn MmioDevice>, u64)>,
+}
+
+/// Why a virtual machine has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExitReason {
+    /// The guest has turned itself off, or all its vCPUs have halted for good.
+    PowerOff,
+    /// Ctrl-A x.
+    Quit,
+    /// This signal asked the program to end.
+    Signal(i32),
+    /// The guest reports its own crash.
+    Crashed,
+    /// KVM can't go on with this vCPU.
+    Failed {
+        /// Which one.
+        vcpu: usize,
+        /// What KVM said.
+        what: String,
+    },
+}
+
+/// How a virtual machine went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunReport {
+    /// Why it has ended.
+    pub reason: ExitReason,
+    /// How many times the guest has started again.
+    pub resets: u64,
+    /// Accesses of the guest that no device claimed.
+    pub unclaimed: u64,
+}
+
+impl ExitReason {
+    /// The program's exit status: 0 when guest or user ended it, 2 otherwise.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::PowerOff | Self::Quit => 0,
+            Self::Signal(_) | Self::Crashed | Self::Failed { .. } => 2,
+        }
+    }
+
+    /// One line for the user, when there is something to say.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            Self::PowerOff | Self::Quit => None,
+            Self::Signal(signal) => Some(format!("ended by signal {signal}")),
+            Self::Crashed => Some("the guest reports a crash; see its console".to_owned()),
+            Self::Failed { vcpu, what } => Some(format!("vCPU {vcpu} can't go on: {what}")),
+        }
+    }
+}
+
+/// Why there is no virtual machine.
+#[derive(Debug, Error)]
+pub enum VmError {
+    /// KVM can't be opened.
+    #[error("can't open {}: {source}; {next}", path.display())]
+    NoKvm {
+        /// The KVM device.
+        path: PathBuf,
+        /// What the host said.
+        source: io::Error,
+        /// What to do.
+        next: &'static str,
+    },
+    /// The path has a NUL byte.
+    #[error("{} is no path of a KVM device", path.display())]
+    KvmPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// More vCPUs than this host's KVM can run.
+    #[error("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus")]
+    TooManyVcpus {
+        /// vCPUs asked for.
+        vcpus: u16,
+        /// What KVM has room for.
+        max: usize,
+    },
+    /// The device tree is larger than Linux takes.
+    #[error(
+        "the guest's device tree has {len} bytes, more than the {max} that Linux takes; give fewer vCPUs, or vCPUs that share OPP tables"
+    )]
+    FdtTooLarge {
+        /// Its bytes.
+        len: usize,
+        /// The limit.
+        max: u64,
+    },
+    /// The memory ends beyond the guest-physical addresses that KVM has.
+    #[error(
+        "{mem_mib} MiB of memory is more than the {max_mib} MiB that this host's KVM has addresses for; give less with --mem"
+    )]
+    AddressSpace {
+        /// The guest's memory in MiB.
+        mem_mib: u64,
+        /// What there is room for, in MiB.
+        max_mib: u64,
+    },
+    /// This architecture's part isn't written.
+    #[error(
+        "running a Linux guest on {arch} isn't there yet; use an arm64 host, or the emulated one (make lab-shell)"
+    )]
+    NotThereYet {
+        /// The architecture.
+        arch: &'static str,
+    },
+}
+
+/// A Linux guest to be: checked, and nothing of it in KVM.
+pub struct LinuxBoot<'a> {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The initrd, if there is one.
+    pub initrd: Option<Initrd>,
+    /// Where they go.
+    pub place: Placement,
+    /// The device tree.
+    pub fdt: &'a [u8],
+    /// How many vCPUs.
+    pub vcpus: u16,
+    /// Whether the guest is told its stolen time.
+    pub pvtime: bool,
+    /// Whom to warn.
+    pub hooks: &'a dyn Hooks,
+}
+
+/// Boots the guest that `config` describes, with the CPUs of `machine`, and
+/// returns when it has ended: all threads are joined and the terminal is as it
+/// was.
+///
+/// # Errors
+/// [`image::ImageError`], [`VmError`], [`memory::MemoryError`] or what a hook
+/// returned; with a context that says what was being done.
+pub fn run(config: &RunConfig, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
+    image::check_cmdline(&config.cmdline)?;
+    let kernel = Kernel::open(&config.kernel)?;
+    let initrd = config.initrd.as_deref().map(Initrd::open).transpose()?;
+    let place = Placement::new(&kernel, initrd.as_ref(), config.mem_mib)?;
+    let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+    let fdt = build_fdt(config, machine, &place)?;
+    if let Some(path) = &config.dump_dtb {
+        std::fs::write(path, &fdt)
+            .with_context(|| format!("can't write the device tree to {}", path.display()))?;
+    }
+    let mut guest = arch::linux_guest(LinuxBoot {
+        kernel,
+        initrd,
+        place,
+        fdt: &fdt,
+        vcpus,
+        pvtime: config.pvtime,
+        hooks: &*host.hooks,
+    })?;
+    let kvm = open_kvm(&config.kvm_device)?;
+    let max = kvm.get_max_vcpus();
+    if usize::from(vcpus) > max {
+        return Err(VmError::TooManyVcpus { vcpus, max }.into());
+    }
+    let pins: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect();
+    let threads = VcpuThreads::spawn(&pins, &host.hooks)?;
+    supervise(&mut guest, &kvm, threads, host)
+}
+
+fn build_fdt(config: &RunConfig, machine: &Machine, place: &Placement) -> anyhow::Result<Vec<u8>> {
+    let fdt = fdt::build(machine, &config.cmdline, place)
+        .context("can't describe the guest in a device tree")?;
+    let len = fdt.len();
+    let max = image::FDT_MAX;
+    if u64::try_from(len).is_ok_and(|len| len <= max) {
+        return Ok(fdt);
+    }
+    Err(VmError::FdtTooLarge { len, max }.into())
+}
+
+/// Opens the KVM device at `path`.
+fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| VmError::KvmPath {
+        path: path.to_owned(),
+    })?;
+    Kvm::new_with_path(&name).map_err(|error| {
+        let source = io::Error::from_raw_os_error(error.errno());
+        let next = match source.kind() {
+            io::ErrorKind::NotFound => {
+                "this host has no KVM: load its module or turn virtualization on in its firmware"
+            }
+            io::ErrorKind::PermissionDenied => "join the group that owns it, usually kvm",
+            _ => "see what vcpufreq doctor says",
+        };
+        let path = path.to_owned();
+        VmError::NoKvm { path, source, next }
+    })
+}
+
+/// Puts the devices that every guest has on a bus.
+fn attach_cpufreq(bus: &mut Bus, host: &Host) -> Result<(), bus::BusError> {
+    match &host.cpufreq {
+        Some((device, size)) => bus.insert(layout::CPUFREQ_BASE, *size, device.clone()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! arm64: a Linux guest with GICv3, PSCI, arch timer and stolen time, all of
+//! them in KVM.
+
+mod gic;
+mod pvtime;
+mod registers;
+
+use anyhow::Context;
+use kvm_bindings::{
+    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, KVM_EXIT_ARM_NISV,
+    kvm_enable_cap, kvm_vcpu_events, kvm_vcpu_init,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use linux_loader::loader::{KernelLoader, PE};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::bus::Bus;
+use super::machine::{Boot, Machine};
+use super::memory::{Access, Memory, Region};
+use super::vcpu::VcpuEnd;
+use super::{LinuxBoot, VmError, layout};
+
+/// A Linux guest to boot.
+pub struct LinuxGuest<'a> {
+    boot: LinuxBoot<'a>,
+    warned: bool,
+}
+
+/// The guest that `boot` describes.
+pub fn linux_guest(boot: LinuxBoot<'_>) -> Result<LinuxGuest<'_>, VmError> {
+    let warned = false;
+    Ok(LinuxGuest { boot, warned })
+}
+
+impl Boot for LinuxGuest<'_> {
+    fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine> {
+        self.check_address_space(kvm)?;
+        let vm = kvm.create_vm().context("KVM can't create a VM")?;
+        report_bad_accesses(&vm);
+        let mut memory = Memory::new();
+        let ram = Region {
+            base: layout::RAM_BASE,
+            size: self.boot.place.ram_size,
+            access: Access::ReadWrite,
+        };
+        memory.add(&vm, ram)?;
+        let entry = self.load(&memory)?;
+        let vcpus = (0..self.boot.vcpus)
+            .map(|vcpu| vm.create_vcpu(u64::from(vcpu)))
+            .collect::<Result<Vec<_>, _>>()
+            .context("KVM can't create the vCPUs")?;
+        self.set_up_pvtime(&vm, &mut memory, &vcpus)?;
+        init_vcpus(&vm, &vcpus)?;
+        gic::create(&vm, self.boot.vcpus)?;
+        // Needs the GIC: until it is there, KVM has nothing to route to.
+        vm.register_irqfd(console, layout::UART_SPI)
+            .context("KVM can't connect the console's interrupt")?;
+        if let Some(first) = vcpus.first() {
+            registers::set_entry(first, entry, self.boot.place.fdt)
+                .context("can't set the entry point of vCPU 0")?;
+        }
+        Ok(Machine { vcpus, vm, memory })
+    }
+}
+
+impl LinuxGuest<'_> {
+    fn check_address_space(&self, kvm: &Kvm) -> Result<(), VmError> {
+        // Without the extension, KVM gives every guest 40 bits.
+        let bits = match kvm.check_extension(Cap::ArmVmIPASize) {
+            true => u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(40),
+            false => 40,
+        };
+        let max_mib = (1u64 << bits.min(63)).saturating_sub(layout::RAM_BASE) >> 20;
+        let mem_mib = self.boot.place.ram_size >> 20;
+        if mem_mib > max_mib {
+            return Err(VmError::AddressSpace { mem_mib, max_mib });
+        }
+        Ok(())
+    }
+
+    /// Puts kernel, device tree and initrd into `memory`; returns the entry point.
+    fn load(&mut self, memory: &Memory) -> anyhow::Result<u64> {
+        let LinuxBoot {
+            kernel,
+            initrd,
+            place,
+            fdt,
+            ..
+        } = &mut self.boot;
+        let map = memory.map();
+        let path = kernel.file.path().display().to_string();
+        let kernel = kernel.file.rewound();
+        let kernel = kernel.with_context(|| format!("can't read kernel {path}"))?;
+        let loaded = PE::load(map, Some(GuestAddress(place.kernel_block)), kernel, None)
+            .with_context(|| format!("can't load kernel {path}"))?;
+        map.write_slice(fdt, GuestAddress(place.fdt))
+            .context("can't put the device tree into the guest's memory")?;
+        if let (Some(initrd), Some((start, len))) = (initrd, place.initrd) {
+            let path = initrd.file.path().display().to_string();
+            let context = || format!("can't load initrd {path}");
+            let file = initrd.file.rewound().with_context(context)?;
+            map.read_exact_volatile_from(GuestAddress(start), file, usize::try_from(len)?)
+                .with_context(context)?;
+        }
+        Ok(loaded.kernel_load.0)
+    }
+
+    fn set_up_pvtime(
+        &mut self,
+        vm: &VmFd,
+        memory: &mut Memory,
+        vcpus: &[VcpuFd],
+    ) -> anyhow::Result<()> {
+        if !self.boot.pvtime {
+            return Ok(());
+        }
+        if vcpus.iter().all(pvtime::is_supported) {
+            return pvtime::set_up(vm, memory, vcpus);
+        }
+        if !std::mem::replace(&mut self.warned, true) {
+            self.boot.hooks.on_warning(
+                "this host's KVM has no stolen time: the guest takes time that the host \
+                 gave to others for its own; use a kernel with CONFIG_SCHED_INFO",
+            );
+        }
+        Ok(())
+    }
+}
+
+fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> anyhow::Result<()> {
+    let mut init = kvm_vcpu_init::default();
+    vm.get_preferred_target(&mut init)
+        .context("KVM doesn't say which kind of CPU it can offer")?;
+    init.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
+    for (index, vcpu) in vcpus.iter().enumerate() {
+        vcpu.vcpu_init(&init)
+            .with_context(|| format!("KVM can't initialise vCPU {index}"))?;
+        // The first boots; the others wait for its CPU_ON.
+        init.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
+    }
+    Ok(())
+}
+
+/// Makes KVM hand over accesses that it can't decode (a load pair from a
+/// device, say), instead of giving up on the guest.
+fn report_bad_accesses(vm: &VmFd) {
+    let cap = kvm_enable_cap {
+        cap: KVM_CAP_ARM_NISV_TO_USER,
+        ..Default::default()
+    };
+    // Kernels before 5.5 don't have it; there such an access ends the guest.
+    let _ = vm.enable_cap(&cap);
+}
+
+/// What to do on an exit that only this architecture has.
+pub fn handle_exit(vcpu: &VcpuFd, reason: u32, bus: &Bus) -> Option<VcpuEnd> {
+    if reason != KVM_EXIT_ARM_NISV {
+        return Some(VcpuEnd::Failed(format!(
+            "KVM exits for a reason that isn't handled: {reason}"
+        )));
+    }
+    bus.count_unclaimed();
+    // As a bus does that can't carry out an access: an external abort.
+    let mut events = kvm_vcpu_events::default();
+    events.exception.ext_dabt_pending = 1;
+    match vcpu.set_vcpu_events(&events) {
+        Ok(()) => None,
+        Err(error) => Some(VcpuEnd::Failed(format!(
+            "the guest made an access that KVM can't decode, and KVM refused an abort: {error}"
+        ))),
+    }
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! x86-64: memory slots, bus, run loop and devices are real; what a Linux guest
+//! needs to boot isn't there yet.
+
+use kvm_ioctls::{Kvm, VcpuFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::bus::Bus;
+use super::machine::{Boot, Machine};
+use super::vcpu::VcpuEnd;
+use super::{LinuxBoot, VmError};
+
+/// A Linux guest: none can be made yet.
+pub enum LinuxGuest {}
+
+impl Boot for LinuxGuest {
+    fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+        match *self {}
+    }
+}
+
+/// Says that a Linux guest can't be booted here.
+pub fn linux_guest(_boot: LinuxBoot<'_>) -> Result<LinuxGuest, VmError> {
+    Err(VmError::NotThereYet { arch: "x86-64" })
+}
+
+/// What to do on an exit that only this architecture has.
+pub fn handle_exit(_vcpu: &VcpuFd, reason: u32, _bus: &Bus) -> Option<VcpuEnd> {
+    Some(VcpuEnd::Failed(format!(
+        "KVM exits for a reason that isn't handled: {reason}"
+    )))
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The MMIO bus: which device answers at which guest-physical address.
+//!
+//! Built before the first vCPU runs and constant from then on, so a look-up
+//! takes no lock. An access that no device claims, or that runs over the end
+//! of one, reads as 0 or is dropped, and is counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use thiserror::Error;
+use vcpufreq_device::{Actuator, Events, MmioRegion, Source};
+
+/// Something that answers guest accesses to a range of addresses.
+///
+/// Called on the thread of the vCPU that made the access. Whatever a guest
+/// does, neither function may panic or block on another vCPU.
+pub trait MmioDevice: Send + Sync {
+    /// Fills `data` with what the guest reads at `offset` from the range's start.
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Takes what the guest writes at `offset` from the range's start.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+impl<A: Actuator, S: Source, E: Events> MmioDevice for MmioRegion<A, S, E> {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        Self::read(self, offset, data);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        Self::write(self, offset, data);
+    }
+}
+
+/// Why a range can't be put on the bus.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BusError {
+    /// The range has no bytes, or runs over the end of the address space.
+    #[error("bus range at {base:#x} with {size:#x} bytes is empty or wraps around")]
+    BadRange {
+        /// First address.
+        base: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The range shares addresses with one that is there already.
+    #[error("bus range at {base:#x} with {size:#x} bytes overlaps the one at {other:#x}")]
+    Overlap {
+        /// First address.
+        base: u64,
+        /// Bytes.
+        size: u64,
+        /// First address of the range that is there already.
+        other: u64,
+    },
+}
+
+struct Range {
+    base: u64,
+    last: u64,
+    device: Arc<dyn MmioDevice>,
+}
+
+/// Devices by address.
+#[derive(Default)]
+pub struct Bus {
+    ranges: Vec<Range>,
+    unclaimed: AtomicU64,
+}
+
+impl Bus {
+    /// A bus without devices.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts `device` at `base`, for `size` bytes.
+    pub fn insert(
+        &mut self,
+        base: u64,
+        size: u64,
+        device: Arc<dyn MmioDevice>,
+    ) -> Result<(), BusError> {
+        let last = size
+            .checked_sub(1)
+            .and_then(|rest| base.checked_add(rest))
+            .ok_or(BusError::BadRange { base, size })?;
+        if let Some(range) = self
+            .ranges
+            .iter()
+            .find(|r| r.base <= last && base <= r.last)
+        {
+            return Err(BusError::Overlap {
+                base,
+                size,
+                other: range.base,
+            });
+        }
+        let at = self.ranges.partition_point(|r| r.base < base);
+        self.ranges.insert(at, Range { base, last, device });
+        Ok(())
+    }
+
+    /// A guest's read: fills all of `data`.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address, data.len()) {
+            Some((device, offset)) => device.read(offset, data),
+            None => {
+                data.fill(0);
+                self.count_unclaimed();
+            }
+        }
+    }
+
+    /// A guest's write.
+    pub fn write(&self, address: u64, data: &[u8]) {
+        match self.find(address, data.len()) {
+            Some((device, offset)) => device.write(offset, data),
+            None => self.count_unclaimed(),
+        }
+    }
+
+    /// Counts an access that went nowhere.
+    pub fn count_unclaimed(&self) {
+        self.unclaimed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Accesses so far that no device claimed.
+    pub fn unclaimed(&self) -> u64 {
+        self.unclaimed.load(Ordering::Relaxed)
+    }
+
+    fn find(&self, address: u64, len: usize) -> Option<(&dyn MmioDevice, u64)> {
+        let rest = u64::try_from(len).ok()?.checked_sub(1)?;
+        let last = address.checked_add(rest)?;
+        let after = self.ranges.partition_point(|r| r.base <= address);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        (last <= range.last).then(|| (&*range.device, address - range.base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Answers with its own number and keeps what was asked of it.
+    #[derive(Default)]
+    struct Recorder {
+        answer: u8,
+        writes: Mutex<Vec<(u64, Vec<u8>)>>,
+    }
+
+    impl MmioDevice for Recorder {
+        fn read(&self, _offset: u64, data: &mut [u8]) {
+            data.fill(self.answer);
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) {
+            self.writes.lock().unwrap().push((offset, data.to_vec()));
+        }
+    }
+
+    fn recorder(answer: u8) -> Arc<Recorder> {
+        Arc::new(Recorder {
+            answer,
+            ..Recorder::default()
+        })
+    }
+
+    #[test]
+    fn an_access_reaches_the_device_at_its_address() {
+        let (low, high) = (recorder(1), recorder(2));
+        let mut bus = Bus::new();
+        bus.insert(0x2000, 0x1000, high.clone()).unwrap();
+        bus.insert(0x1000, 0x1000, low.clone()).unwrap();
+        let mut data = [0; 4];
+        bus.read(0x1ffc, &mut data);
+        assert_eq!(data, [1; 4]);
+        bus.read(0x2000, &mut data);
+        assert_eq!(data, [2; 4]);
+        bus.write(0x2ffe, &[7, 8]);
+        assert_eq!(*high.writes.lock().unwrap(), [(0xffe, vec![7, 8])]);
+        assert_eq!(bus.unclaimed(), 0);
+    }
+
+    #[test]
+    fn an_unclaimed_access_reads_zero_and_is_counted() {
+        let mut bus = Bus::new();
+        bus.insert(0x1000, 0x1000, recorder(1)).unwrap();
+        for address in [0, 0xfff, 0x1ffd, 0x2000, u64::MAX] {
+            let mut data = [0xaa; 4];
+            bus.read(address, &mut data);
+            assert_eq!(data, [0; 4], "at {address:#x}");
+            bus.write(address, &data);
+        }
+        bus.read(0x1000, &mut []);
+        assert_eq!(bus.unclaimed(), 11);
+    }
+
+    #[test]
+    fn overlapping_and_impossible_ranges_are_refused() {
+        let mut bus = Bus::new();
+        bus.insert(0x1000, 0x1000, recorder(0)).unwrap();
+        let rows = [
+            ("the same", 0x1000, 0x1000, true),
+            ("over the start", 0x800, 0x801, true),
+            ("over the end", 0x1fff, 1, true),
+            ("around it", 0, 0x4000, true),
+            ("empty", 0x8000, 0, false),
+            ("wrapping", u64::MAX, 2, false),
+        ];
+        for (name, base, size, overlap) in rows {
+            let error = bus.insert(base, size, recorder(0)).unwrap_err();
+            assert_eq!(matches!(error, BusError::Overlap { .. }), overlap, "{name}");
+        }
+        bus.insert(0x800, 0x800, recorder(0)).unwrap();
+        bus.insert(0x2000, 1, recorder(0)).unwrap();
+        bus.insert(u64::MAX, 1, recorder(0)).unwrap();
+    }
+}

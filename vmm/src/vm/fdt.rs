@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device tree that an arm64 guest boots with.
+//!
+//! CPUs, OPP tables and the vcpufreq node come from `vcpufreq_dt`; here is the
+//! rest of the board. Bindings: Linux `Documentation/devicetree/bindings`
+//! (`arm,gic-v3`, `arm,arch_timer`, `psci`, `serial/8250`).
+
+use vcpufreq_dt::{Machine, Nodes};
+use vm_fdt::{Error, FdtWriter};
+
+use super::image::Placement;
+use super::layout::{
+    GICD_BASE, GICD_SIZE, GICR_BASE, GICR_STRIDE, RAM_BASE, UART_BASE, UART_SIZE, UART_SPI,
+};
+
+/// Phandle of the GIC; those of `vcpufreq_dt` come after it.
+const GIC_PHANDLE: u32 = 1;
+/// First interrupt cell: shared or private peripheral interrupt.
+const SPI: u32 = 0;
+const PPI: u32 = 1;
+/// Third interrupt cell.
+const EDGE_RISING: u32 = 1;
+const LEVEL_HIGH: u32 = 4;
+/// Secure, non-secure, virtual and hypervisor timer as private interrupts
+/// (Arm BSA; KVM's default for the virtual one is INTID 27 = 16 + 11).
+const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
+/// Input clock of a 16550 for which its divisors are usually quoted, in Hz.
+const UART_CLOCK_HZ: u32 = 1_843_200;
+
+/// The device tree of `machine`, as a blob.
+pub fn build(machine: &Machine, cmdline: &str, place: &Placement) -> Result<Vec<u8>, Error> {
+    // At most 1024 phandles: there are always enough numbers left for them.
+    let nodes = Nodes::new(machine, GIC_PHANDLE + 1).ok_or(Error::DuplicatePhandle)?;
+    let mut fdt = FdtWriter::new()?;
+    let root = fdt.begin_node("")?;
+    fdt.property_u32("#address-cells", 2)?;
+    fdt.property_u32("#size-cells", 2)?;
+    fdt.property_string("compatible", "linux,dummy-virt")?;
+    fdt.property_string("model", "vcpufreq")?;
+    fdt.property_u32("interrupt-parent", GIC_PHANDLE)?;
+    write_chosen(&mut fdt, cmdline, place)?;
+    let memory = fdt.begin_node(&format!("memory@{RAM_BASE:x}"))?;
+    fdt.property_string("device_type", "memory")?;
+    fdt.property_array_u64("reg", &[RAM_BASE, place.ram_size])?;
+    fdt.end_node(memory)?;
+    vcpufreq_dt::write_cpus(&mut fdt, &nodes)?;
+    vcpufreq_dt::write_opp_tables(&mut fdt, &nodes)?;
+    write_psci(&mut fdt)?;
+    write_gic(&mut fdt, machine.facts().cpus.len() as u64)?;
+    write_timer(&mut fdt)?;
+    write_serial(&mut fdt)?;
+    vcpufreq_dt::write_cpufreq(&mut fdt, &nodes)?;
+    fdt.end_node(root)?;
+    fdt.finish()
+}
+
+fn write_chosen(fdt: &mut FdtWriter, cmdline: &str, place: &Placement) -> Result<(), Error> {
+    let chosen = fdt.begin_node("chosen")?;
+    fdt.property_string("bootargs", cmdline)?;
+    fdt.property_string("stdout-path", &format!("/serial@{UART_BASE:x}"))?;
+    if let Some((start, len)) = place.initrd {
+        fdt.property_u64("linux,initrd-start", start)?;
+        fdt.property_u64("linux,initrd-end", start + len)?;
+    }
+    fdt.end_node(chosen)
+}
+
+fn write_psci(fdt: &mut FdtWriter) -> Result<(), Error> {
+    let psci = fdt.begin_node("psci")?;
+    let compatible = ["arm,psci-1.0", "arm,psci-0.2"].map(str::to_owned);
+    fdt.property_string_list("compatible", compatible.to_vec())?;
+    fdt.property_string("method", "hvc")?;
+    fdt.end_node(psci)
+}
+
+fn write_gic(fdt: &mut FdtWriter, vcpus: u64) -> Result<(), Error> {
+    let gic = fdt.begin_node(&format!("interrupt-controller@{GICD_BASE:x}"))?;
+    fdt.property_string("compatible", "arm,gic-v3")?;
+    fdt.property_u32("#interrupt-cells", 3)?;
+    fdt.property_u32("#address-cells", 2)?;
+    fdt.property_u32("#size-cells", 2)?;
+    fdt.property_null("ranges")?;
+    fdt.property_null("interrupt-controller")?;
+    let redistributors = [GICR_BASE, vcpus * GICR_STRIDE];
+    fdt.property_array_u64("reg", &[[GICD_BASE, GICD_SIZE], redistributors].concat())?;
+    fdt.property_phandle(GIC_PHANDLE)?;
+    fdt.end_node(gic)
+}
+
+fn write_timer(fdt: &mut FdtWriter) -> Result<(), Error> {
+    let timer = fdt.begin_node("timer")?;
+    fdt.property_string("compatible", "arm,armv8-timer")?;
+    fdt.property_null("always-on")?;
+    let cells = TIMER_PPIS.map(|ppi| [PPI, ppi, LEVEL_HIGH]);
+    fdt.property_array_u32("interrupts", cells.as_flattened())?;
+    fdt.end_node(timer)
+}
+
+fn write_serial(fdt: &mut FdtWriter) -> Result<(), Error> {
+    let serial = fdt.begin_node(&format!("serial@{UART_BASE:x}"))?;
+    fdt.property_string("compatible", "ns16550a")?;
+    fdt.property_array_u64("reg", &[UART_BASE, UART_SIZE])?;
+    fdt.property_array_u32("interrupts", &[SPI, UART_SPI, EDGE_RISING])?;
+    fdt.property_u32("clock-frequency", UART_CLOCK_HZ)?;
+    fdt.end_node(serial)
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Recognises a bootable arm64 `Image` from its first bytes.
+//!
+//! The header is that of Linux `Documentation/arch/arm64/booting.rst`; whether
+//! a file was cut short is told by the PE section table that EFI-bootable
+//! kernels carry. Pure: from bytes and a length to a verdict.
+
+use thiserror::Error;
+
+/// Bytes of the arm64 boot header.
+const HEADER_LEN: usize = 64;
+/// Bytes to read of a kernel to be able to judge it: boot and PE headers.
+pub const PROBE_LEN: u64 = 4096;
+/// A kernel lies at a fixed distance from such a boundary.
+pub const BLOCK: u64 = 2 << 20;
+
+const MAGIC: &[u8] = b"ARM\x64";
+const MAGIC_AT: usize = 56;
+const TEXT_OFFSET_AT: usize = 8;
+const IMAGE_SIZE_AT: usize = 16;
+const FLAGS_AT: usize = 24;
+const FLAG_BIG_ENDIAN: u64 = 1;
+const PE_OFFSET_AT: usize = 60;
+/// Bytes of the PE signature and the COFF header behind it.
+const COFF_LEN: usize = 24;
+const SECTION_LEN: usize = 40;
+
+/// Why a file is no kernel that can be booted: the cause, then what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum HeaderError {
+    /// Shorter than its own header or sections say.
+    #[error("is truncated: it has {have} bytes of at least {need}; copy it again")]
+    Truncated {
+        /// Bytes that are there.
+        have: u64,
+        /// Bytes that its headers speak of.
+        need: u64,
+    },
+    /// A gzip file.
+    #[error("is compressed with gzip; unpack it with gunzip first")]
+    Gzip,
+    /// An EFI zboot file.
+    #[error("is an EFI zboot image; take arch/arm64/boot/Image of the same build instead")]
+    Zboot,
+    /// Something else.
+    #[error("isn't an arm64 Image (no ARM\\x64 at byte 56); give an uncompressed arm64 kernel")]
+    NotArm64,
+    /// Built for the other byte order.
+    #[error("is a big-endian kernel; give a little-endian one")]
+    BigEndian,
+    /// A kernel from before Linux 3.17, which doesn't say how much it needs.
+    #[error("doesn't say its size in memory (older than Linux 3.17); give a newer kernel")]
+    NoSize,
+    /// It wants to lie where no arm64 kernel does.
+    #[error("is damaged: it asks for an offset of {0:#x} from 2 MiB; copy it again")]
+    TextOffset(u64),
+}
+
+/// What a loader has to know of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageHeader {
+    /// Distance of the kernel from a 2 MiB boundary, in bytes.
+    pub text_offset: u64,
+    /// Bytes that it takes in memory from there.
+    pub size: u64,
+}
+
+impl ImageHeader {
+    /// Judges the first [`PROBE_LEN`] bytes (fewer if the file is shorter) of a
+    /// file of `file_len` bytes.
+    pub fn parse(head: &[u8], file_len: u64) -> Result<Self, HeaderError> {
+        let have = file_len;
+        let truncated = |need| HeaderError::Truncated { have, need };
+        if head.starts_with(&[0x1f, 0x8b]) {
+            return Err(HeaderError::Gzip);
+        }
+        if head.get(4..8) == Some(b"zimg") {
+            return Err(HeaderError::Zboot);
+        }
+        if head.len() < HEADER_LEN {
+            return Err(truncated(HEADER_LEN as u64));
+        }
+        if &head[MAGIC_AT..MAGIC_AT + MAGIC.len()] != MAGIC {
+            return Err(HeaderError::NotArm64);
+        }
+        let need = pe_file_len(head).unwrap_or(HEADER_LEN as u64);
+        if file_len < need {
+            return Err(truncated(need));
+        }
+        let field = |at| le64(head, at).unwrap_or(0);
+        if field(FLAGS_AT) & FLAG_BIG_ENDIAN != 0 {
+            return Err(HeaderError::BigEndian);
+        }
+        let (text_offset, size) = (field(TEXT_OFFSET_AT), field(IMAGE_SIZE_AT));
+        match (size, text_offset) {
+            (0, _) => Err(HeaderError::NoSize),
+            (_, BLOCK..) => Err(HeaderError::TextOffset(text_offset)),
+            // A kernel never takes less memory than its file does.
+            _ => Ok(Self {
+                text_offset,
+                size: size.max(file_len),
+            }),
+        }
+    }
+}
+
+/// The length that the PE section table asks of the file; `None` without one.
+fn pe_file_len(head: &[u8]) -> Option<u64> {
+    if !head.starts_with(b"MZ") {
+        return None;
+    }
+    let pe = usize::try_from(le32(head, PE_OFFSET_AT)?).ok()?;
+    if head.get(pe..pe.checked_add(4)?)? != b"PE\0\0" {
+        return None;
+    }
+    let sections = usize::from(le16(head, pe + 6)?);
+    let optional = usize::from(le16(head, pe + 20)?);
+    (0..sections)
+        .map(|n| {
+            let section = pe + COFF_LEN + optional + n * SECTION_LEN;
+            let size = u64::from(le32(head, section + 16)?);
+            Some(size + u64::from(le32(head, section + 20)?))
+        })
+        .try_fold(0, |longest, end| Some(end?.max(longest)))
+}
+
+fn bytes<const N: usize>(head: &[u8], at: usize) -> Option<[u8; N]> {
+    head.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn le16(head: &[u8], at: usize) -> Option<u16> {
+    bytes(head, at).map(u16::from_le_bytes)
+}
+
+fn le32(head: &[u8], at: usize) -> Option<u32> {
+    bytes(head, at).map(u32::from_le_bytes)
+}
+
+fn le64(head: &[u8], at: usize) -> Option<u64> {
+    bytes(head, at).map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+pub mod tests {
+    //! An Image is known by its magic; a shorter file than its sections is
+    //! truncated; what else people pass is named.
+
+    use super::*;
+
+    /// The length that [`image`]'s one PE section asks of the file.
+    pub const FILE_LEN: u64 = 8192;
+
+    /// The first bytes of an Image that takes `size` bytes in memory.
+    pub fn image(size: u64) -> Vec<u8> {
+        let mut head = vec![0; 512];
+        head[..2].copy_from_slice(b"MZ");
+        put(&mut head, IMAGE_SIZE_AT, &size.to_le_bytes());
+        put(&mut head, MAGIC_AT, MAGIC);
+        put(&mut head, PE_OFFSET_AT, &64_u32.to_le_bytes());
+        put(&mut head, 64, b"PE\0\0");
+        put(&mut head, 70, &1_u16.to_le_bytes());
+        let section = 64 + COFF_LEN;
+        put(&mut head, section + 16, &4096_u32.to_le_bytes());
+        put(&mut head, section + 20, &4096_u32.to_le_bytes());
+        head
+    }
+
+    fn put(head: &mut [u8], at: usize, bytes: &[u8]) {
+        head[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn size(head: &[u8], file_len: u64) -> Result<u64, HeaderError> {
+        ImageHeader::parse(head, file_len).map(|header| header.size)
+    }
+
+    #[test]
+    fn a_whole_image_says_its_size() {
+        assert_eq!(size(&image(0x10000), FILE_LEN), Ok(0x10000));
+        assert_eq!(size(&image(0x10000), 0x20000), Ok(0x20000));
+    }
+
+    #[test]
+    fn a_cut_image_is_truncated() {
+        let cut = |have, need| Err(HeaderError::Truncated { have, need });
+        assert_eq!(size(&image(1), 8191), cut(8191, FILE_LEN));
+        assert_eq!(size(&image(1)[..40], 40), cut(40, 64));
+        assert_eq!(size(&[], 0), cut(0, 64));
+    }
+
+    #[test]
+    fn a_section_table_beyond_the_probe_is_not_read_past_it() {
+        let mut head = image(0x10000);
+        put(&mut head, 70, &u16::MAX.to_le_bytes());
+        assert_eq!(size(&head, FILE_LEN), Ok(0x10000));
+        put(&mut head, PE_OFFSET_AT, &u32::MAX.to_le_bytes());
+        assert_eq!(size(&head, FILE_LEN), Ok(0x10000));
+    }
+
+    #[test]
+    fn other_files_are_named() {
+        let with = |at, bytes: &[u8]| {
+            let mut head = image(0x10000);
+            put(&mut head, at, bytes);
+            size(&head, FILE_LEN)
+        };
+        let offset = (1u64 << 21).to_le_bytes();
+        assert_eq!(with(0, &[0x1f, 0x8b]), Err(HeaderError::Gzip));
+        assert_eq!(with(4, b"zimg"), Err(HeaderError::Zboot));
+        assert_eq!(with(FLAGS_AT, &[1]), Err(HeaderError::BigEndian));
+        assert_eq!(with(IMAGE_SIZE_AT, &[0; 8]), Err(HeaderError::NoSize));
+        assert_eq!(
+            with(TEXT_OFFSET_AT, &offset),
+            Err(HeaderError::TextOffset(1 << 21))
+        );
+        assert_eq!(size(&[0x7f; 512], 512), Err(HeaderError::NotArm64));
+    }
+}

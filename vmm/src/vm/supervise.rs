@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The life of a virtual machine, seen from its main thread: start, wait for
+//! something to happen, stop, and perhaps start again.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use anyhow::Context;
+use kvm_ioctls::Kvm;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::bus::Bus;
+use super::console::{Console, Input};
+use super::machine::Boot;
+use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
+use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
+
+/// Why the vCPUs were stopped.
+enum Ended {
+    ForGood(ExitReason),
+    Reset,
+}
+
+/// Runs the guest until it ends for good.
+///
+/// Standard input and output become the guest's console meanwhile.
+///
+/// # Errors
+/// What KVM or the host refused while the guest was made.
+pub fn supervise(
+    guest: &mut dyn Boot,
+    kvm: &Kvm,
+    mut threads: VcpuThreads,
+    host: &Host,
+) -> anyhow::Result<RunReport> {
+    let signalled =
+        EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).context("can't make an eventfd")?;
+    let signals = sys::EndingSignals::divert_to(signalled.as_raw_fd())
+        .context("can't take over the signals that end a program")?;
+    let mut input = Input::open().context("can't set up the terminal")?;
+    let (mut resets, mut unclaimed) = (0, 0);
+    loop {
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+            .context("can't make an eventfd")?;
+        let machine = guest.boot(kvm, &interrupt)?;
+        let output = Box::new(io::stdout());
+        let console = Arc::new(Console::new(interrupt, output).context("can't make the console")?);
+        let mut bus = Bus::new();
+        bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
+        attach_cpufreq(&mut bus, host)?;
+        let bus = Arc::new(bus);
+        let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
+            fd,
+            bus: bus.clone(),
+        });
+        threads.start(starts.collect())?;
+        let mut watch = Watch {
+            threads: &mut threads,
+            console: &console,
+            input: &mut input,
+            signals: (&signals, &signalled),
+        };
+        let ended = watch.until_end();
+        threads.stop();
+        unclaimed += bus.unclaimed();
+        match ended? {
+            Ended::Reset => resets += 1,
+            Ended::ForGood(reason) => {
+                return Ok(RunReport {
+                    reason,
+                    resets,
+                    unclaimed,
+                });
+            }
+        }
+        host.hooks.on_reset();
+    }
+}
+
+/// What is watched while the guest runs.
+struct Watch<'a> {
+    threads: &'a mut VcpuThreads,
+    console: &'a Console,
+    input: &'a mut Input,
+    signals: (&'a sys::EndingSignals, &'a EventFd),
+}
+
+impl Watch<'_> {
+    fn until_end(&mut self) -> anyhow::Result<Ended> {
+        let stdin = io::stdin();
+        loop {
+            let ready = {
+                let (_, signalled) = self.signals;
+                // Input stays where it is until the guest can take it.
+                let source = (self.console.room() > 1).then(|| self.input.source(&stdin));
+                sys::poll([
+                    Some(self.threads.wake().as_raw_fd()),
+                    Some(signalled.as_raw_fd()),
+                    Some(self.console.room_event().as_raw_fd()),
+                    source.flatten(),
+                ])
+                .context("can't wait for the guest")?
+            };
+            let [ended, signalled, room, typed] = ready;
+            if ended && let Some(end) = self.first_end() {
+                return Ok(end);
+            }
+            if signalled && let Some(signal) = self.signals.0.last() {
+                return Ok(Ended::ForGood(ExitReason::Signal(signal)));
+            }
+            if room {
+                // Nothing to read means that it was read before: no error.
+                let _ = self.console.room_event().read();
+            }
+            if typed && self.input.forward(self.console, &stdin) {
+                return Ok(Ended::ForGood(ExitReason::Quit));
+            }
+        }
+    }
+
+    /// What the ends of vCPUs since the last look mean for the machine.
+    fn first_end(&mut self) -> Option<Ended> {
+        while let Some((vcpu, end)) = self.threads.take_end() {
+            let reason = match end {
+                VcpuEnd::Stopped => continue,
+                VcpuEnd::Halted if self.threads.any_running() => continue,
+                VcpuEnd::Halted | VcpuEnd::PowerOff => ExitReason::PowerOff,
+                VcpuEnd::Reset => return Some(Ended::Reset),
+                VcpuEnd::Crashed => ExitReason::Crashed,
+                VcpuEnd::Failed(what) => ExitReason::Failed { vcpu, what },
+            };
+            return Some(Ended::ForGood(reason));
+        }
+        None
+    }
+}
