@@ -67,20 +67,25 @@ impl Domain {
     /// Sees to it that the newest request is put into force, by this thread or by another one that
     /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
     pub fn settle(&self, mut apply: impl FnMut(Request, Option<Demand>) -> Option<Demand>) {
+        let mut rounds = 0;
         let mut right = self.enter();
         while let Some(mut in_force) = right.take() {
-            for round in 1..=ROUNDS {
-                self.last_round.store(round == ROUNDS, SeqCst);
+            let handed_over = loop {
+                let last = rounds + 1 >= ROUNDS;
+                self.last_round.store(last, SeqCst);
                 // Pairs with the fence in `enter`: either the other writer sees `last_round`, or
                 // its request is seen here.
                 fence(SeqCst);
                 let Some(request) = self.newest.take() else {
                     self.last_round.store(false, SeqCst);
-                    break;
+                    break false;
                 };
                 *in_force = apply(request, *in_force);
-            }
-            let handed_over = self.last_round.load(SeqCst);
+                rounds += 1;
+                if last {
+                    break true;
+                }
+            };
             drop(in_force);
             // Pairs with the fence in `enter`: a writer that found the lock taken has its request
             // seen here.

@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+/// The device tree's name for the interface.
+pub const COMPATIBLE: &str = "qemu,virtual-cpufreq";
 /// Bytes of one vCPU's register page, and the distance to the next one.
 pub const REGION_STRIDE: u64 = 0x1000;
 /// The region is aligned and padded to this many bytes, the largest page size of an arm64 host.

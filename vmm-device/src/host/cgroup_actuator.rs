@@ -95,13 +95,14 @@ impl CgroupActuator {
     /// start with is the maximum, and would win over the group's.
     ///
     /// # Errors
-    /// What the kernel said; `NotFound` when there is no such vCPU.
+    /// What the kernel said; `NotFound` when there is no such vCPU. When the last step fails, the
+    /// thread's own clamp, it is in its group all the same.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
-        prepare_thread(tid)?;
         let file = self.record.domain(domain).join("cgroup.threads");
         write(&file, &tid.to_string()).map_err(io::Error::other)?;
-        self.threads.register(vcpu, tid)
+        self.threads.register(vcpu, tid)?;
+        prepare_thread(tid)
     }
 
     /// Whether all of the threads are of a kind that clamps mean nothing to. Normally looks at one.

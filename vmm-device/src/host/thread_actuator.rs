@@ -51,8 +51,8 @@ impl ThreadActuator {
     /// # Errors
     /// What the kernel said; `NotFound` when there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
-        prepare_thread(tid)?;
-        self.threads.register(vcpu, tid)
+        self.threads.register(vcpu, tid)?;
+        prepare_thread(tid)
     }
 }
 
