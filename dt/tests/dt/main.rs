@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Tests of the device tree crate, through its public interface.
+
+#[cfg(test)]
+mod blob;
+#[cfg(test)]
+mod capacity;
+#[cfg(test)]
+mod facts;
+#[cfg(test)]
+mod nodes;
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod tools;

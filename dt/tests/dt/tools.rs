@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Promises: the device tree compiler takes blob and source without a word,
+//! and they are the same tree; Linux' bindings have nothing against the nodes
+//! in a guest's tree, and would have if something were misspelt.
+//!
+//! dtc is looked for on the PATH, then in the toolchain root that
+//! `VCPUFREQ_LAB_ROOT` names; what `check-bindings` needs, it says itself.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
+use vcpufreq_dt::{Machine, Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
+
+use crate::blob::read_resolved;
+use crate::samples::{all, little_big, machine};
+
+/// dtc here, or the root's run by the root's own loader.
+fn dtc() -> Option<Command> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    if env::split_paths(&path).any(|dir| dir.join("dtc").is_file()) {
+        return Some(Command::new("dtc"));
+    }
+    let root = PathBuf::from(env::var_os("VCPUFREQ_LAB_ROOT")?);
+    let libs = root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
+    let loader = fs::read_dir(&libs).ok()?.find_map(|entry| {
+        let path = entry.ok()?.path();
+        let name = path.file_name()?.to_str()?;
+        name.starts_with("ld-linux-").then_some(path)
+    })?;
+    let mut command = Command::new(loader);
+    command
+        .arg("--library-path")
+        .arg(libs)
+        .arg(root.join("usr/bin/dtc"));
+    Some(command)
+}
+
+/// Compiles a file to a blob; warnings are findings.
+fn compile(mut dtc: Command, form: &str, file: &Path) -> Vec<u8> {
+    let output = dtc
+        .args(["-I", form, "-O", "dtb"])
+        .arg(file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.is_empty(),
+        "{}: {said}",
+        file.display()
+    );
+    output.stdout
+}
+
+#[test]
+fn dtc_takes_source_and_blob_for_the_same_tree() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, machine) in all() {
+        let (Some(first), Some(second)) = (dtc(), dtc()) else {
+            println!("SKIP: no dtc on the PATH or in VCPUFREQ_LAB_ROOT");
+            return;
+        };
+        let blob = dtb(&machine).unwrap();
+        let (source_file, blob_file) = (dir.path().join("dts"), dir.path().join("dtb"));
+        fs::write(&source_file, dts(&machine)).unwrap();
+        fs::write(&blob_file, &blob).unwrap();
+        let ours = read_resolved(&blob);
+        assert_eq!(
+            read_resolved(&compile(first, "dts", &source_file)),
+            ours,
+            "{name}"
+        );
+        assert_eq!(
+            read_resolved(&compile(second, "dtb", &blob_file)),
+            ours,
+            "{name}"
+        );
+    }
+}
+
+/// A guest's tree: the nodes with what a binding wants beside them.
+fn guest(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
+    let nodes = Nodes::new(machine, 1).unwrap();
+    let mut fdt = FdtWriter::new()?;
+    let root = fdt.begin_node("")?;
+    fdt.property_string("model", "bindings")?;
+    fdt.property_string("compatible", "linux,dummy-virt")?;
+    fdt.property_u32("#address-cells", 2)?;
+    fdt.property_u32("#size-cells", 2)?;
+    let psci = fdt.begin_node("psci")?;
+    fdt.property_string("compatible", "arm,psci-1.0")?;
+    fdt.property_string("method", "hvc")?;
+    fdt.end_node(psci)?;
+    write_cpus(&mut fdt, &nodes)?;
+    write_opp_tables(&mut fdt, &nodes)?;
+    write_cpufreq(&mut fdt, &nodes)?;
+    fdt.end_node(root)?;
+    fdt.finish()
+}
+
+/// Runs `check-bindings`; `None`, with the reason printed, where it can't be
+/// tried.
+fn check_bindings(blobs: &[PathBuf]) -> Option<Output> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("check-bindings");
+    let output = Command::new(script).args(blobs).output().unwrap();
+    if output.status.code() == Some(77) {
+        println!("SKIP: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(output)
+}
+
+#[test]
+fn bindings_have_nothing_against_the_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut blobs = Vec::new();
+    for (name, machine) in all() {
+        let file = dir.path().join(name.replace(' ', "-"));
+        fs::write(&file, guest(&machine).unwrap()).unwrap();
+        blobs.push(file);
+    }
+    if let Some(output) = check_bindings(&blobs) {
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+/// Each row spoils one name or value in the blob, at the same length. A name
+/// within an OPP isn't among them: the bindings allow any there.
+#[test]
+fn bindings_find_what_is_misspelt() {
+    let rows: [(&str, &[u8], &[u8]); 7] = [
+        (
+            "capacity-dmips-mhx",
+            b"capacity-dmips-mhz\0",
+            b"capacity-dmips-mhx\0",
+        ),
+        ("opp-sharex", b"opp-shared\0", b"opp-sharex\0"),
+        ("opq-600000000", b"opp-600000000\0", b"opq-600000000\0"),
+        (
+            "enable-method",
+            b"psci\0\0\0\0\0\0\0\x03\0\0\0\x04",
+            b"pscj\0\0\0\0\0\0\0\x03\0\0\0\x04",
+        ),
+        (
+            "qemu,virtual-cpufrek",
+            b"qemu,virtual-cpufreq\0",
+            b"qemu,virtual-cpufrek\0",
+        ),
+        (
+            "operating-points-v3",
+            b"\0operating-points-v2\0",
+            b"\0operating-points-v3\0",
+        ),
+        ("cluzter0", b"cluster0\0", b"cluzter0\0"),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let good = guest(&machine(little_big())).unwrap();
+    for (finding, from, to) in rows {
+        let at = good
+            .windows(from.len())
+            .position(|found| found == from)
+            .expect(finding);
+        let mut bad = good.clone();
+        bad[at..at + from.len()].copy_from_slice(to);
+        let file = dir.path().join("bad");
+        fs::write(&file, bad).unwrap();
+        let Some(output) = check_bindings(&[file]) else {
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{finding}: {output:?}");
+        assert!(said.contains(finding), "{finding}: {said}");
+    }
+}
