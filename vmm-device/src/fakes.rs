@@ -102,3 +102,58 @@ impl Events for RecordingEvents {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// A cgroup tree in an ordinary directory: making a group makes its control files too. Writing to
+/// them moves no process and switches nothing.
+#[cfg(feature = "host")]
+#[derive(Debug, Default)]
+pub struct DirTree {
+    busy: Mutex<Vec<std::path::PathBuf>>,
+}
+
+#[cfg(feature = "host")]
+impl DirTree {
+    /// What a new group's control files hold.
+    pub const FILES: [(&str, &str); 8] = [
+        ("cgroup.type", "domain\n"),
+        ("cgroup.controllers", "cpu\n"),
+        ("cgroup.subtree_control", "\n"),
+        ("cgroup.events", "populated 0\nfrozen 0\n"),
+        ("cgroup.procs", ""),
+        ("cgroup.threads", ""),
+        ("cpu.uclamp.min", "0.00\n"),
+        ("cpu.uclamp.max", "max\n"),
+    ];
+
+    /// From now on, groups can't be made or removed at `dirs`.
+    pub fn set_busy(&self, dirs: Vec<std::path::PathBuf>) {
+        *locked(&self.busy) = dirs;
+    }
+
+    fn check(&self, dir: &std::path::Path) -> std::io::Result<()> {
+        if locked(&self.busy).iter().any(|busy| busy == dir) {
+            return Err(std::io::ErrorKind::ResourceBusy.into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "host")]
+impl crate::host::CgroupTree for DirTree {
+    fn make(&self, dir: &std::path::Path) -> std::io::Result<()> {
+        self.check(dir)?;
+        std::fs::create_dir(dir)?;
+        for (name, text) in Self::FILES {
+            std::fs::write(dir.join(name), text)?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, dir: &std::path::Path) -> std::io::Result<()> {
+        self.check(dir)?;
+        for (name, _) in Self::FILES {
+            std::fs::remove_file(dir.join(name))?;
+        }
+        std::fs::remove_dir(dir)
+    }
+}

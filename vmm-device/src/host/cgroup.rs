@@ -150,6 +150,18 @@ pub enum CgroupError {
     },
 }
 
+impl Leftover {
+    /// What removing it needs. It has no process that could go home.
+    #[must_use]
+    pub fn record(&self) -> GroupRecord {
+        GroupRecord {
+            group: self.group.clone(),
+            origin: self.group.clone(),
+            enabled_cpu: false,
+        }
+    }
+}
+
 impl GroupRecord {
     /// The group of `domain`.
     #[must_use]

@@ -184,3 +184,42 @@ impl DomainThreads {
         members.filter_map(|(_, slot)| Tid::new(slot.load(Relaxed)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOMAIN: DomainId = DomainId(0);
+
+    /// Makes the calling thread SCHED_DEADLINE, which needs privilege.
+    fn become_deadline() -> io::Result<()> {
+        let attr = SchedAttr {
+            policy: 6,
+            runtime_ns: 1_000_000,
+            deadline_ns: 100_000_000,
+            period_ns: 100_000_000,
+            ..SchedAttr::default()
+        };
+        sys::sched_setattr(Tid::current(), &attr)
+    }
+
+    #[test]
+    fn clamps_do_not_apply_to_sched_deadline() {
+        let actuator = ThreadActuator::new(&[DOMAIN]);
+        let answer = thread::scope(|scope| {
+            let vcpu = scope.spawn(|| {
+                become_deadline()?;
+                actuator.register_thread(VcpuId(0), Tid::current())?;
+                Ok::<_, io::Error>(actuator.apply(DOMAIN, Demand::NONE))
+            });
+            vcpu.join().unwrap()
+        });
+        match answer {
+            Err(error) => println!("SKIP: no SCHED_DEADLINE here: {error}"),
+            Ok(answer) => {
+                let (domain, reason) = (DOMAIN, DEADLINE);
+                assert_eq!(answer, Err(ActuateError::NotApplicable { domain, reason }));
+            }
+        }
+    }
+}
