@@ -130,9 +130,15 @@ impl Vm {
     }
 
     /// Powers the guest off; the VMM's stderr.
-    pub fn quit(mut self) -> Result<String> {
+    pub fn quit(self) -> Result<String> {
+        self.quit_with(0)
+    }
+
+    /// The same, when the VMM is to end with another exit code: 1 after
+    /// requests that the host refused.
+    pub fn quit_with(mut self, code: i32) -> Result<String> {
         self.tell("quit")?;
-        self.finish(0)
+        self.finish(code)
     }
 
     /// Waits for the VMM to end with this exit code; its stderr.

@@ -43,7 +43,7 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
     remove_cgroups(vm.pid())?;
     both_ends(&mut vm, vcpu, policy)?;
     let alive = vm.ask("read /proc/uptime")?;
-    let said = vm.quit()?;
+    let said = vm.quit_with(1)?;
     let refused = events()?
         .iter()
         .filter(|event| event["event"] == "refused")

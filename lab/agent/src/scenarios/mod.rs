@@ -9,6 +9,7 @@ mod driver;
 mod failure;
 mod flood;
 mod opps;
+mod speed;
 mod unpinned;
 
 use std::time::Duration;
@@ -44,6 +45,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "host-fails" => failure::host_fails(plan),
         "kill" => failure::kill(plan),
+        "speed" => speed::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
     }

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The lab's own models, checked on the host: with the speed model on, a
+//! fixed amount of work takes inversely proportional time over all OPPs, and
+//! the energy counter says what power and time give.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{Plan, Policy, let_load_decay};
+use crate::{load, sysfs};
+
+const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
+/// About 50 ms at full speed.
+const TURNS: u64 = 5_000_000;
+/// Runs at each OPP; their median counts.
+const RUNS: usize = 3;
+/// What a result may be off by.
+const TOLERANCE: f64 = 0.03;
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut rows = Vec::new();
+    for policy in &policies {
+        sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
+    }
+    sysfs::write(SPEED_MODEL, 1)?;
+    for policy in &policies {
+        for &khz in &policy.opps {
+            rows.push(measure(policy, khz)?);
+        }
+    }
+    sysfs::write(SPEED_MODEL, 0)?;
+    for policy in &policies {
+        sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
+    }
+    // The largest CPU at its maximum is the measure of full speed.
+    let full = rows.last().context("no OPP")?.work();
+    let wrong: Vec<&Row> = rows.iter().filter(|row| !row.right(full)).collect();
+    Ok(json!({
+        "held": wrong.is_empty(), "opps": rows.len(),
+        "rows": rows.iter().map(|row| row.json(full)).collect::<Vec<_>>(),
+    }))
+}
+
+/// One OPP.
+struct Row {
+    cpu: u32,
+    khz: u32,
+    /// Share of full speed that the CPU delivers at it.
+    share: f64,
+    /// Time of the fixed work.
+    ns: u64,
+    /// Counted energy, and time that it was counted over.
+    uj: u64,
+    elapsed_ns: u64,
+    /// Power at this OPP, from the device tree.
+    uw: u64,
+}
+
+fn measure(policy: &Policy, khz: u32) -> Result<Row> {
+    sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;
+    let_load_decay();
+    let cpu = policy.cpu();
+    load::pin(cpu)?;
+    let before = energy_uj(policy)?;
+    let start = Instant::now();
+    let mut times: Vec<u64> = (0..RUNS).map(|_| load::timed_work(TURNS)).collect();
+    let elapsed_ns = u64::try_from(start.elapsed().as_nanos())?;
+    let uj = energy_uj(policy)?.saturating_sub(before);
+    times.sort_unstable();
+    let share = f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.max()));
+    Ok(Row {
+        cpu,
+        khz,
+        share,
+        ns: times[RUNS / 2],
+        uj,
+        elapsed_ns,
+        uw: power_uw(policy, khz)?,
+    })
+}
+
+impl Row {
+    /// Work that was done in the time, in ns at full speed.
+    fn work(&self) -> f64 {
+        self.ns as f64 * self.share
+    }
+
+    fn right(&self, full: f64) -> bool {
+        let near = |value: f64, wanted: f64| (value / wanted - 1.0).abs() <= TOLERANCE;
+        near(self.work(), full) && near(self.uj as f64, self.expected_uj())
+    }
+
+    fn expected_uj(&self) -> f64 {
+        self.uw as f64 * self.elapsed_ns as f64 / 1e9
+    }
+
+    fn json(&self, full: f64) -> Value {
+        json!({
+            "cpu": self.cpu, "khz": self.khz, "work_ns": self.ns,
+            "time_against_inverse_speed": self.work() / full,
+            "energy_uj": self.uj, "energy_against_power_times_time": self.uj as f64 / self.expected_uj(),
+        })
+    }
+}
+
+/// Energy that the lab's driver counted for a policy.
+fn energy_uj(policy: &Policy) -> Result<u64> {
+    sysfs::number(format!("{}/lab_energy_uj", policy.path))
+}
+
+/// Power of an OPP, from the host's device tree.
+fn power_uw(policy: &Policy, khz: u32) -> Result<u64> {
+    let cpu = policy.cpu();
+    let tables = "/proc/device-tree";
+    let handle = std::fs::read(format!("{tables}/cpus/cpu@{cpu:x}/operating-points-v2"))?;
+    for entry in std::fs::read_dir(tables)?.flatten() {
+        if std::fs::read(entry.path().join("phandle")).is_ok_and(|own| own == handle) {
+            let opp = entry.path().join(format!("opp-{}", u64::from(khz) * 1000));
+            let bytes = std::fs::read(opp.join("opp-microwatt"))?;
+            return Ok(u32::from_be_bytes(*bytes.first_chunk().context("opp-microwatt")?).into());
+        }
+    }
+    anyhow::bail!("no OPP table of CPU {cpu} in the device tree")
+}
