@@ -96,7 +96,7 @@ fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
 }
 
 /// The crates' own tests. A test that says `SKIP: reason` is a skipped one.
-pub fn crates(repo: &Path) -> Result<Vec<Tried>> {
+pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let args = [

@@ -37,10 +37,9 @@ const PACKAGES: &[&str] = &[
     "linux-image-rt-arm64:arm64",
     "linux-headers-arm64:arm64",
     "linux-headers-rt-arm64:arm64",
-    // The kernel's own virtual-cpufreq driver, bindings and checkpatch.
-    "linux-source",
     // Device trees and archives.
     "device-tree-compiler",
+    "dt-schema",
     "xz-utils",
     "zstd",
     // The shell of the emulated host.
@@ -52,7 +51,7 @@ const SUITE: &str = "trixie";
 const NEEDED_MIB: u64 = 6_000;
 /// mmdebstrap's own package list is part of what a root is made of; this
 /// number is for all else (hooks, options).
-const RECIPE: &str = "3";
+const RECIPE: &str = "4";
 
 /// A toolchain root that is ready.
 #[derive(Debug, Clone)]
@@ -184,6 +183,9 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
             // Nothing here boots by an initrd of Debian's.
             "--essential-hook=mkdir -p $1/etc/initramfs-tools/conf.d $1/etc/kernel/postinst.d; ln -sf /bin/true $1/etc/kernel/postinst.d/initramfs-tools",
             "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
+            // The kernel's own driver, bindings and checkpatch, of the same
+            // version as the image: the archive's newest may be another.
+            "--customize-hook=v=$(ls $1/boot | sed -n 's/^vmlinuz-\\([0-9]*\\.[0-9]*\\)\\..*/\\1/p' | head -n 1); chroot $1 apt-get install --yes linux-source-$v",
             "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
         ])
         .arg(SUITE)

@@ -113,7 +113,7 @@ impl Tried {
 pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     let started = Instant::now();
     let mut tried = checks::sources(parts, repo)?;
-    tried.extend(checks::crates(repo)?);
+    tried.extend(checks::crates(parts, repo)?);
     tried.extend(boots(parts, repo));
     Ok(summary(&tried, started))
 }
@@ -223,13 +223,11 @@ fn summary(tried: &[Tried], started: Instant) -> bool {
     failed == 0 && passed > 0
 }
 
-/// Runs a command in the checkout; its output, and whether it succeeded.
-pub fn output(repo: &Path, program: &str, args: &[&str]) -> Result<(bool, String)> {
-    let output = Command::new(program)
-        .args(args)
-        .current_dir(repo)
+/// Runs a command; its output, and whether it succeeded.
+pub fn output(command: &mut Command) -> Result<(bool, String)> {
+    let output = command
         .output()
-        .with_context(|| format!("cannot start {program}"))?;
+        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.push_str(&String::from_utf8_lossy(&output.stderr));
     Ok((output.status.success(), text))
