@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the virtual machine promises of memory slots, bus, vCPU threads and
+//! device, checked on real KVM with a few instructions of 16-bit code.
+//!
+//! - A guest's loads and stores reach the vcpufreq registers, and those alone.
+//! - What no device claims reads as 0 and is counted.
+//! - Memory slots are where they are said to be.
+//! - vCPUs run at the same time; a vCPU that never exits can be stopped.
+//! - A guest that resets starts again, on the same threads; one that halts ends.
+//! - What KVM can't run ends the machine with a report, not with a panic.
+//!
+//! Without a usable /dev/kvm each test says that it is skipped.
+#![cfg(target_arch = "x86_64")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vcpufreq::vm::bus::Bus;
+use vcpufreq::vm::layout::CPUFREQ_BASE;
+use vcpufreq::vm::machine::{Boot, Machine};
+use vcpufreq::vm::memory::{Access, Memory, Region};
+use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
+use vcpufreq::vm::{ExitReason, Hooks, Host, supervise};
+use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::{
+    ClampMode, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
+    PerfTable, Util, VcpuId, VcpuSpec, region_size,
+};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Where the guest's code is, one page for each vCPU.
+const CODE: u64 = 0x1000;
+/// Where it leaves results.
+const RESULTS: u16 = 0x8000;
+const RAM_SIZE: u64 = 0x1_0000;
+const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
+
+fn kvm_or_skip() -> Option<Kvm> {
+    let kvm = Kvm::new().and_then(|kvm| kvm.create_vm().map(|_| kvm));
+    kvm.inspect_err(|error| println!("SKIP: no usable /dev/kvm: {error}"))
+        .ok()
+}
+
+/// 16-bit code. DS is based at the device under test, ES at RAM.
+#[derive(Clone, Default)]
+struct Code(Vec<u8>);
+
+impl Code {
+    /// `mov dword ds:[offset], value`
+    fn write(mut self, offset: u16, value: u32) -> Self {
+        self.0.extend([0x66, 0xc7, 0x06]);
+        self.0.extend(offset.to_le_bytes());
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    /// `mov eax, ds:[offset]`, `mov es:[result], eax`
+    fn read(mut self, offset: u16, result: u16) -> Self {
+        self.0.extend([0x66, 0xa1]);
+        self.0.extend(offset.to_le_bytes());
+        self.0.extend([0x26, 0x66, 0xa3]);
+        self.0.extend((RESULTS + 4 * result).to_le_bytes());
+        self
+    }
+
+    /// Any other instruction.
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn halt(self) -> Self {
+        self.raw(&[0xf4])
+    }
+
+    /// `jmp $`
+    fn spin(self) -> Self {
+        self.raw(&[0xeb, 0xfe])
+    }
+
+    /// `ud2`; without an interrupt table this is a triple fault.
+    fn triple_fault(self) -> Self {
+        self.raw(&[0x0f, 0x0b])
+    }
+}
+
+/// A guest with RAM at 0 and one vCPU for each piece of code.
+fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
+    let vm = kvm.create_vm().unwrap();
+    let mut memory = Memory::new();
+    memory.add(&vm, ram(0, RAM_SIZE)).unwrap();
+    let vcpus = codes.iter().zip(0..).map(|(code, id)| {
+        let entry = CODE * (id + 1);
+        let at = GuestAddress(entry);
+        memory.map().write_slice(&code.0, at).unwrap();
+        vcpu_at(&vm, id, (entry, ds_base))
+    });
+    let vcpus = vcpus.collect();
+    Machine { vcpus, vm, memory }
+}
+
+fn ram(base: u64, size: u64) -> Region {
+    Region {
+        base,
+        size,
+        access: Access::ReadWrite,
+    }
+}
+
+fn vcpu_at(vm: &VmFd, id: u64, (entry, ds_base): (u64, u64)) -> VcpuFd {
+    let vcpu = vm.create_vcpu(id).unwrap();
+    let mut sregs = vcpu.get_sregs().unwrap();
+    (sregs.cs.base, sregs.cs.selector) = (0, 0);
+    (sregs.es.base, sregs.es.selector) = (0, 0);
+    sregs.ds.base = ds_base;
+    // Protected mode, so that a fault without an interrupt table is a triple
+    // fault; the segments stay 16-bit ones.
+    sregs.cr0 |= 1;
+    sregs.idt.limit = 0;
+    vcpu.set_sregs(&sregs).unwrap();
+    let mut regs = vcpu.get_regs().unwrap();
+    (regs.rip, regs.rflags) = (entry, 2);
+    vcpu.set_regs(&regs).unwrap();
+    vcpu
+}
+
+fn result(machine: &Memory, index: u16) -> u32 {
+    let at = GuestAddress(u64::from(RESULTS + 4 * index));
+    machine.map().read_obj(at).unwrap()
+}
+
+/// Counts what the virtual machine tells.
+#[derive(Default)]
+struct Told {
+    threads: Mutex<Vec<(u16, i32)>>,
+    resets: AtomicUsize,
+}
+
+impl Hooks for Told {
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        self.threads.lock().unwrap().push((vcpu.0, tid));
+        Ok(())
+    }
+
+    fn on_reset(&self) {
+        self.resets.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn on_warning(&self, text: &str) {
+        panic!("{text}");
+    }
+}
+
+/// Runs `machine` until all its vCPUs have ended by themselves.
+fn run_to_end(machine: &mut Machine, bus: &Arc<Bus>) -> Vec<(usize, VcpuEnd)> {
+    let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
+    let fds = std::mem::take(&mut machine.vcpus);
+    let mut threads = VcpuThreads::spawn(&vec![vec![]; fds.len()], &hooks).unwrap();
+    let starts = fds.into_iter().map(|fd| VcpuStart {
+        fd,
+        bus: bus.clone(),
+    });
+    threads.start(starts.collect()).unwrap();
+    let mut ends = Vec::new();
+    while threads.any_running() {
+        ends.extend(threads.take_end());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ends.sort_by_key(|(vcpu, _)| *vcpu);
+    ends
+}
+
+type FakeDevice = Device<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>;
+
+struct Bench {
+    actuator: Arc<RecordingActuator>,
+    events: Arc<RecordingEvents>,
+    region: Arc<MmioRegion<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>>,
+}
+
+/// A device with `vcpus` vCPUs of capacity 512 in a domain each, whose pCPU
+/// runs at 1.2 of 1.8 GHz.
+fn bench(vcpus: u32) -> Bench {
+    let spec = |domain| VcpuSpec {
+        table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
+        capacity: Util::new(512).unwrap(),
+        domain: DomainId(domain),
+    };
+    let config = DeviceConfig {
+        vcpus: (0..vcpus).map(spec).collect(),
+        mode: ClampMode::Floor,
+        headroom: Headroom::for_kernel(7, 2),
+    };
+    let (actuator, events) = (Arc::default(), Arc::default());
+    let source = FixedSource::new(PcpuPerf {
+        pcpu: 0,
+        khz: Khz(1_200_000),
+        khz_max: Khz(1_800_000),
+        capacity: Util::new(512).unwrap(),
+    });
+    let device = FakeDevice::new(config, Arc::clone(&actuator), source, Arc::clone(&events));
+    Bench {
+        actuator,
+        events,
+        region: Arc::new(MmioRegion::new(Arc::new(device.unwrap()))),
+    }
+}
+
+fn bus_with(bench: &Bench) -> Arc<Bus> {
+    let mut bus = Bus::new();
+    let size = region_size(1);
+    bus.insert(CPUFREQ_BASE, size, bench.region.clone())
+        .unwrap();
+    Arc::new(bus)
+}
+
+#[test]
+fn a_guest_drives_the_vcpufreq_registers() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bench = bench(1);
+    let bus = bus_with(&bench);
+    let code = Code::default()
+        .write(0x04, 900_000)
+        .read(0x00, 0)
+        .read(0x08, 1)
+        .write(0x0c, 2)
+        .read(0x10, 2)
+        .write(0x0c, 3)
+        .read(0x10, 3)
+        .read(0x14, 4)
+        .halt();
+    let mut machine = machine(&kvm, &[code], CPUFREQ_BASE);
+    assert_eq!(run_to_end(&mut machine, &bus), [(0, VcpuEnd::Halted)]);
+    let results: Vec<_> = (0..5).map(|i| result(&machine.memory, i)).collect();
+    assert_eq!(results, [1_200_000, 3, TABLE_KHZ[2], 0, 0]);
+    let applied = bench.actuator.applied();
+    assert_eq!(applied.len(), 1);
+    assert_eq!(applied[0].0, DomainId(0));
+    // 512 × 900 MHz / 1800 MHz
+    assert_eq!(applied[0].1.min, Util::new(256).unwrap());
+    assert_eq!(bus.unclaimed(), 0);
+}
+
+#[test]
+fn illegal_accesses_are_told_and_do_not_end_the_guest() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bench = bench(1);
+    let bus = bus_with(&bench);
+    let code = Code::default()
+        .raw(&[0xc6, 0x06, 0x04, 0x00, 0x55]) // mov byte ds:[4], 0x55
+        .write(0x00, 1)
+        .read(0x04, 0)
+        .read(0x2000, 1)
+        .write(0x04, 1_800_000)
+        .halt();
+    let mut machine = machine(&kvm, &[code], CPUFREQ_BASE);
+    let marked = GuestAddress(RESULTS.into());
+    machine
+        .memory
+        .map()
+        .write_slice(&[0xaa; 8], marked)
+        .unwrap();
+    assert_eq!(run_to_end(&mut machine, &bus), [(0, VcpuEnd::Halted)]);
+    assert_eq!(result(&machine.memory, 0), 0);
+    assert_eq!(result(&machine.memory, 1), 0);
+    let events = bench.events.all();
+    let illegal = events.iter().filter_map(|event| match event {
+        Event::IllegalAccess {
+            offset, len, write, ..
+        } => Some((*offset, *len, *write)),
+        _ => None,
+    });
+    let expected = [
+        (4, 1, true),
+        (0, 4, true),
+        (4, 4, false),
+        (0x2000, 4, false),
+    ];
+    assert_eq!(illegal.collect::<Vec<_>>(), expected);
+    assert_eq!(bench.actuator.applied().len(), 1);
+}
+
+#[test]
+fn what_no_device_claims_reads_zero_and_is_counted() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bus = Arc::new(Bus::new());
+    let code = Code::default()
+        .write(0x04, 7)
+        .read(0x04, 0)
+        .raw(&[0xe4, 0x60]) // in al, 0x60
+        .raw(&[0x26, 0xa2, 0x04, 0x80]) // mov es:[0x8004], al
+        .raw(&[0xe6, 0x80]) // out 0x80, al
+        .halt();
+    let mut machine = machine(&kvm, &[code], CPUFREQ_BASE);
+    let marked = GuestAddress(RESULTS.into());
+    machine
+        .memory
+        .map()
+        .write_slice(&[0xff; 8], marked)
+        .unwrap();
+    assert_eq!(run_to_end(&mut machine, &bus), [(0, VcpuEnd::Halted)]);
+    assert_eq!(result(&machine.memory, 0), 0);
+    assert_eq!(result(&machine.memory, 1), 0xffff_ff00);
+    assert_eq!(bus.unclaimed(), 4);
+}
+
+#[test]
+fn a_second_slot_is_memory_of_its_own() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bus = Arc::new(Bus::new());
+    let base = 0x4000_0000;
+    let code = Code::default()
+        .write(0x123, 0xcafe_f00d)
+        .read(0x123, 0)
+        .halt();
+    let mut machine = machine(&kvm, &[code], base);
+    machine
+        .memory
+        .add(&machine.vm, ram(base, RAM_SIZE))
+        .unwrap();
+    assert_eq!(run_to_end(&mut machine, &bus), [(0, VcpuEnd::Halted)]);
+    assert_eq!(result(&machine.memory, 0), 0xcafe_f00d);
+    let there: u32 = machine
+        .memory
+        .map()
+        .read_obj(GuestAddress(base + 0x123))
+        .unwrap();
+    assert_eq!(there, 0xcafe_f00d);
+    assert_eq!(machine.memory.size(), 2 * RAM_SIZE);
+    assert_eq!(bus.unclaimed(), 0);
+    let overlap = machine.memory.add(&machine.vm, ram(base, RAM_SIZE));
+    assert!(overlap.unwrap_err().to_string().contains("doesn't fit"));
+}
+
+#[test]
+fn vcpus_run_together_on_threads_of_their_own() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bench = bench(2);
+    let bus = bus_with(&bench);
+    // Each waits until the other has said that it runs.
+    let wait = |mine: u8, other: u8| {
+        Code::default()
+            .raw(&[0x26, 0xc6, 0x06, mine, 0x80, 1]) // mov byte es:[0x80mine], 1
+            .raw(&[0x26, 0x80, 0x3e, other, 0x80, 1]) // cmp byte es:[0x80other], 1
+            .raw(&[0x75, 0xf8]) // jne to the comparison
+            .write(if mine == 0 { 0x04 } else { 0x1004 }, 1_800_000)
+            .halt()
+    };
+    let mut machine = machine(&kvm, &[wait(0, 1), wait(1, 0)], CPUFREQ_BASE);
+    let ends = run_to_end(&mut machine, &bus);
+    assert_eq!(ends, [(0, VcpuEnd::Halted), (1, VcpuEnd::Halted)]);
+    let mut domains: Vec<_> = bench.actuator.applied().iter().map(|a| a.0).collect();
+    domains.sort_by_key(|domain| domain.0);
+    assert_eq!(domains, [DomainId(0), DomainId(1)]);
+}
+
+#[test]
+fn a_vcpu_that_never_exits_is_stopped() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bus = Arc::new(Bus::new());
+    let told = Arc::new(Told::default());
+    let hooks: Arc<dyn Hooks> = told.clone();
+    let mut threads = VcpuThreads::spawn(&[vec![], vec![]], &hooks).unwrap();
+    for _ in 0..20 {
+        let codes = [Code::default().spin(), Code::default().spin()];
+        let machine = machine(&kvm, &codes, 0);
+        let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
+            fd,
+            bus: bus.clone(),
+        });
+        threads.start(starts.collect()).unwrap();
+        threads.stop();
+        assert!(!threads.any_running());
+    }
+    let mut seen = told.threads.lock().unwrap().clone();
+    seen.sort_unstable();
+    assert!(matches!(seen[..], [(0, a), (1, b)] if a != b), "{seen:?}");
+}
+
+#[test]
+fn a_thread_that_cannot_be_pinned_ends_the_start() {
+    let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
+    let error = VcpuThreads::spawn(&[vec![], vec![100_000]], &hooks)
+        .err()
+        .unwrap();
+    assert!(format!("{error:#}").starts_with("can't pin vCPU 1 to CPUs [100000]"));
+}
+
+#[test]
+fn code_that_kvm_cannot_run_ends_the_vcpu_with_a_reason() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bus = Arc::new(Bus::new());
+    let mut machine = machine(&kvm, &[Code::default().halt()], 0);
+    let mut sregs = machine.vcpus[0].get_sregs().unwrap();
+    // Instructions from where neither memory nor a device is.
+    sregs.cs.base = 0x2000_0000;
+    machine.vcpus[0].set_sregs(&sregs).unwrap();
+    let ends = run_to_end(&mut machine, &bus);
+    assert!(matches!(&ends[..], [(0, VcpuEnd::Failed(_))]), "{ends:?}");
+}
+
+/// Boots the same code each time, but the last of `codes` for ever.
+struct Reboots {
+    codes: Vec<Code>,
+    boots: usize,
+}
+
+impl Boot for Reboots {
+    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+        let code = self.codes[self.boots.min(self.codes.len() - 1)].clone();
+        self.boots += 1;
+        Ok(machine(kvm, &[code], CPUFREQ_BASE))
+    }
+}
+
+#[test]
+fn a_guest_that_resets_starts_again_on_the_same_thread() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bench = bench(1);
+    let told = Arc::new(Told::default());
+    let host = Host {
+        hooks: told.clone(),
+        cpufreq: Some((bench.region.clone(), region_size(1))),
+    };
+    let request = |khz| Code::default().write(0x04, khz).read(0xf000, 0);
+    let mut guest = Reboots {
+        codes: vec![
+            request(600_000).triple_fault(),
+            request(1_200_000).triple_fault(),
+            request(1_800_000).halt(),
+        ],
+        boots: 0,
+    };
+    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
+    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    assert_eq!(report.reason, ExitReason::PowerOff);
+    assert_eq!(report.resets, 2);
+    assert_eq!(told.resets.load(Ordering::Relaxed), 2);
+    assert_eq!(told.threads.lock().unwrap().len(), 1);
+    assert_eq!(bench.actuator.applied().len(), 3);
+}
