@@ -3,36 +3,26 @@
 //! say of the sources.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
+use crate::kernel_source;
 use crate::parts::Parts;
 use crate::progress::Step;
 use crate::suite::{Tried, Verdict, output, tell};
 
 /// Formatting, lints, dependencies, C checks.
 pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut tried = Vec::new();
-    let mut check = |name: &str, args: &[&str]| -> Result<()> {
-        let (held, text) = output(repo, &cargo, args)?;
-        let one = Tried::new(name, held, || text);
-        tell(&one);
-        tried.push(one);
-        Ok(())
-    };
-    check("rustfmt", &["fmt", "--all", "--check"])?;
-    let clippy = [
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--all-features",
-        "--locked",
-        "-q",
-    ];
-    check("clippy", &[&clippy[..], &["--", "-D", "warnings"]].concat())?;
+    let clippy = "clippy --workspace --all-targets --all-features --locked -q -- -D warnings";
+    for (name, args) in [("rustfmt", "fmt --all --check"), ("clippy", clippy)] {
+        let (held, text) = output(cargo().args(args.split(' ')).current_dir(repo))?;
+        tried.push(Tried::new(name, held, || text));
+    }
     tried.extend(dependencies(&parts.cache, repo)?);
+    tried.iter().for_each(tell);
     Ok(tried)
 }
 
@@ -40,16 +30,17 @@ pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
 /// their list can be had.
 fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
     let program = cargo_deny(cache)?;
-    let deny = |what: &[&str]| {
+    let deny = |what: &str| {
         output(
-            repo,
-            &program.display().to_string(),
-            &[&["check"], what].concat(),
+            Command::new(&program)
+                .arg("check")
+                .args(what.split(' '))
+                .current_dir(repo),
         )
     };
-    let (held, text) = deny(&["licenses", "bans", "sources"])?;
+    let (held, text) = deny("licenses bans sources")?;
     let rules = Tried::new("cargo deny: licences, bans, sources", held, || text);
-    let (held, text) = deny(&["advisories"])?;
+    let (held, text) = deny("advisories")?;
     let name = "cargo deny: advisories".to_owned();
     let unreachable = text.contains("failed to fetch advisory database");
     let advisories = if !held && unreachable {
@@ -61,8 +52,6 @@ fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
     } else {
         Tried::new(name, held, || text)
     };
-    tell(&rules);
-    tell(&advisories);
     Ok(vec![rules, advisories])
 }
 
@@ -72,20 +61,13 @@ const CARGO_DENY: &str = "0.20.2";
 fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     let dir = cache.entry("cargo-deny", CARGO_DENY, |to| {
         let step = Step::start("cargo deny (5 minutes, once)");
-        let root = to.display().to_string();
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let args = [
-            "install",
-            "--locked",
-            "--quiet",
-            "--root",
-            &root,
-            "--version",
-            CARGO_DENY,
-            "cargo-deny",
-        ];
-        let (installed, text) = output(to, &cargo, &args)?;
-        anyhow::ensure!(
+        let mut install = cargo();
+        install
+            .args(["install", "--locked", "--quiet", "--version", CARGO_DENY])
+            .args(["cargo-deny", "--root"])
+            .arg(to);
+        let (installed, text) = output(&mut install)?;
+        ensure!(
             installed,
             "cannot install cargo-deny (is the network up?): {text}"
         );
@@ -95,29 +77,38 @@ fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/cargo-deny"))
 }
 
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// The crates' own tests. A test that says `SKIP: reason` is a skipped one.
 pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let args = [
+    let mut test = cargo();
+    test.args([
         "test",
         "--workspace",
         "--all-features",
         "--locked",
         "--no-fail-fast",
-        "--",
-        "--show-output",
-    ];
-    let (held, text) = output(repo, &cargo, &args)?;
+    ])
+    .args(["--", "--show-output"])
+    .current_dir(repo)
+    // The device tree's tests compile and check it with these.
+    .env("VCPUFREQ_LAB_ROOT", parts.root.dir())
+    .env(
+        "VCPUFREQ_BINDINGS",
+        kernel_source::bindings(&parts.cache, &parts.root)?,
+    );
+    let (held, text) = output(&mut test)?;
     step.done();
     let mut tried = parse(&text);
-    if !held
-        && !tried
-            .iter()
-            .any(|one| matches!(one.verdict, Verdict::Failed(_)))
-    {
+    let failed = tried
+        .iter()
+        .any(|one| matches!(one.verdict, Verdict::Failed(_)));
+    if !held && !failed {
         tried.push(Tried::new("cargo test", false, || text.clone()));
-    } else if !held {
+    } else if failed {
         println!("{text}");
     }
     println!("         {} tests of the crates", tried.len());

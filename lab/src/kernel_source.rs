@@ -48,6 +48,11 @@ pub fn unpacked(cache: &Cache, root: &Root) -> Result<PathBuf> {
     })
 }
 
+/// The folder of the kernel's device-tree bindings.
+pub fn bindings(cache: &Cache, root: &Root) -> Result<PathBuf> {
+    Ok(unpacked(cache, root)?.join("Documentation/devicetree/bindings"))
+}
+
 /// Name of the archive: `linux-source-7.2.tar.xz`.
 fn packed(root: &Root) -> Result<String> {
     let folder = root.dir().join("usr/src");
