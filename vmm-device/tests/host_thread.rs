@@ -3,6 +3,7 @@
 //! says SKIP on one without.
 #![cfg(feature = "host")]
 
+use std::fs;
 use std::sync::mpsc;
 use std::thread;
 
@@ -108,6 +109,10 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
 #[test]
 fn a_thread_that_ended_is_refused() {
     let tid = thread::spawn(Tid::current).join().unwrap();
+    // A join returns a little before the kernel has let go of the thread.
+    while fs::exists(format!("/proc/self/task/{tid}")).unwrap() {
+        thread::yield_now();
+    }
     let actuator = ThreadActuator::new(&[DOMAIN]);
     assert!(actuator.register_thread(VcpuId(0), tid).is_err());
     let refused = actuator.apply(DOMAIN, demand(1, 2));

@@ -11,6 +11,8 @@
 mod cgroup;
 mod cgroup_actuator;
 mod choice;
+#[cfg(test)]
+mod kernel_tests;
 mod placement;
 mod source;
 mod sys;

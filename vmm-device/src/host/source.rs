@@ -7,6 +7,9 @@
 //! No governor, limit or affinity is looked at: what counts is the pCPU that the thread is on and
 //! the frequency that it has.
 //!
+//! That is one open file per pCPU and one per vCPU: a VMM on a big host raises its soft limit of
+//! open files (RLIMIT_NOFILE) to the hard one first.
+//!
 //! pCPUs that come and go, and cpufreq drivers that are loaded again, are followed by
 //! [`SysfsSource::refresh`], which belongs on a housekeeping thread.
 

@@ -2,14 +2,14 @@
 //! Promises of the cgroup actuator on the running kernel: the groups can be made, the clamp that
 //! the scheduler uses for a thread is the demand, for real-time threads too, and all of it goes
 //! away. Needs root and `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
-#![cfg(feature = "host")]
 
-use std::fs;
-use std::process::Command;
-use std::thread;
+#![forbid(unsafe_code)]
 
-use vcpufreq_device::host::*;
-use vcpufreq_device::*;
+use std::{fs, io, thread};
+
+use super::sys::{self, SchedAttr};
+use super::*;
+use crate::{Actuator, Demand, DomainId, Util, VcpuId};
 
 const DOMAINS: [DomainId; 2] = [DomainId(3), DomainId(9)];
 
@@ -36,11 +36,14 @@ fn effective_clamp(tid: Tid) -> Option<(u16, u16)> {
     ))
 }
 
-/// Makes the calling thread SCHED_FIFO, if there is a program that can.
-fn become_fifo(tid: Tid) -> bool {
-    let tid = tid.to_string();
-    let chrt = Command::new("chrt").args(["-f", "-p", "10", &tid]).status();
-    chrt.is_ok_and(|status| status.success())
+/// Makes `tid` SCHED_FIFO, which starts with the maximum for its minimum.
+fn become_fifo(tid: Tid) -> io::Result<()> {
+    let attr = SchedAttr {
+        policy: 1,
+        priority: 10,
+        ..SchedAttr::default()
+    };
+    sys::sched_setattr(tid, &attr)
 }
 
 fn check_clamps(actuator: &CgroupActuator, tid: Tid, kind: &str) {
@@ -68,32 +71,29 @@ fn the_schedulers_clamp_is_the_demand_and_nothing_stays() {
     let Some(place) = place() else { return };
     let made = CgroupActuator::create(&KernelTree, &place, &DOMAINS);
     let actuator = made.unwrap_or_else(|error| panic!("{error}"));
-    let checked = thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                let tid = Tid::current();
-                actuator.register_thread(VcpuId(1), tid).unwrap();
-                check_clamps(&actuator, tid, "SCHED_OTHER");
-                if become_fifo(tid) {
-                    check_clamps(&actuator, tid, "SCHED_FIFO");
-                } else {
-                    println!("SKIP: no chrt to make a SCHED_FIFO thread with");
-                }
-            })
-            .join()
+    let other = on_a_thread(|tid| {
+        actuator.register_thread(VcpuId(1), tid).unwrap();
+        check_clamps(&actuator, tid, "SCHED_OTHER");
+        become_fifo(tid).unwrap();
+        check_clamps(&actuator, tid, "SCHED_OTHER that became SCHED_FIFO");
     });
-    let own = effective_clamp(Tid::current());
+    let fifo = on_a_thread(|tid| {
+        become_fifo(tid).unwrap();
+        actuator.register_thread(VcpuId(1), tid).unwrap();
+        check_clamps(&actuator, tid, "SCHED_FIFO");
+    });
+    let rest = effective_clamp(Tid::current());
     let removed = remove(&KernelTree, actuator.record());
-    checked.unwrap();
+
+    // Only now, so that a failure leaves no groups behind.
+    other.and(fifo).unwrap();
     removed.unwrap();
-    assert!(
-        own.is_none_or(|clamp| clamp == (0, 1024)),
-        "threads of no vCPU: {own:?}"
-    );
+    assert!(rest.is_none_or(|clamp| clamp == (0, 1024)), "{rest:?}");
     assert!(!actuator.record().group.exists());
     let home = Placement::find(&HostRoot::default()).unwrap();
-    assert_eq!(
-        home, place,
-        "the process is back, and the controller as it was"
-    );
+    assert_eq!(home, place, "process and controller are as they were");
+}
+
+fn on_a_thread(test: impl FnOnce(Tid) + Send) -> thread::Result<()> {
+    thread::scope(|scope| scope.spawn(|| test(Tid::current())).join())
 }
