@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use thiserror::Error;
-use vcpufreq_device::{ClampMode, DomainId, Util};
+use vcpufreq_device::{ClampMode, DomainId, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
@@ -22,19 +22,6 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 
 /// The default KVM device.
 pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
-
-/// Which host interface carries a request to the scheduler.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ActuatorChoice {
-    /// A cgroup where the host allows it, because writing a cgroup's clamp
-    /// does not make the frequency dip; otherwise the thread.
-    #[default]
-    Auto,
-    /// `cpu.uclamp.min` and `cpu.uclamp.max` of a threaded cgroup v2.
-    Cgroup,
-    /// `sched_setattr` on the vCPU's thread.
-    Thread,
-}
 
 /// One vCPU, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,12 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The parts of the `vcpufreq` program.
 
+pub mod cleanup;
+pub mod cli;
 pub mod config;
+pub mod doctor;
+pub mod doctor_facts;
+pub mod dt_command;
 pub mod energy_model;
+pub mod events;
 pub mod facts;
 #[cfg(test)]
 mod fake_host;
+pub mod footprint;
+pub mod guardian;
+pub mod guest_topology;
 pub mod opp_node;
 pub mod options;
 pub mod parse;
+pub mod resolve;
+pub mod run;
+pub mod run_report;
+pub mod state;
+mod sys;
 pub mod vm;

@@ -1,2 +1,108 @@
-//! The program.
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The program `vcpufreq`: from the command line to the part that does it, and
+//! from what that says to output and exit code.
+
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use clap::Parser;
+use serde_json::json;
+use vcpufreq::{
+    cleanup::Cleaner,
+    cli::{self, Cli, Command},
+    config, doctor,
+    doctor_facts::{DoctorFacts, Live},
+    dt_command,
+    facts::HostTree,
+    guardian,
+    options::one_line,
+    run,
+    state::StateDir,
+};
+
+/// The exit code of errors.
+const ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) if !error.use_stderr() => {
+            return match error.print() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ERROR.into(),
+            };
+        }
+        Err(error) => {
+            eprintln!("vcpufreq: {}", cli::usage_error(&error));
+            return ERROR.into();
+        }
+    };
+    match execute(command) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            eprintln!("vcpufreq: {}", one_line(&format!("{error:#}")));
+            ERROR.into()
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Run(args) => run::run(&args),
+        Command::Doctor { json } => doctor(json),
+        Command::Dt(args) => {
+            print(&dt_command::dt(&args, &HostTree::default())?)?;
+            Ok(0)
+        }
+        Command::Cleanup => cleanup(),
+        Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
+    }
+}
+
+fn print(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut output = io::stdout();
+    output
+        .write_all(bytes)
+        .and_then(|()| output.flush())
+        .context("can't write to stdout; check where it goes")
+}
+
+fn doctor(json: bool) -> anyhow::Result<u8> {
+    let live = Live::ask(Path::new(config::DEFAULT_KVM_DEVICE));
+    let facts = DoctorFacts::read(&HostTree::default(), std::env::consts::ARCH, live);
+    let findings = doctor::findings(&facts);
+    let code = doctor::exit_code(&findings);
+    if json {
+        let report = json!({
+            "kernel_release": facts.kernel_release,
+            "arch": facts.arch,
+            "kvm": facts.kvm.as_ref().ok(),
+            "findings": findings,
+            "exit_code": code,
+        });
+        print(format!("{report:#}\n").as_bytes())?;
+    } else {
+        print(doctor::text(&findings).as_bytes())?;
+    }
+    Ok(code)
+}
+
+fn cleanup() -> anyhow::Result<u8> {
+    let host = HostTree::default();
+    let cleaner = Cleaner::new(&host);
+    let mut cleaned = cleaner.by_records(&StateDir::of_user()?)?;
+    cleaner.without_records(&mut cleaned);
+    let removed = cleaned.removed.iter();
+    let removed: String = removed
+        .map(|path| format!("removed {}\n", path.display()))
+        .collect();
+    print(removed.as_bytes())?;
+    for left in &cleaned.left {
+        eprintln!("vcpufreq: {left}");
+    }
+    Ok(u8::from(!cleaned.left.is_empty()))
+}

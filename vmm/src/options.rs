@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path, path::PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::{
     config::ConfigError,
@@ -77,11 +77,8 @@ pub struct RunOptions {
     pub dump_dtb: Option<PathBuf>,
     /// The KVM device.
     pub kvm_device: Option<PathBuf>,
-    /// Per vCPU; a key is a CPU list of vCPUs, as `[vcpu.0-3]`.
-    #[serde(default)]
-    vcpu: BTreeMap<String, VcpuOptions>,
-    /// The same, one entry a vCPU.
-    #[serde(skip)]
+    /// Per vCPU. In TOML a key is a list of vCPUs, as `[vcpu.0-3]`.
+    #[serde(default, rename = "vcpu", deserialize_with = "by_vcpu")]
     pub vcpus: BTreeMap<u32, VcpuOptions>,
 }
 
@@ -101,21 +98,12 @@ impl RunOptions {
 
     /// Parses TOML; an error has its line, counted from 1, and one line of text.
     pub fn from_toml(text: &str) -> Result<Self, (usize, String)> {
-        let mut options: Self = toml::from_str(text).map_err(|error| {
+        toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
             let before = text.as_bytes().iter().take(at);
             let line = 1 + before.filter(|byte| **byte == b'\n').count();
             (line, one_line(error.message()))
-        })?;
-        for (key, of_vcpu) in std::mem::take(&mut options.vcpu) {
-            let vcpus: CpuList = key
-                .parse()
-                .map_err(|why| (1, format!("[vcpu.{key}]: {why}")))?;
-            for vcpu in vcpus.0 {
-                options.vcpu_mut(vcpu).fill_from(of_vcpu.clone());
-            }
-        }
-        Ok(options)
+        })
     }
 
     /// Sets one option of some vCPUs; a later flag replaces an earlier one.
@@ -150,7 +138,6 @@ impl RunOptions {
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
             kvm_device: self.kvm_device.or(file.kvm_device),
-            vcpu: BTreeMap::new(),
             vcpus: self.vcpus,
         }
     }
@@ -158,6 +145,21 @@ impl RunOptions {
     fn vcpu_mut(&mut self, vcpu: u32) -> &mut VcpuOptions {
         self.vcpus.entry(vcpu).or_default()
     }
+}
+
+/// One entry a vCPU from one a list; where lists overlap, the first in the order
+/// of their text wins.
+fn by_vcpu<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<u32, VcpuOptions>, D::Error> {
+    let mut vcpus: BTreeMap<u32, VcpuOptions> = BTreeMap::new();
+    for (list, options) in BTreeMap::<String, VcpuOptions>::deserialize(input)? {
+        let list: CpuList = list
+            .parse()
+            .map_err(|why| D::Error::custom(format!("[vcpu.{list}]: {why}")))?;
+        for vcpu in list.0 {
+            vcpus.entry(vcpu).or_default().fill_from(options.clone());
+        }
+    }
+    Ok(vcpus)
 }
 
 impl VcpuOptions {

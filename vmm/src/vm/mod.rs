@@ -245,7 +245,7 @@ fn build_fdt(config: &RunConfig, machine: &Machine, place: &Placement) -> anyhow
 }
 
 /// Opens the KVM device at `path`.
-fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
+pub fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| VmError::KvmPath {
         path: path.to_owned(),
     })?;

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a dead VMM left is removed, with its record; what belongs to a living
+//! one, to another namespace or to somebody else stays.
+
+use std::{fs, io};
+
+use super::*;
+use crate::{
+    fake_host::FakeHost,
+    state::{Groups, Owner},
+};
+
+/// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
+struct Directories;
+
+impl CgroupTree for Directories {
+    fn make(&self, dir: &Path) -> io::Result<()> {
+        fs::create_dir_all(dir)?;
+        fs::write(dir.join("cgroup.procs"), "")?;
+        fs::write(dir.join("cgroup.events"), "populated 0\n")
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        let busy = !fs::read_to_string(dir.join("cgroup.procs"))?.is_empty();
+        if busy
+            || fs::read_dir(dir)?
+                .flatten()
+                .any(|entry| entry.path().is_dir())
+        {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        fs::remove_dir_all(dir)
+    }
+}
+
+struct Scene {
+    host: FakeHost,
+    state: StateDir,
+}
+
+impl Scene {
+    /// Process 7 made `vcpufreq.7` with two groups and a record.
+    fn new() -> Self {
+        let host = FakeHost::empty();
+        host.write("proc/sys/kernel/random/boot_id", "boot\n");
+        let scene = Self {
+            state: StateDir::at(host.root().path("run")),
+            host,
+        };
+        for group in [
+            "vcpufreq.7",
+            "vcpufreq.7/rest",
+            "vcpufreq.7/domain0",
+            "stranger",
+        ] {
+            Directories.make(&scene.cgroup(group)).unwrap();
+        }
+        let owner = scene.owner();
+        scene.record(owner);
+        scene
+    }
+
+    fn owner(&self) -> Owner {
+        Owner {
+            pid: 7,
+            start_ticks: 4000,
+            boot_id: "boot".to_owned(),
+            pid_namespace: String::new(),
+        }
+    }
+
+    fn record(&self, owner: Owner) {
+        let groups = Groups {
+            group: self.cgroup("vcpufreq.7"),
+            origin: self.cgroup("stranger"),
+            enabled_cpu: false,
+        };
+        let groups = Some(groups);
+        self.state.write(&Record { owner, groups }).unwrap();
+    }
+
+    /// Process 7 runs.
+    fn alive(&self) {
+        let before: Vec<_> = (4..22).map(|field: u32| field.to_string()).collect();
+        let stat = format!("7 (vcpufreq) S {} 4000 23", before.join(" "));
+        self.host.write("proc/7/stat", stat);
+    }
+
+    fn cgroup(&self, name: &str) -> PathBuf {
+        self.host.root().path(format!("cgroup/{name}"))
+    }
+
+    fn clean(&self) -> Cleaned {
+        let host = self.host.root();
+        let cleaner = Cleaner {
+            host: &host,
+            tree: &Directories,
+            patience: Duration::from_millis(20),
+        };
+        cleaner.by_records(&self.state).unwrap()
+    }
+
+    /// Whether group and record are there.
+    fn there(&self) -> (bool, bool) {
+        let record = self.state.record_path(7).exists();
+        (self.cgroup("vcpufreq.7").exists(), record)
+    }
+}
+
+#[test]
+fn a_dead_vmms_groups_and_record_go_and_nothing_else() {
+    let scene = Scene::new();
+    let cleaned = scene.clean();
+    assert_eq!(cleaned.removed.len(), 2, "{cleaned:?}");
+    assert!(cleaned.left.is_empty(), "{cleaned:?}");
+    assert_eq!(scene.there(), (false, false));
+    assert!(scene.cgroup("stranger").exists());
+    assert!(scene.clean().removed.is_empty());
+}
+
+#[test]
+fn a_living_vmms_stay() {
+    let scene = Scene::new();
+    scene.alive();
+    let cleaned = scene.clean();
+    assert!(
+        cleaned.removed.is_empty() && cleaned.left.is_empty(),
+        "{cleaned:?}"
+    );
+    assert_eq!(scene.there(), (true, true));
+}
+
+#[test]
+fn after_another_boot_only_the_record_goes() {
+    let scene = Scene::new();
+    scene.record(Owner {
+        boot_id: "before".to_owned(),
+        ..scene.owner()
+    });
+    assert_eq!(scene.clean().removed.len(), 1);
+    assert_eq!(scene.there(), (true, false));
+}
+
+#[test]
+fn another_namespaces_stay_and_are_reported() {
+    let scene = Scene::new();
+    scene.record(Owner {
+        pid_namespace: "pid:[1]".to_owned(),
+        ..scene.owner()
+    });
+    let cleaned = scene.clean();
+    assert_eq!((cleaned.removed.len(), cleaned.left.len()), (0, 1));
+    assert_eq!(scene.there(), (true, true));
+}
+
+#[test]
+fn a_group_in_use_stays_with_its_record_and_is_reported() {
+    let scene = Scene::new();
+    fs::write(scene.cgroup("vcpufreq.7/domain0/cgroup.procs"), "99\n").unwrap();
+    let cleaned = scene.clean();
+    assert_eq!(cleaned.left.len(), 1, "{cleaned:?}");
+    assert!(cleaned.left[0].contains("still in use"), "{cleaned:?}");
+    assert_eq!(scene.there(), (true, true));
+}
+
+#[test]
+fn an_unfinished_record_goes_with_its_writer() {
+    let scene = Scene::new();
+    let unfinished = scene.state.record_path(8).with_extension("json.new");
+    fs::write(&unfinished, "{").unwrap();
+    scene.host.write("proc/8/stat", "");
+    scene.clean();
+    assert!(unfinished.exists(), "its writer may be at it");
+    scene.host.remove("proc/8");
+    assert_eq!(scene.clean().removed, std::slice::from_ref(&unfinished));
+    assert!(!unfinished.exists());
+}
+
+#[test]
+fn a_file_that_is_no_record_stays_and_is_reported() {
+    let scene = Scene::new();
+    let foreign = scene.state.record_path(9);
+    fs::write(&foreign, "{\"owner\": 9}").unwrap();
+    let cleaned = scene.clean();
+    assert_eq!(cleaned.left.len(), 1, "{cleaned:?}");
+    assert!(foreign.exists());
+}

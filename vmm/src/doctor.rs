@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a host can do for the bridge and what it can't, why, and what to change:
+//! a pure function from facts to findings. The facts are read elsewhere
+//! (`doctor_facts`).
+
+use serde::Serialize;
+use vcpufreq_device::Headroom;
+
+use crate::{
+    doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
+    facts::Policy,
+    parse::CpuList,
+};
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Nothing to change.
+    Good,
+    /// Guests run, with a limit.
+    Limit,
+    /// No guest can run.
+    Blocker,
+}
+
+/// One thing about the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about.
+    pub subject: &'static str,
+    /// How much it matters.
+    pub level: Level,
+    /// What is so.
+    pub what: String,
+    /// What follows from that.
+    pub why: String,
+    /// What to change, unless it is good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<String>,
+}
+
+impl Finding {
+    fn good(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            subject,
+            level: Level::Good,
+            what: what.into(),
+            why: why.into(),
+            change: None,
+        }
+    }
+
+    fn limit(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            level: Level::Limit,
+            ..Self::good(subject, what, why)
+        }
+    }
+
+    fn blocker(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            level: Level::Blocker,
+            ..Self::good(subject, what, why)
+        }
+    }
+
+    fn change(self, change: impl Into<String>) -> Self {
+        Self {
+            change: Some(change.into()),
+            ..self
+        }
+    }
+}
+
+/// Everything there is to say of a host.
+pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
+    let mut found = vec![architecture(facts), kvm(facts)];
+    found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
+    found.push(drivers(facts));
+    found.push(governors(facts));
+    found.extend([capacities(facts), energy_model(facts), headroom(facts)]);
+    found.extend([btf(facts), bpf(facts), realtime(facts)]);
+    found
+}
+
+/// The exit code that findings amount to.
+pub fn exit_code(findings: &[Finding]) -> u8 {
+    match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Blocker) => 2,
+        Some(Level::Limit) => 1,
+        Some(Level::Good) | None => 0,
+    }
+}
+
+fn architecture(facts: &DoctorFacts) -> Finding {
+    let arch = &facts.arch;
+    if arch == "aarch64" {
+        return Finding::good("architecture", arch, "arm64 Linux guests run here");
+    }
+    Finding::blocker(
+        "architecture",
+        arch,
+        "running a Linux guest isn't there yet here",
+    )
+    .change("use an arm64 host, or the emulated one (make lab-shell)")
+}
+
+fn kvm(facts: &DoctorFacts) -> Finding {
+    let kvm = match &facts.kvm {
+        Ok(kvm) => kvm,
+        Err(error) => {
+            return Finding::blocker("kvm", format!("/dev/kvm: {error}"), "guests need KVM")
+                .change(
+                    "load the kernel's KVM, turn virtualization on in the firmware, \
+                 and join the group that owns /dev/kvm",
+                );
+        }
+    };
+    if kvm.api_version != KvmFacts::API_VERSION {
+        let what = format!("API version {}", kvm.api_version);
+        return Finding::blocker("kvm", what, "the only stable version is 12")
+            .change("use Linux 2.6.22 or later");
+    }
+    let mut what = format!(
+        "API version {}, up to {} vCPUs",
+        kvm.api_version, kvm.max_vcpus
+    );
+    if let Some(bits) = kvm.address_bits {
+        what += &format!(", guest addresses of {bits} bits, mode {}", kvm.mode);
+    }
+    let missing: Vec<_> = [
+        (kvm.stolen_time, "stolen time"),
+        (kvm.readonly_slots, "read-only memory slots"),
+        (kvm.ioeventfd, "ioeventfd"),
+    ]
+    .into_iter()
+    .filter_map(|(there, name)| (!there).then_some(name))
+    .collect();
+    if missing.is_empty() || facts.arch != "aarch64" {
+        return Finding::good("kvm", what, "guests can run");
+    }
+    Finding::limit("kvm", what, format!("without {}", missing.join(", ")))
+        .change("use a newer kernel, and no protected mode (kvm-arm.mode=)")
+}
+
+fn uclamp(facts: &DoctorFacts) -> Finding {
+    match &facts.uclamp {
+        Ok(()) => Finding::good(
+            "uclamp",
+            "available",
+            "a guest's request can be put into force",
+        ),
+        Err(error) => Finding::limit(
+            "uclamp",
+            format!("not available: {error}"),
+            "a guest's request can't reach the scheduler; run needs --no-bridge",
+        )
+        .change("use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP"),
+    }
+}
+
+fn uclamp_limit(facts: &DoctorFacts) -> Finding {
+    const NAME: &str = "uclamp limits";
+    let limits = (facts.uclamp_sysctl_min, facts.uclamp_sysctl_max);
+    match limits {
+        (Some(min), Some(max)) if min.min(max) < 1024 => Finding::limit(
+            NAME,
+            format!("kernel.sched_util_clamp_min is {min}, sched_util_clamp_max {max}"),
+            "higher requests are cut to these",
+        )
+        .change("sysctl kernel.sched_util_clamp_min=1024 kernel.sched_util_clamp_max=1024"),
+        (Some(_), Some(_)) => Finding::good(NAME, "none", "requests up to 1024 have effect"),
+        _ => Finding::good(NAME, "not there", "they come with uclamp"),
+    }
+}
+
+fn cgroup(facts: &DoctorFacts) -> Finding {
+    match &facts.cgroup {
+        Ok(parent) => Finding::good(
+            "cgroup",
+            format!("vCPU threads can be grouped in {parent}"),
+            "the clamp of a group changes without a dip of the frequency",
+        ),
+        Err(error) => Finding::limit(
+            "cgroup",
+            error.clone(),
+            "requests go to the thread (--actuator thread), which dips the frequency at each change",
+        )
+        .change("run as root on cgroup v2 with the cpu controller, or in a delegated subtree"),
+    }
+}
+
+/// `CPUs 0-3: NAME, CPUs 4-7: OTHER`
+fn per_policy(policies: &[Policy], value: impl Fn(&Policy) -> &str) -> String {
+    let mut groups: Vec<(String, CpuList)> = Vec::new();
+    for policy in policies {
+        match groups.iter_mut().find(|(name, _)| name == value(policy)) {
+            Some((_, cpus)) => cpus.0.extend(&policy.cpus.0),
+            None => groups.push((value(policy).to_owned(), policy.cpus.clone())),
+        }
+    }
+    let texts = groups
+        .iter()
+        .map(|(name, cpus)| format!("{name} (CPUs {cpus})"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn drivers(facts: &DoctorFacts) -> Finding {
+    const NAME: &str = "cpufreq driver";
+    let policies = &facts.cpus.policies;
+    let mut uncovered = facts.cpus.online();
+    uncovered
+        .0
+        .retain(|cpu| facts.cpus.policy_of(*cpu).is_none());
+    if policies.is_empty() {
+        return Finding::limit(
+            NAME,
+            "none",
+            "this host's frequency can't be read or driven",
+        )
+        .change("load the cpufreq driver of this machine; in a VM, its host has it");
+    }
+    let what = per_policy(policies, |policy| &policy.driver);
+    if !uncovered.0.is_empty() {
+        let why = format!("CPUs {uncovered} have no policy: vCPUs there read no frequency");
+        return Finding::limit(NAME, what, why).change("pin vCPUs to CPUs that have a policy");
+    }
+    Finding::good(NAME, what, "frequencies can be read and driven")
+}
+
+fn governors(facts: &DoctorFacts) -> Finding {
+    const NAME: &str = "governor";
+    let policies = &facts.cpus.policies;
+    if policies.is_empty() {
+        return Finding::limit(NAME, "none", "there is no cpufreq policy")
+            .change("load the cpufreq driver first");
+    }
+    let what = per_policy(policies, |policy| &policy.governor);
+    let wrong: Vec<_> = policies
+        .iter()
+        .filter(|policy| policy.governor != "schedutil")
+        .collect();
+    let Some(first) = wrong.first() else {
+        return Finding::good(NAME, what, "schedutil follows uclamp");
+    };
+    let change = if first.driver == "intel_pstate" || first.driver == "amd-pstate-epp" {
+        format!(
+            "boot with {}=passive, then choose schedutil",
+            match first.driver.as_str() {
+                "intel_pstate" => "intel_pstate",
+                _ => "amd_pstate",
+            }
+        )
+    } else {
+        let ids: Vec<_> = wrong.iter().map(|policy| policy.id.to_string()).collect();
+        format!(
+            "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
+            ids.join(", ")
+        )
+    };
+    Finding::limit(NAME, what, "only schedutil follows uclamp").change(change)
+}
+
+fn capacities(facts: &DoctorFacts) -> Finding {
+    const NAME: &str = "cpu capacity";
+    let unknown = facts.cpus.cpus.iter().all(|cpu| cpu.capacity.is_none());
+    if unknown {
+        return Finding::good(
+            NAME,
+            "not told",
+            "all CPUs count as 1024, as on symmetric machines",
+        );
+    }
+    let mut values: Vec<_> = facts
+        .cpus
+        .cpus
+        .iter()
+        .filter_map(|cpu| cpu.capacity)
+        .collect();
+    values.sort_unstable();
+    values.dedup();
+    let values: Vec<_> = values.iter().map(u16::to_string).collect();
+    Finding::good(NAME, values.join(", "), "requests are scaled to these")
+}
+
+fn energy_model(facts: &DoctorFacts) -> Finding {
+    const NAME: &str = "energy model";
+    match facts.energy_model {
+        EnergyModel::Domains(0) => Finding::limit(
+            NAME,
+            "none",
+            "no power for the guest's OPP tables, and no energy-aware scheduling",
+        )
+        .change("add opp-microwatt or dynamic-power-coefficient to the host's device tree, or give power in --table"),
+        EnergyModel::Domains(count) => match facts.energy_aware {
+            Some(false) => Finding::limit(
+                NAME,
+                format!("{count} performance domains, but energy-aware scheduling is off"),
+                "the host places vCPU threads without regard to energy",
+            )
+            .change("sysctl kernel.sched_energy_aware=1"),
+            Some(true) | None => Finding::good(
+                NAME,
+                format!("{count} performance domains"),
+                "the guest's OPP tables get the power",
+            ),
+        },
+        EnergyModel::Hidden => Finding::good(
+            NAME,
+            "can't be seen",
+            "debugfs is not readable; as root the guest's OPP tables get the power",
+        ),
+    }
+}
+
+fn headroom(facts: &DoctorFacts) -> Finding {
+    let what = format!("Linux {}", facts.kernel_release);
+    let why = match facts.headroom {
+        Some(Headroom::None) => {
+            "schedutil adds nothing to uclamp.min (since 6.8): requests go as they are"
+        }
+        Some(Headroom::Quarter) => {
+            "schedutil adds 25 % to uclamp.min (before 6.8): requests are scaled by 4/5"
+        }
+        None => {
+            return Finding::limit("headroom", what, "the version can't be read from this")
+                .change("check the frequencies with --clamp exact; 6.8 and later is assumed");
+        }
+    };
+    Finding::good("headroom", what, why)
+}
+
+fn btf(facts: &DoctorFacts) -> Finding {
+    if facts.btf {
+        return Finding::good(
+            "btf",
+            "/sys/kernel/btf/vmlinux",
+            "BPF programs fit this kernel",
+        );
+    }
+    Finding::limit(
+        "btf",
+        "none",
+        "requests can't be handled inside the kernel, only by an exit to the VMM",
+    )
+    .change("use a kernel with CONFIG_DEBUG_INFO_BTF")
+}
+
+fn bpf(facts: &DoctorFacts) -> Finding {
+    let has = |bit: u32| facts.capabilities >> bit & 1 == 1;
+    let allowed = has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON);
+    let why = "requests can't be handled inside the kernel, only by an exit to the VMM";
+    match (facts.bpf_syscall, allowed) {
+        (false, _) => Finding::limit("bpf", "not in this kernel", why)
+            .change("use a kernel with CONFIG_BPF_SYSCALL"),
+        (true, false) => Finding::limit("bpf", "not permitted to this user", why)
+            .change("run with CAP_BPF and CAP_PERFMON"),
+        (true, true) => Finding::good("bpf", "permitted", "tracing programs can be loaded"),
+    }
+}
+
+fn realtime(facts: &DoctorFacts) -> Finding {
+    if facts.realtime {
+        return Finding::good("rt kernel", "yes", "PREEMPT_RT: fit for real-time guests");
+    }
+    Finding::good("rt kernel", "no", "fine unless the guest is real-time")
+}
+
+/// The report for people: a line per finding, with the change below it.
+pub fn text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.level {
+            Level::Good => "ok     ",
+            Level::Limit => "limit  ",
+            Level::Blocker => "BLOCKER",
+        };
+        let Finding {
+            subject, what, why, ..
+        } = finding;
+        text += &format!("{mark}  {subject:<14}  {what}; {why}\n");
+        if let Some(change) = &finding.change {
+            text += &format!("{:25}change: {change}\n", "");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "doctor_tests.rs"]
+mod tests;

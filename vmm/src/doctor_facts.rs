@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the doctor looks at. Everything that is a file is read below a root;
+//! what only the running kernel can answer (KVM, uclamp, cgroups) is [`Live`].
+
+use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
+
+use kvm_ioctls::{Cap, Kvm};
+use serde::Serialize;
+use vcpufreq_device::{Headroom, host};
+
+use crate::{
+    energy_model,
+    facts::{HostCpus, HostTree},
+};
+
+/// Numbers of capabilities(7).
+pub const CAP_SYS_ADMIN: u32 = 21;
+/// See [`CAP_SYS_ADMIN`].
+pub const CAP_PERFMON: u32 = 38;
+/// See [`CAP_SYS_ADMIN`].
+pub const CAP_BPF: u32 = 39;
+
+/// `KVM_CAP_STEAL_TIME` of `linux/kvm.h`, which kvm-ioctls has no name for.
+const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
+/// `KVM_CAP_ARM_VM_IPA_SIZE`, likewise on other architectures; 0 there.
+const KVM_CAP_ARM_VM_IPA_SIZE: std::ffi::c_ulong = 165;
+
+/// What a KVM device says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KvmFacts {
+    /// `KVM_GET_API_VERSION`.
+    pub api_version: i32,
+    /// `KVM_CAP_MAX_VCPUS`.
+    pub max_vcpus: usize,
+    /// `KVM_CAP_ARM_VM_IPA_SIZE`, on arm64 only.
+    pub address_bits: Option<i32>,
+    /// `KVM_CAP_STEAL_TIME`: the guest can be told its stolen time.
+    pub stolen_time: bool,
+    /// `KVM_CAP_READONLY_MEM`: reads without an exit are possible.
+    pub readonly_slots: bool,
+    /// `KVM_CAP_IOEVENTFD`: writes without an exit to the VMM are possible.
+    pub ioeventfd: bool,
+    /// `kvm-arm.mode` of the kernel command line; `default` is VHE where the
+    /// CPU has it.
+    pub mode: String,
+}
+
+impl KvmFacts {
+    /// The version since Linux 2.6.22; the others are obsolete.
+    pub const API_VERSION: i32 = 12;
+
+    /// Asks the device at `path`.
+    ///
+    /// # Errors
+    /// Why it can't be opened.
+    pub fn ask(path: &Path) -> io::Result<Self> {
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let kvm = Kvm::new_with_path(&name)
+            .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        // Any file can be opened, but only KVM answers.
+        let api_version = kvm.get_api_version();
+        if api_version < 0 {
+            return Err(io::Error::other("not a KVM device"));
+        }
+        let address_bits = kvm.check_extension_raw(KVM_CAP_ARM_VM_IPA_SIZE);
+        Ok(Self {
+            api_version,
+            max_vcpus: kvm.get_max_vcpus(),
+            address_bits: Some(address_bits).filter(|bits| *bits > 0),
+            stolen_time: kvm.check_extension_raw(KVM_CAP_STEAL_TIME) > 0,
+            readonly_slots: kvm.check_extension(Cap::ReadonlyMem),
+            ioeventfd: kvm.check_extension(Cap::Ioeventfd),
+            mode: "default".to_owned(),
+        })
+    }
+}
+
+/// What debugfs shows of the energy model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnergyModel {
+    /// This many performance domains.
+    Domains(usize),
+    /// debugfs is not readable.
+    Hidden,
+}
+
+/// What only the running kernel can answer.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// KVM, or why not.
+    pub kvm: Result<KvmFacts, String>,
+    /// Whether a thread can be clamped, or why not.
+    pub uclamp: Result<(), String>,
+    /// The cgroup that a VM's would be in, or why there is none.
+    pub cgroup: Result<String, String>,
+}
+
+impl Live {
+    /// Asks the running kernel. Starts and ends a thread; changes nothing.
+    pub fn ask(kvm_device: &Path) -> Self {
+        let offer = host::ActuatorFacts::probe(&host::HostRoot::default());
+        Self {
+            kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
+            uclamp: offer.uclamp.map_err(|error| error.to_string()),
+            cgroup: offer
+                .cgroup
+                .map(|place| place.parent.display().to_string())
+                .map_err(|error| error.to_string()),
+        }
+    }
+}
+
+/// The facts of one host.
+#[derive(Clone, Debug)]
+pub struct DoctorFacts {
+    /// As Rust names it: `aarch64`, `x86_64`.
+    pub arch: String,
+    /// KVM, or why not.
+    pub kvm: Result<KvmFacts, String>,
+    /// Whether a thread can be clamped, or why not.
+    pub uclamp: Result<(), String>,
+    /// `kernel.sched_util_clamp_min`, 0..=1024.
+    pub uclamp_sysctl_min: Option<u32>,
+    /// `kernel.sched_util_clamp_max`, 0..=1024.
+    pub uclamp_sysctl_max: Option<u32>,
+    /// The cgroup that a VM's would be in, or why there is none.
+    pub cgroup: Result<String, String>,
+    /// CPUs and cpufreq policies.
+    pub cpus: HostCpus,
+    /// The host's energy model.
+    pub energy_model: EnergyModel,
+    /// `kernel.sched_energy_aware`; `None` where it says nothing.
+    pub energy_aware: Option<bool>,
+    /// The running kernel's release, as 7.2.12+deb13-arm64.
+    pub kernel_release: String,
+    /// What its schedutil adds to a clamp, by its version.
+    pub headroom: Option<Headroom>,
+    /// The kernel's types are there for BPF programs.
+    pub btf: bool,
+    /// The kernel has the bpf system call.
+    pub bpf_syscall: bool,
+    /// Effective capabilities of this process, a bit each.
+    pub capabilities: u64,
+    /// The kernel is PREEMPT_RT.
+    pub realtime: bool,
+}
+
+impl DoctorFacts {
+    /// Reads what is in files below `root`, and takes the rest from `live`.
+    pub fn read(root: &HostTree, arch: &str, live: Live) -> Self {
+        let mode = kvm_mode(&root.text("proc/cmdline").unwrap_or_default());
+        let kernel_release = root.text("proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            arch: arch.to_owned(),
+            kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
+            uclamp: live.uclamp,
+            uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
+            uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
+            cgroup: live.cgroup,
+            cpus: HostCpus::read(root),
+            energy_model: performance_domains(root),
+            // Empty on a machine that could not schedule energy-aware anyway.
+            energy_aware: root
+                .number::<u8>("proc/sys/kernel/sched_energy_aware")
+                .map(|on| on != 0),
+            headroom: headroom_of(&kernel_release),
+            kernel_release,
+            btf: root.path("sys/kernel/btf/vmlinux").exists(),
+            // The switch comes with the system call.
+            bpf_syscall: root
+                .path("proc/sys/kernel/unprivileged_bpf_disabled")
+                .exists(),
+            capabilities: effective_capabilities(root).unwrap_or(0),
+            realtime: root.text("sys/kernel/realtime").as_deref() == Some("1"),
+        }
+    }
+}
+
+/// The headroom rule of a kernel release.
+pub fn headroom_of(release: &str) -> Option<Headroom> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?.parse().ok()?;
+    Some(Headroom::for_kernel(major, minor))
+}
+
+fn kvm_mode(cmdline: &str) -> String {
+    let words = cmdline.split_whitespace().rev();
+    let mode = words
+        .filter_map(|word| word.strip_prefix("kvm-arm.mode="))
+        .next();
+    mode.unwrap_or("default").to_owned()
+}
+
+fn performance_domains(root: &HostTree) -> EnergyModel {
+    match std::fs::read_dir(root.path(energy_model::DIR)) {
+        Ok(entries) => EnergyModel::Domains(
+            entries
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter(|name| name.starts_with("cpu"))
+                .count(),
+        ),
+        // debugfs that can be listed shows that there is no model.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            match std::fs::read_dir(root.path("sys/kernel/debug")).map(|mut dir| dir.next()) {
+                Ok(Some(_)) => EnergyModel::Domains(0),
+                Ok(None) | Err(_) => EnergyModel::Hidden,
+            }
+        }
+        Err(_) => EnergyModel::Hidden,
+    }
+}
+
+fn effective_capabilities(root: &HostTree) -> Option<u64> {
+    let status = root.text("proc/self/status")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A good host has no findings; each thing that can be wrong is found, says
+//! what to change, and gives the right exit code.
+
+use super::*;
+use crate::{doctor_facts::Live, fake_host::FakeHost};
+
+const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
+
+fn good_host() -> FakeHost {
+    let host = FakeHost::two_plus_two();
+    host.energy_model(0, "0x1", &[(600_000, 1)]);
+    host.energy_model(2, "0x1", &[(700_000, 1)]);
+    for (path, text) in [
+        ("proc/sys/kernel/osrelease", "7.2.12+deb13-arm64\n"),
+        ("proc/sys/kernel/sched_util_clamp_min", "1024\n"),
+        ("proc/sys/kernel/sched_util_clamp_max", "1024\n"),
+        ("proc/sys/kernel/sched_energy_aware", "1\n"),
+        ("proc/sys/kernel/unprivileged_bpf_disabled", "2\n"),
+        ("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n"),
+        ("proc/cmdline", "quiet kvm-arm.mode=nvhe\n"),
+        ("sys/kernel/btf/vmlinux", "x"),
+        ("sys/kernel/realtime", "1\n"),
+    ] {
+        host.write(path, text);
+    }
+    host
+}
+
+fn live() -> Live {
+    Live {
+        kvm: Ok(KvmFacts {
+            api_version: 12,
+            max_vcpus: 512,
+            address_bits: Some(40),
+            stolen_time: true,
+            readonly_slots: true,
+            ioeventfd: true,
+            mode: "default".to_owned(),
+        }),
+        uclamp: Ok(()),
+        cgroup: Ok("/sys/fs/cgroup".to_owned()),
+    }
+}
+
+fn facts(host: &FakeHost) -> DoctorFacts {
+    DoctorFacts::read(&host.root(), "aarch64", live())
+}
+
+/// The one finding of these facts that isn't good.
+fn only_finding(facts: &DoctorFacts) -> Finding {
+    let findings = findings(facts);
+    let mut bad = findings
+        .into_iter()
+        .filter(|finding| finding.level > Level::Good);
+    let first = bad.next().expect("a finding");
+    assert_eq!(bad.next(), None, "beside {first:?}");
+    assert!(first.change.is_some(), "{first:?}");
+    first
+}
+
+#[test]
+fn a_good_host_has_no_findings() {
+    let findings = findings(&facts(&good_host()));
+    let bad: Vec<_> = findings.iter().filter(|f| f.level > Level::Good).collect();
+    assert!(bad.is_empty(), "{bad:?}");
+    assert_eq!(exit_code(&findings), 0);
+    let text = text(&findings);
+    assert!(
+        text.contains("mode nvhe") && text.contains("329, 1024"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), findings.len());
+}
+
+/// What is done to a good host.
+type Damage = &'static dyn Fn(&FakeHost);
+
+#[test]
+fn what_a_tree_lacks_is_found() {
+    let rows: [(&str, Damage, &str); 9] = [
+        (
+            "governor",
+            &|host| host.write(&format!("{POLICY}/scaling_governor"), "performance"),
+            "policyN/scaling_governor, N = 0",
+        ),
+        (
+            "uclamp limits",
+            &|host| host.write("proc/sys/kernel/sched_util_clamp_min", "512"),
+            "sched_util_clamp_min=1024",
+        ),
+        (
+            "btf",
+            &|host| host.remove("sys/kernel/btf/vmlinux"),
+            "CONFIG_DEBUG_INFO_BTF",
+        ),
+        (
+            "bpf",
+            &|host| host.remove("proc/sys/kernel/unprivileged_bpf_disabled"),
+            "CONFIG_BPF_SYSCALL",
+        ),
+        (
+            "bpf",
+            &|host| host.write("proc/self/status", "CapEff:\t0000000000000000\n"),
+            "CAP_BPF",
+        ),
+        (
+            "energy model",
+            &|host| {
+                host.remove("sys/kernel/debug/energy_model/cpu0");
+                host.remove("sys/kernel/debug/energy_model/cpu2");
+            },
+            "opp-microwatt",
+        ),
+        (
+            "energy model",
+            &|host| host.write("proc/sys/kernel/sched_energy_aware", "0"),
+            "sched_energy_aware=1",
+        ),
+        ("cpufreq driver", &|host| host.remove(POLICY), "pin vCPUs"),
+        (
+            "headroom",
+            &|host| host.write("proc/sys/kernel/osrelease", "unknown"),
+            "--clamp exact",
+        ),
+    ];
+    for (subject, damage, change) in rows {
+        let host = good_host();
+        damage(&host);
+        let finding = only_finding(&facts(&host));
+        assert_eq!((finding.subject, finding.level), (subject, Level::Limit));
+        assert!(
+            finding.change.as_ref().unwrap().contains(change),
+            "{finding:?}"
+        );
+    }
+}
+
+#[test]
+fn what_the_running_kernel_lacks_is_found() {
+    let with = |change: &dyn Fn(&mut Live)| {
+        let mut live = live();
+        change(&mut live);
+        only_finding(&DoctorFacts::read(&good_host().root(), "aarch64", live))
+    };
+    let no_uclamp = with(&|live| live.uclamp = Err("Operation not supported".into()));
+    assert_eq!(
+        (no_uclamp.subject, no_uclamp.level),
+        ("uclamp", Level::Limit)
+    );
+    assert!(no_uclamp.why.contains("--no-bridge"));
+    let no_cgroup = with(&|live| live.cgroup = Err("cgroup v2 is not mounted".into()));
+    assert_eq!(
+        (no_cgroup.subject, no_cgroup.level),
+        ("cgroup", Level::Limit)
+    );
+    let no_kvm = with(&|live| live.kvm = Err("No such file or directory".into()));
+    assert_eq!((no_kvm.subject, no_kvm.level), ("kvm", Level::Blocker));
+    let old_kvm = with(&|live| live.kvm.as_mut().unwrap().api_version = 11);
+    assert_eq!((old_kvm.subject, old_kvm.level), ("kvm", Level::Blocker));
+    let protected = with(&|live| live.kvm.as_mut().unwrap().readonly_slots = false);
+    assert_eq!((protected.subject, protected.level), ("kvm", Level::Limit));
+    assert!(protected.why.contains("read-only memory slots"));
+}
+
+#[test]
+fn an_empty_tree_is_findings_and_no_panic() {
+    let live = Live {
+        kvm: Err("absent".into()),
+        uclamp: Err("absent".into()),
+        cgroup: Err("absent".into()),
+    };
+    let facts = DoctorFacts::read(&FakeHost::empty().root(), "x86_64", live);
+    assert_eq!(facts.energy_model, EnergyModel::Hidden);
+    let findings = findings(&facts);
+    assert_eq!(exit_code(&findings), 2);
+    let changes = findings
+        .iter()
+        .filter(|finding| finding.level > Level::Good);
+    assert!(changes.clone().count() >= 8 && changes.clone().all(|f| f.change.is_some()));
+}
+
+#[test]
+fn the_headroom_rule_follows_the_version() {
+    let rows = [
+        ("6.7.12", Some(Headroom::Quarter)),
+        ("6.8.0-rc1", Some(Headroom::None)),
+        ("7.2.12+deb13-arm64", Some(Headroom::None)),
+        ("5.15", Some(Headroom::Quarter)),
+        ("", None),
+        ("next", None),
+    ];
+    for (release, expected) in rows {
+        assert_eq!(
+            crate::doctor_facts::headroom_of(release),
+            expected,
+            "{release}"
+        );
+    }
+}
+
+#[test]
+fn exit_codes_follow_the_worst_finding() {
+    let limit = Finding::limit("a", "b", "c");
+    let blocker = Finding::blocker("a", "b", "c");
+    let good = Finding::good("a", "b", "c");
+    assert_eq!(exit_code(&[]), 0);
+    assert_eq!(exit_code(&[good.clone(), limit.clone()]), 1);
+    assert_eq!(exit_code(&[good, blocker, limit]), 2);
+}

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The events file: one JSON object a line, for each request, actuation and
+//! refusal, in the order in which they happened on each vCPU thread.
+//!
+//! A vCPU thread stamps an event and puts it into a bounded queue; it neither
+//! formats, writes nor wakes anybody. A writer thread looks at the queue every
+//! [`LOOK_EVERY`] and writes what it finds. When a guest makes events faster
+//! than that, those that find the queue full are dropped and counted.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use serde::Serialize;
+use vcpufreq_device::{Demand, Event, Events, host::Tid};
+
+use crate::sys;
+
+/// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
+/// start and never more.
+const QUEUE_LEN: usize = 1 << 16;
+
+/// How often the writer looks. The queue lasts for 3 million events a second.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// An event with when and where it happened.
+#[derive(Clone, Copy, Debug)]
+struct Stamped {
+    t_ns: u64,
+    tid: i32,
+    event: Event,
+}
+
+/// The vCPU threads' end of the queue.
+#[derive(Debug)]
+pub struct EventQueue {
+    queue: SyncSender<Stamped>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Events for EventQueue {
+    fn record(&self, event: &Event) {
+        let stamped = Stamped {
+            t_ns: sys::monotonic_ns(),
+            tid: Tid::current().get(),
+            event: *event,
+        };
+        if self.queue.try_send(stamped).is_err() {
+            self.dropped.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The events file's writer; writes what is left when it is finished.
+#[derive(Debug)]
+pub struct EventWriter {
+    thread: JoinHandle<io::Result<u64>>,
+    stop: Arc<AtomicBool>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// What became of the events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventReport {
+    /// Events in the file.
+    pub written: u64,
+    /// Events that found the queue full.
+    pub dropped: u64,
+}
+
+/// Creates `path`, anew, and starts its writer.
+///
+/// # Errors
+/// When the file can't be created or the thread not be started.
+pub fn open(path: &Path) -> io::Result<(EventQueue, EventWriter)> {
+    start(File::create(path)?, QUEUE_LEN)
+}
+
+fn start(
+    output: impl Write + Send + 'static,
+    queue_len: usize,
+) -> io::Result<(EventQueue, EventWriter)> {
+    let (queue, events) = sync_channel(queue_len);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let thread = std::thread::Builder::new()
+        .name("events".to_owned())
+        .spawn(move || write_until(&stopped, &events, BufWriter::new(output)))?;
+    let writer = EventWriter {
+        thread,
+        stop,
+        dropped: dropped.clone(),
+    };
+    Ok((EventQueue { queue, dropped }, writer))
+}
+
+impl EventWriter {
+    /// Writes what was recorded so far and closes the file.
+    ///
+    /// # Errors
+    /// The first write that failed; nothing was written after it.
+    pub fn finish(self) -> io::Result<EventReport> {
+        self.stop.store(true, Relaxed);
+        self.thread.thread().unpark();
+        let ended = self.thread.join();
+        let written = ended.unwrap_or_else(|_| Err(io::Error::other("the writer panicked")))?;
+        Ok(EventReport {
+            written,
+            dropped: self.dropped.load(Relaxed),
+        })
+    }
+}
+
+/// The writer thread. After a failed write it ends, and with it the queue:
+/// later events count as dropped.
+fn write_until(
+    stop: &AtomicBool,
+    events: &Receiver<Stamped>,
+    mut output: impl Write,
+) -> io::Result<u64> {
+    let mut written = 0;
+    loop {
+        // Read before the queue: what was recorded before the stop is found.
+        let last = stop.load(Relaxed);
+        loop {
+            match events.try_recv() {
+                Ok(stamped) => {
+                    serde_json::to_writer(&mut output, &Line::from(&stamped))?;
+                    output.write_all(b"\n")?;
+                    written += 1;
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return output.flush().map(|()| written),
+            }
+        }
+        output.flush()?;
+        if last {
+            return Ok(written);
+        }
+        std::thread::park_timeout(LOOK_EVERY);
+    }
+}
+
+/// A line of the file. The order of the fields is the order in the line.
+#[derive(Serialize)]
+struct Line {
+    /// CLOCK_MONOTONIC.
+    t_ns: u64,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vcpu: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<u32>,
+    /// The thread on which it happened.
+    tid: i32,
+    #[serde(flatten)]
+    value: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<String>,
+}
+
+/// The value that an event is about.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Value {
+    Khz {
+        khz: u32,
+    },
+    Clamp {
+        uclamp_min: u16,
+        uclamp_max: u16,
+    },
+    Access {
+        offset: u64,
+        len: usize,
+        write: bool,
+    },
+    Nothing {},
+}
+
+impl From<Demand> for Value {
+    fn from(demand: Demand) -> Self {
+        Self::Clamp {
+            uclamp_min: demand.min.get(),
+            uclamp_max: demand.max.get(),
+        }
+    }
+}
+
+impl From<&Stamped> for Line {
+    fn from(stamped: &Stamped) -> Self {
+        let nothing = Value::Nothing {};
+        let ok = || Some("ok".to_owned());
+        let (event, of, value, result) = match stamped.event {
+            Event::Request { vcpu, domain, khz } => {
+                ("request", (vcpu, domain), Value::Khz { khz: khz.0 }, None)
+            }
+            Event::Applied {
+                vcpu,
+                domain,
+                demand,
+            } => ("applied", (vcpu, domain), demand.into(), ok()),
+            Event::Unchanged {
+                vcpu,
+                domain,
+                demand,
+            } => ("unchanged", (vcpu, domain), demand.into(), ok()),
+            Event::Superseded { vcpu, domain } => ("superseded", (vcpu, domain), nothing, None),
+            Event::Refused {
+                vcpu,
+                domain,
+                demand,
+                error,
+            } => (
+                "refused",
+                (vcpu, domain),
+                demand.into(),
+                Some(error.to_string()),
+            ),
+            Event::NotApplicable {
+                vcpu,
+                domain,
+                reason,
+            } => (
+                "not_applicable",
+                (vcpu, domain),
+                nothing,
+                Some(reason.to_owned()),
+            ),
+            other => return Self::without_domain(stamped, &other),
+        };
+        Self {
+            t_ns: stamped.t_ns,
+            event,
+            vcpu: Some(of.0.0),
+            domain: Some(of.1.0),
+            tid: stamped.tid,
+            value,
+            result,
+        }
+    }
+}
+
+impl Line {
+    fn without_domain(stamped: &Stamped, event: &Event) -> Self {
+        let (event, vcpu, value, result) = match *event {
+            Event::IllegalAccess {
+                vcpu,
+                offset,
+                len,
+                write,
+            } => (
+                "illegal_access",
+                vcpu,
+                Value::Access { offset, len, write },
+                None,
+            ),
+            Event::SourceFailed { vcpu, error } => (
+                "source_failed",
+                Some(vcpu),
+                Value::Nothing {},
+                Some(error.to_string()),
+            ),
+            // An event of a newer device: its debug text is better than none.
+            ref other => ("other", None, Value::Nothing {}, Some(format!("{other:?}"))),
+        };
+        Self {
+            t_ns: stamped.t_ns,
+            event,
+            vcpu: vcpu.map(|vcpu| vcpu.0),
+            domain: None,
+            tid: stamped.tid,
+            value,
+            result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each event is a line with its values; a full queue drops and counts; an
+    //! output that fails ends in an error, and no vCPU thread notices.
+
+    use std::sync::{Mutex, mpsc};
+
+    use vcpufreq_device::{ActuateError, DomainId, Khz, Util, VcpuId};
+
+    use super::*;
+
+    const VCPU: VcpuId = VcpuId(1);
+    const DOMAIN: DomainId = DomainId(7);
+    const REQUEST: Event = Event::Request {
+        vcpu: VCPU,
+        domain: DOMAIN,
+        khz: Khz(600_000),
+    };
+
+    fn demand() -> Demand {
+        Demand {
+            min: Util::new(329).unwrap(),
+            max: Util::MAX,
+        }
+    }
+
+    /// Bytes that the test keeps.
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(events: &[Event]) -> Vec<serde_json::Value> {
+        let output = Shared::default();
+        let (queue, writer) = start(output.clone(), 16).unwrap();
+        events.iter().for_each(|event| queue.record(event));
+        let report = writer.finish().unwrap();
+        assert_eq!(usize::try_from(report.written), Ok(events.len()));
+        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_line_has_time_vcpu_thread_value_and_result() {
+        let before = sys::monotonic_ns();
+        let error = ActuateError::Refused {
+            domain: DOMAIN,
+            call: "write",
+            errno: 16,
+        };
+        let lines = lines(&[
+            REQUEST,
+            Event::Applied {
+                vcpu: VCPU,
+                domain: DOMAIN,
+                demand: demand(),
+            },
+            Event::Refused {
+                vcpu: VCPU,
+                domain: DOMAIN,
+                demand: demand(),
+                error,
+            },
+        ]);
+        for (line, kind) in lines.iter().zip(["request", "applied", "refused"]) {
+            assert_eq!(line["event"], kind);
+            assert_eq!((&line["vcpu"], &line["domain"]), (&1.into(), &7.into()));
+            assert_eq!(line["tid"], Tid::current().get());
+            let t_ns = line["t_ns"].as_u64().unwrap();
+            assert!((before..=sys::monotonic_ns()).contains(&t_ns));
+        }
+        assert_eq!(lines[0]["khz"], 600_000);
+        assert_eq!(lines[1]["uclamp_min"], 329);
+        assert_eq!(lines[1]["uclamp_max"], 1024);
+        assert_eq!(lines[1]["result"], "ok");
+        assert_eq!(lines[2]["result"], error.to_string());
+    }
+
+    #[test]
+    fn an_illegal_access_says_where() {
+        let access = Event::IllegalAccess {
+            vcpu: None,
+            offset: 0x3002,
+            len: 2,
+            write: true,
+        };
+        let line = &lines(&[access])[0];
+        assert_eq!(line["event"], "illegal_access");
+        assert_eq!((&line["offset"], &line["len"]), (&0x3002.into(), &2.into()));
+        assert!(line.get("vcpu").is_none() && line["write"] == true);
+    }
+
+    /// An output that takes nothing until it is told to.
+    struct Gate(mpsc::Receiver<()>);
+
+    impl Write for Gate {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_queue_drops_counts_and_never_blocks() {
+        let (open, gate) = mpsc::channel();
+        let (queue, writer) = start(Gate(gate), 4).unwrap();
+        for _ in 0..10_000 {
+            queue.record(&REQUEST);
+        }
+        drop(open);
+        let report = writer.finish().unwrap();
+        assert!(report.dropped > 0, "{report:?}");
+        assert_eq!(report.written + report.dropped, 10_000);
+    }
+
+    struct Full;
+
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_at_the_end() {
+        let (queue, writer) = start(Full, 4).unwrap();
+        queue.record(&REQUEST);
+        let error = writer.finish().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        queue.record(&REQUEST);
+    }
+}

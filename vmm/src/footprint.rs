@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a running VMM has on the host, from its record and guardian, which come
+//! before anything else, to their end, which comes after everything else.
+
+use std::{process, thread::sleep, time::Duration};
+
+use anyhow::Context;
+use vcpufreq_device::host::{self, CgroupError, GroupRecord, KernelTree};
+
+use crate::{
+    cleanup::{Cleaned, Cleaner},
+    facts::HostTree,
+    guardian::Guardian,
+    state::{self, Owner, Record, StateDir},
+};
+
+/// How often to try to remove a cgroup that a thread is just leaving.
+const TRIES: u32 = 100;
+/// The time between two tries.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// The traces of this VMM on the host.
+#[derive(Debug)]
+pub struct Footprint {
+    dir: StateDir,
+    groups: Option<GroupRecord>,
+    guardian: Guardian,
+}
+
+impl Footprint {
+    /// Removes what dead VMMs left, then puts a guardian on guard and records
+    /// what this process is about to make; `report` gets what could not be
+    /// removed.
+    ///
+    /// # Errors
+    /// When there can't be a record or a guardian; nothing is left then.
+    pub fn begin(groups: Option<GroupRecord>, report: impl Fn(&str)) -> anyhow::Result<Self> {
+        let host = HostTree::default();
+        let dir = StateDir::of_user()?;
+        let Cleaned { left, .. } = Cleaner::new(&host).by_records(&dir)?;
+        left.iter().for_each(|why| report(why));
+        let pid = process::id();
+        let owner = Owner::of(&host, pid)?;
+        let guardian = Guardian::start(&dir.record_path(pid))?;
+        let record = Record {
+            owner,
+            groups: groups.clone().map(Into::into),
+        };
+        let footprint = Self {
+            dir,
+            groups,
+            guardian,
+        };
+        match footprint.dir.write(&record) {
+            Ok(()) => Ok(footprint),
+            Err(error) => {
+                footprint.guardian.dismiss();
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes everything, the guardian last. The vCPU threads have ended.
+    ///
+    /// # Errors
+    /// What could not be removed. The guardian stays and tries again when this
+    /// process is gone.
+    pub fn erase(self) -> anyhow::Result<()> {
+        if let Some(groups) = &self.groups {
+            remove_groups(groups).context("can't remove this VM's cgroup")?;
+        }
+        let path = self.dir.record_path(process::id());
+        state::remove(&path).with_context(|| format!("can't remove {}", path.display()))?;
+        self.guardian.dismiss();
+        Ok(())
+    }
+}
+
+fn remove_groups(groups: &GroupRecord) -> Result<(), CgroupError> {
+    for _ in 1..TRIES {
+        match host::remove(&KernelTree, groups) {
+            Err(CgroupError::Busy { .. }) => sleep(TRY_EVERY),
+            done => return done,
+        }
+    }
+    host::remove(&KernelTree, groups)
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A small process that outlives the VMM and cleans up after it, however that
+//! ends.
+//!
+//! ```text
+//! VMM ──────────────── pipe, write end ───────────────▶ guardian's stdin
+//!  the kernel closes it when the VMM is gone, kill -9 included ─▶ end of file
+//! ```
+//! It is started before the VMM makes anything, in a session of its own, and
+//! ignores what ends groups of processes. It knows the VMM by its record only.
+//! A VMM that ends by itself has removed its record before; then the guardian
+//! has nothing to do and ends.
+
+use std::{
+    io::{self, Read, Write},
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+
+use crate::{
+    cleanup::{Cleaned, Cleaner},
+    facts::HostTree,
+    state::{self, Standing},
+    sys,
+};
+
+/// What the guardian says when it is on guard.
+const READY: &[u8] = b"on guard\n";
+/// How often to look whether a VMM that is ending has ended. It takes some
+/// milliseconds, or as long as a device keeps one of its threads in the kernel.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How long to try to remove a cgroup whose processes are ending.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A guardian, seen from its VMM.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    alive: Option<ChildStdin>,
+}
+
+impl Guardian {
+    /// Starts one for this process, whose record will be at `record`; it is on
+    /// guard when this returns.
+    ///
+    /// # Errors
+    /// When the process can't be started.
+    pub fn start(record: &Path) -> anyhow::Result<Self> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg("guardian")
+            .arg(record)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("can't start the guardian; check that /proc is mounted and processes can be started")?;
+        let alive = child.stdin.take();
+        let mut said = Vec::new();
+        let mut output = child.stdout.take().context("the guardian has no output")?;
+        output
+            .by_ref()
+            .take(READY.len() as u64)
+            .read_to_end(&mut said)
+            .context("can't hear from the guardian")?;
+        if said != READY {
+            let status = child.wait().context("the guardian did not start")?;
+            bail!("the guardian ended at once with {status}; try again");
+        }
+        Ok(Self { child, alive })
+    }
+
+    /// Tells it that the VMM ends and has removed its record, and waits until
+    /// it has ended too. With a record left, just drop it: it stays on guard
+    /// until this process is gone.
+    pub fn dismiss(mut self) {
+        drop(self.alive.take());
+        // It can't fail for a child that nobody has waited for.
+        let _ = self.child.wait();
+    }
+}
+
+/// The guardian's own life: until the VMM whose record is at `record` is gone
+/// and nothing of it is left.
+///
+/// # Errors
+/// When it could not go on guard, or something could not be removed; then the
+/// record stays for the next start or cleanup.
+pub fn guard(record: &Path) -> anyhow::Result<()> {
+    sys::ignore_group_signals();
+    // Fails for the leader of a process group only, which a child isn't.
+    sys::leave_session().context("can't leave the session")?;
+    let mut output = io::stdout();
+    output.write_all(READY)?;
+    output.flush()?;
+    wait_for_end_of_file();
+    clean_after(record)
+}
+
+/// The VMM never writes: what arrives is the end of the file. A signal
+/// interrupts at most.
+fn wait_for_end_of_file() {
+    let mut byte = [0];
+    loop {
+        match io::stdin().read(&mut byte) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // There is nothing to wait for any more.
+            Err(_) => return,
+        }
+    }
+}
+
+fn clean_after(path: &Path) -> anyhow::Result<()> {
+    let host = HostTree::default();
+    let cleaner = Cleaner {
+        patience: PATIENCE,
+        ..Cleaner::new(&host)
+    };
+    let mut cleaned = Cleaned::default();
+    match state::read(path) {
+        Ok(record) => {
+            // Its files are closed a moment before the process is gone.
+            while record.owner.standing(&host) == Standing::InUse {
+                sleep(LOOK_EVERY);
+            }
+            cleaner.by_record(path, &record, &mut cleaned);
+        }
+        // Removed by the VMM itself, or never finished.
+        Err(_) => state::remove(path)?,
+    }
+    if let Some(left) = cleaned.left.first() {
+        bail!("{left}");
+    }
+    Ok(())
+}

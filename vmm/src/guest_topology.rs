@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From configured vCPUs to the facts that their device-tree nodes are made of.
+
+use std::collections::BTreeMap;
+
+use vcpufreq_device::{DomainId, region_size};
+use vcpufreq_dt::{CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable};
+
+use crate::{config::VcpuConfig, vm::layout};
+
+/// Without the bridge the guest has no cpufreq driver, and Linux doesn't
+/// multiply capacities by a frequency: the same for all keeps their ratio.
+const SAME_FOR_ALL_KHZ: u32 = 1_000_000;
+
+/// The guest's CPUs, with the cpufreq registers at `base` if there are any.
+///
+/// A domain has one OPP table, which its vCPUs share; a table of one entry is
+/// none, and neither is there one without the bridge.
+///
+/// # Errors
+/// What the device tree can't say of these vCPUs.
+pub fn machine(vcpus: &[VcpuConfig], base: Option<u64>) -> Result<Machine, FactsError> {
+    let mut tables = Vec::new();
+    let mut table_of: BTreeMap<DomainId, usize> = BTreeMap::new();
+    let mut cpus = Vec::new();
+    for (number, vcpu) in (0_u16..).zip(vcpus) {
+        let opp_table = (base.is_some() && vcpu.opps.len() > 1).then(|| {
+            *table_of.entry(vcpu.domain).or_insert_with(|| {
+                tables.push(OppTable {
+                    opps: vcpu.opps.clone(),
+                    shared: true,
+                });
+                tables.len() - 1
+            })
+        });
+        let top = vcpu.opps.last().filter(|_| base.is_some());
+        cpus.push(CpuFacts {
+            reg: layout::mpidr_affinity(number),
+            capacity: vcpu.capacity.get(),
+            khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
+            opp_table,
+            cluster: vcpu.cluster,
+        });
+    }
+    let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+    let size = region_size(count);
+    Machine::try_from(MachineFacts {
+        cpus,
+        opp_tables: tables,
+        cpufreq: base.map(|base| CpufreqRegion { base, size }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! vCPUs of one domain share a table; without the bridge there is none, and
+    //! capacities keep their ratio.
+
+    use super::*;
+    use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
+
+    const VCPUS: &str = "cpus = 3\nhost-topology = true\n\
+        [vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\n[vcpu.2]\npin = 3";
+
+    fn vcpus(toml: &str) -> Vec<VcpuConfig> {
+        let host = HostCpus::read(&FakeHost::two_plus_two().root());
+        let options = RunOptions::from_toml(toml).unwrap();
+        resolve::vcpus(&options, &host, resolve::vcpu_count(&options).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn vcpus_of_one_domain_share_a_table() {
+        let machine = machine(&vcpus(VCPUS), Some(0x0a00_0000)).unwrap();
+        let facts = machine.facts();
+        let tables: Vec<_> = facts.cpus.iter().map(|cpu| cpu.opp_table).collect();
+        assert_eq!(tables, [Some(0), Some(1), Some(1)]);
+        assert_eq!(machine.guest_capacities(), [329, 1024, 1024]);
+        assert_eq!(facts.cpufreq.unwrap().size, 0x1_0000);
+    }
+
+    #[test]
+    fn a_table_of_one_entry_is_none() {
+        let machine = machine(&vcpus("[vcpu.0]\ntable = [5]\ncapacity = 1024"), Some(0)).unwrap();
+        assert!(machine.facts().opp_tables.is_empty());
+        assert_eq!(machine.facts().cpus[0].khz_max, 5);
+    }
+
+    #[test]
+    fn without_the_bridge_capacities_keep_their_ratio() {
+        let machine = machine(&vcpus(VCPUS), None).unwrap();
+        let [little, big, _] = machine.capacity_dmips_mhz()[..] else {
+            panic!()
+        };
+        assert_eq!(u64::from(little) * 1024 / u64::from(big), 329);
+        assert!(machine.facts().opp_tables.is_empty() && machine.facts().cpufreq.is_none());
+    }
+}

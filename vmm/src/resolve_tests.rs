@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Each vCPU gets the table, capacity, domain and cluster that the options and
+//! the host say; each broken rule is refused with its values.
+
+use super::*;
+use crate::fake_host::FakeHost;
+
+fn options(toml: &str) -> RunOptions {
+    RunOptions::from_toml(toml).unwrap()
+}
+
+fn resolve(toml: &str) -> Result<Vec<VcpuConfig>, ConfigError> {
+    let host = HostCpus::read(&FakeHost::two_plus_two().root());
+    let options = options(toml);
+    vcpus(&options, &host, vcpu_count(&options)?)
+}
+
+fn khz(vcpu: &VcpuConfig) -> Vec<u32> {
+    vcpu.opps.iter().map(|opp| opp.khz).collect()
+}
+
+const MIRRORED: &str = "host-topology = true\n";
+
+#[test]
+fn a_mirrored_vcpu_is_its_pcpu() {
+    let vcpus = resolve(&format!(
+        "{MIRRORED}cpus = 2\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 3"
+    ))
+    .unwrap();
+    let [little, big] = &vcpus[..] else { panic!() };
+    assert_eq!(khz(little), [600_000, 1_000_000, 1_400_000, 1_800_000]);
+    assert_eq!((little.capacity.get(), big.capacity.get()), (329, 1024));
+    assert_eq!((little.cluster, big.cluster), (0, 1));
+    assert_eq!((little.domain, big.domain), (DomainId(0), DomainId(1)));
+}
+
+#[test]
+fn vcpus_within_one_policy_share_a_domain() {
+    let rows = [
+        ("pin = 2", "pin = 3", [0, 0]),
+        ("pin = '2-3'", "pin = '2-3'", [0, 0]),
+        ("pin = 1", "pin = 2", [0, 1]),
+        ("pin = '0-3'", "pin = '0-3'", [0, 1]),
+        ("", "", [0, 1]),
+        ("pin = 2\ndomain = 7", "pin = 3", [7, 1]),
+    ];
+    for (zero, one, expected) in rows {
+        let toml = format!("{MIRRORED}cpus = 2\n[vcpu.0]\n{zero}\n[vcpu.1]\n{one}");
+        let domains: Vec<_> = resolve(&toml).unwrap().iter().map(|v| v.domain.0).collect();
+        assert_eq!(domains, expected, "{zero} / {one}");
+    }
+}
+
+#[test]
+fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
+    let vcpus = resolve("cpus = 2\n[vcpu.0-1]\npin = 0").unwrap();
+    assert_eq!(
+        (vcpus[0].domain, vcpus[1].domain),
+        (DomainId(0), DomainId(1))
+    );
+    assert_eq!((vcpus[0].cluster, vcpus[1].cluster), (0, 0));
+    assert_eq!(khz(&vcpus[1]), [1_800_000]);
+    assert_eq!(vcpus[1].capacity.get(), 329);
+}
+
+#[test]
+fn an_unpinned_vcpu_mirrors_the_largest_pcpu() {
+    let vcpus = resolve(MIRRORED).unwrap();
+    assert_eq!(khz(&vcpus[0]).last(), Some(&2_800_000));
+    assert_eq!(vcpus[0].capacity.get(), 1024);
+    let spread = resolve(&format!("{MIRRORED}[vcpu.0]\npin = '0-2'")).unwrap();
+    assert_eq!(spread[0].capacity.get(), 1024);
+}
+
+#[test]
+fn capacity_follows_frequency_and_ipc_ratio() {
+    let rows = [
+        ("pin = 2\ntable = [1400000]", 512),
+        ("pin = 2\ntable = [1400000]\nipc-ratio = '0.75'", 384),
+        ("pin = 2\nipc-ratio = 0.5", 512),
+        ("pin = 0\nipc-ratio = 2", 658),
+        ("pin = 0\ncapacity = 100", 100),
+        ("pin = 0\ntable = [900000]\ncapacity = 1024", 1024),
+    ];
+    for (text, expected) in rows {
+        let vcpus = resolve(&format!("[vcpu.0]\n{text}")).unwrap();
+        assert_eq!(vcpus[0].capacity.get(), expected, "{text}");
+    }
+}
+
+#[test]
+fn broken_rules_are_refused_with_cause_and_next_step() {
+    let long: Vec<_> = (1..=65).map(|n: u32| n.to_string()).collect();
+    let long = format!("[vcpu.0]\ntable = [{}]", long.join(","));
+    let rows = [
+        ("cpus = 0", "0 vCPUs; give --cpus a number from 1 to 512"),
+        (
+            "cpus = 513",
+            "513 vCPUs; give --cpus a number from 1 to 512",
+        ),
+        (
+            "cpus = 1\n[vcpu.1]\ncapacity = 1",
+            "there is no vCPU 1: the guest has 1",
+        ),
+        (
+            "[vcpu.0]\npin = 4",
+            "pinned to CPU 4, which this host doesn't have; choose from its online CPUs 0-3",
+        ),
+        ("[vcpu.0]\ntable = []", "the performance table is empty"),
+        ("[vcpu.0]\ntable = [2, 1]", "not above the 2 kHz before it"),
+        ("[vcpu.0]\ntable = [0, 1]", "0 kHz"),
+        (&long, "65 entries"),
+        (
+            "[vcpu.0]\ncapacity = 1025",
+            "capacity 1025 isn't within 1 to 1024",
+        ),
+        (
+            "[vcpu.0]\ncapacity = 0",
+            "capacity 0 isn't within 1 to 1024",
+        ),
+        (
+            "[vcpu.0]\ntable = [4000000]",
+            "capacity 1462 isn't within 1 to 1024",
+        ),
+        (
+            "[vcpu.0]\ncapacity = 5\nipc-ratio = 1",
+            "has both --capacity and --ipc-ratio",
+        ),
+        (
+            "cpus = 2\n[vcpu.0]\npin = 0\ndomain = 1\n[vcpu.1]\npin = 2",
+            "in domain 1 but differ",
+        ),
+    ];
+    for (toml, expected) in rows {
+        let message = resolve(toml).unwrap_err().to_string();
+        assert!(message.contains(expected), "{toml}: {message}");
+        assert!(
+            message.contains(';') && !message.contains('\n'),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn an_offline_pcpu_is_refused() {
+    let host = FakeHost::two_plus_two();
+    host.write("sys/devices/system/cpu/online", "0,2-3");
+    let options = options("[vcpu.0]\npin = '0-1'");
+    let error = vcpus(&options, &HostCpus::read(&host.root()), 1).unwrap_err();
+    assert!(matches!(
+        error,
+        ConfigError::PcpuOffline {
+            vcpu: 0,
+            pcpu: 1,
+            ..
+        }
+    ));
+    assert!(error.to_string().contains("choose from 0,2-3"), "{error}");
+}
+
+#[test]
+fn without_cpufreq_only_the_bridge_needs_a_table() {
+    let host = FakeHost::two_plus_two();
+    host.remove("sys/devices/system/cpu/cpufreq");
+    let host = HostCpus::read(&host.root());
+    let error = vcpus(&options(""), &host, 1).unwrap_err();
+    assert!(
+        matches!(error, ConfigError::NoFrequencies { vcpu: 0, .. }),
+        "{error}"
+    );
+    let bare = vcpus(&options("no-bridge = true"), &host, 1).unwrap();
+    assert!(bare[0].opps.is_empty());
+    let own = vcpus(&options("[vcpu.0]\ntable = [5]"), &host, 1).unwrap();
+    assert_eq!(khz(&own[0]), [5]);
+}

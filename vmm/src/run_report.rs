@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a run had to report: the events as they happen, and their sum in the end.
+
+use std::{
+    fmt,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use vcpufreq_device::{
+    ActuateError, Actuator, CounterSnapshot, Device, Event, Events, Source, VcpuId,
+};
+
+use crate::events::EventQueue;
+
+/// Sees every event on the thread on which it happens; takes no lock and calls
+/// nothing.
+#[derive(Debug, Default)]
+pub struct Observer {
+    queue: Option<EventQueue>,
+    source_failed: AtomicBool,
+    first_refusal: OnceLock<ActuateError>,
+}
+
+impl Observer {
+    /// One that also writes to an events file.
+    pub fn new(queue: Option<EventQueue>) -> Self {
+        Self {
+            queue,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a frequency could not be read since the last call.
+    pub fn take_source_failed(&self) -> bool {
+        self.source_failed.swap(false, Relaxed)
+    }
+
+    /// The first thing that the host refused.
+    pub fn first_refusal(&self) -> Option<&ActuateError> {
+        self.first_refusal.get()
+    }
+}
+
+impl Events for Observer {
+    fn record(&self, event: &Event) {
+        match event {
+            Event::SourceFailed { .. } => self.source_failed.store(true, Relaxed),
+            Event::Refused { error, .. } => {
+                // Only the first one is kept.
+                let _ = self.first_refusal.set(*error);
+            }
+            _ => {}
+        }
+        if let Some(queue) = &self.queue {
+            queue.record(event);
+        }
+    }
+}
+
+/// The counters of all vCPUs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    sum: CounterSnapshot,
+    outside: u64,
+}
+
+impl Summary {
+    /// Sums up a device's counters.
+    pub fn of<A: Actuator, S: Source, E: Events>(device: &Device<A, S, E>) -> Self {
+        let vcpus = (0..u16::MAX).map_while(|vcpu| device.counters(VcpuId(vcpu)));
+        Self {
+            sum: vcpus.fold(CounterSnapshot::default(), add),
+            outside: device.accesses_outside(),
+        }
+    }
+
+    /// Requests that the host refused.
+    pub fn refused(&self) -> u64 {
+        self.sum.refused
+    }
+}
+
+fn add(a: CounterSnapshot, b: CounterSnapshot) -> CounterSnapshot {
+    CounterSnapshot {
+        requests: a.requests + b.requests,
+        applied: a.applied + b.applied,
+        unchanged: a.unchanged + b.unchanged,
+        superseded: a.superseded + b.superseded,
+        refused: a.refused + b.refused,
+        not_applicable: a.not_applicable + b.not_applicable,
+        illegal: a.illegal + b.illegal,
+        source_failures: a.source_failures + b.source_failures,
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sum = &self.sum;
+        write!(
+            f,
+            "requests {}: applied {}, unchanged {}, superseded {}, refused {}, not applicable {}; \
+             illegal accesses {}, unreadable frequencies {}",
+            sum.requests,
+            sum.applied,
+            sum.unchanged,
+            sum.superseded,
+            sum.refused,
+            sum.not_applicable,
+            sum.illegal + self.outside,
+            sum.source_failures,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! The sum is over all vCPUs; the observer keeps the first refusal and
+    //! remembers a failed read once.
+
+    use std::sync::Arc;
+
+    use vcpufreq_device::{
+        ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec, WriteReg,
+        fakes,
+    };
+
+    use super::*;
+
+    fn device(observer: &Arc<Observer>) -> Device<impl Actuator, impl Source, Arc<Observer>> {
+        let spec = |domain| VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(1000), Khz(2000)]).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(domain),
+        };
+        let config = DeviceConfig {
+            vcpus: vec![spec(0), spec(1)],
+            mode: ClampMode::Floor,
+            headroom: Headroom::None,
+        };
+        let actuator = fakes::RecordingActuator::default();
+        let source = fakes::FixedSource::default();
+        Device::new(config, actuator, source, observer.clone()).unwrap()
+    }
+
+    #[test]
+    fn the_summary_is_over_all_vcpus() {
+        let observer = Arc::default();
+        let device = device(&observer);
+        for (vcpu, khz) in [(0, 1000), (1, 2000), (1, 2000)] {
+            device.write(VcpuId(vcpu), WriteReg::SetPerf, khz);
+        }
+        let summary = Summary::of(&device);
+        let text = summary.to_string();
+        assert!(
+            text.starts_with("requests 3: applied 2, unchanged 1, "),
+            "{text}"
+        );
+        assert_eq!(summary.refused(), 0);
+    }
+
+    #[test]
+    fn the_first_refusal_is_kept() {
+        let observer = Observer::default();
+        let refusal = |errno| Event::Refused {
+            vcpu: VcpuId(0),
+            domain: DomainId(0),
+            demand: vcpufreq_device::Demand::NONE,
+            error: ActuateError::Refused {
+                domain: DomainId(0),
+                call: "write",
+                errno,
+            },
+        };
+        observer.record(&refusal(16));
+        observer.record(&refusal(2));
+        let first = observer.first_refusal().unwrap();
+        assert!(matches!(first, ActuateError::Refused { errno: 16, .. }));
+    }
+
+    #[test]
+    fn a_failed_read_is_taken_once() {
+        let observer = Observer::default();
+        let error = vcpufreq_device::SourceError::NoThread { vcpu: VcpuId(0) };
+        observer.record(&Event::SourceFailed {
+            vcpu: VcpuId(0),
+            error,
+        });
+        assert!(observer.take_source_failed());
+        assert!(!observer.take_source_failed());
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A record is written whole, read back, and stands or falls with its process.
+
+use super::*;
+use crate::fake_host::FakeHost;
+
+const BOOT: &str = "proc/sys/kernel/random/boot_id";
+
+/// A host on which process 7, called `(a) b`, started at tick 4000.
+fn host(state: &str, ticks: u64) -> FakeHost {
+    let host = FakeHost::empty();
+    host.write(BOOT, "11111111-2222\n");
+    let before: Vec<_> = (4..22).map(|field: u32| field.to_string()).collect();
+    let stat = format!("7 ((a) b) {state} {} {ticks} 23 24", before.join(" "));
+    host.write("proc/7/stat", stat);
+    host
+}
+
+fn record(pid: u32) -> Record {
+    Record {
+        owner: Owner {
+            pid,
+            start_ticks: 4000,
+            boot_id: "11111111-2222".to_owned(),
+            pid_namespace: String::new(),
+        },
+        groups: Some(Groups {
+            group: format!("/sys/fs/cgroup/vcpufreq.{pid}").into(),
+            origin: "/sys/fs/cgroup/init".into(),
+            enabled_cpu: true,
+        }),
+    }
+}
+
+#[test]
+fn an_owner_is_read_from_procfs() {
+    let owner = Owner::of(&host("S", 4000).root(), 7).unwrap();
+    assert_eq!(owner, record(7).owner);
+    assert!(Owner::of(&host("S", 4000).root(), 8).is_err());
+    let myself = Owner::of(&HostTree::default(), std::process::id()).unwrap();
+    assert_eq!(myself.standing(&HostTree::default()), Standing::InUse);
+}
+
+#[test]
+fn a_record_stands_with_its_process() {
+    let owner = record(7).owner;
+    let rows = [
+        ("runs", host("R", 4000), Standing::InUse),
+        ("zombie", host("Z", 4000), Standing::Stale),
+        ("number taken by another", host("S", 4001), Standing::Stale),
+        (
+            "gone",
+            {
+                let h = host("S", 4000);
+                h.remove("proc/7");
+                h
+            },
+            Standing::Stale,
+        ),
+        (
+            "rebooted",
+            {
+                let h = host("S", 4000);
+                h.write(BOOT, "3");
+                h
+            },
+            Standing::OtherBoot,
+        ),
+    ];
+    for (name, host, expected) in rows {
+        assert_eq!(owner.standing(&host.root()), expected, "{name}");
+    }
+    let elsewhere = Owner {
+        pid_namespace: "pid:[1]".to_owned(),
+        ..owner
+    };
+    let standing = elsewhere.standing(&host("R", 4000).root());
+    assert_eq!(standing, Standing::OtherNamespace);
+}
+
+#[test]
+fn a_record_is_written_whole_and_removed_with_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::at(dir.path().join("vcpufreq"));
+    state.write(&record(7)).unwrap();
+    state.write(&record(8)).unwrap();
+    let listed: Vec<_> = state
+        .list()
+        .unwrap()
+        .into_iter()
+        .map(|(_, r)| r.unwrap())
+        .collect();
+    assert_eq!(listed, [record(7), record(8)]);
+    remove(&state.record_path(7)).unwrap();
+    assert_eq!(state.list().unwrap().len(), 1);
+    remove(&state.record_path(8)).unwrap();
+    remove(&state.record_path(8)).unwrap();
+    assert!(!dir.path().join("vcpufreq").exists());
+    assert!(state.list().unwrap().is_empty());
+}
+
+#[test]
+fn a_record_that_names_what_is_not_its_own_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::at(dir.path());
+    let write = |record: &Record, pid| {
+        fs::write(
+            state.record_path(pid),
+            serde_json::to_string(record).unwrap(),
+        )
+        .unwrap();
+        read(&state.record_path(pid))
+    };
+    assert!(write(&record(7), 7).is_ok());
+    assert!(write(&record(7), 8).is_err(), "another's number");
+    for group in [
+        "/sys/fs/cgroup/system.slice",
+        "/sys/fs/cgroup/vcpufreq.8",
+        "/",
+    ] {
+        let mut stolen = record(7);
+        stolen.groups.as_mut().unwrap().group = group.into();
+        assert!(write(&stolen, 7).is_err(), "{group}");
+    }
+}
