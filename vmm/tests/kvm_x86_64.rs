@@ -11,6 +11,10 @@
 //!
 //! Without a usable /dev/kvm each test says that it is skipped.
 #![cfg(target_arch = "x86_64")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in tests, but not in what they share"
+)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

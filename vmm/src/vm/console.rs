@@ -6,6 +6,7 @@
 //! until the guest's driver has turned the receive interrupt on and the FIFO
 //! has room, so that nothing which a script sends early is lost.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -153,10 +154,15 @@ impl Escape {
     }
 }
 
+/// Most bytes that are kept for a guest that doesn't take them. What is typed
+/// beyond that is lost; a pipe isn't read from meanwhile.
+const QUEUE_MAX: usize = 4096;
+
 /// Standard input on its way to the guest.
 pub struct Input {
     terminal: Option<RawTerminal>,
     escape: Escape,
+    queue: VecDeque<u8>,
     open: bool,
 }
 
@@ -175,36 +181,48 @@ impl Input {
         Ok(Self {
             terminal,
             escape: Escape::default(),
+            queue: VecDeque::new(),
             open,
         })
     }
 
-    /// The descriptor to wait for, while there is more to come.
-    pub fn source(&self, stdin: &io::Stdin) -> Option<RawFd> {
-        self.open.then(|| stdin.as_raw_fd())
+    /// The descriptor to wait for, if there is anything to wait for: a terminal
+    /// always, because of Ctrl-A x; a pipe when the guest has taken the rest.
+    pub fn source(&self) -> Option<RawFd> {
+        let wanted = self.open && (self.terminal.is_some() || self.queue.is_empty());
+        wanted.then(|| io::stdin().as_raw_fd())
     }
 
-    /// Moves what is there to the guest, as much as `console` has room for.
-    /// Returns true when Ctrl-A x was typed.
-    pub fn forward(&mut self, console: &Console, stdin: &io::Stdin) -> bool {
-        // A held-back Ctrl-A makes two bytes of the next one.
-        let room = console.room().saturating_sub(1).min(64);
-        let mut buffer = [0; 64];
-        if room == 0 {
-            return false;
-        }
-        match sys::read(stdin.as_fd(), &mut buffer[..room]) {
+    /// Reads what is there. Returns true when Ctrl-A x was typed.
+    pub fn read(&mut self) -> bool {
+        let mut buffer = [0; 256];
+        match sys::read(io::stdin().as_fd(), &mut buffer) {
             Ok(0) => self.open = false,
             Ok(len) if self.terminal.is_some() => match self.escape.take(&buffer[..len]) {
-                Keys::Guest(bytes) => console.feed(&bytes),
+                Keys::Guest(bytes) => self.enqueue(&bytes),
                 Keys::Quit => return true,
             },
-            Ok(len) => console.feed(&buffer[..len]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.open = false,
+            Ok(len) => self.enqueue(&buffer[..len]),
+            Err(error) => {
+                let again = [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock];
+                self.open = again.contains(&error.kind());
+            }
         }
         false
+    }
+
+    /// Moves to the guest what `console` has room for.
+    pub fn feed(&mut self, console: &Console) {
+        let len = console.room().min(self.queue.len());
+        if len > 0 {
+            let bytes: Vec<_> = self.queue.drain(..len).collect();
+            console.feed(&bytes);
+        }
+    }
+
+    fn enqueue(&mut self, bytes: &[u8]) {
+        let room = QUEUE_MAX.saturating_sub(self.queue.len());
+        self.queue.extend(bytes.iter().take(room));
     }
 }
 
@@ -230,5 +248,136 @@ impl Drop for RawTerminal {
     fn drop(&mut self) {
         // A terminal that has gone away needs no settings.
         let _ = sys::set_terminal(io::stdin().as_fd(), &self.settings);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Input waits until the guest takes it; Ctrl-A x is found however it is
+    //! typed; other access widths than a byte do nothing.
+
+    use super::*;
+
+    const FCR_AND_IIR: u64 = 2;
+    const LSR: u64 = 5;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn console() -> (Console, EventFd, Written) {
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let written = Written::default();
+        let output = Box::new(written.clone());
+        let console = Console::new(interrupt.try_clone().unwrap(), output).unwrap();
+        (console, interrupt, written)
+    }
+
+    fn read(console: &Console, register: u64) -> u8 {
+        let mut byte = [0xaa];
+        MmioDevice::read(console, register, &mut byte);
+        byte[0]
+    }
+
+    fn input(bytes: &[u8]) -> Input {
+        Input {
+            terminal: None,
+            escape: Escape::default(),
+            queue: bytes.iter().copied().collect(),
+            open: false,
+        }
+    }
+
+    #[test]
+    fn input_waits_for_the_driver() {
+        let (console, interrupt, _) = console();
+        let mut input = input(b"hi");
+        input.feed(&console);
+        assert_eq!(read(&console, LSR) & 1, 0);
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        assert!(console.room_event().read().is_ok());
+        input.feed(&console);
+        assert!(interrupt.read().is_ok());
+        assert_eq!(read(&console, FCR_AND_IIR) & 0xf, 4);
+        assert_eq!([read(&console, 0), read(&console, 0)], *b"hi");
+        assert_eq!(read(&console, LSR) & 1, 0);
+    }
+
+    #[test]
+    fn input_waits_while_the_divisor_is_set() {
+        let (console, ..) = console();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        console.write(u64::from(LCR), &[LCR_DIVISOR]);
+        assert_eq!(console.room(), 0);
+        console.write(u64::from(LCR), &[3]);
+        assert_eq!(console.room(), 64);
+    }
+
+    #[test]
+    fn a_long_input_arrives_whole_and_in_order() {
+        let (console, ..) = console();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        let sent: Vec<_> = (0..=255).collect();
+        let mut input = input(&sent);
+        let mut arrived = Vec::new();
+        while arrived.len() < sent.len() {
+            input.feed(&console);
+            while read(&console, LSR) & 1 != 0 {
+                arrived.push(read(&console, 0));
+            }
+            assert!(console.room_event().read().is_ok());
+        }
+        assert_eq!(arrived, sent);
+    }
+
+    #[test]
+    fn a_queue_has_an_end() {
+        let mut input = input(&[]);
+        input.enqueue(&[1; QUEUE_MAX - 1]);
+        input.enqueue(&[2, 3]);
+        assert_eq!(input.queue.len(), QUEUE_MAX);
+        assert_eq!(input.queue.back(), Some(&2));
+    }
+
+    #[test]
+    fn output_arrives_and_other_widths_do_nothing() {
+        let (console, _, written) = console();
+        console.write(0, b"o");
+        console.write(0, b"no");
+        console.write(0x100, b"n");
+        console.write(0, &[]);
+        console.write(0, b"k");
+        assert_eq!(*written.0.lock().unwrap(), b"ok");
+        let mut wide = [0xaa; 4];
+        MmioDevice::read(&console, LSR, &mut wide);
+        assert_eq!(wide, [0; 4]);
+    }
+
+    #[test]
+    fn ctrl_a_x_is_found_in_pieces_too() {
+        let guest = |bytes: &[u8]| Keys::Guest(bytes.to_vec());
+        let rows: [(&str, &[&[u8]], Keys); 6] = [
+            ("plain", &[b"abc"], guest(b"abc")),
+            ("at once", &[b"ab\x01xcd"], Keys::Quit),
+            ("in pieces", &[b"\x01", b"x"], Keys::Quit),
+            ("twice is one", &[b"\x01\x01x"], guest(b"\x01x")),
+            ("another key", &[b"\x01", b"b"], guest(b"\x01b")),
+            ("held back", &[b"a\x01"], guest(b"a")),
+        ];
+        for (name, typed, last) in rows {
+            let mut escape = Escape::default();
+            let keys = typed.iter().map(|bytes| escape.take(bytes)).last();
+            assert_eq!(keys, Some(last), "{name}");
+        }
     }
 }

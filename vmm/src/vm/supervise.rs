@@ -88,32 +88,27 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn until_end(&mut self) -> anyhow::Result<Ended> {
-        let stdin = io::stdin();
         loop {
-            let ready = {
-                let (_, signalled) = self.signals;
-                // Input stays where it is until the guest can take it.
-                let source = (self.console.room() > 1).then(|| self.input.source(&stdin));
-                sys::poll([
-                    Some(self.threads.wake().as_raw_fd()),
-                    Some(signalled.as_raw_fd()),
-                    Some(self.console.room_event().as_raw_fd()),
-                    source.flatten(),
-                ])
-                .context("can't wait for the guest")?
-            };
-            let [ended, signalled, room, typed] = ready;
+            let (signals, signalled) = self.signals;
+            self.input.feed(self.console);
+            let ready = sys::poll([
+                Some(self.threads.wake().as_raw_fd()),
+                Some(signalled.as_raw_fd()),
+                Some(self.console.room_event().as_raw_fd()),
+                self.input.source(),
+            ]);
+            let [ended, ending, room, typed] = ready.context("can't wait for the guest")?;
             if ended && let Some(end) = self.first_end() {
                 return Ok(end);
             }
-            if signalled && let Some(signal) = self.signals.0.last() {
+            if ending && let Some(signal) = signals.last() {
                 return Ok(Ended::ForGood(ExitReason::Signal(signal)));
             }
             if room {
                 // Nothing to read means that it was read before: no error.
                 let _ = self.console.room_event().read();
             }
-            if typed && self.input.forward(self.console, &stdin) {
+            if typed && self.input.read() {
                 return Ok(Ended::ForGood(ExitReason::Quit));
             }
         }

@@ -91,12 +91,13 @@ pub fn set_terminal(fd: BorrowedFd<'_>, settings: &termios) -> io::Result<()> {
 }
 
 /// Whether this process may read from and set up the terminal of `fd` without
-/// being stopped for it.
+/// being stopped for it. A terminal that doesn't control this session stops
+/// nobody.
 pub fn in_foreground(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: the call has no memory arguments.
     let group = unsafe { libc::tcgetpgrp(fd.as_raw_fd()) };
     // SAFETY: getpgrp has no arguments and can't fail.
-    group == unsafe { libc::getpgrp() }
+    group < 0 || group == unsafe { libc::getpgrp() }
 }
 
 /// Reads at most `buffer.len()` bytes.

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the virtual machine promises of the terminal that it was started on:
+//! raw while the guest runs, and as it was before when the machine has ended,
+//! whichever way.
+//!
+//! The test runs itself again, on a pseudo-terminal, as a program with a
+//! guest; without a usable /dev/kvm it says that it is skipped.
+#![cfg(target_arch = "x86_64")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in tests, but not in what they share"
+)]
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::Kvm;
+use vcpufreq::vm::machine::{Boot, Machine};
+use vcpufreq::vm::memory::{Access, Memory, Region};
+use vcpufreq::vm::vcpu::VcpuThreads;
+use vcpufreq::vm::{Hooks, Host, supervise};
+use vcpufreq_device::VcpuId;
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Set for the program that the test starts: what its guest does.
+const GUEST: &str = "VCPUFREQ_TEST_GUEST";
+const TEST: &str = "a_terminal_is_put_back_however_the_machine_ends";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Spins, or resets at once and then halts.
+struct Guest {
+    resets: bool,
+}
+
+impl Boot for Guest {
+    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+        const SPIN: [u8; 2] = [0xeb, 0xfe];
+        const FAULT: [u8; 2] = [0x0f, 0x0b];
+        let vm = kvm.create_vm()?;
+        let mut memory = Memory::new();
+        let (base, size, access) = (0, 0x1_0000, Access::ReadWrite);
+        memory.add(&vm, Region { base, size, access })?;
+        let code = if self.resets { FAULT } else { SPIN };
+        memory.map().write_slice(&code, GuestAddress(0x1000))?;
+        let vcpu = vm.create_vcpu(0)?;
+        let mut sregs = vcpu.get_sregs()?;
+        (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        // Protected mode without an interrupt table: any fault is a triple one.
+        sregs.cr0 |= 1;
+        sregs.idt.limit = 0;
+        vcpu.set_sregs(&sregs)?;
+        let mut regs = vcpu.get_regs()?;
+        (regs.rip, regs.rflags) = (0x1000, 2);
+        vcpu.set_regs(&regs)?;
+        let vcpus = vec![vcpu];
+        Ok(Machine { vcpus, vm, memory })
+    }
+}
+
+/// Panics on the main thread when the guest resets.
+struct PanicsAtReset;
+
+impl Hooks for PanicsAtReset {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn on_reset(&self) {
+        // Long enough for the test to see the raw terminal.
+        std::thread::sleep(Duration::from_millis(300));
+        panic!("as the test wants");
+    }
+
+    fn on_warning(&self, _text: &str) {}
+}
+
+/// The program on the pseudo-terminal.
+fn run_guest(kind: &str) {
+    let host = Host {
+        hooks: Arc::new(PanicsAtReset),
+        cpufreq: None,
+    };
+    let mut guest = Guest {
+        resets: kind == "resets",
+    };
+    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
+    supervise(&mut guest, &Kvm::new().unwrap(), threads, &host).unwrap();
+}
+
+/// Both ends of a new pseudo-terminal.
+fn pseudo_terminal() -> (File, OwnedFd) {
+    let (mut master, mut slave) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: the C library writes one descriptor to each of the first two
+    // pointers and takes null for the others.
+    let result = unsafe {
+        libc::openpty(
+            &raw mut master,
+            &raw mut slave,
+            none,
+            none.cast(),
+            none.cast(),
+        )
+    };
+    assert_eq!(result, 0);
+    // SAFETY: openpty gave these descriptors to nobody else.
+    let master = unsafe { File::from_raw_fd(master) };
+    // SAFETY: as above.
+    (master, unsafe { OwnedFd::from_raw_fd(slave) })
+}
+
+/// The flags of a terminal, by which raw and cooked differ.
+fn flags(terminal: &OwnedFd) -> [u32; 4] {
+    // SAFETY: termios is plain data, for which all zeroes is a value.
+    let mut settings: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: the C library writes one termios at the pointer.
+    let result = unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut settings) };
+    assert_eq!(result, 0);
+    let libc::termios {
+        c_iflag,
+        c_oflag,
+        c_cflag,
+        c_lflag,
+        ..
+    } = settings;
+    [c_iflag, c_oflag, c_cflag, c_lflag]
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} takes too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: kill has no memory arguments; the child hasn't been waited for.
+    let result = unsafe { libc::kill(child.id().cast_signed(), signal) };
+    assert_eq!(result, 0);
+}
+
+/// Starts a program with a guest, does `end` to it once its terminal is raw,
+/// and checks that the terminal is as it was when it has ended.
+fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
+    let (mut master, slave) = pseudo_terminal();
+    let before = flags(&slave);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture"])
+        .env(GUEST, kind)
+        .stdin(slave.try_clone().unwrap())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("raw mode", || flags(&slave)[3] & libc::ICANON == 0);
+    end(&child, &mut master);
+    let mut status = None;
+    wait_until("the end", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(flags(&slave), before, "the terminal of a guest that {kind}");
+    status.unwrap()
+}
+
+#[test]
+fn a_terminal_is_put_back_however_the_machine_ends() {
+    if let Ok(kind) = std::env::var(GUEST) {
+        return run_guest(&kind);
+    }
+    if let Err(error) = Kvm::new().and_then(|kvm| kvm.create_vm()) {
+        println!("SKIP: no usable /dev/kvm: {error}");
+        return;
+    }
+    let status = ends("spins", |_, keyboard| {
+        keyboard.write_all(b"ab\x01x").unwrap()
+    });
+    assert!(status.success(), "Ctrl-A x: {status}");
+    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        let status = ends("spins", |child, _| signal(child, number));
+        assert!(status.success(), "signal {number}: {status}");
+    }
+    for number in [libc::SIGSEGV, libc::SIGABRT, libc::SIGBUS] {
+        let status = ends("spins", |child, _| signal(child, number));
+        assert_eq!(status.signal(), Some(number));
+    }
+    let status = ends("resets", |_, _| {});
+    assert_eq!(status.code(), Some(101), "a panic: {status}");
+}
