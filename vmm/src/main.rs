@@ -44,10 +44,23 @@ fn main() -> ExitCode {
     match execute(command) {
         Ok(code) => code.into(),
         Err(error) => {
-            eprintln!("vcpufreq: {}", one_line(&format!("{error:#}")));
+            eprintln!("vcpufreq: {}", said(&error));
             ERROR.into()
         }
     }
+}
+
+/// An error and what it comes from in one line; a cause that the error has in
+/// its own text already isn't said again.
+fn said(error: &anyhow::Error) -> String {
+    let mut line = one_line(&error.to_string());
+    for cause in error.chain().skip(1) {
+        let cause = one_line(&cause.to_string());
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 fn execute(command: Command) -> anyhow::Result<u8> {

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What `vcpufreq` promises when it is given something wrong: exit code 2,
+//! nothing on stdout, one line on stderr with the cause and the next step, and
+//! nothing left on the host.
+//!
+//! What this machine can't show (an offline CPU, a kernel without uclamp) is
+//! skipped with its reason; unit tests show it on fake trees.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use tempfile::TempDir;
+
+/// Files for a guest that would boot, and the program.
+struct Scene {
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self {
+            dir: TempDir::new().expect("a temporary directory"),
+        };
+        // An arm64 boot header: image size at 16, magic at 56.
+        let mut image = vec![0; 4096];
+        image[16..24].copy_from_slice(&4096_u64.to_le_bytes());
+        image[56..60].copy_from_slice(b"ARM\x64");
+        scene.write("Image", &image);
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        fs::write(self.path(name), bytes).expect("a file in the temporary directory");
+        self.path(name)
+    }
+
+    /// `vcpufreq run` with the kernel and a table, and these options.
+    fn run(&self, options: &[&str]) -> Output {
+        let kernel = self.path("Image");
+        let mut line = vec!["run", "--kernel", kernel.to_str().expect("a UTF-8 path")];
+        line.extend(options);
+        self.program(&line)
+    }
+
+    fn program(&self, line: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+            .args(line)
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .output()
+            .expect("the program starts")
+    }
+}
+
+/// Checks the promise; `said` is part of the line.
+fn assert_refused(output: &Output, said: &[&str]) {
+    let line = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(output.stdout.is_empty(), "{line}");
+    for part in said {
+        assert!(line.contains(part), "no '{part}' in: {line}");
+    }
+    assert!(
+        line.contains(';') || line.contains("--"),
+        "no next step in: {line}"
+    );
+}
+
+const TABLE: &str = "--table=0=600000,1800000";
+
+#[test]
+fn a_missing_kernel() {
+    let scene = Scene::new();
+    let missing = scene.program(&["run", "--kernel", "/nonexistent/Image", TABLE]);
+    assert_refused(
+        &missing,
+        &["/nonexistent/Image", "No such file", "check the path"],
+    );
+    assert_refused(&scene.program(&["run"]), &["no kernel", "--kernel"]);
+}
+
+#[test]
+fn a_truncated_kernel() {
+    let scene = Scene::new();
+    scene.write("Image", &[0; 40]);
+    assert_refused(&scene.run(&[TABLE]), &["truncated", "40", "copy it again"]);
+}
+
+#[test]
+fn an_initrd_larger_than_memory() {
+    let scene = Scene::new();
+    let initrd = scene.path("initrd");
+    let file = File::create(&initrd).unwrap();
+    file.set_len(200 << 20).unwrap();
+    let output = scene.run(&[TABLE, "--mem=128", "--initrd", initrd.to_str().unwrap()]);
+    assert_refused(&output, &["larger than", "128 MiB", "--mem 20"]);
+}
+
+#[test]
+fn no_vcpus_and_too_many() {
+    let scene = Scene::new();
+    for count in ["0", "513"] {
+        let said = format!("{count} vCPUs");
+        let output = scene.run(&["--cpus", count]);
+        assert_refused(&output, &[&said, "--cpus", "1 to 512"]);
+    }
+    assert_refused(&scene.run(&["--pin=1=0"]), &["no vCPU 1", "--cpus"]);
+}
+
+#[test]
+fn a_pin_to_a_cpu_that_does_not_exist() {
+    let scene = Scene::new();
+    let output = scene.run(&[TABLE, "--pin=0=65535"]);
+    assert_refused(&output, &["CPU 65535", "doesn't have", "online CPUs"]);
+}
+
+#[test]
+fn a_pin_to_a_cpu_that_is_offline() {
+    let Some(offline) = offline_cpu() else {
+        println!("SKIP: all CPUs of this machine are online");
+        return;
+    };
+    let scene = Scene::new();
+    let output = scene.run(&[TABLE, &format!("--pin=0={offline}")]);
+    assert_refused(&output, &["offline", "bring it online"]);
+}
+
+fn offline_cpu() -> Option<String> {
+    (1..1024).find_map(|cpu: u32| {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+        let online = fs::read_to_string(path).ok()?;
+        (online.trim() == "0").then(|| cpu.to_string())
+    })
+}
+
+#[test]
+fn tables_that_are_empty_unsorted_or_too_long() {
+    let scene = Scene::new();
+    let long: Vec<_> = (1..=65).map(|khz: u32| khz.to_string()).collect();
+    let long = format!("--table=0={}", long.join(","));
+    let rows = [
+        ("--table=0=", "empty"),
+        ("--table=0=2000,1000", "1000"),
+        ("--table=0=1000,1000", "1000"),
+        ("--table=0=0,1000", "0 kHz"),
+        (&long, "65"),
+    ];
+    for (option, said) in rows {
+        assert_refused(&scene.run(&[option]), &["vCPU 0", said, "--table"]);
+    }
+}
+
+#[test]
+fn no_kvm() {
+    let scene = Scene::new();
+    let output = scene.run(&[TABLE, "--kvm-device=/nonexistent/kvm"]);
+    assert_refused(&output, &["/nonexistent/kvm", "No such file", "KVM"]);
+    let output = scene.run(&[TABLE, "--kvm-device=/dev/null"]);
+    assert_refused(
+        &output,
+        &["/dev/null", "no usable KVM device", "--kvm-device"],
+    );
+}
+
+fn kvm_is_usable() -> bool {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok()
+}
+
+#[test]
+fn no_uclamp() {
+    if Path::new("/proc/sys/kernel/sched_util_clamp_min").exists() {
+        println!("SKIP: this kernel has uclamp");
+        return;
+    }
+    if !kvm_is_usable() {
+        println!("SKIP: no usable /dev/kvm, which is looked at first");
+        return;
+    }
+    let scene = Scene::new();
+    let said = ["CONFIG_UCLAMP_TASK", "--no-bridge"];
+    assert_refused(&scene.run(&[TABLE]), &said);
+}
+
+#[test]
+fn a_linux_guest_on_another_architecture() {
+    if cfg!(target_arch = "aarch64") {
+        println!("SKIP: this is arm64");
+        return;
+    }
+    if !kvm_is_usable() {
+        println!("SKIP: no usable /dev/kvm, which is looked at first");
+        return;
+    }
+    let output = Scene::new().run(&["--no-bridge"]);
+    assert_refused(&output, &["isn't there yet", "arm64"]);
+}
+
+#[test]
+fn toml_that_is_malformed_or_has_unknown_keys() {
+    let scene = Scene::new();
+    let rows = [
+        ("cpus = = 2", "line 1"),
+        ("cpus = 1\n[vcpu.0]\npins = 0\n", "pins"),
+        ("kernal = 'Image'\n", "kernal"),
+        ("cpus = 'two'\n", "line 1"),
+        ("cpus = 0\n", "0 vCPUs"),
+    ];
+    for (text, said) in rows {
+        let config = scene.write("guest.toml", text.as_bytes());
+        let output = scene.run(&["--config", config.to_str().unwrap()]);
+        assert_refused(&output, &[said]);
+    }
+    let output = scene.run(&["--config", "/nonexistent/guest.toml"]);
+    assert_refused(&output, &["/nonexistent/guest.toml", "check the path"]);
+}
+
+#[test]
+fn a_flag_that_does_not_exist_or_has_no_value() {
+    let scene = Scene::new();
+    for line in [
+        &["run", "--nope"][..],
+        &["run", "--pin", "0"],
+        &["run", "--pin", "0=one"],
+        &["run", "--table", "0=fast"],
+        &["run", "--mem", "lots"],
+        &["run", "--clamp", "soft"],
+        &["dt", "--base", "here"],
+        &["go"],
+        &[],
+    ] {
+        assert_refused(&scene.program(line), &["--help"]);
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let scene = Scene::new();
+    for options in [
+        &["--cpus=0"][..],
+        &[TABLE],
+        &["--no-bridge"],
+        &[TABLE, "--events=/dev/full"],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+            .args(["run", "--kernel"])
+            .arg(scene.path("Image"))
+            .args(["--kvm-device=/nonexistent/kvm"])
+            .args(options)
+            .env("XDG_RUNTIME_DIR", scene.dir.path())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        assert!(!Path::new(&format!("/run/vcpufreq/{pid}.json")).exists());
+        assert!(!scene.path("vcpufreq").exists());
+    }
+}

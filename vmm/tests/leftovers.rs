@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is promised when a VMM is killed, checked with the real guardian and
+//! real cgroups; a sleeping process stands for the VMM.
+//!
+//! - Whenever the VMM is killed, its cgroups, its record and its guardian are
+//!   gone within a second.
+//! - Signals that end groups of processes don't end the guardian.
+//! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
+//!
+//! Without cgroup v2 or the right to make groups each test says that it is
+//! skipped.
+
+use std::{
+    fs,
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+use vcpufreq::{
+    facts::HostTree,
+    state::{Groups, Owner, ROOT_DIR, Record, StateDir},
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
+const PROMISED: Duration = Duration::from_secs(1);
+const KILLS: u64 = 50;
+
+/// Where cgroup v2 is, if groups can be made there.
+fn cgroups() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let mount = PathBuf::from(mount.split(' ').nth(4)?);
+    let probe = mount.join(format!("probe-{}", std::process::id()));
+    fs::create_dir(&probe).ok()?;
+    fs::remove_dir(&probe).ok()?;
+    Some(mount)
+}
+
+fn cgroups_or_skip() -> Option<PathBuf> {
+    let found = cgroups();
+    if found.is_none() {
+        println!("SKIP: no cgroup v2 in which this user can make groups");
+    }
+    found
+}
+
+/// A process that stands for a VMM, and how far it got.
+struct Vmm {
+    child: Child,
+    group: PathBuf,
+    record: Record,
+}
+
+impl Vmm {
+    /// Starts one whose end is the end of `output`.
+    fn start(cgroups: &Path, output: Stdio) -> Self {
+        let child = Command::new("sleep")
+            .arg("600")
+            .stdin(Stdio::null())
+            .stdout(output)
+            .spawn()
+            .expect("sleep starts");
+        let owner = Owner::of(&HostTree::default(), child.id()).expect("it is in procfs");
+        let group = cgroups.join(format!("vcpufreq.{}", child.id()));
+        let groups = Some(Groups {
+            group: group.clone(),
+            origin: cgroups.to_owned(),
+            enabled_cpu: false,
+        });
+        let record = Record { owner, groups };
+        Self {
+            child,
+            group,
+            record,
+        }
+    }
+
+    /// Does the first `steps` of: record, group, its children, moving there.
+    fn make(&self, dir: &StateDir, steps: u64) {
+        let step = |number: u64, what: &dyn Fn() -> io::Result<()>| {
+            if number < steps {
+                what().expect("a step of the VMM");
+            }
+        };
+        step(0, &|| dir.write(&self.record).map_err(io::Error::other));
+        step(1, &|| fs::create_dir(&self.group));
+        step(2, &|| fs::create_dir(self.group.join("rest")));
+        step(3, &|| fs::create_dir(self.group.join("domain0")));
+        let procs = self.group.join("rest/cgroup.procs");
+        step(4, &|| fs::write(&procs, self.child.id().to_string()));
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+    }
+}
+
+fn is_gone_within(limit: Duration, mut gone: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !gone() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// A VMM with a guardian that is on guard.
+fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
+    let (input, output) = io::pipe().expect("a pipe");
+    let vmm = Vmm::start(cgroups, output.into());
+    let mut guardian = Command::new(PROGRAM)
+        .arg("guardian")
+        .arg(dir.record_path(vmm.child.id()))
+        .stdin(input)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the guardian starts");
+    let mut said = [0; 9];
+    let mut output = guardian.stdout.take().expect("its output");
+    output.read_exact(&mut said).expect("it is on guard");
+    (vmm, guardian)
+}
+
+#[test]
+fn whenever_a_vmm_is_killed_nothing_is_left_within_a_second() {
+    let Some(cgroups) = cgroups_or_skip() else {
+        return;
+    };
+    let runtime = TempDir::new().unwrap();
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    let mut slowest = Duration::ZERO;
+    for round in 0..KILLS {
+        let (mut vmm, mut guardian) = guarded(&cgroups, &dir);
+        vmm.make(&dir, round % 6);
+        // 0 to 14 ms in an order that isn't theirs.
+        sleep(Duration::from_millis(round * 7 % 15));
+        let killed = Instant::now();
+        vmm.kill();
+        // It stays a zombie until the end of the round: nobody waits for it.
+        let record = dir.record_path(vmm.child.id());
+        let gone = is_gone_within(PROMISED, || {
+            let ended = guardian.try_wait().unwrap().is_some();
+            ended && !vmm.group.exists() && !record.exists()
+        });
+        assert!(
+            gone,
+            "round {round}: {} or {}",
+            vmm.group.display(),
+            record.display()
+        );
+        slowest = slowest.max(killed.elapsed());
+        assert!(guardian.wait().unwrap().success());
+        vmm.child.wait().unwrap();
+    }
+    assert!(!runtime.path().join("vcpufreq").exists());
+    println!("slowest of {KILLS}: {slowest:?}");
+}
+
+#[test]
+fn the_guardian_outlives_signals_to_the_group() {
+    let Some(cgroups) = cgroups_or_skip() else {
+        return;
+    };
+    let runtime = TempDir::new().unwrap();
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    let (mut vmm, mut guardian) = guarded(&cgroups, &dir);
+    vmm.make(&dir, 5);
+    for signal in ["-HUP", "-INT", "-QUIT", "-TERM", "-TSTP"] {
+        let sent = Command::new("kill")
+            .args([signal, &guardian.id().to_string()])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+    let session = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        fields.map(str::to_owned).nth(3).unwrap()
+    };
+    assert_eq!(
+        session(guardian.id()),
+        guardian.id().to_string(),
+        "a session of its own"
+    );
+    vmm.kill();
+    assert!(is_gone_within(PROMISED, || !vmm.group.exists()));
+    assert!(guardian.wait().unwrap().success());
+    vmm.child.wait().unwrap();
+}
+
+#[test]
+fn cleanup_removes_what_dead_vmms_left_and_nothing_else() {
+    let Some(cgroups) = cgroups_or_skip() else {
+        return;
+    };
+    let runtime = TempDir::new().unwrap();
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let dir = match root {
+        true => StateDir::at(ROOT_DIR),
+        false => StateDir::at(runtime.path().join("vcpufreq")),
+    };
+    let [mut dead, mut alive, mut lost] = [(); 3].map(|()| Vmm::start(&cgroups, Stdio::null()));
+    dead.make(&dir, 5);
+    alive.make(&dir, 5);
+    lost.make(&dir, 5);
+    fs::remove_file(dir.record_path(lost.child.id())).unwrap();
+    let stranger = cgroups.join(format!("vcpufreq.{}", u32::MAX));
+    fs::create_dir_all(stranger.join("somebody")).unwrap();
+    for vmm in [&mut dead, &mut lost] {
+        vmm.kill();
+        vmm.child.wait().unwrap();
+    }
+    let clean = || {
+        let output = Command::new(PROGRAM)
+            .arg("cleanup")
+            .env("XDG_RUNTIME_DIR", runtime.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        said
+    };
+    let said = clean();
+    let there = [&dead, &alive, &lost].map(|vmm| vmm.group.exists());
+    let recorded = [&dead, &alive].map(|vmm| dir.record_path(vmm.child.id()).exists());
+    let strangers = stranger.join("somebody").exists();
+    alive.kill();
+    alive.child.wait().unwrap();
+    let said_then = clean();
+    fs::remove_dir(stranger.join("somebody")).unwrap();
+    fs::remove_dir(&stranger).unwrap();
+    assert_eq!(there, [false, true, false], "{said}");
+    assert_eq!(recorded, [false, true], "{said}");
+    assert!(strangers && !said.contains("somebody"), "{said}");
+    assert!(
+        said_then.contains(&alive.group.display().to_string()),
+        "{said_then}"
+    );
+    assert!(!alive.group.exists());
+}
