@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A host with performance tables, played by a module in the guest: for tests
+ * of the driver on a kernel that no VMM gives the device. The driver's own
+ * files are included as they are, with register accesses that come here;
+ * this file takes the place of vcpufreq_of.c.
+ *
+ * Parameters say what the host has; those that begin with asked_ tell what
+ * the driver wrote, each by CPU number.
+ */
+
+#include <linux/err.h>
+#include <linux/io.h>
+#include <linux/module.h>
+#include <linux/platform_device.h>
+
+static u32 fakehost_read(const void __iomem *addr);
+static void fakehost_write(u32 value, void __iomem *addr);
+
+#undef readl_relaxed
+#define readl_relaxed(addr) fakehost_read(addr)
+#undef writel_relaxed
+#define writel_relaxed(value, addr) fakehost_write(value, addr)
+
+#include "../../vcpufreq_host.c"
+#include "../../vcpufreq_scale.c"
+#include "../../vcpufreq_em.c"
+#include "../../vcpufreq_core.c"
+
+#define FAKE_CPUS 8
+#define FAKE_BASE ((void __iomem *)0x10000)
+
+static unsigned int table_khz[VCPUFREQ_PERFTBL_MAX];
+static unsigned int table_len;
+module_param_array(table_khz, uint, &table_len, 0444);
+MODULE_PARM_DESC(table_khz, "performance table of each CPU");
+
+static unsigned int short_cpu = FAKE_CPUS;
+module_param(short_cpu, uint, 0444);
+MODULE_PARM_DESC(short_cpu, "CPU whose table ends one entry earlier");
+
+static unsigned int domain[FAKE_CPUS];
+module_param_array(domain, uint, NULL, 0444);
+MODULE_PARM_DESC(domain, "domain of each CPU");
+
+static unsigned int cur_khz[FAKE_CPUS];
+module_param_array(cur_khz, uint, NULL, 0644);
+MODULE_PARM_DESC(cur_khz, "what the host gives each CPU");
+
+static unsigned int asked_khz[FAKE_CPUS];
+module_param_array(asked_khz, uint, NULL, 0444);
+MODULE_PARM_DESC(asked_khz, "what was last asked for each CPU");
+
+static unsigned int asked_least_khz[FAKE_CPUS];
+module_param_array(asked_least_khz, uint, NULL, 0644);
+MODULE_PARM_DESC(asked_least_khz, "least request but 0 since this was set");
+
+static unsigned int asked_outside;
+module_param(asked_outside, uint, 0444);
+MODULE_PARM_DESC(asked_outside, "requests written by a CPU of another domain");
+
+static unsigned int selected[FAKE_CPUS];
+static struct platform_device *fakehost_pdev;
+static struct vcpufreq *fakehost_vf;
+
+static unsigned int len_of(unsigned int cpu)
+{
+	return cpu == short_cpu ? table_len - 1 : table_len;
+}
+
+static u32 fakehost_read(const void __iomem *addr)
+{
+	unsigned int offset = addr - (const void __iomem *)FAKE_BASE;
+	unsigned int cpu = offset / VCPUFREQ_STRIDE;
+
+	switch (offset % VCPUFREQ_STRIDE) {
+	case VCPUFREQ_REG_CUR_PERF:
+		return READ_ONCE(cur_khz[cpu]);
+	case VCPUFREQ_REG_PERFTBL_LEN:
+		return len_of(cpu);
+	case VCPUFREQ_REG_PERFTBL_RD:
+		return selected[cpu] < len_of(cpu) ? table_khz[selected[cpu]] : 0;
+	case VCPUFREQ_REG_PERF_DOMAIN:
+		return domain[cpu];
+	}
+
+	return 0;
+}
+
+static void fakehost_asked(unsigned int cpu, u32 khz)
+{
+	if (domain[raw_smp_processor_id()] != domain[cpu])
+		asked_outside++;
+	if (khz && khz < asked_least_khz[cpu])
+		asked_least_khz[cpu] = khz;
+	WRITE_ONCE(asked_khz[cpu], khz);
+}
+
+static void fakehost_write(u32 value, void __iomem *addr)
+{
+	unsigned int offset = addr - FAKE_BASE;
+	unsigned int cpu = offset / VCPUFREQ_STRIDE;
+
+	switch (offset % VCPUFREQ_STRIDE) {
+	case VCPUFREQ_REG_SET_PERF:
+		fakehost_asked(cpu, value);
+		break;
+	case VCPUFREQ_REG_PERFTBL_SEL:
+		selected[cpu] = value;
+		break;
+	}
+}
+
+static int __init fakehost_init(void)
+{
+	if (nr_cpu_ids > FAKE_CPUS)
+		return -E2BIG;
+
+	fakehost_pdev = platform_device_register_simple("vcpufreq-fakehost", -1, NULL, 0);
+	if (IS_ERR(fakehost_pdev))
+		return PTR_ERR(fakehost_pdev);
+
+	fakehost_vf = vcpufreq_register(&fakehost_pdev->dev, FAKE_BASE,
+					FAKE_CPUS * VCPUFREQ_STRIDE);
+	if (IS_ERR(fakehost_vf)) {
+		platform_device_unregister(fakehost_pdev);
+		return PTR_ERR(fakehost_vf);
+	}
+
+	return 0;
+}
+module_init(fakehost_init);
+
+static void __exit fakehost_exit(void)
+{
+	vcpufreq_unregister(fakehost_vf);
+	platform_device_unregister(fakehost_pdev);
+}
+module_exit(fakehost_exit);

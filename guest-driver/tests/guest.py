@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""An emulated arm64 guest with a shell, whose memory the test can reach.
+
+The device's registers are pages of guest memory that the device tree takes
+away from the kernel. The test reads and writes them through the file that
+backs the memory. Such registers are memory: what is written to set_perf can be
+read, and perftbl_rd gives the same value for every selection, which is a
+complete device when the table has one entry.
+
+Time in the guest follows the instructions that it runs, so that loads are as
+long on a busy machine as on an idle one.
+"""
+
+import os
+import select
+import struct
+import subprocess
+import time
+
+RAM_BASE = 0x40000000
+RAM_SIZE = 256 << 20
+REGS_BASE = 0x4F000000
+REGS_SIZE = 0x100000
+STRIDE = 0x1000
+CPUS = 3
+
+CUR_PERF, SET_PERF, PERFTBL_LEN, PERFTBL_SEL, PERFTBL_RD, PERF_DOMAIN = range(0, 24, 4)
+
+INIT = """#!/bin/sh
+busybox mkdir -p /proc /sys /dev
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sys /sys
+busybox mount -t devtmpfs dev /dev
+busybox mount -t debugfs debug /sys/kernel/debug
+busybox stty -echo -onlcr
+echo @ready
+while read -r line; do eval "$line"; done
+"""
+
+LOAD = """#!/bin/sh
+busybox mkfifo /fifo$$
+exec 3<> /fifo$$
+while :; do
+    i=0; while [ $i -lt 400 ]; do i=$((i + 1)); done
+    read -t 0.01 -u 3
+done
+"""
+
+
+class Guest:
+    """Boots on entry; the emulator has ended when the block is left."""
+
+    def __init__(self, kernel, modules, folder, nodes, limit_s=120):
+        self.deadline = time.monotonic() + limit_s
+        self.path = f"{folder}/guest-{os.getpid()}"
+        os.makedirs(self.path)
+        self.seen = ""
+        with open(f"{self.path}/ram", "wb") as ram:
+            ram.truncate(RAM_SIZE)
+        self.ram = open(f"{self.path}/ram", "r+b", buffering=0)
+        self._initramfs(modules)
+        self._device_tree(nodes)
+        self.kernel = kernel
+
+    def _machine(self):
+        return [
+            "qemu-system-aarch64", "-cpu", "neoverse-v1", "-smp", str(CPUS),
+            "-m", str(RAM_SIZE >> 20), "-icount", "shift=1,sleep=off", "-display", "none", "-monitor", "none",
+            "-object", f"memory-backend-file,id=ram,size={RAM_SIZE},"
+            f"mem-path={self.path}/ram,share=on",
+        ]
+
+    def _initramfs(self, modules):
+        tree = f"{self.path}/tree"
+        os.makedirs(f"{tree}/bin")
+        for source in ["/usr/bin/busybox", *modules]:
+            target = "bin" if source.endswith("busybox") else "."
+            subprocess.run(["cp", source, f"{tree}/{target}/"], check=True)
+        os.symlink("busybox", f"{tree}/bin/sh")
+        for name, text in [("init", INIT), ("load", LOAD)]:
+            with open(f"{tree}/{name}", "w") as script:
+                script.write(text)
+            os.chmod(f"{tree}/{name}", 0o755)
+        subprocess.run("find . | cpio -o -H newc --quiet > ../initrd",
+                       shell=True, cwd=tree, check=True)
+
+    def _device_tree(self, nodes):
+        """The emulator's own, with the test's nodes added."""
+        machine = f"virt,gic-version=3,memory-backend=ram,dumpdtb={self.path}/base.dtb"
+        subprocess.run([*self._machine(), "-M", machine], check=True, capture_output=True)
+        source = subprocess.run(["dtc", "-q", "-O", "dts", f"{self.path}/base.dtb"],
+                                check=True, capture_output=True, text=True).stdout
+        source += f"""/ {{ reserved-memory {{
+            #address-cells = <2>; #size-cells = <2>; ranges;
+            registers@{REGS_BASE:x} {{ no-map; reg = <0 {REGS_BASE:#x} 0 {REGS_SIZE:#x}>; }};
+        }}; }}; {nodes}"""
+        subprocess.run(["dtc", "-q", "-o", f"{self.path}/guest.dtb"],
+                       input=source, check=True, text=True)
+
+    def __enter__(self):
+        self.emulator = subprocess.Popen(
+            [*self._machine(), "-M", "virt,gic-version=3,memory-backend=ram",
+             "-kernel", self.kernel, "-initrd", f"{self.path}/initrd",
+             "-dtb", f"{self.path}/guest.dtb", "-serial", "stdio",
+             "-append", "console=ttyAMA0 quiet loglevel=0 rdinit=/init nokaslr "
+             "cpufreq.default_governor=performance"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        try:
+            self._until("@ready\n")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.emulator.kill()
+        self.emulator.wait()
+        self.ram.close()
+        subprocess.run(["rm", "-rf", self.path], check=True)
+
+    def _until(self, mark):
+        while mark not in self.seen:
+            left = self.deadline - time.monotonic()
+            ready, _, _ = select.select([self.emulator.stdout], [], [], max(left, 0))
+            data = os.read(self.emulator.stdout.fileno(), 65536) if ready else b""
+            if not data:
+                why = "the guest ended" if ready else "out of time"
+                raise RuntimeError(f"{why}; its console:\n{self.seen[-3000:]}")
+            self.seen += data.decode(errors="replace").replace("\r", "")
+        before, self.seen = self.seen.split(mark, 1)
+        return before
+
+    def send(self, command):
+        """Starts a command whose end `finish` waits for."""
+        self.emulator.stdin.write(f"{{ {command}; }} 2>&1; echo @end $?\n".encode())
+
+    def finish(self):
+        output = self._until("@end ")
+        return output, int(self._until("\n"))
+
+    def run(self, command):
+        """Output of a command that has to succeed."""
+        self.send(command)
+        output, status = self.finish()
+        if status:
+            raise RuntimeError(f"{command}: exit {status}: {output}")
+        return output.strip()
+
+    def fails(self, command):
+        self.send(command)
+        return self.finish()[1] != 0
+
+    def dmesg(self):
+        """What the kernel logged since the last call."""
+        return self.run("busybox dmesg -c")
+
+    def page(self, number):
+        """Registers of a CPU: pages are counted from REGS_BASE."""
+        return Registers(self.ram, REGS_BASE - RAM_BASE + number * STRIDE)
+
+
+class Registers:
+    """One CPU's registers, by their offset."""
+
+    def __init__(self, ram, start):
+        self.ram, self.start = ram, start
+
+    def __getitem__(self, offset):
+        return struct.unpack("<I", os.pread(self.ram.fileno(), 4, self.start + offset))[0]
+
+    def __setitem__(self, offset, value):
+        os.pwrite(self.ram.fileno(), struct.pack("<I", value), self.start + offset)

@@ -1,0 +1,385 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
+"""The guest driver on a real kernel, without a VMM.
+
+What has to hold: a host whose registers make no sense is refused, with a
+message that says which check failed; requests reach the register of the
+policy's CPU with every governor; the scheduler sees the speed that cur_perf
+tells; hotplug, suspend and removal withdraw requests and leave the system as it
+was; a second load works; an energy model is there if and only if the device
+tree's OPPs are the host's levels.
+
+usage: test_driver.py KERNEL MODULE.ko FAKEHOST.ko FOLDER [TEST...]
+FOLDER is for the guest's memory and images, emptied afterwards. Needs qemu-system-aarch64, dtc, cpio, and an arm64 static /usr/bin/busybox.
+"""
+
+import re
+import sys
+import time
+import traceback
+
+from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BASE, SET_PERF,
+                   STRIDE, Guest)
+
+CPUFREQ = "/sys/devices/system/cpu/cpufreq"
+FAKE = "/sys/module/vcpufreq_fakehost/parameters"
+MAX = 2_000_000
+SAMPLES = 8
+
+# Page, bytes of the region, registers of each CPU, what the driver says.
+# A register that isn't given is 0, but perf_domain is the CPU's number.
+WRONG_HOSTS = [
+    (0x10, 0x1000, {}, "register region has 0x0*1000 bytes, 3 CPUs need 0x0*3000"),
+    (0x20, 0x3000, {PERFTBL_LEN: 0}, "CPU0: performance table has 0 entries, expected 1 to 64"),
+    (0x30, 0x3000, {PERFTBL_LEN: 65, PERFTBL_RD: 1}, "CPU0: performance table has 65 entries"),
+    (0x40, 0x3000, {PERFTBL_LEN: 2**32 - 1}, "CPU0: performance table has 4294967295 entries"),
+    (0x50, 0x3000, {PERFTBL_LEN: 1}, "CPU0: performance table entry 0 is 0"),
+    (0x60, 0x3000, {PERFTBL_LEN: 1, PERFTBL_RD: 2**32 - 1},
+     "CPU0: performance table entry 0 is 4294967295, above 4294967293"),
+    (0x70, 0x3000, {PERFTBL_LEN: 2, PERFTBL_RD: MAX},
+     "CPU0: performance table entry 1 is 2000000, not above entry 0, which is 2000000"),
+]
+MISMATCH = 0x80
+GOOD = 0x90
+OPPS = """
+    / {{ opps: opp-table {{ compatible = "operating-points-v2"; {opps} }}; }};
+    &{{/cpus/cpu@0}} {{ operating-points-v2 = <&opps>; }};
+    &{{/cpus/cpu@1}} {{ operating-points-v2 = <&opps>; }};
+    &{{/cpus/cpu@2}} {{ operating-points-v2 = <&opps>; }};
+"""
+
+
+def node(page, size):
+    base = REGS_BASE + page * STRIDE
+    return f"""/ {{ cpufreq@{base:x} {{
+        compatible = "qemu,virtual-cpufreq"; reg = <0 {base:#x} 0 {size:#x}>; }}; }};"""
+
+
+def opps(power):
+    """An OPP table from {khz: µW}; a power of 0 is left out."""
+    text = ""
+    for khz, uw in power.items():
+        microwatt = f"opp-microwatt = <{uw}>;" if uw else ""
+        text += f"""opp-{khz} {{ opp-hz = /bits/ 64 <{khz * 1000}>;
+            opp-microvolt = <800000>; {microwatt} }};"""
+    return OPPS.format(opps=text)
+
+
+def fill(guest, page, registers):
+    for cpu in range(CPUS):
+        for register, value in {PERF_DOMAIN: cpu, **registers}.items():
+            guest.page(page + cpu)[register] = value
+
+
+def good_host(guest):
+    fill(guest, GOOD, {PERFTBL_LEN: 1, PERFTBL_RD: MAX, CUR_PERF: MAX})
+
+
+def expect(what, got, wanted):
+    if got != wanted:
+        raise AssertionError(f"{what}: {got!r}, expected {wanted!r}")
+
+
+def expect_said(log, text):
+    if not re.search(text, log):
+        raise AssertionError(f"the kernel didn't say {text!r} but:\n{log}")
+
+
+def expect_calm(guest):
+    """No warning, oops or lock-up in the kernel's log since it was last read."""
+    log = guest.dmesg()
+    if re.search("WARNING:|BUG:|Oops|Call trace|stall", log):
+        raise AssertionError(f"the kernel complains:\n{log}")
+    return log
+
+
+def until(what, condition):
+    end = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within 10 s: {what}")
+        time.sleep(0.02)
+
+
+def set_perf(guest, cpu):
+    return guest.page(GOOD + cpu)[SET_PERF]
+
+
+def governor(guest, policy, name):
+    guest.run(f"echo {name} > {CPUFREQ}/policy{policy}/scaling_governor")
+
+
+def utilization(guest, cpu):
+    """Mean util_avg, 0 to 1024, of a load that works some 5 ms of each 15.
+
+    Not of a busy loop: load tracking makes time go slower on a slow CPU, so a
+    task that never sleeps reaches 1024 everywhere, only later.
+    """
+    guest.run(f"busybox taskset {1 << cpu:x} /load & echo $! > /pid; busybox sleep 0.5")
+    total = 0
+    for _ in range(SAMPLES):
+        text = guest.run("busybox sleep 0.07; busybox cat /proc/$(busybox cat /pid)/sched")
+        total += int(re.search(r"se\.avg\.util_avg\s*:\s*(\d+)", text)[1])
+    guest.run("kill $(busybox cat /pid)")
+    return total / SAMPLES
+
+
+def expect_speed(guest, cpu, full, share):
+    """The load's utilization is the given share of what it is at full speed."""
+    got = utilization(guest, cpu)
+    if not 0.7 * share * full <= got <= 1.4 * share * full:
+        raise AssertionError(f"CPU{cpu}: utilization {got}, expected {share} of {full}")
+
+
+def wrong_hosts_are_refused(args):
+    nodes = "".join(node(page, size) for page, size, _, _ in WRONG_HOSTS)
+    nodes += node(MISMATCH, 0x3000)
+    nodes += f"""/ {{ cpufreq-none {{ compatible = "qemu,virtual-cpufreq"; }};
+        cpufreq-odd {{ compatible = "qemu,virtual-cpufreq";
+            reg = <0 {REGS_BASE + 0xA0800:#x} 0 0x3000>; }}; }};"""
+    with Guest(args.kernel, args.modules, args.folder, nodes) as guest:
+        for page, _, registers, _ in WRONG_HOSTS:
+            fill(guest, page, registers)
+        fill(guest, MISMATCH, {PERFTBL_LEN: 1, PERFTBL_RD: MAX, PERF_DOMAIN: 7})
+        guest.page(MISMATCH + 2)[PERFTBL_RD] = MAX + 1
+        guest.run("busybox insmod /vcpufreq_guest.ko")
+        log = expect_calm(guest)
+        for page, _, _, text in WRONG_HOSTS:
+            expect_said(log, f"{REGS_BASE + page * STRIDE:x}.cpufreq: error -EINVAL: {text}")
+        expect_said(log, "domain 7: performance table entry 0 is 2000000 for CPU0, 2000001 for CPU2")
+        expect_said(log, "cpufreq-none: error -EINVAL: cannot map the register region")
+        expect_said(log, "register region at 0x0*4f0a0800 isn't aligned to 4096")
+        expect("policies", guest.run(f"echo {CPUFREQ}/*"), f"{CPUFREQ}/*")
+        guest.run("busybox rmmod vcpufreq_guest")
+        expect_calm(guest)
+
+
+def requests_and_speed_without_table(args):
+    with Guest(args.kernel, args.modules, args.folder, node(GOOD, 0x3000) + node(0xB0, 0x3000)) as guest:
+        good_host(guest)
+        fill(guest, 0xB0, {PERFTBL_LEN: 1, PERFTBL_RD: MAX})
+        guest.run("busybox insmod /vcpufreq_guest.ko")
+        log = expect_calm(guest)
+        expect_said(log, "4f0b0000.cpufreq: error -EEXIST: the cpufreq driver vcpufreq-guest is in use")
+        # The performance governor asks once, so the first request must get through.
+        expect("first requests", [set_perf(guest, cpu) for cpu in range(CPUS)], [MAX] * CPUS)
+        governors(guest)
+        full = speed(guest)
+        hotplug(guest)
+        suspend(guest)
+        removal(guest, full)
+        expect_calm(guest)
+
+
+def governors(guest):
+    for cpu in range(CPUS):
+        governor(guest, cpu, "performance")
+        until("performance asks for the maximum", lambda: set_perf(guest, cpu) == MAX)
+    limits = f"{CPUFREQ}/policy1"
+    governor(guest, 1, "performance")
+    guest.run(f"echo 777777 > {limits}/scaling_max_freq")
+    until("request at the limit", lambda: set_perf(guest, 1) == 777777)
+    guest.run(f"echo {MAX} > {limits}/scaling_max_freq")
+    until("request without limit", lambda: set_perf(guest, 1) == MAX)
+    expect("least", guest.run(f"busybox cat {limits}/cpuinfo_min_freq"), "1")
+    governor(guest, 2, "schedutil")
+    busy(guest, 2)
+    until("schedutil slows down when idle", lambda: set_perf(guest, 2) < MAX)
+    guest.page(GOOD)[CUR_PERF] = 123456
+    expect("host_cur_freq", guest.run(f"busybox cat {CPUFREQ}/policy0/host_cur_freq"), "123456")
+    guest.page(GOOD)[CUR_PERF] = MAX
+
+
+def speed(guest):
+    full = utilization(guest, 1)
+    for khz, share in [(MAX // 2, 0.5), (MAX // 4, 0.25), (2**32 - 1, 1), (MAX // 4, 0.25)]:
+        guest.page(GOOD + 1)[CUR_PERF] = khz
+        expect_speed(guest, 1, full, share)
+    # 0 is no answer: the last one stays in force.
+    guest.page(GOOD + 1)[CUR_PERF] = 0
+    expect_speed(guest, 1, full, 0.25)
+    return full
+
+
+def hotplug(guest):
+    for cpu in (1, 2):
+        governor(guest, cpu, "performance")
+        expect("before", set_perf(guest, cpu), MAX)
+        guest.run(f"echo 0 > /sys/devices/system/cpu/cpu{cpu}/online")
+        expect("withdrawn when offline", set_perf(guest, cpu), 0)
+        guest.run(f"echo 1 > /sys/devices/system/cpu/cpu{cpu}/online")
+        expect("renewed when online", set_perf(guest, cpu), MAX)
+
+
+def suspend(guest):
+    """The kernel's own test: devices are suspended, and resumed after 1 s."""
+    guest.run("echo 1 > /sys/module/suspend/parameters/pm_test_delay")
+    guest.run("echo devices > /sys/power/pm_test")
+    guest.send("echo freeze > /sys/power/state")
+    until("withdrawn in suspend", lambda: all(set_perf(guest, cpu) == 0 for cpu in (0, 1, 2)))
+    expect("suspend", guest.finish()[1], 0)
+    expect("renewed after suspend", [set_perf(guest, cpu) for cpu in (1, 2)], [MAX, MAX])
+
+
+def removal(guest, full):
+    guest.page(GOOD + 1)[CUR_PERF] = MAX // 4
+    for _ in range(3):
+        guest.run("busybox rmmod vcpufreq_guest")
+        expect("requests", [set_perf(guest, cpu) for cpu in range(CPUS)], [0] * CPUS)
+        expect("no policy", guest.fails(f"busybox ls -d {CPUFREQ}/policy*"), True)
+        expect_speed(guest, 1, full, 1)
+        guest.run("busybox insmod /vcpufreq_guest.ko")
+        expect_speed(guest, 1, full, 0.25)
+    guest.run("echo 0 > /sys/devices/system/cpu/cpu2/online")
+    guest.run("busybox rmmod vcpufreq_guest")
+    guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")
+    expect_speed(guest, 1, full, 1)
+
+
+def busy(guest, cpu):
+    loop = "busybox timeout 0.2 sh -c 'while :; do :; done'"
+    guest.run(f"busybox taskset {1 << cpu:x} {loop} || true")
+
+
+def has_model(guest, cpu):
+    return not guest.fails(f"busybox ls /sys/kernel/debug/energy_model/cpu{cpu}")
+
+
+def energy_model_without_table(args):
+    """OPPs up to the host's highest level; then a host with another one."""
+    tree = node(GOOD, 0x3000) + opps({1_000_000: 100_000, MAX: 400_000})
+    with Guest(args.kernel, args.modules, args.folder, tree) as guest:
+        good_host(guest)
+        for _ in range(2):
+            guest.run("busybox insmod /vcpufreq_guest.ko")
+            expect("energy models", [has_model(guest, cpu) for cpu in range(CPUS)], [True] * CPUS)
+            guest.run("busybox rmmod vcpufreq_guest")
+            expect("OPPs left", guest.run("busybox ls /sys/kernel/debug/opp"), "")
+            expect("no word of it", "energy model" in expect_calm(guest), False)
+        fill(guest, GOOD, {PERFTBL_RD: MAX + 1000})
+        guest.run("busybox insmod /vcpufreq_guest.ko")
+        log = expect_calm(guest)
+        expect_said(log, "cpu0: no energy model: its highest OPP is 2000000 kHz, "
+                         "the host's highest level 2001000 kHz")
+        expect_said(log, "cpu0: the energy model registered earlier has other CPUs or frequencies")
+
+
+def opps_that_are_of_no_use(args):
+    """Without power, and with other frequencies than the host's table."""
+    table = "table_khz=600000,1000000,2000000 domain=0,0,1"
+    with Guest(args.kernel, args.modules, args.folder, opps({600_000: 0, 1_000_000: 0, MAX: 0})) as guest:
+        guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table}")
+        expect("energy model", has_model(guest, 0), False)
+        expect_said(expect_calm(guest), "cpu0: no energy model: -EINVAL; it needs opp-microwatt")
+    for power, text in [
+        ({600_000: 1000, MAX: 4000}, "cpu0: no energy model: it has 2 OPPs, the host 3 levels"),
+        ({600_000: 1000, 1_100_000: 2000, MAX: 4000},
+         "cpu0: no energy model: no OPP has the host's level 1000000 kHz"),
+    ]:
+        with Guest(args.kernel, args.modules, args.folder, opps(power)) as guest:
+            guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table}")
+            expect("energy model", has_model(guest, 0), False)
+            expect_said(expect_calm(guest), text)
+
+
+def fake(guest, parameter):
+    values = guest.run(f"busybox cat {FAKE}/{parameter}").split(",")
+    return [int(value) for value in values]
+
+
+def tables_and_domains(args):
+    """A table with a level that costs more than the next: it has to be skipped."""
+    tree = opps({600_000: 400_000, 1_000_000: 410_000, MAX: 2_000_000})
+    table = "table_khz=600000,1000000,2000000"
+    with Guest(args.kernel, args.modules, args.folder, tree) as guest:
+        expect("one table entry less for CPU1",
+               guest.fails(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 short_cpu=1"),
+               True)
+        expect_said(expect_calm(guest),
+                    "domain 0: CPU0 has 3 performance levels, CPU1 has 2")
+        for _ in range(2):
+            guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 "
+                      "cur_khz=2000000,2000000,2000000")
+            two_policies(guest)
+            inefficient_level(guest)
+            domain_hotplug(guest)
+            expect("written from outside of the domain", fake(guest, "asked_outside"), [0])
+            guest.run("busybox rmmod vcpufreq_fakehost")
+            expect_calm(guest)
+
+
+def two_policies(guest):
+    expect("policies", guest.run(f"echo {CPUFREQ}/policy*"), f"{CPUFREQ}/policy0 {CPUFREQ}/policy2")
+    expect("CPUs", guest.run(f"busybox cat {CPUFREQ}/policy0/related_cpus"), "0 1")
+    expect("levels", guest.run(f"busybox cat {CPUFREQ}/policy0/scaling_available_frequencies"),
+           "600000 1000000 2000000")
+    expect("energy model", guest.run("busybox cat /sys/kernel/debug/energy_model/cpu0/cpus"), "0-1")
+    # Each governor, set by a program on a CPU of the other policy.
+    for name in ("schedutil", "performance"):
+        guest.run(f"busybox taskset 4 sh -c 'echo {name} > {CPUFREQ}/policy0/scaling_governor'")
+    expect("asked", fake(guest, "asked_khz")[0], MAX)
+    for limit, level in [(1_500_000, 1_000_000), (600_000, 600_000), (MAX, MAX)]:
+        guest.run(f"busybox taskset 4 sh -c 'echo {limit} > {CPUFREQ}/policy0/scaling_max_freq'")
+        until(f"{level} kHz asked", lambda: fake(guest, "asked_khz")[0] == level)
+    total = int(guest.run(f"busybox cat {CPUFREQ}/policy0/stats/total_trans"))
+    expect("transitions counted", total >= 3, True)
+    guest.run(f"echo 1 > {CPUFREQ}/policy0/stats/reset")
+
+
+def inefficient_level(guest):
+    governor(guest, 0, "schedutil")
+    guest.run(f"echo {MAX},{MAX},{MAX} > {FAKE}/asked_least_khz")
+    busy(guest, 0)
+    guest.run("busybox sleep 1")
+    expect("least that schedutil asks for", fake(guest, "asked_least_khz")[0], 1_000_000)
+
+
+def domain_hotplug(guest):
+    """The policy's CPU goes: the request moves to the other one's register."""
+    governor(guest, 0, "performance")
+    guest.run("echo 0 > /sys/devices/system/cpu/cpu1/online")
+    expect("one CPU left", fake(guest, "asked_khz")[0], MAX)
+    guest.run("echo 1 > /sys/devices/system/cpu/cpu1/online")
+    guest.run("echo 0 > /sys/devices/system/cpu/cpu2/online")
+    expect("withdrawn", fake(guest, "asked_khz")[2], 0)
+    guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")
+    expect("renewed", fake(guest, "asked_khz")[2] > 0, True)
+
+
+TESTS = [
+    wrong_hosts_are_refused,
+    requests_and_speed_without_table,
+    energy_model_without_table,
+    opps_that_are_of_no_use,
+    tables_and_domains,
+]
+
+
+class Arguments:
+    def __init__(self, argv):
+        if len(argv) < 5:
+            print(__doc__, file=sys.stderr)
+            sys.exit(2)
+        self.kernel, self.modules, self.folder = argv[1], argv[2:4], argv[4]
+        self.tests = [test for test in TESTS if test.__name__ in argv[5:] or not argv[5:]]
+
+
+def main():
+    args = Arguments(sys.argv)
+    failed = 0
+    for test in args.tests:
+        began = time.monotonic()
+        try:
+            test(args)
+            verdict = "ok"
+        except (AssertionError, RuntimeError):
+            failed += 1
+            verdict = f"FAILED\n{traceback.format_exc()}"
+        name = test.__name__.replace("_", " ")
+        print(f"{name} ({time.monotonic() - began:.0f} s): {verdict}", flush=True)
+    print(f"{len(args.tests)} tests, {failed} failed, 0 skipped")
+    return 1 if failed or not args.tests else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
