@@ -155,3 +155,56 @@ fn unpack(word: u64) -> Request {
         khz: (word & VALUE != 0).then(|| Khz(u32::from_le_bytes([k0, k1, k2, k3]))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    use super::*;
+
+    /// Two threads that meet at each round by spinning, so that they write within nanoseconds.
+    fn meet(counter: &AtomicU32, round: u32) {
+        counter.fetch_add(1, SeqCst);
+        let mut spins = 0u32;
+        while counter.load(SeqCst) < 2 * round {
+            spins += 1;
+            if spins.is_multiple_of(1000) {
+                thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// A writer that comes while the other one is about to leave must not be left alone.
+    #[test]
+    fn nothing_is_pending_when_all_writers_have_returned() {
+        let domain = Domain::new(DomainId(0));
+        let (writing, checking) = (AtomicU32::new(0), AtomicU32::new(0));
+        let left = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for vcpu in 0..2u16 {
+                let (domain, writing, checking, left) = (&domain, &writing, &checking, &left);
+                scope.spawn(move || {
+                    for round in 1..=100_000 {
+                        let khz = Some(Khz(round));
+                        let vcpu = VcpuId(vcpu);
+                        meet(writing, 2 * round - 1);
+                        // One of the two comes a little later, each time at another moment.
+                        for _ in 0..u32::from(vcpu.0) * (round % 64) {
+                            std::hint::spin_loop();
+                        }
+                        domain.publish(Request { vcpu, khz });
+                        domain.settle(|_, in_force| in_force);
+                        meet(writing, 2 * round);
+                        if vcpu.0 == 0 && domain.newest.is_pending() {
+                            left.fetch_add(1, SeqCst);
+                        }
+                        meet(checking, round);
+                    }
+                });
+            }
+        });
+        assert_eq!(left.into_inner(), 0, "rounds that left a request alone");
+    }
+}

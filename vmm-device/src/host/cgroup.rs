@@ -10,6 +10,10 @@
 //! `rest` is there so that the maximum that the VM's group must allow doesn't become the floor of
 //! the VMM's other threads.
 //!
+//! A side effect to know: the cpu controller shares CPU time between groups, and the VM's group has
+//! the default `cpu.weight` however many vCPUs it has. Beside other busy tasks on the same pCPUs, a
+//! VM of many vCPUs gets less than its threads got one by one; raise the weight there.
+//!
 //! Removing kills nothing: processes move to where the VM's came from, groups are removed. It may
 //! be done by another process, and again when it was interrupted.
 //!
