@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -14,6 +15,11 @@ use serde_json::Value;
 const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
 const ANSWER: Duration = Duration::from_secs(60);
+/// Waiting for a guest to settle: it took 3 s when measured.
+const SETTLE_STEP: Duration = Duration::from_millis(100);
+const SETTLE_TRIES: u32 = 300;
+/// Utilization of a vCPU's thread that only its guest's ticks and timers use.
+const IDLE_UTIL: u32 = 30;
 /// Its event lines.
 const EVENTS: &str = "/run/events.jsonl";
 /// What every guest is booted with: the console, and /dev/mem on the
@@ -60,11 +66,29 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a guest and waits until it can be talked to.
+    /// Starts a guest, and waits until it can be talked to and has settled.
     pub fn boot(setup: &Setup) -> Result<Self> {
         let mut vm = Self::start(setup)?;
         vm.expect("@ready", BOOT)?;
+        vm.settle(setup.pins.len())?;
         Ok(vm)
+    }
+
+    /// Waits until the work that the guest's boot left behind is done: all
+    /// vCPUs idle, as the host sees them, for half a second.
+    pub fn settle(&self, vcpus: usize) -> Result<()> {
+        let mut idle = 0;
+        for _ in 0..SETTLE_TRIES {
+            sleep(SETTLE_STEP);
+            let busiest = (0..vcpus)
+                .map(|vcpu| self.util_avg(vcpu))
+                .try_fold(0, |max, util| Ok::<_, anyhow::Error>(u32::max(max, util?)))?;
+            idle = if busiest <= IDLE_UTIL { idle + 1 } else { 0 };
+            if idle == 5 {
+                return Ok(());
+            }
+        }
+        bail!("the guest did not settle: a vCPU is still busy")
     }
 
     /// Starts a guest; it has not booted when this returns.
