@@ -393,6 +393,24 @@ fn a_thread_that_cannot_be_pinned_ends_the_start() {
     assert!(format!("{error:#}").starts_with("can't pin vCPU 1 to CPUs [100000]"));
 }
 
+/// Panics on a vCPU's thread.
+struct Dies;
+
+impl Hooks for Dies {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        panic!("as the test wants");
+    }
+
+    fn on_warning(&self, _text: &str) {}
+}
+
+#[test]
+fn a_thread_that_dies_ends_the_start() {
+    let hooks: Arc<dyn Hooks> = Arc::new(Dies);
+    let error = VcpuThreads::spawn(&[vec![]], &hooks).err().unwrap();
+    assert_eq!(error.to_string(), "the thread of vCPU 0 died");
+}
+
 #[test]
 fn code_that_kvm_cannot_run_ends_the_vcpu_with_a_reason() {
     let Some(kvm) = kvm_or_skip() else { return };

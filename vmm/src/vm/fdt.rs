@@ -104,3 +104,138 @@ fn write_serial(fdt: &mut FdtWriter) -> Result<(), Error> {
     fdt.property_u32("clock-frequency", UART_CLOCK_HZ)?;
     fdt.end_node(serial)
 }
+
+#[cfg(test)]
+mod tests {
+    //! Each node says what the guest's hardware is, where `layout` puts it.
+
+    use std::collections::BTreeMap;
+
+    use vcpufreq_dt::{CpuFacts, CpufreqRegion, MachineFacts};
+
+    use super::super::image::FDT_MAX;
+    use super::super::layout::{CPUFREQ_BASE, mpidr_affinity};
+    use super::*;
+
+    const PLACE: Placement = Placement {
+        ram_size: 512 << 20,
+        kernel_block: RAM_BASE,
+        fdt: RAM_BASE + (64 << 20),
+        initrd: Some((RAM_BASE + (66 << 20), 1000)),
+    };
+
+    fn machine(vcpus: u16) -> Machine {
+        let cpu = |vcpu| CpuFacts {
+            reg: mpidr_affinity(vcpu),
+            capacity: 1024,
+            khz_max: 2_000_000,
+            opp_table: None,
+            cluster: 0,
+        };
+        let facts = MachineFacts {
+            cpus: (0..vcpus).map(cpu).collect(),
+            opp_tables: vec![],
+            cpufreq: Some(CpufreqRegion {
+                base: CPUFREQ_BASE,
+                size: u64::from(vcpus).next_multiple_of(16) * 0x1000,
+            }),
+        };
+        Machine::try_from(facts).unwrap()
+    }
+
+    fn word(blob: &[u8], at: usize) -> usize {
+        let bytes = blob[at..at + 4].try_into().unwrap();
+        usize::try_from(u32::from_be_bytes(bytes)).unwrap()
+    }
+
+    fn text(blob: &[u8], at: usize) -> String {
+        let bytes = blob[at..].iter().copied().take_while(|&byte| byte != 0);
+        String::from_utf8(bytes.collect()).unwrap()
+    }
+
+    /// All properties of a blob, by `/node/property`.
+    fn properties(blob: &[u8]) -> BTreeMap<String, Vec<u8>> {
+        let (mut at, strings) = (word(blob, 8), word(blob, 12));
+        let (mut path, mut found) = (Vec::new(), BTreeMap::new());
+        loop {
+            let token = word(blob, at);
+            at += 4;
+            match token {
+                1 => {
+                    let name = text(blob, at);
+                    at += (name.len() + 1).next_multiple_of(4);
+                    path.push(name);
+                }
+                2 => drop(path.pop()),
+                3 => {
+                    let (len, name) = (word(blob, at), word(blob, at + 4));
+                    let key = format!("{}/{}", path.join("/"), text(blob, strings + name));
+                    found.insert(key, blob[at + 8..at + 8 + len].to_vec());
+                    at += 8 + len.next_multiple_of(4);
+                }
+                4 => {}
+                9 => return found,
+                other => panic!("token {other} at {at:#x}"),
+            }
+        }
+    }
+
+    fn cells(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    #[test]
+    fn nodes_say_where_things_are() {
+        let blob = build(&machine(2), "console=ttyS0 quiet", &PLACE).unwrap();
+        let found = properties(&blob);
+        let rows: [(&str, Vec<u8>); 9] = [
+            ("/chosen/bootargs", b"console=ttyS0 quiet\0".to_vec()),
+            ("/chosen/stdout-path", b"/serial@9000000\0".to_vec()),
+            ("/chosen/linux,initrd-start", cells(&[0, 0x4420_0000])),
+            ("/chosen/linux,initrd-end", cells(&[0, 0x4420_03e8])),
+            (
+                "/memory@40000000/reg",
+                cells(&[0, 0x4000_0000, 0, 512 << 20]),
+            ),
+            (
+                "/interrupt-controller@10000000/reg",
+                cells(&[0, 0x1000_0000, 0, 0x1_0000, 0, 0x1001_0000, 0, 0x4_0000]),
+            ),
+            ("/serial@9000000/interrupts", cells(&[0, 1, 1])),
+            (
+                "/cpufreq@a000000/reg",
+                cells(&[0, 0x0a00_0000, 0, 0x1_0000]),
+            ),
+            ("/psci/method", b"hvc\0".to_vec()),
+        ];
+        for (name, value) in rows {
+            assert_eq!(found.get(name), Some(&value), "{name}");
+        }
+        let parent = &found["/interrupt-parent"];
+        assert_eq!(parent, &found["/interrupt-controller@10000000/phandle"]);
+        let timer = cells(&[1, 13, 4, 1, 14, 4, 1, 11, 4, 1, 10, 4]);
+        assert_eq!(found["/timer/interrupts"], timer);
+    }
+
+    #[test]
+    fn a_guest_without_initrd_has_none_in_the_tree() {
+        let place = Placement {
+            initrd: None,
+            ..PLACE
+        };
+        let found = properties(&build(&machine(1), "", &place).unwrap());
+        assert!(!found.contains_key("/chosen/linux,initrd-start"));
+        assert_eq!(found["/chosen/bootargs"], b"\0");
+    }
+
+    #[test]
+    fn the_largest_guest_has_all_its_cpus_and_fits() {
+        let blob = build(&machine(512), "", &PLACE).unwrap();
+        assert!(blob.len() < usize::try_from(FDT_MAX).unwrap());
+        let found = properties(&blob);
+        assert_eq!(found["/cpus/cpu@1f0f/reg"], cells(&[0, 0x1f0f]));
+        assert_eq!(found["/cpus/cpu@1f0f/enable-method"], b"psci\0");
+        let gic = &found["/interrupt-controller@10000000/reg"];
+        assert_eq!(gic[24..], cells(&[0, 512 * 0x2_0000]));
+    }
+}

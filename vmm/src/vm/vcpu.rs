@@ -86,7 +86,6 @@ impl VcpuThreads {
     /// [`Hooks::on_vcpu_thread`]. None has run guest code.
     pub fn spawn(pins: &[Vec<u32>], hooks: &Arc<dyn Hooks>) -> anyhow::Result<Self> {
         let (end, ends) = channel();
-        let (ready, readies) = channel();
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let wake = Arc::new(wake.context("can't make an eventfd")?);
         let mut this = Self {
@@ -107,7 +106,8 @@ impl VcpuThreads {
                 wake: this.wake.clone(),
                 stop: this.stop.clone(),
             };
-            let ready = ready.clone();
+            // Its own: a thread that dies before it is ready hangs up.
+            let (ready, readied) = channel();
             let handle = Builder::new()
                 .name(format!("vcpu{index}"))
                 .spawn(move || thread.live(&ready))
@@ -117,7 +117,7 @@ impl VcpuThreads {
                 start,
                 running: false,
             });
-            readies
+            readied
                 .recv()
                 .unwrap_or_else(|_| Err(anyhow!("the thread of vCPU {index} died")))?;
         }
