@@ -89,6 +89,16 @@ module_param(speed_overhead_ns, uint, 0644);
 MODULE_PARM_DESC(speed_overhead_ns,
 		 "what interrupts cost in a window of 2 ms, without the spinning, in ns");
 
+/*
+ * Leaving a KVM guest and entering it again, and the tick that it has too. On
+ * an RT kernel, what is taken off anyway is enough for that.
+ */
+static unsigned int speed_guest_overhead_ns =
+	IS_ENABLED(CONFIG_PREEMPT_RT) ? 0 : 11000;
+module_param(speed_guest_overhead_ns, uint, 0644);
+MODULE_PARM_DESC(speed_guest_overhead_ns,
+		 "what they cost more while a guest runs, in ns");
+
 static u64 lab_speed_share(unsigned int cpu, const struct lab_speed *speed)
 {
 	u64 capacity = arch_scale_cpu_capacity(cpu);
@@ -126,6 +136,16 @@ static void lab_speed_set_working(struct lab_speed *speed, bool working)
 		atomic_inc(&lab_speed_workers);
 	else
 		atomic_dec(&lab_speed_workers);
+}
+
+/* What interrupts cost in a window, by what this one interrupted. */
+static unsigned int lab_speed_overhead_ns(void)
+{
+	unsigned int ns = speed_overhead_ns;
+
+	if (current->flags & PF_VCPU)
+		ns += speed_guest_overhead_ns;
+	return ns;
 }
 
 /* How long to work until there is a window's worth of debt. */
@@ -171,7 +191,7 @@ static enum hrtimer_restart lab_speed_tick(struct hrtimer *timer)
 	scoped_guard(raw_spinlock, &speed->lock) {
 		if (!speed->working)
 			return HRTIMER_NORESTART;
-		lab_speed_settle(cpu, speed, speed_overhead_ns);
+		lab_speed_settle(cpu, speed, lab_speed_overhead_ns());
 		lab_speed_set_working(speed, false);
 		start = speed->since_ns;
 		debt = speed->debt_ns;
