@@ -393,6 +393,25 @@ fn a_thread_that_cannot_be_pinned_ends_the_start() {
     assert!(format!("{error:#}").starts_with("can't pin vCPU 1 to CPUs [100000]"));
 }
 
+#[test]
+fn threads_are_pinned_before_they_are_told_of() {
+    let allowed = |tid: i32| {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap();
+        let lines = status.lines();
+        let list = lines.filter_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        list.last().unwrap().trim().to_owned()
+    };
+    let told = Arc::new(Told::default());
+    let hooks: Arc<dyn Hooks> = told.clone();
+    let pins = [vec![0], vec![]];
+    let threads = VcpuThreads::spawn(&pins, &hooks).unwrap();
+    let seen = told.threads.lock().unwrap().clone();
+    assert_eq!(allowed(seen[0].1), "0");
+    let own = allowed(i32::try_from(std::process::id()).unwrap());
+    assert_eq!(allowed(seen[1].1), own);
+    drop(threads);
+}
+
 /// Panics on a vCPU's thread.
 struct Dies;
 
