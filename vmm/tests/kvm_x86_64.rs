@@ -397,9 +397,9 @@ fn a_thread_that_cannot_be_pinned_ends_the_start() {
 fn threads_are_pinned_before_they_are_told_of() {
     let allowed = |tid: i32| {
         let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap();
-        let lines = status.lines();
-        let list = lines.filter_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        list.last().unwrap().trim().to_owned()
+        let mut lines = status.lines();
+        let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        list.unwrap().trim().to_owned()
     };
     let told = Arc::new(Told::default());
     let hooks: Arc<dyn Hooks> = told.clone();
