@@ -7,12 +7,14 @@
 //!  the kernel closes it when the VMM is gone, kill -9 included ─▶ end of file
 //! ```
 //! It is started before the VMM makes anything, in a session of its own, and
-//! ignores what ends groups of processes. It knows the VMM by its record only.
+//! ignores what ends groups of processes. It knows the VMM by its record and
+//! its terminal only.
 //! A VMM that ends by itself has removed its record before; then the guardian
 //! has nothing to do and ends.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, IsTerminal, Read, Write},
+    os::fd::AsFd,
     path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     thread::sleep,
@@ -26,6 +28,7 @@ use crate::{
     facts::HostTree,
     state::{self, Standing},
     sys,
+    vm::sys::{set_terminal, terminal_settings},
 };
 
 /// What the guardian says when it is on guard.
@@ -56,7 +59,7 @@ impl Guardian {
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(console())
             .spawn()
             .context("can't start the guardian; check that /proc is mounted and processes can be started")?;
         let alive = child.stdin.take();
@@ -84,6 +87,40 @@ impl Guardian {
     }
 }
 
+/// The VMM's terminal, if it has one: killed in raw mode, it can't put it back.
+fn console() -> Stdio {
+    let stdin = io::stdin();
+    let terminal = stdin
+        .is_terminal()
+        .then(|| stdin.as_fd().try_clone_to_owned());
+    match terminal {
+        Some(Ok(terminal)) => terminal.into(),
+        Some(Err(_)) | None => Stdio::null(),
+    }
+}
+
+/// A terminal as it was before the VMM.
+struct Terminal(libc::termios);
+
+impl Terminal {
+    /// That of stderr, if it is one.
+    fn of_stderr() -> Option<Self> {
+        terminal_settings(io::stderr().as_fd()).ok().map(Self)
+    }
+
+    /// Puts it back if it is in raw mode. A shell that is at its prompt by now
+    /// edits lines with output processing on: its terminal is left alone.
+    fn put_back(&self) {
+        let stderr = io::stderr();
+        let raw = terminal_settings(stderr.as_fd())
+            .is_ok_and(|now| now.c_oflag & libc::OPOST == 0 && now.c_lflag & libc::ISIG == 0);
+        if raw {
+            // A terminal that is gone needs no settings.
+            let _ = set_terminal(stderr.as_fd(), &self.0);
+        }
+    }
+}
+
 /// The guardian's own life: until the VMM whose record is at `record` is gone
 /// and nothing of it is left.
 ///
@@ -94,10 +131,15 @@ pub fn guard(record: &Path) -> anyhow::Result<()> {
     sys::ignore_group_signals();
     // Fails for the leader of a process group only, which a child isn't.
     sys::leave_session().context("can't leave the session")?;
+    let terminal = Terminal::of_stderr();
     let mut output = io::stdout();
     output.write_all(READY)?;
     output.flush()?;
     wait_for_end_of_file();
+    // A VMM that ends by itself puts it back, then removes its record.
+    if let Some(terminal) = terminal.filter(|_| record.exists()) {
+        terminal.put_back();
+    }
     clean_after(record)
 }
 

@@ -29,7 +29,7 @@ use crate::{
     cli::RunArgs,
     config::RunConfig,
     doctor_facts::{KvmFacts, headroom_of},
-    events::{self, EventWriter},
+    events::{self, EventReport, EventWriter},
     facts::{HostCpus, HostTree},
     footprint::Footprint,
     guest_topology, resolve,
@@ -61,13 +61,21 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
         let arch = std::env::consts::ARCH;
         return Err(VmError::NotThereYet { arch }.into());
     }
-    let (observer, writer) = observe(&config)?;
     let footprint = Footprint::begin(offer.as_ref().and_then(Offer::groups), warn)?;
-    let ran = run_guest(&config, &host, offer, &observer);
+    let ran = run_and_report(&config, &host, offer);
     let erased = footprint.erase();
+    let code = ran?;
+    erased.map(|()| code)
+}
+
+fn run_and_report(config: &RunConfig, host: &HostTree, offer: Option<Offer>) -> anyhow::Result<u8> {
+    let (observer, writer) = observe(config)?;
+    let ran = run_guest(config, host, offer, &observer);
+    let written = writer.map(EventWriter::finish).transpose();
     let (code, summary) = ran?;
-    erased?;
-    finish(code, summary, &observer, writer)
+    let events = written.context("the events file is not complete")?;
+    let findings = report(summary, &observer, events);
+    Ok(if code == 0 { findings.into() } else { code })
 }
 
 /// What the host offers to a guest with the bridge; nothing is made yet.
@@ -258,13 +266,8 @@ impl SourceKeeper {
     }
 }
 
-/// Says how it went; findings turn the exit code 0 into 1.
-fn finish(
-    code: u8,
-    summary: Option<Summary>,
-    observer: &Observer,
-    writer: Option<EventWriter>,
-) -> anyhow::Result<u8> {
+/// Says how it went; whether that has findings.
+fn report(summary: Option<Summary>, observer: &Observer, events: Option<EventReport>) -> bool {
     let mut findings = false;
     if let Some(summary) = summary {
         warn(&summary.to_string());
@@ -273,15 +276,13 @@ fn finish(
     if let Some(error) = observer.first_refusal() {
         warn(&format!("first refusal: {error}"));
     }
-    if let Some(writer) = writer {
-        let report = writer.finish().context("the events file is not complete")?;
-        if report.dropped > 0 {
-            warn(&format!(
-                "events: {} written, {} dropped because they came faster than they could be written",
-                report.written, report.dropped
-            ));
-            findings = true;
-        }
+    if let Some(EventReport { written, dropped }) = events
+        && dropped > 0
+    {
+        warn(&format!(
+            "events: {written} written, {dropped} dropped because they came faster than they could be written"
+        ));
+        findings = true;
     }
-    Ok(if code == 0 { findings.into() } else { code })
+    findings
 }

@@ -5,15 +5,18 @@
 //! - Whenever the VMM is killed, its cgroups, its record and its guardian are
 //!   gone within a second.
 //! - Signals that end groups of processes don't end the guardian.
+//! - A terminal that a killed VMM left in raw mode is put back.
 //! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
 //!
 //! Without cgroup v2 or the right to make groups each test says that it is
 //! skipped.
 
 use std::{
-    fs,
+    ffi::CStr,
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::MetadataExt,
+    os::fd::AsRawFd,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -113,6 +116,11 @@ fn is_gone_within(limit: Duration, mut gone: impl FnMut() -> bool) -> bool {
 
 /// A VMM with a guardian that is on guard.
 fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
+    guarded_at(cgroups, dir, Stdio::null())
+}
+
+/// The same, at a terminal.
+fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
     let (input, output) = io::pipe().expect("a pipe");
     let vmm = Vmm::start(cgroups, output.into());
     let mut guardian = Command::new(PROGRAM)
@@ -120,6 +128,7 @@ fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
         .arg(dir.record_path(vmm.child.id()))
         .stdin(input)
         .stdout(Stdio::piped())
+        .stderr(terminal)
         .spawn()
         .expect("the guardian starts");
     let mut said = [0; 9];
@@ -190,6 +199,54 @@ fn the_guardian_outlives_signals_to_the_group() {
     );
     vmm.kill();
     assert!(is_gone_within(PROMISED, || !vmm.group.exists()));
+    assert!(guardian.wait().unwrap().success());
+    vmm.child.wait().unwrap();
+}
+
+/// A terminal: the end that a program would use, and the name of it.
+fn terminal() -> (File, File, String) {
+    let open = |path: &str| {
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(libc::O_NOCTTY);
+        options.open(path).expect("a pseudo-terminal")
+    };
+    let master = open("/dev/ptmx");
+    // SAFETY: the call has no memory arguments.
+    assert_eq!(unsafe { libc::unlockpt(master.as_raw_fd()) }, 0);
+    let mut name = [0_u8; 64];
+    let (start, len) = (name.as_mut_ptr().cast(), name.len());
+    // SAFETY: at most `len` bytes are written to `name`.
+    let named = unsafe { libc::ptsname_r(master.as_raw_fd(), start, len) };
+    assert_eq!(named, 0);
+    let name = CStr::from_bytes_until_nul(&name).expect("a terminated name");
+    let name = name.to_str().expect("a UTF-8 name").to_owned();
+    (master, open(&name), name)
+}
+
+#[test]
+fn a_terminal_in_raw_mode_is_put_back() {
+    let Some(cgroups) = cgroups_or_skip() else {
+        return;
+    };
+    let runtime = TempDir::new().unwrap();
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    let (_master, slave, name) = terminal();
+    let stty = |arguments: &[&str]| {
+        let output = Command::new("stty")
+            .args(["-F", &name])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let before = stty(&["-g"]);
+    let (mut vmm, mut guardian) = guarded_at(&cgroups, &dir, slave.into());
+    vmm.make(&dir, 1);
+    stty(&["raw", "-echo"]);
+    assert_ne!(stty(&["-g"]), before);
+    vmm.kill();
+    assert!(is_gone_within(PROMISED, || stty(&["-g"]) == before));
     assert!(guardian.wait().unwrap().success());
     vmm.child.wait().unwrap();
 }

@@ -22,7 +22,7 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 mod supervise;
-mod sys;
+pub(crate) mod sys;
 pub mod vcpu;
 
 use std::ffi::CString;
