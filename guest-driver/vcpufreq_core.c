@@ -132,7 +132,10 @@ static void vcpufreq_exit(struct cpufreq_policy *policy)
 	vcpufreq_em_exit(domain);
 }
 
-/* The last CPU of the policy goes: it is still there to withdraw. */
+/*
+ * Suspend, or the last CPU of the policy goes offline: policy->cpus is empty
+ * by then, but policy->cpu still runs.
+ */
 static int vcpufreq_withdraw(struct cpufreq_policy *policy)
 {
 	return vcpufreq_request_on_cpu(policy, VCPUFREQ_NO_REQUEST);

@@ -51,29 +51,30 @@ class Guest:
     """Boots on entry; the emulator has ended when the block is left."""
 
     def __init__(self, kernel, modules, folder, nodes, limit_s=120):
-        self.deadline = time.monotonic() + limit_s
+        self.kernel, self.modules, self.nodes = kernel, modules, nodes
         self.path = f"{folder}/guest-{os.getpid()}"
-        os.makedirs(self.path)
+        self.limit_s = limit_s
         self.seen = ""
-        with open(f"{self.path}/ram", "wb") as ram:
-            ram.truncate(RAM_SIZE)
-        self.ram = open(f"{self.path}/ram", "r+b", buffering=0)
-        self._initramfs(modules)
-        self._device_tree(nodes)
-        self.kernel = kernel
+        self.ram = self.emulator = None
 
     def _machine(self):
         return [
             "qemu-system-aarch64", "-cpu", "neoverse-v1", "-smp", str(CPUS),
-            "-m", str(RAM_SIZE >> 20), "-icount", "shift=1,sleep=off", "-display", "none", "-monitor", "none",
+            "-m", str(RAM_SIZE >> 20), "-icount", "shift=1,sleep=off",
+            "-display", "none", "-monitor", "none",
             "-object", f"memory-backend-file,id=ram,size={RAM_SIZE},"
             f"mem-path={self.path}/ram,share=on",
         ]
 
-    def _initramfs(self, modules):
+    def _memory(self):
+        with open(f"{self.path}/ram", "wb") as ram:
+            ram.truncate(RAM_SIZE)
+        self.ram = open(f"{self.path}/ram", "r+b", buffering=0)
+
+    def _initramfs(self):
         tree = f"{self.path}/tree"
         os.makedirs(f"{tree}/bin")
-        for source in ["/usr/bin/busybox", *modules]:
+        for source in ["/usr/bin/busybox", *self.modules]:
             target = "bin" if source.endswith("busybox") else "."
             subprocess.run(["cp", source, f"{tree}/{target}/"], check=True)
         os.symlink("busybox", f"{tree}/bin/sh")
@@ -84,7 +85,7 @@ class Guest:
         subprocess.run("find . | cpio -o -H newc --quiet > ../initrd",
                        shell=True, cwd=tree, check=True)
 
-    def _device_tree(self, nodes):
+    def _device_tree(self):
         """The emulator's own, with the test's nodes added."""
         machine = f"virt,gic-version=3,memory-backend=ram,dumpdtb={self.path}/base.dtb"
         subprocess.run([*self._machine(), "-M", machine], check=True, capture_output=True)
@@ -93,11 +94,32 @@ class Guest:
         source += f"""/ {{ reserved-memory {{
             #address-cells = <2>; #size-cells = <2>; ranges;
             registers@{REGS_BASE:x} {{ no-map; reg = <0 {REGS_BASE:#x} 0 {REGS_SIZE:#x}>; }};
-        }}; }}; {nodes}"""
+        }}; }}; {self.nodes}"""
         subprocess.run(["dtc", "-q", "-o", f"{self.path}/guest.dtb"],
                        input=source, check=True, text=True)
 
     def __enter__(self):
+        os.makedirs(self.path)
+        try:
+            self._memory()
+            self._initramfs()
+            self._device_tree()
+            self._boot()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.emulator:
+            self.emulator.kill()
+            self.emulator.wait()
+        if self.ram:
+            self.ram.close()
+        subprocess.run(["rm", "-rf", self.path], check=True)
+
+    def _boot(self):
+        self.deadline = time.monotonic() + self.limit_s
         self.emulator = subprocess.Popen(
             [*self._machine(), "-M", "virt,gic-version=3,memory-backend=ram",
              "-kernel", self.kernel, "-initrd", f"{self.path}/initrd",
@@ -105,18 +127,7 @@ class Guest:
              "-append", "console=ttyAMA0 quiet loglevel=0 rdinit=/init nokaslr "
              "cpufreq.default_governor=performance"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        try:
-            self._until("@ready\n")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        self.emulator.kill()
-        self.emulator.wait()
-        self.ram.close()
-        subprocess.run(["rm", "-rf", self.path], check=True)
+        self._until("@ready\n")
 
     def _until(self, mark):
         while mark not in self.seen:
