@@ -2,7 +2,10 @@
 //! The host's own trace of its frequencies: what a scenario claims is
 //! checked against it.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
+use nix::sys::time::TimeSpec;
 
 use crate::sysfs;
 
@@ -19,7 +22,7 @@ pub struct FrequencyEvent {
     pub khz: u32,
 }
 
-/// When a thread left its CPU, from the tracepoint `sched:sched_switch`.
+/// A thread's time on a CPU, from the tracepoint `sched:sched_switch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// CLOCK_MONOTONIC in µs.
@@ -102,6 +105,14 @@ impl Trace {
         }
         Ok(Seen { frequencies, runs })
     }
+}
+
+/// CLOCK_MONOTONIC in µs, which the trace's times are in.
+pub fn now_us() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .unwrap_or_else(|_| TimeSpec::new(0, 0));
+    let now = Duration::from(now);
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// `  vcpu0-99  [000] d.h2.  12.345678: cpu_frequency: state=1800000 cpu_id=0`

@@ -2,12 +2,16 @@
 //! What `make demo` shows: the whole loop on every OPP, and the same guest
 //! with and without the bridge under a light periodic load.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::opps::{Row, sweep};
 use super::{Plan, Policy, first_cpus, let_load_decay, set_governor};
 use crate::sysfs;
+use crate::trace::{Seen, Trace};
 use crate::vm::{Setup, Vm, events};
 
 /// 20 % duty: 4 ms of 20.
@@ -75,19 +79,45 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
         }
         vm.ask(format!("start light periodic {vcpu} {LOAD}"))?;
         let_load_decay();
-        let mut seen = Vec::new();
-        for _ in 0..21 {
-            std::thread::sleep(std::time::Duration::from_millis(7));
-            seen.push(policy.khz()?);
-        }
-        seen.sort_unstable();
+        let at_start = policy.khz()?;
+        let trace = Trace::with_thread(vm.vcpu_tid(vcpu)?)?;
+        std::thread::sleep(Duration::from_millis(400));
+        let seen = trace.stop()?;
         vm.ask("stop light")?;
         rows.push(json!({
-            "vcpu": vcpu, "pcpu": policy.cpu(), "busy_khz_median": seen[seen.len() / 2],
-            "busy_khz_min": seen[0], "busy_khz_max": seen[seen.len() - 1],
+            "vcpu": vcpu, "pcpu": policy.cpu(),
+            "busy_khz_median": median_while_running(policy, &seen, at_start),
             "min_khz": policy.min(), "max_khz": policy.max(),
         }));
     }
     vm.quit()?;
     Ok(rows)
+}
+
+/// The frequency that the pCPU was at or below for half of the time that
+/// the vCPU's thread ran: an idle pCPU's frequency is nobody's.
+fn median_while_running(policy: &Policy, seen: &Seen, at_start: u32) -> u32 {
+    let mut time_at = BTreeMap::new();
+    for run in &seen.runs {
+        let (mut khz, mut since) = (at_start, run.from_us);
+        for event in seen
+            .frequencies
+            .iter()
+            .filter(|event| event.cpu == policy.cpu() && event.time_us < run.to_us)
+        {
+            let until = event.time_us.max(run.from_us);
+            *time_at.entry(khz).or_insert(0) += until - since;
+            (khz, since) = (event.khz, until);
+        }
+        *time_at.entry(khz).or_insert(0) += run.to_us - since;
+    }
+    let half = time_at.values().sum::<u64>() / 2;
+    let mut passed = 0;
+    for (khz, time) in time_at {
+        passed += time;
+        if passed > half {
+            return khz;
+        }
+    }
+    0
 }

@@ -2,6 +2,7 @@
 //! Every OPP of every cluster: guest asks → clamp of the thread → host
 //! frequency → guest reads.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -11,7 +12,7 @@ use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
 };
-use crate::trace::{FrequencyEvent, Run, Trace};
+use crate::trace::{FrequencyEvent, Trace, now_us};
 use crate::vm::{Setup, Vm, events};
 
 /// What was seen for one request of a busy vCPU.
@@ -25,8 +26,10 @@ pub struct Row {
     pub clamp: (u32, u32),
     /// The utilization that the ask stands for, worked out here.
     pub util: u32,
-    /// The pCPU ran at this.
+    /// The pCPU ran at this, for most of 20 ms.
     pub host: u32,
+    /// And at no time of them below this.
+    pub lowest: u32,
     /// The guest read this.
     pub read: u32,
 }
@@ -49,23 +52,75 @@ pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
     let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
     for &asked in policy.opps.iter().chain(down) {
+        let at_start = policy.khz()?;
+        let trace = Trace::frequencies()?;
         ask_for(vm, vcpu, asked)?;
         let_ticks_pass();
-        // Read before looking at the host: what the guest reads is then
-        // the older of the two, and both must be what was asked for.
+        let (from, to) = undisturbed();
+        let seen = trace.stop()?.frequencies;
         let read = cur_perf(vm, base, vcpu)?;
-        let row = Row {
+        let held = held_frequency(policy, &seen, at_start, (from, to));
+        let clamp = vm.clamp(vcpu)?;
+        let (pcpu, util) = (policy.cpu(), policy.util(asked));
+        rows.push(Row {
             vcpu,
-            pcpu: policy.cpu(),
+            pcpu,
             asked,
-            clamp: vm.clamp(vcpu)?,
-            util: policy.util(asked),
-            host: policy.khz()?,
+            clamp,
+            util,
+            host: held.most,
+            lowest: held.lowest,
             read,
-        };
-        rows.push(row);
+        });
     }
     Ok(rows)
+}
+
+/// Sleeps, so that the measurement isn't a task on a pCPU that is measured;
+/// from when to when, in µs of CLOCK_MONOTONIC.
+fn undisturbed() -> (u64, u64) {
+    let from = now_us();
+    std::thread::sleep(Duration::from_millis(20));
+    (from, now_us())
+}
+
+/// A policy's frequency over a span of time.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// The one that it had for most of the time.
+    most: u32,
+    /// The lowest.
+    lowest: u32,
+}
+
+/// From the trace: `at_start` is the frequency before the trace began.
+fn held_frequency(
+    policy: &Policy,
+    seen: &[FrequencyEvent],
+    at_start: u32,
+    span: (u64, u64),
+) -> Held {
+    let (from, to) = span;
+    let mut time_at = BTreeMap::new();
+    let (mut khz, mut since) = (at_start, from);
+    for event in seen
+        .iter()
+        .filter(|event| event.cpu == policy.cpu() && event.time_us < to)
+    {
+        let until = event.time_us.max(from);
+        *time_at.entry(khz).or_insert(0) += until - since;
+        (khz, since) = (event.khz, until);
+    }
+    *time_at.entry(khz).or_insert(0) += to - since;
+    time_at.retain(|_, time| *time > 0);
+    let most = time_at
+        .iter()
+        .max_by_key(|&(_, time)| time)
+        .map_or(khz, |(&khz, _)| khz);
+    Held {
+        most,
+        lowest: time_at.keys().next().copied().unwrap_or(khz),
+    }
 }
 
 /// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for.
@@ -76,15 +131,16 @@ pub fn exact(plan: &Plan) -> Result<Value> {
     every_opp(plan, "exact", right)
 }
 
-/// `--clamp floor`, busy vCPU: the host never runs below the OPP asked for;
-/// light load: at exactly it while 1.25 × the utilization is under it.
+/// `--clamp floor`, busy vCPU: the host never runs below the OPP asked for,
+/// and at exactly it while 1.25 × the thread's utilization is under it.
 pub fn floor(plan: &Plan) -> Result<Value> {
-    let right =
-        |row: &Row| row.host >= row.asked && row.clamp == (row.util, 1024) && row.read == row.host;
+    let right = |row: &Row| {
+        row.lowest >= row.asked && row.clamp == (row.util, 1024) && row.read == row.host
+    };
     let mut result = every_opp(plan, "floor", right)?;
-    let (light, light_ok) = light_load(plan)?;
-    result["held"] = (result["held"] == true && light_ok).into();
-    result["light"] = light;
+    let ramps = ramps(plan)?;
+    result["held"] = (result["held"] == true && ramps["held"] == true).into();
+    result["ramps"] = ramps;
     Ok(result)
 }
 
@@ -110,60 +166,38 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
     }))
 }
 
-fn light_load(plan: &Plan) -> Result<(Value, bool)> {
+/// A vCPU that was idle becomes busy: until 1.25 × the utilization that the
+/// host sees of it reaches the request, the host runs at exactly the request.
+fn ramps(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "floor"]);
     let mut vm = plan.guest(&setup)?;
-    let mut rows = Vec::new();
-    let (mut compared, mut wrong) = (0, 0);
+    let mut wrong = Vec::new();
+    let mut compared = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
         set_governor(&mut vm, vcpu, "userspace")?;
-        // 2 ms of 20.
-        vm.ask(format!("start light periodic {vcpu} 20000 2000"))?;
-        let_load_decay();
         for &asked in &policy.opps {
             ask_for(&mut vm, vcpu, asked)?;
-            let_ticks_pass();
-            let trace = Trace::with_thread(vm.vcpu_tid(vcpu)?)?;
-            std::thread::sleep(Duration::from_millis(200));
-            let seen = trace.stop()?;
-            let util = vm.util_avg(vcpu)?;
-            let at = at_end_of_runs(policy, &seen.runs, &seen.frequencies, asked);
-            if util + util / 4 < policy.util(asked) {
-                compared += at.len();
-                wrong += at.iter().filter(|&&khz| khz != asked).count();
+            let_load_decay();
+            vm.ask(format!("start busy busy {vcpu}"))?;
+            // The clamp shows at the next tick at the latest.
+            std::thread::sleep(Duration::from_millis(5));
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(2));
+                // Utilization rises: the later look is the higher one.
+                let khz = policy.khz()?;
+                let util = vm.util_avg(vcpu)?;
+                let under = util + util / 4 < policy.util(asked);
+                compared += u32::from(under);
+                if khz < asked || (under && khz != asked) {
+                    wrong.push(json!({ "asked_khz": asked, "host_khz": khz, "util_avg": util }));
+                }
             }
-            rows.push(
-                json!({ "vcpu": vcpu, "asked_khz": asked, "util_avg": util, "ran_at_khz": at }),
-            );
+            vm.ask("stop busy")?;
         }
-        vm.ask("stop light")?;
     }
     vm.quit()?;
-    let held = compared > 0 && wrong == 0;
-    Ok((
-        json!({ "compared": compared, "wrong": wrong, "rows": rows }),
-        held,
-    ))
-}
-
-/// Shorter runs than this can end before schedutil's rate limit lets their
-/// frequency through.
-const FULL_RUN_US: u64 = 1_500;
-
-/// The frequency in force at the end of each run of the thread: on an idle
-/// CPU the host's own short tasks, which have no clamp, may set another.
-fn at_end_of_runs(policy: &Policy, runs: &[Run], seen: &[FrequencyEvent], start: u32) -> Vec<u32> {
-    let full = runs
-        .iter()
-        .filter(|run| run.to_us - run.from_us >= FULL_RUN_US);
-    full.map(|run| {
-        seen.iter()
-            .rev()
-            .find(|event| event.cpu == policy.cpu() && event.time_us < run.to_us)
-            .map_or(start, |event| event.khz)
-    })
-    .collect()
+    Ok(json!({ "held": wrong.is_empty() && compared >= 20, "compared": compared, "wrong": wrong }))
 }
 
 /// Changes of request, up and down, that `no_dip` makes on each vCPU.
