@@ -12,6 +12,7 @@ use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
 };
+use crate::load;
 use crate::trace::{FrequencyEvent, Trace, now_us};
 use crate::vm::{Setup, Vm, events};
 
@@ -135,7 +136,8 @@ pub fn exact(plan: &Plan) -> Result<Value> {
 /// and at exactly it while 1.25 × the thread's utilization is under it.
 pub fn floor(plan: &Plan) -> Result<Value> {
     let right = |row: &Row| {
-        row.lowest >= row.asked && row.clamp == (row.util, 1024) && row.read == row.host
+        // What it reads may be older than what the host runs at: it ramps.
+        row.lowest >= row.asked && row.clamp == (row.util, 1024) && row.read >= row.asked
     };
     let mut result = every_opp(plan, "floor", right)?;
     let ramps = ramps(plan)?;
@@ -166,6 +168,17 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
     }))
 }
 
+/// Binds this thread to a CPU of another policy: while it looks, it is a
+/// task that the host's governor sees.
+fn stay_off(policy: &Policy, policies: &[Policy]) -> Result<()> {
+    let other = policies.iter().find(|other| other.cpu() != policy.cpu());
+    load::pin(
+        other
+            .context("needs two policies: take another topology")?
+            .cpu(),
+    )
+}
+
 /// A vCPU that was idle becomes busy: until 1.25 × the utilization that the
 /// host sees of it reaches the request, the host runs at exactly the request.
 fn ramps(plan: &Plan) -> Result<Value> {
@@ -175,6 +188,7 @@ fn ramps(plan: &Plan) -> Result<Value> {
     let mut wrong = Vec::new();
     let mut compared = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
+        stay_off(policy, &policies)?;
         set_governor(&mut vm, vcpu, "userspace")?;
         for &asked in &policy.opps {
             ask_for(&mut vm, vcpu, asked)?;
