@@ -229,19 +229,30 @@ impl Vm {
 
     /// The clamp in force for a vCPU's thread, as the kernel reports it.
     pub fn clamp(&self, vcpu: usize) -> Result<(u32, u32)> {
-        let path = format!("/proc/{}/task/{}/sched", self.pid(), self.vcpu_tid(vcpu)?);
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let text = self.sched(vcpu)?;
         Ok((
             field(&text, "effective uclamp.min")?,
             field(&text, "effective uclamp.max")?,
         ))
     }
 
-    /// The utilization that the host sees of a vCPU's thread.
+    /// The utilization that the host sees of a vCPU's thread now.
     pub fn util_avg(&self, vcpu: usize) -> Result<u32> {
+        field(&self.sched(vcpu)?, "se.avg.util_avg")
+    }
+
+    /// The utilization that the host's governor reckons with: the larger of
+    /// what it sees now and what it remembers from earlier activations
+    /// (util_est; its highest bit is a flag of the kernel's own).
+    pub fn util(&self, vcpu: usize) -> Result<u32> {
+        let text = self.sched(vcpu)?;
+        let remembered = field(&text, "se.avg.util_est")? & !(1 << 31);
+        Ok(remembered.max(field(&text, "se.avg.util_avg")?))
+    }
+
+    fn sched(&self, vcpu: usize) -> Result<String> {
         let path = format!("/proc/{}/task/{}/sched", self.pid(), self.vcpu_tid(vcpu)?);
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        field(&text, "se.avg.util_avg")
+        fs::read_to_string(&path).with_context(|| path.clone())
     }
 
     /// Resident memory of the VMM in KiB.
