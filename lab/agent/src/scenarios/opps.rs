@@ -49,6 +49,7 @@ impl Row {
 /// Asks for every OPP of the vCPU's policy in turn, up and then down.
 pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
     let base = registers(vm)?;
+    stay_off(policy)?;
     set_governor(vm, vcpu, "userspace")?;
     let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
@@ -58,8 +59,8 @@ pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
         ask_for(vm, vcpu, asked)?;
         let_ticks_pass();
         let (from, to) = undisturbed();
-        let seen = trace.stop()?.frequencies;
         let read = cur_perf(vm, base, vcpu)?;
+        let seen = trace.stop()?.frequencies;
         let held = held_frequency(policy, &seen, at_start, (from, to));
         let clamp = vm.clamp(vcpu)?;
         let (pcpu, util) = (policy.cpu(), policy.util(asked));
@@ -168,15 +169,12 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
     }))
 }
 
-/// Binds this thread to a CPU of another policy: while it looks, it is a
-/// task that the host's governor sees.
-fn stay_off(policy: &Policy, policies: &[Policy]) -> Result<()> {
-    let other = policies.iter().find(|other| other.cpu() != policy.cpu());
-    load::pin(
-        other
-            .context("needs two policies: take another topology")?
-            .cpu(),
-    )
+/// Binds this thread to a CPU of another policy, if there is one: while it
+/// looks, it is a task that the host's governor sees.
+fn stay_off(policy: &Policy) -> Result<()> {
+    let all = Policy::all()?;
+    let other = all.iter().find(|other| other.cpu() != policy.cpu());
+    other.map_or(Ok(()), |other| load::pin(other.cpu()))
 }
 
 /// A vCPU that was idle becomes busy: until 1.25 × the utilization that the
@@ -188,7 +186,7 @@ fn ramps(plan: &Plan) -> Result<Value> {
     let mut wrong = Vec::new();
     let mut compared = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
-        stay_off(policy, &policies)?;
+        stay_off(policy)?;
         set_governor(&mut vm, vcpu, "userspace")?;
         for &asked in &policy.opps {
             ask_for(&mut vm, vcpu, asked)?;
