@@ -34,9 +34,12 @@ impl Deeds {
                 std::thread::sleep(Duration::from_millis(ms.parse()?));
                 Ok(String::new())
             }
-            // On the vCPU whose register it is, as the kernel's tick reads it.
+            // On the vCPU whose register it is, as the kernel's tick reads it;
+            // and after a while, for the host's work on the line that asked
+            // for it moves the frequency too.
             ["peek", cpu, address] => {
                 load::pin(cpu.parse()?)?;
+                std::thread::sleep(Duration::from_millis(20));
                 let (page, offset) = register(address)?;
                 Ok(page.read(offset).to_string())
             }

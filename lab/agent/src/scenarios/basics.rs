@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::frequency::host_runs_at;
 use super::{
     Plan, Policy, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers, set_governor,
 };
@@ -36,7 +37,7 @@ pub fn capacity(plan: &Plan) -> Result<Value> {
         let capacity = u32::try_from(vm.number(format!("read {path}"))?)?;
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
-        let (khz, read) = (policy.khz()?, cur_perf(&mut vm, base, vcpu)?);
+        let (khz, read) = (host_runs_at(policy)?, cur_perf(&mut vm, base, vcpu)?);
         vm.ask("stop busy")?;
         held &= capacity.abs_diff(policy.capacity) <= 1 && khz == read;
         rows.push(json!({
@@ -59,14 +60,14 @@ pub fn governor(plan: &Plan) -> Result<Value> {
         set_governor(&mut vm, vcpu, "schedutil")?;
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
-        let busy = policy.khz()?;
+        let busy = host_runs_at(policy)?;
         vm.ask("stop busy")?;
         let_load_decay();
         // Whatever the host runs next on an idle pCPU shows its frequency:
         // an idle CPU's stays where it was.
         vm.ask(format!("work {vcpu} 1000"))?;
         let_ticks_pass();
-        let idle = policy.khz()?;
+        let idle = host_runs_at(policy)?;
         held &= busy == policy.max() && idle == policy.min();
         rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "min_khz": policy.min() }));
     }

@@ -8,6 +8,7 @@ mod domain;
 mod driver;
 mod failure;
 mod flood;
+mod frequency;
 mod opps;
 mod speed;
 mod unpinned;

@@ -2,18 +2,17 @@
 //! Every OPP of every cluster: guest asks → clamp of the thread → host
 //! frequency → guest reads.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::frequency::{held_frequency, stay_off, undisturbed};
 use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
 };
-use crate::load;
-use crate::trace::{FrequencyEvent, Trace, now_us};
+use crate::trace::{FrequencyEvent, Trace};
 use crate::vm::{Setup, Vm, events};
 
 /// What was seen for one request of a busy vCPU.
@@ -78,53 +77,6 @@ pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Sleeps, so that the measurement isn't a task on a pCPU that is measured;
-/// from when to when, in µs of CLOCK_MONOTONIC.
-fn undisturbed() -> (u64, u64) {
-    let from = now_us();
-    std::thread::sleep(Duration::from_millis(20));
-    (from, now_us())
-}
-
-/// A policy's frequency over a span of time.
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    /// The one that it had for most of the time.
-    most: u32,
-    /// The lowest.
-    lowest: u32,
-}
-
-/// From the trace: `at_start` is the frequency before the trace began.
-fn held_frequency(
-    policy: &Policy,
-    seen: &[FrequencyEvent],
-    at_start: u32,
-    span: (u64, u64),
-) -> Held {
-    let (from, to) = span;
-    let mut time_at = BTreeMap::new();
-    let (mut khz, mut since) = (at_start, from);
-    for event in seen
-        .iter()
-        .filter(|event| event.cpu == policy.cpu() && event.time_us < to)
-    {
-        let until = event.time_us.max(from);
-        *time_at.entry(khz).or_insert(0) += until - since;
-        (khz, since) = (event.khz, until);
-    }
-    *time_at.entry(khz).or_insert(0) += to - since;
-    time_at.retain(|_, time| *time > 0);
-    let most = time_at
-        .iter()
-        .max_by_key(|&(_, time)| time)
-        .map_or(khz, |(&khz, _)| khz);
-    Held {
-        most,
-        lowest: time_at.keys().next().copied().unwrap_or(khz),
-    }
-}
-
 /// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for.
 pub fn exact(plan: &Plan) -> Result<Value> {
     let right = |row: &Row| {
@@ -167,14 +119,6 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
         "held": wrong.is_empty() && !rows.is_empty(),
         "opps_checked": rows.len(), "opps_wrong": wrong.len(), "wrong": wrong,
     }))
-}
-
-/// Binds this thread to a CPU of another policy, if there is one: while it
-/// looks, it is a task that the host's governor sees.
-fn stay_off(policy: &Policy) -> Result<()> {
-    let all = Policy::all()?;
-    let other = all.iter().find(|other| other.cpu() != policy.cpu());
-    other.map_or(Ok(()), |other| load::pin(other.cpu()))
 }
 
 /// A vCPU that was idle becomes busy: until 1.25 × the utilization that the

@@ -7,6 +7,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::frequency::host_runs_at;
 use super::{Plan, Policy, cur_perf, let_ticks_pass, registers};
 use crate::vm::{Setup, Vm};
 
@@ -33,8 +34,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     for policy in [little, big, little, big] {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
+        let khz = host_runs_at(policy)?;
         let read = cur_perf(&mut vm, base, 0)?;
-        let (on, khz) = (vm.pcpu(0)?, policy.khz()?);
+        let on = vm.pcpu(0)?;
         let expected = scaled(big, policy, khz);
         held &= on == policy.cpu() && read == expected;
         rows.push(json!({
