@@ -67,7 +67,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         driver: Mainline,
-        ..boot("2+2", &["governor", "opps-exact", "domain", "driver"])
+        ..boot("2+2", &["governor", "opps-exact", "domain"])
     },
     boot("1", &["boot", "opps-exact", "governor"]),
     boot("2+2", &["repeat"]),

@@ -43,6 +43,11 @@ fn carry_out() -> Result<()> {
     ] {
         insmod(module, "")?;
     }
+    // On an RT kernel interrupts are threads of a real-time class, which run
+    // at the maximum by default: a pCPU would never be seen at its request.
+    if Path::new("/sys/kernel/realtime").exists() {
+        sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
+    }
     // Work that the boot left behind would be measured otherwise.
     std::thread::sleep(Duration::from_secs(2));
     let settings = Plan {

@@ -216,15 +216,12 @@ impl Vm {
 
     /// The thread of a vCPU.
     pub fn vcpu_tid(&self, vcpu: usize) -> Result<i32> {
-        let tasks = format!("/proc/{}/task", self.pid());
-        for entry in fs::read_dir(&tasks).with_context(|| tasks.clone())? {
-            let entry = entry?;
-            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            if name.trim() == format!("vcpu{vcpu}") {
-                return Ok(entry.file_name().to_string_lossy().parse()?);
-            }
-        }
-        bail!("no thread vcpu{vcpu} in {tasks}")
+        let wanted = format!("vcpu{vcpu}");
+        let mut threads = threads(self.pid())?.into_iter();
+        let found = threads.find(|(_, name)| *name == wanted);
+        found
+            .map(|(tid, _)| tid)
+            .with_context(|| format!("the VMM has no thread {wanted}"))
     }
 
     /// The clamp in force for a vCPU's thread, as the kernel reports it.
@@ -287,6 +284,22 @@ impl Drop for Vm {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The threads of a process, with their names.
+pub fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
+    let tasks = format!("/proc/{pid}/task");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&tasks)
+        .with_context(|| tasks.clone())?
+        .flatten()
+    {
+        let tid = entry.file_name().to_string_lossy().parse()?;
+        // A thread that ends meanwhile has no name any more.
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        found.push((tid, name.trim().to_owned()));
+    }
+    Ok(found)
 }
 
 /// The events that the last guest's VMM wrote.

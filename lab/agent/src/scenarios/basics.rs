@@ -37,7 +37,7 @@ pub fn capacity(plan: &Plan) -> Result<Value> {
         let capacity = u32::try_from(vm.number(format!("read {path}"))?)?;
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
-        let (khz, read) = (host_runs_at(policy)?, cur_perf(&mut vm, base, vcpu)?);
+        let (khz, read) = (host_runs_at(policy, &vm)?, cur_perf(&mut vm, base, vcpu)?);
         vm.ask("stop busy")?;
         held &= capacity.abs_diff(policy.capacity) <= 1 && khz == read;
         rows.push(json!({
@@ -60,14 +60,14 @@ pub fn governor(plan: &Plan) -> Result<Value> {
         set_governor(&mut vm, vcpu, "schedutil")?;
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
-        let busy = host_runs_at(policy)?;
+        let busy = host_runs_at(policy, &vm)?;
         vm.ask("stop busy")?;
         let_load_decay();
         // Whatever the host runs next on an idle pCPU shows its frequency:
         // an idle CPU's stays where it was.
         vm.ask(format!("work {vcpu} 1000"))?;
         let_ticks_pass();
-        let idle = host_runs_at(policy)?;
+        let idle = host_runs_at(policy, &vm)?;
         held &= busy == policy.max() && idle == policy.min();
         rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "min_khz": policy.min() }));
     }

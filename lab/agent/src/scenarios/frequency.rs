@@ -5,15 +5,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 
 use super::Policy;
-use crate::load;
 use crate::trace::{FrequencyEvent, Trace, now_us};
+use crate::vm::{Vm, threads};
 
 /// The frequency that a policy runs at for most of 20 ms, in kHz.
-pub fn host_runs_at(policy: &Policy) -> Result<u32> {
-    stay_off(policy)?;
+pub fn host_runs_at(policy: &Policy, vm: &Vm) -> Result<u32> {
+    stay_off(policy, vm)?;
     let at_start = policy.khz()?;
     let trace = Trace::frequencies()?;
     // The look before was a task too: let its load go by.
@@ -22,12 +24,25 @@ pub fn host_runs_at(policy: &Policy) -> Result<u32> {
     Ok(held_frequency(policy, &trace.stop()?.frequencies, at_start, span).most)
 }
 
-/// Binds this thread to a CPU of another policy, if there is one: while it
-/// looks, it is a task that the host's governor sees.
-pub fn stay_off(policy: &Policy) -> Result<()> {
+/// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another
+/// policy, if there is one: what they do is a load that the host's governor
+/// answers.
+pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     let all = Policy::all()?;
-    let other = all.iter().find(|other| other.cpu() != policy.cpu());
-    other.map_or(Ok(()), |other| load::pin(other.cpu()))
+    let Some(other) = all.iter().find(|other| other.path != policy.path) else {
+        return Ok(());
+    };
+    let mut cpu = CpuSet::new();
+    cpu.set(usize::try_from(other.cpu())?)?;
+    for pid in [std::process::id(), vm.pid()] {
+        for (tid, name) in threads(pid)? {
+            if !name.starts_with("vcpu") {
+                sched_setaffinity(Pid::from_raw(tid), &cpu)
+                    .with_context(|| format!("moving thread {name}"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Sleeps, so that the measurement isn't a task on a pCPU that is measured;

@@ -82,7 +82,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// All policies, by their first CPU.
+    /// All policies with a CPU online, by their first CPU.
     pub fn all() -> Result<Vec<Self>> {
         let mut policies = Vec::new();
         for entry in std::fs::read_dir(sysfs::CPUFREQ)? {
@@ -90,9 +90,10 @@ impl Policy {
             let cpus = sysfs::numbers(format!("{path}/related_cpus"))?;
             let mut opps = sysfs::numbers(format!("{path}/scaling_available_frequencies"))?;
             opps.sort_unstable();
-            let first = cpus.first().copied().unwrap_or_default();
-            let capacity =
-                sysfs::number(format!("/sys/devices/system/cpu/cpu{first}/cpu_capacity"))?;
+            // An offline CPU has no such file.
+            let online = sysfs::numbers(format!("{path}/affected_cpus"))?;
+            let Some(cpu) = online.first() else { continue };
+            let capacity = sysfs::number(format!("/sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))?;
             policies.push(Self {
                 path,
                 cpus,

@@ -48,7 +48,7 @@ impl Row {
 /// Asks for every OPP of the vCPU's policy in turn, up and then down.
 pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
     let base = registers(vm)?;
-    stay_off(policy)?;
+    stay_off(policy, vm)?;
     set_governor(vm, vcpu, "userspace")?;
     let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
@@ -130,7 +130,7 @@ fn ramps(plan: &Plan) -> Result<Value> {
     let mut wrong = Vec::new();
     let mut compared = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
-        stay_off(policy)?;
+        stay_off(policy, &vm)?;
         set_governor(&mut vm, vcpu, "userspace")?;
         for &asked in &policy.opps {
             ask_for(&mut vm, vcpu, asked)?;

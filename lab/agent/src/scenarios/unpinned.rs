@@ -34,7 +34,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     for policy in [little, big, little, big] {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
-        let khz = host_runs_at(policy)?;
+        let khz = host_runs_at(policy, &vm)?;
         let read = cur_perf(&mut vm, base, 0)?;
         let on = vm.pcpu(0)?;
         let expected = scaled(big, policy, khz);
