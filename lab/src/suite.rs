@@ -61,9 +61,15 @@ const BOOTS: &[Boot] = &[
         &["domain", "unpinned", "driver", "restart", "host-fails"],
     ),
     Boot {
-        host: Rt,
         guest: Rt,
         ..boot("2+2", &["boot", "governor", "opps-exact", "driver"])
+    },
+    // Not exact: on an RT host interrupts are threads, each of which lifts the
+    // vCPU's uclamp.max for as long as it runs.
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot("2+2", &["boot", "capacity", "governor"])
     },
     Boot {
         driver: Mainline,

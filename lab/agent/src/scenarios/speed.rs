@@ -15,7 +15,7 @@ const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// About 50 ms at full speed.
 const TURNS: u64 = 5_000_000;
 /// Runs at each OPP; their median counts.
-const RUNS: usize = 3;
+const RUNS: usize = 5;
 /// What a result may be off by.
 const TOLERANCE: f64 = 0.03;
 
