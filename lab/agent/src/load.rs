@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
 /// Turns between two looks at the clock or the stop flag.
@@ -107,6 +108,15 @@ pub fn timed_work(turns: u64) -> u64 {
     let start = Instant::now();
     spin(turns);
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Nanoseconds of its own time that `turns` of the loop cost this thread:
+/// interrupts are in it, other tasks aren't.
+pub fn cpu_time_of_work(turns: u64) -> Result<u64> {
+    let own_time = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let start = own_time()?;
+    spin(turns);
+    Ok(u64::try_from((own_time()? - start).as_nanos())?)
 }
 
 /// Binds the calling thread to a CPU.

@@ -7,6 +7,26 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
 
+/// Makes the calling thread SCHED_FIFO, or SCHED_OTHER with priority 0.
+pub fn set_fifo_priority(priority: i32) -> Result<()> {
+    let policy = if priority > 0 {
+        libc::SCHED_FIFO
+    } else {
+        libc::SCHED_OTHER
+    };
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: `param` lives over the call, which only reads it.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+    ensure!(
+        result == 0,
+        "SCHED_FIFO {priority}: {}",
+        std::io::Error::last_os_error()
+    );
+    Ok(())
+}
+
 /// A page of device registers, through /dev/mem.
 #[derive(Debug)]
 pub struct Registers {

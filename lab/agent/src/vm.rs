@@ -35,6 +35,8 @@ pub struct Setup {
     pub options: Vec<String>,
     /// More words for the guest's command line.
     pub cmdline: String,
+    /// Without `--events`: writing the file is work on the host too.
+    pub silent: bool,
 }
 
 impl Setup {
@@ -43,7 +45,7 @@ impl Setup {
         Self {
             pins: pcpus.iter().map(u32::to_string).collect(),
             options: vec!["--host-topology".into()],
-            cmdline: String::new(),
+            ..Self::default()
         }
     }
 
@@ -321,7 +323,7 @@ pub fn command(setup: &Setup) -> Command {
             "--initrd",
             "/lab/guest-initramfs",
         ])
-        .args(["--mem", "256", "--events", EVENTS])
+        .args(["--mem", "256"])
         .arg("--cmdline")
         .arg(format!("{CMDLINE} {}", setup.cmdline))
         .arg("--cpus")
@@ -333,6 +335,9 @@ pub fn command(setup: &Setup) -> Command {
         .filter(|(_, pcpus)| !pcpus.is_empty())
     {
         command.arg("--pin").arg(format!("{vcpu}={pcpus}"));
+    }
+    if !setup.silent {
+        command.args(["--events", EVENTS]);
     }
     command.args(&setup.options);
     command
