@@ -13,7 +13,7 @@
 
 /* Offsets in a vCPU's page. R, W: the guest reads, writes. */
 #define VCPUFREQ_REG_CUR_PERF		0x00	/* R  kHz: what the vCPU gets now */
-#define VCPUFREQ_REG_SET_PERF		0x04	/* W  kHz: what its policy asks for */
+#define VCPUFREQ_REG_SET_PERF		0x04	/* W  kHz: what its policy asks for, 0: nothing */
 #define VCPUFREQ_REG_PERFTBL_LEN	0x08	/* R  entries: 1 to 64, 1: no table */
 #define VCPUFREQ_REG_PERFTBL_SEL	0x0c	/* W  index: the entry to read */
 #define VCPUFREQ_REG_PERFTBL_RD		0x10	/* R  kHz: that entry, 0: there is none */

@@ -7,8 +7,8 @@
  * policy, on every path: so the thread that leaves the guest is one of those
  * that the host has to adjust, and the host needs to reach no other.
  *
- * A request of 0 withdraws: it is below every level, so nothing of it is
- * left that would keep the host fast for a guest that doesn't ask.
+ * A request of 0 takes the last one back: nothing of it is left that would
+ * keep the host fast, or slow, for a guest that doesn't ask.
  */
 
 #include <linux/cpufreq.h>

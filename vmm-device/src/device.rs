@@ -122,7 +122,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                     domain: domain.id(),
                     khz: Khz(value),
                 });
-                let khz = Some(Khz(value));
+                let khz = Khz(value);
                 self.request(domain, Request { vcpu, khz });
             }
             WriteReg::PerftblSel => page.selected.store(value, Relaxed),
@@ -136,8 +136,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             page.selected.store(0, Relaxed);
         }
         for domain in &self.domains {
-            if let Some(Request { vcpu, khz: Some(_) }) = domain.newest() {
-                self.request(domain, Request { vcpu, khz: None });
+            if let Some(Request { vcpu, .. }) = domain.newest().filter(Request::asks) {
+                let khz = Khz(0);
+                self.request(domain, Request { vcpu, khz });
             }
         }
     }
@@ -233,12 +234,10 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     fn demand(&self, request: Request) -> Demand {
         let config = &self.config;
-        match (request.khz, config.vcpus.get(request.vcpu.index())) {
-            (Some(khz), Some(spec)) => {
-                policy::demand(spec, khz, config.mode, config.headroom).demand
-            }
-            _ => Demand::NONE,
-        }
+        let spec = config.vcpus.get(request.vcpu.index());
+        spec.map_or(Demand::NONE, |spec| {
+            policy::demand(spec, request.khz, config.mode, config.headroom).demand
+        })
     }
 
     fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {

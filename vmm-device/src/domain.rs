@@ -25,8 +25,15 @@ pub(crate) const ROUNDS: u32 = 4;
 pub(crate) struct Request {
     /// The member whose register was written.
     pub vcpu: VcpuId,
-    /// The value written; `None` takes the domain's request back.
-    pub khz: Option<Khz>,
+    /// The value written; 0 takes the domain's request back.
+    pub khz: Khz,
+}
+
+impl Request {
+    /// Whether it asks for something, and doesn't take back.
+    pub fn asks(&self) -> bool {
+        self.khz != Khz(0)
+    }
 }
 
 /// One performance domain.
@@ -119,8 +126,6 @@ struct Newest(AtomicU64);
 const SOME: u64 = 1 << 63;
 /// Nobody has taken it yet.
 const PENDING: u64 = 1 << 62;
-/// It has a value, and doesn't take back an earlier one.
-const VALUE: u64 = 1 << 61;
 
 impl Newest {
     fn put(&self, request: Request) -> Option<Request> {
@@ -144,15 +149,14 @@ impl Newest {
 }
 
 fn pack(request: Request) -> u64 {
-    let value = request.khz.map_or(0, |khz| VALUE | u64::from(khz.0));
-    SOME | value | u64::from(request.vcpu.0) << 32
+    SOME | u64::from(request.vcpu.0) << 32 | u64::from(request.khz.0)
 }
 
 fn unpack(word: u64) -> Request {
     let [k0, k1, k2, k3, v0, v1, ..] = word.to_le_bytes();
     Request {
         vcpu: VcpuId(u16::from_le_bytes([v0, v1])),
-        khz: (word & VALUE != 0).then(|| Khz(u32::from_le_bytes([k0, k1, k2, k3]))),
+        khz: Khz(u32::from_le_bytes([k0, k1, k2, k3])),
     }
 }
 
@@ -187,7 +191,7 @@ mod tests {
                 let (domain, writing, checking, left) = (&domain, &writing, &checking, &left);
                 scope.spawn(move || {
                     for round in 1..=100_000 {
-                        let khz = Some(Khz(round));
+                        let khz = Khz(round);
                         let vcpu = VcpuId(vcpu);
                         meet(writing, 2 * round - 1);
                         // One of the two comes a little later, each time at another moment.

@@ -43,7 +43,8 @@ pub struct Demand {
 pub struct Decision {
     /// The clamp.
     pub demand: Demand,
-    /// The performance that the clamp stands for: the request within 1..=maximum.
+    /// The performance that the clamp stands for: the request, up to the maximum; 0 when there
+    /// is none.
     pub granted: Khz,
     /// How `granted` follows from the request.
     pub why: Why,
@@ -54,8 +55,8 @@ pub struct Decision {
 pub enum Why {
     /// Granted as asked.
     AsAsked,
-    /// The request was 0; the least that exists is 1 kHz.
-    RaisedToLeast,
+    /// The request was 0, which takes back what was asked for before.
+    Withdrawn,
     /// The request was above the vCPU's maximum.
     LoweredToMax,
 }
@@ -94,14 +95,25 @@ impl Headroom {
 /// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one
 /// more would take the host to the OPP above. A value between two table entries is not rounded
 /// here, since the host does that, by its own OPPs.
+///
+/// 0 is no request: the clamp is that of a thread whose guest never asked, in both modes. A guest
+/// that takes its driver away or suspends leaves neither a floor nor, in [`ClampMode::Exact`], a
+/// ceiling behind.
 #[must_use]
 pub fn demand(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -> Decision {
+    if asked == Khz(0) {
+        return Decision {
+            demand: Demand::NONE,
+            granted: asked,
+            why: Why::Withdrawn,
+        };
+    }
     let max = spec.table.max();
-    let granted = asked.clamp(Khz(1), max);
-    let why = match asked {
-        Khz(0) => Why::RaisedToLeast,
-        khz if khz > max => Why::LoweredToMax,
-        _ => Why::AsAsked,
+    let granted = asked.min(max);
+    let why = if asked > max {
+        Why::LoweredToMax
+    } else {
+        Why::AsAsked
     };
     let (num, den) = headroom.factor();
     let scaled = u128::from(spec.capacity.get()) * u128::from(granted.0) * num;

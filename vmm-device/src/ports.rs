@@ -128,7 +128,7 @@ pub enum Event {
         vcpu: VcpuId,
         /// Its domain.
         domain: DomainId,
-        /// The value written, unchecked.
+        /// The value written, unchecked; 0 takes the domain's request back.
         khz: Khz,
     },
     /// A demand is in force on the host.

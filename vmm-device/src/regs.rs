@@ -22,7 +22,7 @@ pub const MAX_VCPUS: usize = 512;
 
 /// R, kHz: what the vCPU gets now.
 pub const REG_CUR_PERF: u64 = 0x00;
-/// W, kHz: what the guest asks for.
+/// W, kHz: what the guest asks for; 0 takes that back.
 pub const REG_SET_PERF: u64 = 0x04;
 /// R, count: entries of the performance table.
 pub const REG_PERFTBL_LEN: u64 = 0x08;

@@ -40,7 +40,7 @@ pub struct RequestState {
     pub domain: u32,
     /// The vCPU whose register was written.
     pub vcpu: u16,
-    /// The value written, kHz; any value.
+    /// The value written, kHz; any value, 0 is no request.
     pub khz: u32,
 }
 
@@ -130,11 +130,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             cur_perf_khz: page.cur_perf.load(Relaxed),
         });
         let requests = self.domains.iter().filter_map(|domain| {
-            let request = domain.newest()?;
+            let request = domain.newest().filter(Request::asks)?;
             Some(RequestState {
                 domain: domain.id().0,
                 vcpu: request.vcpu.0,
-                khz: request.khz?.0,
+                khz: request.khz.0,
             })
         });
         DeviceState {
@@ -158,7 +158,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         for saved in &state.requests {
             let request = Request {
                 vcpu: VcpuId(saved.vcpu),
-                khz: Some(Khz(saved.khz)),
+                khz: Khz(saved.khz),
             };
             let domain = self.domains.iter().find(|d| d.id().0 == saved.domain);
             if let Some(domain) = domain {

@@ -252,6 +252,51 @@ fn a_refused_request_is_tried_again_by_the_next_equal_one() {
 }
 
 #[test]
+fn a_request_of_0_gives_the_reset_state_in_both_modes() {
+    for mode in [ClampMode::Floor, ClampMode::Exact] {
+        let bench = bench(mode);
+        bench.write(0, REG_SET_PERF, 600_000);
+        // Another member's page: the request is the domain's.
+        bench.write(1, REG_SET_PERF, 0);
+        let last = bench.actuator.applied().last().copied();
+        assert_eq!(last, Some((DomainId(7), Demand::NONE)), "{mode:?}");
+        bench.write(1, REG_SET_PERF, 0);
+        let counters = bench.counters(1);
+        assert_eq!(
+            (counters.requests, counters.applied, counters.unchanged),
+            (2, 1, 1),
+            "counted as any other request, {mode:?}"
+        );
+        let (vcpu, domain, khz) = (VcpuId(1), DomainId(7), Khz(0));
+        let demand = Demand::NONE;
+        assert_eq!(
+            bench.events.all()[2..4],
+            [
+                Event::Request { vcpu, domain, khz },
+                Event::Applied {
+                    vcpu,
+                    domain,
+                    demand
+                }
+            ]
+        );
+        bench.write(0, REG_SET_PERF, 600_000);
+        assert_eq!(bench.floors(), [(7, 109), (7, 0), (7, 109)], "{mode:?}");
+    }
+}
+
+#[test]
+fn a_request_of_0_is_none_to_reset_and_save() {
+    let bench = bench(ClampMode::Exact);
+    bench.write(0, REG_SET_PERF, 600_000);
+    bench.write(0, REG_SET_PERF, 0);
+    assert_eq!(bench.region.device().save().requests, []);
+    let before = bench.events.all().len();
+    bench.region.device().reset();
+    assert_eq!(bench.events.all().len(), before, "nothing to take back");
+}
+
+#[test]
 fn after_a_refusal_going_back_is_a_change_too() {
     let bench = bench(ClampMode::Floor);
     bench.write(0, REG_SET_PERF, 600_000);
