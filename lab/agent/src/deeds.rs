@@ -105,7 +105,8 @@ pub fn insmod(module: &str, options: &str) -> Result<String> {
     Ok(String::new())
 }
 
-fn rmmod(module: &str) -> Result<String> {
+/// Removes a module.
+pub fn rmmod(module: &str) -> Result<String> {
     let name = std::ffi::CString::new(module)?;
     delete_module(&name, DeleteModuleFlags::O_NONBLOCK)
         .with_context(|| format!("removing {module}"))?;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{Plan, Policy, let_load_decay};
+use crate::deeds::{insmod, rmmod};
 use crate::{load, sys, sysfs};
 
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
@@ -26,11 +27,14 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
     }
+    // A CPU that leaves a deep idle state spends its exit latency in the one
+    // stream of instructions that all emulated CPUs share.
+    rmmod("lab_cpuidle")?;
     // Measured as a real-time task: what the host does by the way waits, or
     // is done elsewhere.
     sysfs::write("/proc/sys/kernel/sched_rt_runtime_us", -1)?;
     sys::set_fifo_priority(50)?;
-    sleep(Duration::from_secs(3));
+    sleep(Duration::from_secs(5));
     sysfs::write(SPEED_MODEL, 1)?;
     for policy in &policies {
         for &khz in &policy.opps {
@@ -39,6 +43,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }
     sysfs::write(SPEED_MODEL, 0)?;
     sys::set_fifo_priority(0)?;
+    insmod("lab_cpuidle", "")?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
     }
