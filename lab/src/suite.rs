@@ -75,6 +75,8 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         ..boot("2+2", &["governor", "opps-exact", "domain"])
     },
+    boot("4+3+1", &["speed"]),
+    boot("2+2", &["speed"]),
     boot("1", &["boot", "opps-exact", "governor"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),

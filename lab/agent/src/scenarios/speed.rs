@@ -34,7 +34,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     // is done elsewhere.
     sysfs::write("/proc/sys/kernel/sched_rt_runtime_us", -1)?;
     sys::set_fifo_priority(50)?;
-    sleep(Duration::from_secs(5));
+    wait_until_quiet()?;
     sysfs::write(SPEED_MODEL, 1)?;
     for policy in &policies {
         for &khz in &policy.opps {
@@ -54,6 +54,35 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         "held": wrong.is_empty(), "opps": rows.len(),
         "rows": rows.iter().map(|row| row.json(full)).collect::<Vec<_>>(),
     }))
+}
+
+/// Waits until no CPU has been seen busy for 3 s: the boot leaves work behind.
+fn wait_until_quiet() -> Result<()> {
+    let mut quiet = 0;
+    for _ in 0..60 {
+        let before = busy_ticks()?;
+        sleep(Duration::from_secs(1));
+        quiet = if busy_ticks()? == before {
+            quiet + 1
+        } else {
+            0
+        };
+        if quiet == 3 {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the host does not get quiet")
+}
+
+/// Ticks that found a CPU in user or kernel mode, over all CPUs.
+fn busy_ticks() -> Result<u64> {
+    let text = sysfs::text("/proc/stat")?;
+    let line = text.lines().next().context("/proc/stat is empty")?;
+    // cpu, user, nice, system, idle ... of proc_stat(5).
+    line.split_whitespace()
+        .skip(1)
+        .take(3)
+        .try_fold(0, |sum, word| Ok(sum + word.parse::<u64>()?))
 }
 
 /// One OPP.
