@@ -50,7 +50,7 @@ done
 class Guest:
     """Boots on entry; the emulator has ended when the block is left."""
 
-    def __init__(self, kernel, modules, folder, nodes, limit_s=120):
+    def __init__(self, kernel, modules, folder, nodes, limit_s=300):
         self.kernel, self.modules, self.nodes = kernel, modules, nodes
         self.path = f"{folder}/guest-{os.getpid()}"
         self.limit_s = limit_s

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use crate::c_checks;
 use crate::cache::Cache;
 use crate::kernel_source;
 use crate::parts::Parts;
@@ -22,6 +23,7 @@ pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
         tried.push(Tried::new(name, held, || text));
     }
     tried.extend(dependencies(&parts.cache, repo)?);
+    tried.extend(c_checks::all(parts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }

@@ -57,19 +57,12 @@ impl Kernel {
         source: &ModuleSource,
     ) -> Result<PathBuf> {
         let mut parts = vec![self.release.clone().into_bytes(), root.id().into_bytes()];
-        for folder in source.folders {
-            for file in files_below(&repo.join(folder))? {
-                parts.push(file.strip_prefix(repo)?.display().to_string().into_bytes());
-                parts.push(fs::read(&file)?);
-            }
-        }
+        parts.extend(source.content(repo)?);
         let name = format!("{}-{}", source.name, self.release);
         cache
             .entry(&name, &key(parts.iter().map(Vec::as_slice)), |to| {
                 let step = Step::start(format!("modules {} for {}", source.name, self.release));
-                for folder in source.folders {
-                    copy_tree(&repo.join(folder), &to.join(folder))?;
-                }
+                source.copy(repo, to)?;
                 let main = source
                     .folders
                     .first()
@@ -138,6 +131,48 @@ pub struct ModuleSource {
     pub folders: &'static [&'static str],
 }
 
+impl ModuleSource {
+    /// Path and content of each file, in turn: what a key is made of.
+    pub fn content(&self, repo: &Path) -> Result<Vec<Vec<u8>>> {
+        let mut content = Vec::new();
+        for path in self.files(repo)? {
+            content.push(path.display().to_string().into_bytes());
+            content.push(fs::read(repo.join(path))?);
+        }
+        Ok(content)
+    }
+
+    /// Copies the files to where they are below `to`.
+    pub fn copy(&self, repo: &Path, to: &Path) -> Result<()> {
+        for path in self.files(repo)? {
+            let target = to.join(&path);
+            if let Some(folder) = target.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            fs::copy(repo.join(&path), &target)
+                .with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The files, relative to the checkout, without what a build in there
+    /// left: Kbuild refuses a tree with products of another build.
+    fn files(&self, repo: &Path) -> Result<Vec<PathBuf>> {
+        const PRODUCTS: &[&str] = &[".o", ".ko", ".mod", ".mod.c", ".cmd", ".order", ".symvers"];
+        let mut files = Vec::new();
+        for folder in self.folders {
+            for file in files_below(&repo.join(folder))? {
+                let path = file.strip_prefix(repo)?;
+                let name = path.to_string_lossy();
+                if !PRODUCTS.iter().any(|end| name.ends_with(end)) {
+                    files.push(path.to_path_buf());
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
 /// All files below a folder, sorted, so that a key doesn't depend on the
 /// order of the directory.
 pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
@@ -157,15 +192,4 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
-}
-
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    for file in files_below(from)? {
-        let target = to.join(file.strip_prefix(from)?);
-        if let Some(folder) = target.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        fs::copy(&file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
-    }
-    Ok(())
 }

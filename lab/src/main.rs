@@ -6,6 +6,7 @@
 //! inside reports into results. It doesn't know what a scenario does; that
 //! is the agent's (`lab/agent`).
 
+mod c_checks;
 mod cache;
 mod checks;
 mod demo;
