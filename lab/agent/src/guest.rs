@@ -8,7 +8,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::deeds::Deeds;
-use crate::host::mount_kernel_files;
+use crate::host::{calm_kernel, mount_kernel_files};
 
 /// The guest's first process.
 pub fn main() {
@@ -20,6 +20,7 @@ pub fn main() {
 
 fn serve() -> anyhow::Result<()> {
     mount_kernel_files()?;
+    calm_kernel()?;
     let console = stdin();
     // No echo, no translation: what is read is what the host wrote.
     let mut raw = tcgetattr(&console)?;
