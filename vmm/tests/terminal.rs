@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the virtual machine promises of the terminal that it was started on:
 //! raw while the guest runs, and as it was before when the machine has ended,
-//! whichever way.
+//! whichever way. Signals and Ctrl-A x are seen whatever the guest does: when
+//! nobody reads what it prints, and when all it does is reset.
 //!
 //! The test runs itself again, on a pseudo-terminal, as a program with a
 //! guest; without a usable /dev/kvm it says that it is skipped.
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
+use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
@@ -33,24 +35,22 @@ const GUEST: &str = "VCPUFREQ_TEST_GUEST";
 const TEST: &str = "a_terminal_is_put_back_however_the_machine_ends";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Spins, or resets at once and then halts.
+/// Spins, prints for ever, or resets at once.
 struct Guest {
-    resets: bool,
+    code: &'static [u8],
 }
 
 impl Boot for Guest {
     fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
-        const SPIN: [u8; 2] = [0xeb, 0xfe];
-        const FAULT: [u8; 2] = [0x0f, 0x0b];
         let vm = kvm.create_vm()?;
         let mut memory = Memory::new();
         let (base, size, access) = (0, 0x1_0000, Access::ReadWrite);
         memory.add(&vm, Region { base, size, access })?;
-        let code = if self.resets { FAULT } else { SPIN };
-        memory.map().write_slice(&code, GuestAddress(0x1000))?;
+        memory.map().write_slice(self.code, GuestAddress(0x1000))?;
         let vcpu = vm.create_vcpu(0)?;
         let mut sregs = vcpu.get_sregs()?;
         (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        sregs.ds.base = UART_BASE;
         // Protected mode without an interrupt table: any fault is a triple one.
         sregs.cr0 |= 1;
         sregs.idt.limit = 0;
@@ -63,15 +63,25 @@ impl Boot for Guest {
     }
 }
 
-/// Panics on the main thread when the guest resets.
-struct PanicsAtReset;
+const SPIN: &[u8] = &[0xeb, 0xfe];
+const FAULT: &[u8] = &[0x0f, 0x0b];
+/// `mov byte ds:[0], '.'` and back to it.
+const PRINT: &[u8] = &[0xc6, 0x06, 0x00, 0x00, 0x2e, 0xeb, 0xf9];
 
-impl Hooks for PanicsAtReset {
+/// May panic on the main thread when the guest resets.
+struct AtReset {
+    panics: bool,
+}
+
+impl Hooks for AtReset {
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
 
     fn on_reset(&self) {
+        if !self.panics {
+            return;
+        }
         // Long enough for the test to see the raw terminal.
         std::thread::sleep(Duration::from_millis(300));
         panic!("as the test wants");
@@ -83,12 +93,17 @@ impl Hooks for PanicsAtReset {
 /// The program on the pseudo-terminal.
 fn run_guest(kind: &str) {
     let host = Host {
-        hooks: Arc::new(PanicsAtReset),
+        hooks: Arc::new(AtReset {
+            panics: kind == "resets once",
+        }),
         cpufreq: None,
     };
-    let mut guest = Guest {
-        resets: kind == "resets",
+    let code = match kind {
+        "spins" => SPIN,
+        "prints" => PRINT,
+        _ => FAULT,
     };
+    let mut guest = Guest { code };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     supervise(&mut guest, &Kvm::new().unwrap(), threads, &host).unwrap();
 }
@@ -146,8 +161,25 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(result, 0);
 }
 
+/// Waits until nothing has been added to a pipe for a while: it is full, and the
+/// guest that prints waits for a reader.
+fn wait_until_full(pipe: &impl AsRawFd) {
+    const A_WHILE: u32 = 30;
+    let (mut last, mut equal) = (0, 0);
+    wait_until("a full pipe", || {
+        let mut there = 0;
+        // SAFETY: the kernel writes one int at the pointer.
+        let result = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut there) };
+        assert_eq!(result, 0);
+        equal = if there == last { equal + 1 } else { 0 };
+        last = there;
+        there > 1000 && equal >= A_WHILE
+    });
+}
+
 /// Starts a program with a guest, does `end` to it once its terminal is raw,
-/// and checks that the terminal is as it was when it has ended.
+/// and checks that the terminal is as it was when it has ended. Nobody reads
+/// what a guest that prints has printed.
 fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     let (mut master, slave) = pseudo_terminal();
     let before = flags(&slave);
@@ -155,17 +187,28 @@ fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
         .args(["--exact", TEST, "--nocapture"])
         .env(GUEST, kind)
         .stdin(slave.try_clone().unwrap())
-        .stdout(Stdio::null())
+        .stdout(match kind {
+            "prints" => Stdio::piped(),
+            _ => Stdio::null(),
+        })
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     wait_until("raw mode", || flags(&slave)[3] & libc::ICANON == 0);
+    let mut output = child.stdout.take();
+    output.iter().for_each(wait_until_full);
     end(&child, &mut master);
+    wait_until("the end of the machine", || flags(&slave) == before);
+    // The test harness of the program prints something too.
+    let reader = output.take().map(|mut output| {
+        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()))
+    });
     let mut status = None;
     wait_until("the end", || {
         status = child.try_wait().unwrap();
         status.is_some()
     });
+    drop(reader);
     assert_eq!(flags(&slave), before, "the terminal of a guest that {kind}");
     status.unwrap()
 }
@@ -179,11 +222,13 @@ fn a_terminal_is_put_back_however_the_machine_ends() {
         println!("SKIP: no usable /dev/kvm: {error}");
         return;
     }
-    let status = ends("spins", |_, keyboard| {
-        keyboard.write_all(b"ab\x01x").unwrap()
-    });
-    assert!(status.success(), "Ctrl-A x: {status}");
-    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+    for kind in ["spins", "prints", "resets"] {
+        let status = ends(kind, |_, keyboard| keyboard.write_all(b"ab\x01x").unwrap());
+        assert!(status.success(), "Ctrl-A x while it {kind}: {status}");
+        let status = ends(kind, |child, _| signal(child, libc::SIGTERM));
+        assert!(status.success(), "SIGTERM while it {kind}: {status}");
+    }
+    for number in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
         let status = ends("spins", |child, _| signal(child, number));
         assert!(status.success(), "signal {number}: {status}");
     }
@@ -191,6 +236,6 @@ fn a_terminal_is_put_back_however_the_machine_ends() {
         let status = ends("spins", |child, _| signal(child, number));
         assert_eq!(status.signal(), Some(number));
     }
-    let status = ends("resets", |_, _| {});
+    let status = ends("resets once", |_, _| {});
     assert_eq!(status.code(), Some(101), "a panic: {status}");
 }

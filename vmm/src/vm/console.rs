@@ -2,14 +2,17 @@
 //! The guest's console: a 16550 on the bus, this process's terminal or pipes
 //! at the other end.
 //!
-//! Output goes out byte by byte, as the guest writes it. Input is held back
-//! until the guest's driver has turned the receive interrupt on and the FIFO
-//! has room, so that nothing which a script sends early is lost.
+//! Output goes out byte by byte, as the guest writes it; a vCPU waits for
+//! whoever reads it. Input is held back until the guest's driver has turned
+//! the receive interrupt on and the FIFO has room, so that nothing which a
+//! script sends early is lost. The thread that brings input never waits for a
+//! vCPU: it is also the one that hears of signals and of Ctrl-A x.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use vm_superio::Trigger;
 use vm_superio::serial::{Serial, SerialEvents};
@@ -24,6 +27,8 @@ const IER_RECEIVED: u8 = 1;
 /// Line control register, and its bit that puts the divisor in IER's place.
 const LCR: u8 = 3;
 const LCR_DIVISOR: u8 = 0x80;
+/// Modem control register, which can turn the port back on itself.
+const MCR: u8 = 4;
 
 /// Raises the console's interrupt.
 struct Interrupt(EventFd);
@@ -53,10 +58,33 @@ impl SerialEvents for Room {
 /// Where the guest's output goes.
 pub type Output = Box<dyn Write + Send>;
 
+/// The program's standard output, unbuffered. A write that a signal interrupts
+/// fails instead of being repeated: a vCPU that waits for a reader, perhaps for
+/// ever, can be stopped.
+pub struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        sys::write(io::stdout().as_fd(), bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => io::Error::other(error),
+            _ => error,
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Port = Serial<Interrupt, Room, Output>;
+
 /// The console on the bus.
 pub struct Console {
-    serial: Mutex<Serial<Interrupt, Room, Output>>,
+    serial: Mutex<Port>,
     room: Arc<EventFd>,
+    /// Input found the port in use, and comes again when [`Self::room`] is
+    /// readable.
+    turned_away: AtomicBool,
 }
 
 impl Console {
@@ -68,17 +96,8 @@ impl Console {
         Ok(Self {
             serial: Mutex::new(serial),
             room,
+            turned_away: AtomicBool::new(false),
         })
-    }
-
-    /// How many bytes of input the guest can take now.
-    pub fn room(&self) -> usize {
-        let mut serial = self.lock();
-        let divisor = serial.read(LCR) & LCR_DIVISOR != 0;
-        if divisor || serial.read(IER) & IER_RECEIVED == 0 {
-            return 0;
-        }
-        serial.fifo_capacity()
     }
 
     /// Readable when there may be room again.
@@ -86,35 +105,76 @@ impl Console {
         &self.room
     }
 
-    /// Gives the guest `input`, of which at most [`Self::room`] bytes fit.
-    pub fn feed(&self, input: &[u8]) {
-        // The guest may have closed the port since it was asked for room; a
-        // real line loses such bytes too.
-        let _ = self.lock().enqueue_raw_bytes(input);
+    /// Moves to the guest what it takes of `input` now. Doesn't wait for a vCPU
+    /// that is at the port.
+    pub fn feed(&self, input: &mut VecDeque<u8>) {
+        if input.is_empty() {
+            return;
+        }
+        self.turned_away.store(true, SeqCst);
+        // Pairs with the fence in `leave`: either the port is free here, or
+        // the vCPU that leaves it sees `turned_away`.
+        fence(SeqCst);
+        let mut port = match self.serial.try_lock() {
+            Ok(port) => port,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.turned_away.store(false, SeqCst);
+        let before = room(&mut port);
+        let bytes: Vec<_> = input.iter().copied().take(before).collect();
+        // What the port refuses stays in the queue.
+        let _ = port.enqueue_raw_bytes(&bytes);
+        input.drain(..before.saturating_sub(room(&mut port)));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Serial<Interrupt, Room, Output>> {
+    fn enter(&self) -> MutexGuard<'_, Port> {
         // The registers are valid after a panic too.
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn leave(&self, port: MutexGuard<'_, Port>) {
+        drop(port);
+        fence(SeqCst);
+        if self.turned_away.swap(false, SeqCst) {
+            self.offer_room();
+        }
+    }
+
+    fn offer_room(&self) {
+        // Fails when the counter is full only, and then it is readable anyway.
+        let _ = self.room.write(1);
+    }
+}
+
+/// How many bytes of input the guest can take now.
+fn room(port: &mut Port) -> usize {
+    let divisor = port.read(LCR) & LCR_DIVISOR != 0;
+    if divisor || port.read(IER) & IER_RECEIVED == 0 {
+        return 0;
+    }
+    port.fifo_capacity()
 }
 
 impl MmioDevice for Console {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let (Ok(offset), [byte]) = (u8::try_from(offset), data) {
-            *byte = self.lock().read(offset);
+            let mut port = self.enter();
+            *byte = port.read(offset);
+            self.leave(port);
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
         if let (Ok(offset), [byte]) = (u8::try_from(offset), data) {
+            let mut port = self.enter();
             // Output that can't be written (a closed pipe) is lost, as on a
             // real line.
-            let _ = self.lock().write(offset, *byte);
-            if offset == IER && byte & IER_RECEIVED != 0 {
-                // As above, for an eventfd.
-                let _ = self.room.write(1);
+            let _ = port.write(offset, *byte);
+            self.leave(port);
+            if matches!(offset, IER | MCR) {
+                self.offer_room();
             }
         }
     }
@@ -213,11 +273,7 @@ impl Input {
 
     /// Moves to the guest what `console` has room for.
     pub fn feed(&mut self, console: &Console) {
-        let len = console.room().min(self.queue.len());
-        if len > 0 {
-            let bytes: Vec<_> = self.queue.drain(..len).collect();
-            console.feed(&bytes);
-        }
+        console.feed(&mut self.queue);
     }
 
     fn enqueue(&mut self, bytes: &[u8]) {
@@ -253,8 +309,10 @@ impl Drop for RawTerminal {
 
 #[cfg(test)]
 mod tests {
-    //! Input waits until the guest takes it; Ctrl-A x is found however it is
-    //! typed; other access widths than a byte do nothing.
+    //! Input waits until the guest takes it, and in no other way; Ctrl-A x is
+    //! found however it is typed; other access widths than a byte do nothing.
+
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -318,9 +376,66 @@ mod tests {
         let (console, ..) = console();
         console.write(u64::from(IER), &[IER_RECEIVED]);
         console.write(u64::from(LCR), &[LCR_DIVISOR]);
-        assert_eq!(console.room(), 0);
+        let mut input = input(b"hi");
+        input.feed(&console);
+        assert_eq!(input.queue.len(), 2);
         console.write(u64::from(LCR), &[3]);
-        assert_eq!(console.room(), 64);
+        input.feed(&console);
+        assert_eq!(input.queue.len(), 0);
+    }
+
+    #[test]
+    fn input_waits_while_the_port_is_turned_back_on_itself() {
+        const LOOP: u8 = 0x10;
+        let (console, ..) = console();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        console.write(u64::from(MCR), &[LOOP]);
+        assert!(console.room_event().read().is_ok());
+        let mut input = input(b"hi");
+        input.feed(&console);
+        assert_eq!(read(&console, LSR) & 1, 0);
+        console.write(u64::from(MCR), &[0]);
+        assert!(console.room_event().read().is_ok(), "to be asked again");
+        input.feed(&console);
+        assert_eq!([read(&console, 0), read(&console, 0)], *b"hi");
+    }
+
+    /// An output that takes nothing until it is told to.
+    struct Gate(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+    impl Write for Gate {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let Gate(waiting, open) = self;
+            let _ = waiting.send(());
+            let _ = open.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn input_does_not_wait_for_a_vcpu_that_waits_for_a_reader() {
+        let ((waits, waiting), (open, opened)) = (mpsc::channel(), mpsc::channel());
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let console = Console::new(interrupt, Box::new(Gate(waits, opened))).unwrap();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        assert!(console.room_event().read().is_ok());
+        let mut input = input(b"hi");
+        std::thread::scope(|scope| {
+            let vcpu = scope.spawn(|| console.write(0, b"o"));
+            waiting.recv().unwrap();
+            input.feed(&console);
+            assert_eq!(input.queue.len(), 2, "returned, and lost nothing");
+            assert!(console.room_event().read().is_err());
+            open.send(()).unwrap();
+            vcpu.join().unwrap();
+        });
+        assert!(console.room_event().read().is_ok(), "to be asked again");
+        input.feed(&console);
+        assert_eq!([read(&console, 0), read(&console, 0)], *b"hi");
     }
 
     #[test]

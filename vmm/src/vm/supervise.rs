@@ -2,7 +2,6 @@
 //! The life of a virtual machine, seen from its main thread: start, wait for
 //! something to happen, stop, and perhaps start again.
 
-use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use kvm_ioctls::Kvm;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
-use super::console::{Console, Input};
+use super::console::{Console, Input, Stdout};
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
@@ -44,8 +43,8 @@ pub fn supervise(
         let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .context("can't make an eventfd")?;
         let machine = guest.boot(kvm, &interrupt)?;
-        let output = Box::new(io::stdout());
-        let console = Arc::new(Console::new(interrupt, output).context("can't make the console")?);
+        let console =
+            Arc::new(Console::new(interrupt, Box::new(Stdout)).context("can't make the console")?);
         let mut bus = Bus::new();
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
         attach_cpufreq(&mut bus, host)?;
@@ -54,15 +53,16 @@ pub fn supervise(
             fd,
             bus: bus.clone(),
         });
-        threads.start(starts.collect())?;
+        let running = Running(&mut threads);
+        running.0.start(starts.collect())?;
         let mut watch = Watch {
-            threads: &mut threads,
+            threads: running.0,
             console: &console,
             input: &mut input,
             signals: (&signals, &signalled),
         };
         let ended = watch.until_end();
-        threads.stop();
+        drop(running);
         unclaimed += bus.unclaimed();
         match ended? {
             Ended::Reset => resets += 1,
@@ -75,6 +75,16 @@ pub fn supervise(
             }
         }
         host.hooks.on_reset();
+    }
+}
+
+/// Stops the vCPUs when dropped. Declared after the machine that they run, so
+/// that on every path its memory is there until none of them runs.
+struct Running<'a>(&'a mut VcpuThreads);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -98,18 +108,20 @@ impl Watch<'_> {
                 self.input.source(),
             ]);
             let [ended, ending, room, typed] = ready.context("can't wait for the guest")?;
-            if ended && let Some(end) = self.first_end() {
-                return Ok(end);
-            }
+            // The user before the guest: one that does nothing but reset must
+            // not keep signals and keys from being seen.
             if ending && let Some(signal) = signals.last() {
                 return Ok(Ended::ForGood(ExitReason::Signal(signal)));
+            }
+            if typed && self.input.read() {
+                return Ok(Ended::ForGood(ExitReason::Quit));
+            }
+            if ended && let Some(end) = self.first_end() {
+                return Ok(end);
             }
             if room {
                 // Nothing to read means that it was read before: no error.
                 let _ = self.console.room_event().read();
-            }
-            if typed && self.input.read() {
-                return Ok(Ended::ForGood(ExitReason::Quit));
             }
         }
     }

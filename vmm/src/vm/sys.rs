@@ -107,6 +107,13 @@ pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
+/// Writes `bytes` or their beginning.
+pub fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the kernel reads at most `len` bytes at the pointer.
+    let result = unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
 fn check(result: c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
