@@ -459,6 +459,47 @@ fn what_a_dead_process_of_the_same_number_left_is_in_nobodys_way() {
 }
 
 #[test]
+fn a_living_process_of_the_same_number_elsewhere_is_left_alone() {
+    let host = Host::new();
+    let place = host.place();
+    host.group(&own_group());
+    host.set(
+        &format!("{}/cgroup.events", own_group()),
+        "populated 1\nfrozen 0\n",
+    );
+    host.set(&format!("{}/cgroup.procs", own_group()), "4711\n");
+    assert!(matches!(host.error(), CgroupError::Taken { .. }));
+    let made = CgroupActuator::create(&host.tree, &place, &[DomainId(0)]);
+    assert!(matches!(made.unwrap_err(), CgroupError::Taken { .. }));
+    assert_eq!(host.get(&format!("{}/cgroup.procs", own_group())), "4711");
+}
+
+/// What a group that is being removed answers.
+const ENODEV: i32 = 19;
+
+/// Somebody else removes the group as soon as its first child is taken away.
+struct Overtaken<'a>(&'a Host);
+
+impl CgroupTree for Overtaken<'_> {
+    fn make(&self, dir: &Path) -> std::io::Result<()> {
+        self.0.tree.make(dir)
+    }
+
+    fn remove(&self, _dir: &Path) -> std::io::Result<()> {
+        fs::remove_dir_all(self.0.cg(&own_group()))?;
+        Err(std::io::Error::from_raw_os_error(ENODEV))
+    }
+}
+
+#[test]
+fn two_that_clean_up_at_once_are_in_nobodys_way() {
+    let host = Host::new();
+    let record = host.actuator().record().clone();
+    remove(&Overtaken(&host), &record).unwrap();
+    assert!(no_groups_left(&host));
+}
+
+#[test]
 fn leftovers_are_groups_of_dead_processes_and_nobody_elses() {
     let host = Host::new();
     host.write("proc/30/comm", "alive");

@@ -144,6 +144,16 @@ pub enum CgroupError {
         /// The group.
         path: PathBuf,
     },
+    /// The group that this process would make is there, and somebody is in it.
+    #[error(
+        "{} is the group of a running process that has this one's number in another PID namespace; \
+         start again",
+        path.display()
+    )]
+    Taken {
+        /// The group.
+        path: PathBuf,
+    },
     /// Any other refusal.
     #[error("{}: {error}", path.display())]
     File {
@@ -180,6 +190,18 @@ impl GroupRecord {
     }
 }
 
+/// Whether nobody is in `group`, so that what a dead process left there may be taken away.
+pub(super) fn check_unused(group: &Path) -> Result<(), CgroupError> {
+    match read(&group.join("cgroup.events")) {
+        Ok(events) if events.lines().any(|line| line == "populated 1") => {
+            let path = group.to_path_buf();
+            Err(CgroupError::Taken { path })
+        }
+        // No group, or an empty one.
+        _ => Ok(()),
+    }
+}
+
 /// Makes the groups of `record` with one for each of `domains`, and moves process `pid` into them.
 /// What a dead process of the same number left is taken away first.
 pub(super) fn create(
@@ -208,16 +230,24 @@ pub(super) fn create(
 }
 
 /// Removes the groups of `record`, and moves whatever is in them to its origin, or to the group's
-/// parent when that is gone. Does nothing when there is no such group.
+/// parent when that is gone. Does nothing when there is no such group, or when somebody else
+/// removes it at the same time.
 ///
 /// # Errors
 /// [`CgroupError::Busy`] while ending processes are still in it: call again, they take some
 /// milliseconds. Otherwise what the kernel said.
 pub fn remove(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupError> {
-    let group = &record.group;
-    if !group.exists() {
+    if !record.group.exists() {
         return Ok(());
     }
+    match take_apart(tree, record) {
+        Err(_) if !record.group.exists() => Ok(()),
+        done => done,
+    }
+}
+
+fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupError> {
+    let group = &record.group;
     for pid in read(&group.join("cgroup.procs"))?.split_whitespace() {
         let home = write(&record.origin.join("cgroup.procs"), pid);
         let moved = home.or_else(|_| write(&parent_of(record).join("cgroup.procs"), pid));

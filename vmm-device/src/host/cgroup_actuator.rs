@@ -62,6 +62,8 @@ impl CgroupActuator {
     ) -> Result<Self, CgroupError> {
         let pid = std::process::id();
         let record = place.record(pid);
+        // Before anything that would be undone on failure.
+        cgroup::check_unused(&record.group)?;
         let mut ids = domains.to_vec();
         ids.sort_unstable();
         ids.dedup();

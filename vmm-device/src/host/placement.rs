@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use super::HostRoot;
-use super::cgroup::{CgroupError, GROUP_PREFIX, GroupRecord, has_cpu, read};
+use super::cgroup::{CgroupError, GROUP_PREFIX, GroupRecord, check_unused, has_cpu, read};
 
 /// A usable place for VMs' groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ fn usable(dir: &Path, mount: &Path) -> Result<bool, CgroupError> {
         let opened = OpenOptions::new().write(true).open(&path);
         opened.map_err(|error| CgroupError::File { path, error })?;
     }
+    // A process of the same number in another PID namespace may see the same tree.
+    check_unused(&dir.join(format!("{GROUP_PREFIX}{}", std::process::id())))?;
     let enables_cpu = !has_cpu(&read(&dir.join("cgroup.subtree_control"))?);
     // The kernel refuses to switch a controller on in a group with processes, but for the root.
     if enables_cpu && dir != mount && !read(&dir.join("cgroup.procs"))?.is_empty() {
