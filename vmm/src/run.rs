@@ -34,6 +34,7 @@ use crate::{
     footprint::Footprint,
     guest_topology, resolve,
     run_report::{Observer, Summary},
+    sys,
     vm::{self, Hooks, VmError, layout},
 };
 
@@ -52,6 +53,11 @@ pub fn warn(text: &str) {
 /// # Errors
 /// Whatever keeps the guest from starting, in one line.
 pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
+    if let Err(error) = sys::raise_open_files() {
+        warn(&format!(
+            "can't raise the limit of open files ({error}); guests of many vCPUs may not start"
+        ));
+    }
     let host = HostTree::default();
     let cpus = HostCpus::read(&host);
     let config = resolve::run_config(&args.options()?, &cpus)?;

@@ -87,6 +87,16 @@ fn a_missing_kernel() {
 }
 
 #[test]
+fn a_kernel_that_is_a_pipe() {
+    let scene = Scene::new();
+    let pipe = scene.path("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let output = scene.program(&["run", "--kernel", pipe.to_str().unwrap(), TABLE]);
+    assert_refused(&output, &["not a regular file", "check the path"]);
+}
+
+#[test]
 fn a_truncated_kernel() {
     let scene = Scene::new();
     scene.write("Image", &[0; 40]);

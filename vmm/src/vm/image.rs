@@ -118,12 +118,13 @@ pub struct BootFile {
 impl BootFile {
     fn open(what: &'static str, path: &Path) -> Result<Self, ImageError> {
         let opened = || -> io::Result<(File, u64)> {
-            let file = File::open(path)?;
-            let metadata = file.metadata()?;
-            if !metadata.is_file() {
+            // Before it is opened: opening a pipe waits for its other end.
+            if !std::fs::metadata(path)?.is_file() {
                 return Err(io::Error::other("not a regular file"));
             }
-            Ok((file, metadata.len()))
+            let file = File::open(path)?;
+            let len = file.metadata()?.len();
+            Ok((file, len))
         };
         let (file, len) = opened().map_err(|source| unreadable(what, path, source))?;
         let path = path.to_owned();
