@@ -5,15 +5,24 @@
 //! a temporary name while an exclusive lock is held, and renamed into place:
 //! a reader sees a whole entry or none, two runs at once build it once, and
 //! an interrupted run leaves only a temporary directory that the next one
-//! removes.
+//! removes. What wasn't used for 30 days is removed when something of the
+//! same name is made.
 
 use std::ffi::CString;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
+
+use crate::namespace::{self, Users};
+
+const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A failed run's logs.
+const KEEP_RUNS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Digest over the parts an entry is made of, as 16 hexadecimal digits.
 ///
@@ -72,14 +81,14 @@ impl Cache {
     ) -> Result<PathBuf> {
         let path = self.dir.join(format!("{name}-{key}"));
         if path.exists() {
-            return Ok(path);
+            return Ok(used(path));
         }
         let _lock = self.lock(name)?;
         if path.exists() {
-            return Ok(path);
+            return Ok(used(path));
         }
+        self.prune(name)?;
         let fresh = self.dir.join(format!("{name}-{key}.partial"));
-        remove_tree(&fresh)?;
         fs::create_dir(&fresh).with_context(|| format!("cannot create {}", fresh.display()))?;
         if let Err(error) = build(&fresh) {
             // What failed is removed at once; a failure to remove it is the
@@ -90,6 +99,35 @@ impl Cache {
         fs::rename(&fresh, &path)
             .with_context(|| format!("cannot put {} in its place", path.display()))?;
         Ok(path)
+    }
+
+    /// A folder `name` for `key` that other programs fill and keep in order;
+    /// made when it isn't there.
+    pub fn folder(&self, name: &str, key: &str) -> Result<PathBuf> {
+        let path = self.dir.join(format!("{name}-{key}"));
+        if !path.exists() {
+            self.prune(name)?;
+            fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
+        }
+        Ok(used(path))
+    }
+
+    /// Removes the folders of runs that were broken off, or failed, long
+    /// ago.
+    pub fn prune_runs(&self) -> Result<()> {
+        let is_run = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+        remove_unused(&self.dir.join("runs"), KEEP_RUNS, is_run)
+    }
+
+    /// Removes what an interrupted run has left of `name`, and what wasn't
+    /// used for long. The caller holds the lock.
+    fn prune(&self, name: &str) -> Result<()> {
+        remove_unused(&self.dir, Duration::ZERO, |file| {
+            file.strip_suffix(".partial")
+                .is_some_and(|file| is_entry(file, name))
+        })?;
+        remove_unused(&self.dir, KEEP, |file| is_entry(file, name))
     }
 
     /// Takes the lock `name`, for as long as the result lives. The kernel
@@ -120,12 +158,76 @@ impl Cache {
     }
 }
 
+/// Whether a file name is `name` and a key: the folder may be the user's, and
+/// hold other things.
+fn is_entry(file: &str, name: &str) -> bool {
+    file.strip_prefix(name)
+        .and_then(|rest| rest.strip_prefix('-'))
+        .is_some_and(|key| {
+            key.len() == 16
+                && key
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        })
+}
+
+/// Notes that an entry is in use, as its modification time.
+fn used(path: PathBuf) -> PathBuf {
+    // When it can't be noted, the entry is made anew some day.
+    let _ = File::open(&path).and_then(|dir| dir.set_modified(SystemTime::now()));
+    path
+}
+
+/// Removes the folders in `dir` whose names are `wanted` and that weren't
+/// used for `time`.
+fn remove_unused(dir: &Path, time: Duration, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let entry = entry?;
+        let named = entry.file_name().to_str().is_some_and(&wanted);
+        if named && is_unused(&entry, time) {
+            remove_tree(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn is_unused(entry: &fs::DirEntry, time: Duration) -> bool {
+    // A time in the future, or one that can't be read, counts as now.
+    let age = entry
+        .metadata()
+        .and_then(|found| found.modified())
+        .ok()
+        .and_then(|then| then.elapsed().ok())
+        .unwrap_or_default();
+    age >= time
+}
+
 /// Removes a tree; one that isn't there is fine.
 pub fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        // A Debian tree has folders of users who are in this user's range.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && !namespace::is_root() => {
+            remove_as_all_users(path)
+        }
+        Err(error) => Err(error),
+    }
+    .with_context(|| format!("cannot remove {}", path.display()))
+}
+
+fn remove_as_all_users(path: &Path) -> std::io::Result<()> {
+    let status = namespace::command(Users::All)
+        .args(["rm", "-rf", "--one-file-system", "--"])
+        .arg(path)
+        .status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(ErrorKind::PermissionDenied.into())
     }
 }
 
@@ -192,13 +294,74 @@ mod tests {
     #[test]
     fn interrupted_build_is_started_afresh() {
         let dir = tempdir("interrupted");
-        fs::create_dir(dir.join("x-k.partial")).unwrap();
-        fs::write(dir.join("x-k.partial/stale"), "").unwrap();
-        let path = cache(&dir).entry("x", "k", |to| {
+        let key = "0123456789abcdef";
+        let left = dir.join(format!("x-{key}.partial"));
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("stale"), "").unwrap();
+        let path = cache(&dir).entry("x", key, |to| {
             assert_eq!(fs::read_dir(to)?.count(), 0);
             Ok(())
         });
         assert!(path.unwrap().exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn unused_is_removed_and_nothing_else() {
+        let dir = tempdir("unused");
+        let old = SystemTime::now() - KEEP - Duration::from_secs(60);
+        let key = "0123456789abcdef";
+        let gone = [format!("x-{key}"), format!("x-{key}.partial")];
+        let kept = ["x-notes".into(), format!("x-y-{key}"), format!("y-{key}")];
+        for name in gone.iter().chain(&kept) {
+            fs::create_dir(dir.join(name)).unwrap();
+            File::open(dir.join(name))
+                .unwrap()
+                .set_modified(old)
+                .unwrap();
+        }
+        fs::create_dir(dir.join("x-00000000000000aa")).unwrap();
+        let made = cache(&dir)
+            .entry("x", "00000000000000bb", |_| Ok(()))
+            .unwrap();
+        assert!(made.exists() && dir.join("x-00000000000000aa").exists());
+        assert!(kept.iter().all(|name| dir.join(name).exists()));
+        assert!(!gone.iter().any(|name| dir.join(name).exists()));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn used_entry_is_not_old() {
+        let dir = tempdir("used");
+        let path = dir.join("x-0123456789abcdef");
+        fs::create_dir(&path).unwrap();
+        let old = SystemTime::now() - KEEP - Duration::from_secs(60);
+        File::open(&path).unwrap().set_modified(old).unwrap();
+        let cache = cache(&dir);
+        cache
+            .entry("x", "0123456789abcdef", |_| panic!("built again"))
+            .unwrap();
+        cache.entry("x", "00000000000000bb", |_| Ok(())).unwrap();
+        assert!(path.exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn old_runs_are_removed() {
+        let dir = tempdir("runs");
+        for name in ["runs/1", "runs/2", "runs/mine"] {
+            fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        let old = SystemTime::now() - KEEP_RUNS;
+        for name in ["runs/1", "runs/mine"] {
+            File::open(dir.join(name))
+                .unwrap()
+                .set_modified(old)
+                .unwrap();
+        }
+        cache(&dir).prune_runs().unwrap();
+        assert!(!dir.join("runs/1").exists());
+        assert!(dir.join("runs/2").exists() && dir.join("runs/mine").exists());
         fs::remove_dir_all(dir).unwrap();
     }
 

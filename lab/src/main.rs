@@ -6,6 +6,8 @@
 //! inside reports into results. It doesn't know what a scenario does; that
 //! is the agent's (`lab/agent`).
 
+mod apt;
+mod bootstrap;
 mod c_checks;
 mod cache;
 mod checks;
@@ -14,6 +16,7 @@ mod emulator;
 mod initramfs;
 mod kernel;
 mod kernel_source;
+mod namespace;
 mod parts;
 mod progress;
 mod root;

@@ -5,13 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::cache::{Cache, key};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
-use crate::root::{Root, run_quietly};
+use crate::root::Root;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const HOST_MODULES: ModuleSource = ModuleSource {
@@ -45,6 +45,7 @@ impl Parts {
     /// Prepares everything that runs need.
     pub fn prepare(repo: &Path) -> Result<Self> {
         let cache = Cache::open()?;
+        cache.prune_runs()?;
         let root = Root::prepare(&cache, repo)?;
         let programs = cross_build(&cache, &root, repo)?;
         Ok(Self {
@@ -118,18 +119,11 @@ fn add_modules(archive: &mut Initramfs, dir: &Path) -> Result<()> {
 /// the cargo that runs this.
 fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     let step = Step::start("programs for arm64");
-    // Crates come through this machine's cargo: the root has no network.
-    run_quietly(
-        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["fetch", "--locked", "--quiet"])
-            .current_dir(repo),
-        "fetching crates (the first run needs the network)",
-    )?;
+    fetch_crates(repo)?;
     // Cargo tells what is fresh by time stamps, so each checkout has a
     // target folder of its own.
     let name = key([repo.as_os_str().as_encoded_bytes(), root.id().as_bytes()]);
-    let target = cache.dir().join(format!("target-{name}"));
-    std::fs::create_dir_all(&target)?;
+    let target = cache.folder("target", &name)?;
     let inside = root.inside(&target)?;
     let vars = [
         "CARGO_HOME=/opt/cargo-home".to_owned(),
@@ -159,4 +153,28 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     root.run("building the programs for arm64", "env", &args)?;
     step.done();
     Ok(target.join(TARGET).join("release"))
+}
+
+/// Crates come through this machine's cargo: the root has no network.
+fn fetch_crates(repo: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let fetch = |network: &[&str]| {
+        Command::new(&cargo)
+            .args(["fetch", "--locked", "--quiet"])
+            .args(network)
+            .current_dir(repo)
+            .output()
+            .context("cannot run cargo")
+    };
+    if fetch(&["--offline"])?.status.success() {
+        return Ok(());
+    }
+    let output = fetch(&[])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "cannot fetch the crates: the first run needs the network, later ones don't ({})",
+        said.lines().next().unwrap_or_default()
+    );
+    Ok(())
 }

@@ -4,17 +4,19 @@
 //!
 //! Made by mmdebstrap from the mirror that this machine's own apt uses.
 //! mmdebstrap is itself taken from there, and nothing is installed on the
-//! machine. Commands run in the root in a mount namespace of their own, with
-//! this checkout at `/src` and the cache at `/cache`.
+//! machine. It is made, and commands run in it, in namespaces of their own;
+//! commands see this checkout at `/src` and the cache at `/cache`.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::cache::{Cache, key};
+use crate::apt::{self, Apt};
+use crate::bootstrap;
+use crate::cache::{Cache, key, remove_tree};
+use crate::namespace::{self, Users};
 use crate::progress::Step;
 
 /// What the root holds, and why.
@@ -53,6 +55,20 @@ const NEEDED_MIB: u64 = 6_000;
 /// number is for all else (hooks, options).
 const RECIPE: &str = "4";
 
+const HOOKS: &[&str] = &[
+    "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
+    // Not as an option of mmdebstrap, which would need its tarfilter, and
+    // that Python, for the few packages before this.
+    "--essential-hook=printf 'path-exclude=/usr/share/%s/*\\n' doc man locale > $1/etc/dpkg/dpkg.cfg.d/lab",
+    // Nothing here boots by an initrd of Debian's.
+    "--essential-hook=mkdir -p $1/etc/initramfs-tools/conf.d $1/etc/kernel/postinst.d; ln -sf /bin/true $1/etc/kernel/postinst.d/initramfs-tools",
+    // The kernel's own driver, bindings and checkpatch, of the same version
+    // as the image: the archive's newest may be another. By this machine's
+    // apt, as all else: the root has neither resolver nor certificates.
+    "--customize-hook=v=$(ls $1/boot | sed -n 's/^vmlinuz-\\([0-9]*\\.[0-9]*\\)\\..*/\\1/p' | head -n 1); APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o Dir::Bin::dpkg=env -o DPkg::Options::=--unset=TMPDIR -o DPkg::Options::=dpkg -o DPkg::Chroot-Directory=$1 --yes install linux-source-$v",
+    "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
+];
+
 /// A toolchain root that is ready.
 #[derive(Debug, Clone)]
 pub struct Root {
@@ -87,8 +103,6 @@ impl Root {
     /// A command that runs in the root, ended by the kernel when this
     /// process ends.
     pub fn command(&self, program: &str) -> Command {
-        // Everything is exec'd in turn, so the child's process id is that of
-        // the program, and killing the child kills the program.
         const ENTER: &str = r#"
             set -e
             root=$1 src=$2 cache=$3 cargo=$4 home=$5
@@ -103,11 +117,7 @@ impl Root {
             exec chroot "$root" /usr/bin/env -i HOME=/root LC_ALL=C.UTF-8 \
                 PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
         "#;
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "unshare", "--mount"]);
-        if !is_root() {
-            command.arg("--map-root-user");
-        }
+        let mut command = namespace::command(Users::Root);
         command
             .args(["/bin/sh", "-c", ENTER, "sh"])
             .arg(&self.dir)
@@ -115,8 +125,7 @@ impl Root {
             .arg(&self.cache)
             .arg(cargo_toolchain().unwrap_or_default())
             .arg(cargo_home().unwrap_or_default())
-            .arg(program)
-            .stdin(Stdio::null());
+            .arg(program);
         command
     }
 
@@ -148,11 +157,6 @@ pub fn run_quietly(command: &mut Command, what: &str) -> Result<String> {
     Ok(out)
 }
 
-fn is_root() -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    unsafe { libc::geteuid() == 0 }
-}
-
 /// The folder of the Rust toolchain whose cargo runs this program.
 fn cargo_toolchain() -> Option<PathBuf> {
     let cargo = PathBuf::from(std::env::var_os("CARGO")?);
@@ -166,171 +170,35 @@ fn cargo_home() -> Option<PathBuf> {
 }
 
 fn make(cache: &Cache, to: &Path) -> Result<()> {
+    namespace::require(Users::All)?;
     cache.require_free(NEEDED_MIB)?;
-    let mirror = mirror()?;
-    let mmdebstrap = mmdebstrap(cache)?;
-    let step = Step::start("toolchain root (about 700 MB to fetch, 2 minutes)");
-    let mut command = Command::new(&mmdebstrap);
+    let fetched = to.join("apt");
+    fs::create_dir(&fetched)?;
+    let mut apt = Apt::open(&fetched)?;
+    let mmdebstrap = apt.mmdebstrap()?;
+    let step = Step::start("toolchain root");
+    step.tell("about 700 MB to fetch, 2 to 4 minutes");
+    let mut command = namespace::command(Users::All);
     command
-        .arg(if is_root() { "--mode=root" } else { "--mode=unshare" })
+        .arg(mmdebstrap)
+        // In the namespace this is root, whoever it is outside.
+        .args(["--mode=root", "--verbose"])
         .args(["--variant=apt", "--architectures=amd64,arm64"])
         .arg(format!("--include={}", PACKAGES.join(",")))
-        .args([
-            "--aptopt=APT::Install-Recommends \"false\"",
-            "--dpkgopt=path-exclude=/usr/share/doc/*",
-            "--dpkgopt=path-exclude=/usr/share/man/*",
-            "--dpkgopt=path-exclude=/usr/share/locale/*",
-            // Nothing here boots by an initrd of Debian's.
-            "--essential-hook=mkdir -p $1/etc/initramfs-tools/conf.d $1/etc/kernel/postinst.d; ln -sf /bin/true $1/etc/kernel/postinst.d/initramfs-tools",
-            "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
-            // The kernel's own driver, bindings and checkpatch, of the same
-            // version as the image: the archive's newest may be another.
-            "--customize-hook=v=$(ls $1/boot | sed -n 's/^vmlinuz-\\([0-9]*\\.[0-9]*\\)\\..*/\\1/p' | head -n 1); chroot $1 apt-get install --yes linux-source-$v",
-            "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
-        ])
+        .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .args(HOOKS)
         .arg(SUITE)
         .arg(to.join("tree"));
-    let signed = signed_by()?;
-    command
-        .arg(format!("deb [signed-by={signed}] {mirror} {SUITE} main"))
-        .arg(format!(
-            "deb [signed-by={signed}] {mirror} {SUITE}-backports main"
+    let keys = apt::keyring()?;
+    for suite in [SUITE.to_owned(), format!("{SUITE}-backports")] {
+        command.arg(format!(
+            "deb [signed-by={keys}] {} {suite} main",
+            apt.mirror()
         ));
-    let log = to.join("mmdebstrap.log");
-    run_logged(&mut command, &log, &step).with_context(|| explain(&log))?;
+    }
+    bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
+        .with_context(|| format!("cannot make the toolchain root from {}", apt.mirror()))?;
+    remove_tree(&fetched)?;
     step.done();
     Ok(())
-}
-
-/// Runs a long command; its lines go to `log`, those that tell a stage are
-/// shown.
-fn run_logged(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-    let lines = child
-        .stderr
-        .take()
-        .map(BufReader::new)
-        .context("no output")?;
-    let mut kept = String::new();
-    for line in lines.lines() {
-        let line = line?;
-        if let Some(stage) = line.strip_prefix("I: ") {
-            step.tell(stage);
-        }
-        kept.push_str(&line);
-        kept.push('\n');
-    }
-    fs::write(log, &kept)?;
-    let status = child.wait()?;
-    if !status.success() {
-        eprint!("{kept}");
-        bail!("mmdebstrap failed ({status})");
-    }
-    Ok(())
-}
-
-/// The likely cause of a failure, from what mmdebstrap printed.
-fn explain(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let cause = if text.contains("Unable to locate package") {
-        "the mirror lacks a package that the lab needs: is trixie-backports on it?"
-    } else if text.contains("Temporary failure resolving")
-        || text.contains("Could not connect")
-        || text.contains("Failed to fetch")
-    {
-        "the mirror can't be reached: the first run needs the network, later ones don't"
-    } else if text.contains("newuidmap") || text.contains("/etc/subuid") {
-        "no unprivileged namespaces: install uidmap and give this user a range in /etc/subuid and /etc/subgid, or run as root"
-    } else if text.contains("No space left") {
-        "the disk is full: free some, or set VCPUFREQ_CACHE to a folder on a larger disk"
-    } else {
-        "its messages are above"
-    };
-    format!("cannot make the toolchain root: {cause}")
-}
-
-/// The Debian mirror of this machine's own apt.
-fn mirror() -> Result<String> {
-    let output = Command::new("apt-get")
-        .args([
-            "indextargets",
-            "--format",
-            "$(REPO_URI) $(LABEL) $(CODENAME)",
-        ])
-        .args(["Created-By: Packages"])
-        .output()
-        .context("cannot run apt-get: the lab's set-up needs a Debian machine")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let main = |line: &&str| {
-        let mut words = line.split(' ').skip(1);
-        words.next() == Some("Debian") && words.next().is_some_and(|name| !name.contains('-'))
-    };
-    text.lines()
-        .find(main)
-        .and_then(|line| line.split(' ').next())
-        .map(str::to_owned)
-        .context("apt knows no Debian mirror: run 'apt-get update', or add one to its sources")
-}
-
-fn signed_by() -> Result<&'static str> {
-    const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    ensure!(
-        Path::new(KEYRING).exists(),
-        "no {KEYRING}: install debian-archive-keyring"
-    );
-    Ok(KEYRING)
-}
-
-/// mmdebstrap: this machine's, or the package unpacked into the cache.
-fn mmdebstrap(cache: &Cache) -> Result<PathBuf> {
-    let installed = PathBuf::from("/usr/bin/mmdebstrap");
-    if installed.exists() {
-        return Ok(installed);
-    }
-    let dir = cache.entry("mmdebstrap", "1", |to| {
-        let step = Step::start("mmdebstrap");
-        let fetch = |options: &[&str]| {
-            Command::new("apt-get")
-                .args(options)
-                .args(["download", "mmdebstrap"])
-                .current_dir(to)
-                .output()
-        };
-        if !fetch(&[])?.status.success() {
-            // A machine whose package lists were never fetched: fetch them
-            // into the cache, and leave the machine's own as they are.
-            let state = to.join("lists");
-            fs::create_dir_all(state.join("partial"))?;
-            let option = format!("-oDir::State::lists={}", state.display());
-            run_quietly(
-                Command::new("apt-get").args([&option, "update"]),
-                "fetching the mirror's package lists (is the network up?)",
-            )?;
-            let output = fetch(&[&option])?;
-            ensure!(
-                output.status.success(),
-                "the mirror has no package mmdebstrap: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        let package = fs::read_dir(to)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|end| end == "deb"))
-            .context("apt-get downloaded no package")?;
-        run_quietly(
-            Command::new("dpkg-deb")
-                .arg("-x")
-                .arg(package)
-                .arg(to.join("unpacked")),
-            "unpacking mmdebstrap",
-        )?;
-        step.done();
-        Ok(())
-    })?;
-    Ok(dir.join("unpacked/usr/bin/mmdebstrap"))
 }
