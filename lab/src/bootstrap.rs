@@ -69,9 +69,7 @@ struct Stage {
 
 impl Stage {
     fn read(&mut self, line: &str) -> Told {
-        if let Some(name) = line.strip_prefix("I: ") {
-            // A hook's whole script is told too.
-            let name = name.split(" in shell:").next().unwrap_or(name);
+        if let Some(name) = stage_name(line) {
             *self = Self {
                 name: name.replace(" inside the chroot", "").replace("...", ""),
                 ..Self::default()
@@ -122,6 +120,14 @@ impl std::fmt::Display for Stage {
             )
         }
     }
+}
+
+/// mmdebstrap's own lines, without a hook's script; install scripts print
+/// such lines about files.
+fn stage_name(line: &str) -> Option<&str> {
+    let name = line.strip_prefix("I: ")?;
+    let own = name.starts_with(|first: char| first.is_ascii_lowercase());
+    own.then(|| name.split(" in shell:").next()).flatten()
 }
 
 /// N of "0 upgraded, N newly installed, 0 to remove and 0 not upgraded."
@@ -220,6 +226,11 @@ mod tests {
             (
                 "Unpacking x (1) ...",
                 Told::Count,
+                "installing: unpacked 1, set up 0 of 12 packages",
+            ),
+            (
+                "I: /vmlinuz is now a symlink",
+                Told::Nothing,
                 "installing: unpacked 1, set up 0 of 12 packages",
             ),
             (
