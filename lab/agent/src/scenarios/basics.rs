@@ -9,9 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
-use super::{
-    Plan, Policy, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers, set_governor,
-};
+use super::{Plan, Policy, cur_perf, first_cpus, let_load_decay, registers, set_governor};
 use crate::vm::{Setup, Vm};
 
 /// A guest with a vCPU on the first CPU of each policy boots, answers, and
@@ -63,11 +61,11 @@ pub fn governor(plan: &Plan) -> Result<Value> {
         let busy = host_runs_at(policy, &vm)?;
         vm.ask("stop busy")?;
         let_load_decay();
-        // Whatever the host runs next on an idle pCPU shows its frequency:
-        // an idle CPU's stays where it was.
-        vm.ask(format!("work {vcpu} 1000"))?;
-        let_ticks_pass();
+        // An idle CPU's frequency stays where it was: idle but for 1 %.
+        vm.ask(format!("start idle periodic {vcpu} 20000 200"))?;
+        let_load_decay();
         let idle = host_runs_at(policy, &vm)?;
+        vm.ask("stop idle")?;
         held &= busy == policy.max() && idle == policy.min();
         rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "min_khz": policy.min() }));
     }
