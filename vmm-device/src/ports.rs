@@ -2,8 +2,8 @@
 //! The device's ways out: what it makes the host do ([`Actuator`]), what it learns from the host
 //! ([`Source`]), and whom it tells ([`Events`]).
 //!
-//! All three are called on vCPU threads, on a guest's path: they return after at most one bounded
-//! host call, and they neither panic nor block on another vCPU.
+//! All three are called on vCPU threads, on a guest's path: they return after a few bounded host
+//! calls, however often a guest makes them, and they neither panic nor block on another vCPU.
 
 #![forbid(unsafe_code)]
 

@@ -69,11 +69,11 @@ impl<'a> Cleaner<'a> {
     pub fn by_record(&self, path: &Path, record: &Record, cleaned: &mut Cleaned) {
         let removed = match record.owner.standing(self.host) {
             Standing::InUse => return,
-            Standing::OtherNamespace => {
+            Standing::Unseen => {
                 let pid = record.owner.pid;
                 let path = path.display();
                 cleaned.left.push(format!(
-                    "{path}: process {pid} of another PID namespace can't be seen from here; run cleanup there"
+                    "{path}: process {pid} can't be seen from here; run cleanup in its PID namespace, with /proc mounted"
                 ));
                 return;
             }

@@ -68,8 +68,9 @@ pub enum Standing {
     Stale,
     /// It is from an earlier boot: nothing that it names exists any more.
     OtherBoot,
-    /// Its process can't be seen from here.
-    OtherNamespace,
+    /// Its process can't be seen from here: it is in another PID namespace, or
+    /// procfs says too little.
+    Unseen,
 }
 
 impl From<GroupRecord> for Groups {
@@ -110,11 +111,13 @@ impl Owner {
 
     /// What has become of it, on the host below `root`.
     pub fn standing(&self, root: &HostTree) -> Standing {
-        let boot_id = root.text("proc/sys/kernel/random/boot_id");
-        if boot_id.as_ref() != Some(&self.boot_id) {
+        let Some(boot_id) = root.text("proc/sys/kernel/random/boot_id") else {
+            return Standing::Unseen;
+        };
+        if boot_id != self.boot_id {
             Standing::OtherBoot
         } else if pid_namespace(root) != self.pid_namespace {
-            Standing::OtherNamespace
+            Standing::Unseen
         } else if start_ticks(root, self.pid) == Some(self.start_ticks) {
             Standing::InUse
         } else {

@@ -75,7 +75,11 @@ fn a_record_stands_with_its_process() {
         ..owner
     };
     let standing = elsewhere.standing(&host("R", 4000).root());
-    assert_eq!(standing, Standing::OtherNamespace);
+    assert_eq!(standing, Standing::Unseen);
+    let blind = host("R", 4000);
+    blind.remove(BOOT);
+    let standing = record(7).owner.standing(&blind.root());
+    assert_eq!(standing, Standing::Unseen, "not for another boot's");
 }
 
 #[test]
