@@ -169,7 +169,7 @@ impl Check {
         input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
         let key = key(input.iter().map(Vec::as_slice));
         let dir = cache.entry(&format!("passed-{}", self.name), &key, |to| {
-            let step = Step::start(&self.name);
+            let step = Step::start(format!("{} (up to 2 minutes)", self.name));
             let work = to.join("work");
             self.source.copy(repo, &work)?;
             let inside = root.inside(&work)?;
