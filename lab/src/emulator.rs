@@ -21,11 +21,9 @@ use crate::topology::Topology;
 /// the guest's kernel twice (packed and unpacked), and room.
 const MEM_MIB: u32 = 2048;
 
-/// The host's kernel is where it is told to be; a panic ends the run, because
-/// the emulator's -no-reboot makes the reboot an end; and KFENCE, which
-/// interrupts all CPUs ten times a second, is off: on a slow CPU of the speed
-/// model that costs 3 %.
-const CMDLINE: &str = "nokaslr panic=-1 kfence.sample_interval=0 rdinit=/init";
+/// The host's kernel is where it is told to be; and a panic ends the run,
+/// because the emulator's -no-reboot makes the reboot an end.
+const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
 /// What an emulated host is made of.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! the energy counter says what power and time give.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -93,9 +93,9 @@ struct Row {
     share: f64,
     /// Time of the fixed work.
     ns: u64,
-    /// Counted energy, and time that it was counted over.
+    /// Counted energy, and busy time that it was counted over.
     uj: u64,
-    elapsed_ns: u64,
+    busy_ns: u64,
     /// Power at this OPP, from the device tree.
     uw: u64,
 }
@@ -105,13 +105,17 @@ fn measure(policy: &Policy, khz: u32) -> Result<Row> {
     let_load_decay();
     let cpu = policy.cpu();
     load::pin(cpu)?;
+    // What waited for this CPU is done, what the CPU owed is paid.
+    load::cpu_time_of_work(TURNS)?;
     let before = energy_uj(policy)?;
-    let start = Instant::now();
+    let mut busy_ns = 0;
     let mut times = Vec::new();
     for _ in 0..RUNS {
-        times.push(load::cpu_time_of_work(TURNS)?);
+        let ns = load::cpu_time_of_work(TURNS)?;
+        busy_ns += ns;
+        times.push(ns);
+        sleep(Duration::from_millis(20));
     }
-    let elapsed_ns = u64::try_from(start.elapsed().as_nanos())?;
     let uj = energy_uj(policy)?.saturating_sub(before);
     times.sort_unstable();
     let share = f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.max()));
@@ -121,7 +125,7 @@ fn measure(policy: &Policy, khz: u32) -> Result<Row> {
         share,
         ns: times[RUNS / 2],
         uj,
-        elapsed_ns,
+        busy_ns,
         uw: power_uw(policy, khz)?,
     })
 }
@@ -138,7 +142,7 @@ impl Row {
     }
 
     fn expected_uj(&self) -> f64 {
-        self.uw as f64 * self.elapsed_ns as f64 / 1e9
+        self.uw as f64 * self.busy_ns as f64 / 1e9
     }
 
     fn json(&self, full: f64) -> Value {
