@@ -112,7 +112,7 @@ impl Root {
             mount --rbind /dev "$root/dev"
             mount --rbind /proc "$root/proc"
             mount -t tmpfs tmpfs "$root/tmp"
-            exec chroot "$root" /usr/bin/env -i HOME=/root LC_ALL=C.UTF-8 \
+            exec /usr/sbin/chroot "$root" /usr/bin/env -i HOME=/root LC_ALL=C.UTF-8 \
                 PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
         "#;
         let mut command = namespace::command(Users::Root);
