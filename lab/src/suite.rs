@@ -58,7 +58,15 @@ const BOOTS: &[Boot] = &[
     ),
     boot(
         "2+2",
-        &["domain", "unpinned", "driver", "restart", "host-fails"],
+        &[
+            "domain",
+            "unpinned",
+            "driver",
+            "restart",
+            "host-fails",
+            "dip-by-thread",
+            "idle",
+        ],
     ),
     Boot {
         guest: Rt,

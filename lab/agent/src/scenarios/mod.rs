@@ -9,6 +9,7 @@ mod driver;
 mod failure;
 mod flood;
 mod frequency;
+mod idle;
 mod opps;
 mod speed;
 mod unpinned;
@@ -37,6 +38,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "opps-exact" => opps::exact(plan),
         "opps-floor" => opps::floor(plan),
         "no-dip" => opps::no_dip(plan),
+        "dip-by-thread" => opps::dip_by_thread(plan),
         "repeat" => opps::repeat(plan),
         "domain" => domain::run(plan),
         "unpinned" => unpinned::run(plan),
@@ -46,6 +48,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "host-fails" => failure::host_fails(plan),
         "kill" => failure::kill(plan),
+        "idle" => idle::run(plan),
         "speed" => speed::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
