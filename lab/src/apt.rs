@@ -62,15 +62,16 @@ impl Apt {
         }
         let step = Step::start("mmdebstrap");
         let mut output = self.download("mmdebstrap")?;
+        let mut said = "with fresh lists".to_owned();
         if !output.status.success() && !self.own_lists {
             // The machine's lists may name a version that is gone.
-            self.fetch_lists()?;
+            said = self.fetch_lists()?;
             output = self.download("mmdebstrap")?;
         }
         ensure!(
             output.status.success(),
-            "cannot fetch the package mmdebstrap from {}: {} (the first run needs the network, \
-             later ones don't)",
+            "cannot fetch the package mmdebstrap from {} ({}; {said}): the first run needs the \
+             network, later ones don't",
             self.mirror,
             complaint(&output)
         );
@@ -172,7 +173,7 @@ fn complaint(output: &Output) -> String {
             line.strip_prefix("E: ")
                 .or_else(|| line.strip_prefix("W: "))
         })
-        .unwrap_or("apt-get gave no reason")
+        .unwrap_or("apt-get complained of nothing")
         .trim()
         .to_owned()
 }

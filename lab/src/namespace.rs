@@ -63,7 +63,9 @@ pub fn require(users: Users) -> Result<()> {
 fn advice(said: &str) -> String {
     let cause = if said.contains("newuidmap: No such file") {
         "install the package uidmap"
-    } else if said.contains("uid range") || said.contains("gid range") || said.contains("newuidmap")
+    } else if ["/etc/subuid", "/etc/subgid", "newuidmap", "newgidmap"]
+        .iter()
+        .any(|word| said.contains(word))
     {
         "give this user a range of ids in /etc/subuid and /etc/subgid (usermod --add-subuids \
          100000-165535 --add-subgids 100000-165535 USER)"
@@ -97,8 +99,8 @@ mod tests {
                 "package uidmap",
             ),
             (
-                "unshare: no line matching user \"a\" in /etc/subuid: uid range\n",
-                "/etc/subuid",
+                "unshare: no line matching user \"a\" in /etc/subuid: Success\n",
+                "usermod --add-subuids",
             ),
             (
                 "unshare: unshare failed: Operation not permitted\n",
