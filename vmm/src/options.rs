@@ -229,6 +229,17 @@ ipc-ratio = "1.5"
     }
 
     #[test]
+    fn the_documented_file_is_taken() {
+        let page = include_str!("../../docs/vcpufreq.md");
+        let file = page.split("```toml\n").nth(1).unwrap();
+        let file = file.split("```").next().unwrap();
+        let options = RunOptions::from_toml(file).unwrap();
+        assert_eq!(options.mem, Some(MemSize(1024)));
+        assert_eq!(options.vcpus.len(), 4);
+        assert_eq!(options.vcpus[&3].table.as_ref().unwrap().0.len(), 2);
+    }
+
+    #[test]
     fn a_flag_wins() {
         let mut flags = RunOptions {
             cpus: Some(2),
