@@ -53,7 +53,7 @@ pub fn require(users: Users) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
         !is_root(),
-        "root may not make mount namespaces here ({}): in a container, start it with --privileged",
+        "root may not make mount namespaces here ({}): in a chroot, leave it; in a container, start that with --privileged",
         said.trim()
     );
     bail!(advice(&said))
