@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -171,11 +172,10 @@ impl Options {
 
     /// A folder of this run's own; kept when the run fails, for its logs.
     fn with_run_dir<T>(&self, parts: &Parts, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-        let dir = parts
-            .cache
-            .dir()
-            .join("runs")
-            .join(format!("{}", std::process::id()));
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let number = RUNS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{number}", std::process::id());
+        let dir = parts.cache.dir().join("runs").join(name);
         crate::cache::remove_tree(&dir)?;
         fs::create_dir_all(&dir)?;
         let result = work(&dir);
