@@ -22,88 +22,106 @@ pub struct FrequencyEvent {
     pub khz: u32,
 }
 
-/// A thread's time on a CPU, from the tracepoint `sched:sched_switch`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+/// A pCPU goes from one thread to the next, from `sched:sched_switch`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Switch {
     /// CLOCK_MONOTONIC in µs.
-    pub from_us: u64,
-    /// The same.
-    pub to_us: u64,
+    pub time_us: u64,
+    /// The pCPU.
+    pub cpu: u32,
+    /// Name and number of the thread that ran until now.
+    pub prev: (String, i32),
+    /// And of the one that runs from now on.
+    pub next: (String, i32),
 }
+
+/// A span of time, in µs of CLOCK_MONOTONIC.
+pub type Span = (u64, u64);
 
 /// What was seen, in order of time.
 #[derive(Debug)]
 pub struct Seen {
     /// All frequency changes.
     pub frequencies: Vec<FrequencyEvent>,
-    /// When the watched thread ran, if one was.
-    pub runs: Vec<Run>,
+    /// All switches of threads.
+    pub switches: Vec<Switch>,
 }
 
-/// Tracing, on until it is stopped.
-#[derive(Debug)]
-pub struct Trace {
-    thread: Option<i32>,
+impl Seen {
+    /// When a thread ran.
+    pub fn runs_of(&self, tid: i32) -> Vec<Span> {
+        let mut runs = Vec::new();
+        let mut since = None;
+        for switch in &self.switches {
+            if switch.next.1 == tid {
+                since = Some(switch.time_us);
+            } else if switch.prev.1 == tid
+                && let Some(from) = since.take()
+            {
+                runs.push((from, switch.time_us));
+            }
+        }
+        runs
+    }
+
+    /// For how long of a span these pCPUs ran anything but vCPUs, in µs.
+    pub fn others_ran(&self, cpus: &[u32], span: Span) -> u64 {
+        let other =
+            |(name, _): &(String, i32)| !name.starts_with("vcpu") && !name.starts_with("swapper/");
+        let mut total = 0;
+        for cpu in cpus {
+            let mut since = span.0;
+            let mut last_is_other = false;
+            for switch in self.switches.iter().filter(|switch| switch.cpu == *cpu) {
+                let time = switch.time_us.clamp(since, span.1);
+                total += if other(&switch.prev) { time - since } else { 0 };
+                since = time;
+                last_is_other = other(&switch.next);
+            }
+            total += if last_is_other { span.1 - since } else { 0 };
+        }
+        total
+    }
 }
+
+/// Tracing of frequencies and of who runs, on until it is stopped.
+#[derive(Debug)]
+pub struct Trace(());
+
+const EVENTS: [&str; 2] = [
+    "events/power/cpu_frequency/enable",
+    "events/sched/sched_switch/enable",
+];
 
 impl Trace {
-    /// Of frequencies alone.
-    pub fn frequencies() -> Result<Self> {
-        Self::start(None)
-    }
-
-    /// Of frequencies, and of when a thread runs.
-    pub fn with_thread(tid: i32) -> Result<Self> {
-        Self::start(Some(tid))
-    }
-
-    fn start(thread: Option<i32>) -> Result<Self> {
+    /// Starts with an empty buffer.
+    pub fn start() -> Result<Self> {
         let set = |file: &str, value: &str| sysfs::write(format!("{TRACING}/{file}"), value);
         set("trace_clock", "mono")?;
         set("buffer_size_kb", "4096")?;
         set("trace", "")?;
-        if let Some(tid) = thread {
-            let filter = format!("prev_pid == {tid} || next_pid == {tid}");
-            set("events/sched/sched_switch/filter", &filter)?;
-            set("events/sched/sched_switch/enable", "1")?;
+        for event in EVENTS {
+            set(event, "1")?;
         }
-        set("events/power/cpu_frequency/enable", "1")?;
         set("tracing_on", "1")?;
-        Ok(Self { thread })
+        Ok(Self(()))
     }
 
     /// What was seen since the start.
     pub fn stop(self) -> Result<Seen> {
-        for file in [
-            "tracing_on",
-            "events/power/cpu_frequency/enable",
-            "events/sched/sched_switch/enable",
-        ] {
+        for file in ["tracing_on"].iter().chain(&EVENTS) {
             sysfs::write(format!("{TRACING}/{file}"), 0)?;
         }
         let text = sysfs::text(format!("{TRACING}/trace"))?;
         let named = |name: &'static str| text.lines().filter(move |line| line.contains(name));
-        let frequencies = named(": cpu_frequency: ")
-            .map(parse)
-            .collect::<Result<_>>()?;
-        let mut runs = Vec::new();
-        let mut since = None;
-        for line in named(": sched_switch: ").filter(|_| self.thread.is_some()) {
-            let time = time_us(line.split(": sched_switch: ").next().unwrap_or_default())?;
-            let next = self
-                .thread
-                .map(|tid| format!("next_pid={tid} "))
-                .unwrap_or_default();
-            if line.contains(&next) {
-                since = Some(time);
-            } else if let Some(from_us) = since.take() {
-                runs.push(Run {
-                    from_us,
-                    to_us: time,
-                });
-            }
-        }
-        Ok(Seen { frequencies, runs })
+        Ok(Seen {
+            frequencies: named(": cpu_frequency: ")
+                .map(parse)
+                .collect::<Result<_>>()?,
+            switches: named(": sched_switch: ")
+                .map(parse_switch)
+                .collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -131,6 +149,32 @@ fn parse(line: &str) -> Result<FrequencyEvent> {
     })
 }
 
+/// `  vcpu0-99  [000] d..2.  12.345678: sched_switch: prev_comm=a b prev_pid=1
+/// prev_prio=120 prev_state=S ==> next_comm=c next_pid=2 next_prio=120`
+fn parse_switch(line: &str) -> Result<Switch> {
+    let wrong = || format!("trace line '{line}'");
+    let (head, tail) = line.split_once(": sched_switch: ").with_context(wrong)?;
+    // A name can hold brackets too: the CPU is in the last ones.
+    let (_, cpu) = head.rsplit_once('[').with_context(wrong)?;
+    let cpu = cpu.split(']').next().with_context(wrong)?.parse()?;
+    let thread = |which: &str| -> Result<(String, i32)> {
+        let (_, rest) = tail
+            .split_once(&format!("{which}_comm="))
+            .with_context(wrong)?;
+        let (name, rest) = rest
+            .split_once(&format!(" {which}_pid="))
+            .with_context(wrong)?;
+        let pid = rest.split(' ').next().with_context(wrong)?.parse()?;
+        Ok((name.to_owned(), pid))
+    };
+    Ok(Switch {
+        time_us: time_us(head)?,
+        cpu,
+        prev: thread("prev")?,
+        next: thread("next")?,
+    })
+}
+
 /// The time stamp that ends a line's head, in µs.
 fn time_us(head: &str) -> Result<u64> {
     let stamp = head
@@ -145,7 +189,8 @@ fn time_us(head: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a trace line is read as the kernel prints it.
+    //! Promises: a trace line is read as the kernel prints it; who ran is
+    //! told apart.
     use super::*;
 
     #[test]
@@ -157,5 +202,42 @@ mod tests {
             khz: 1_800_000,
         };
         assert_eq!(parse(line).unwrap(), event);
+    }
+
+    fn switch(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {
+        let thread = |name: &str| (name.to_owned(), 1);
+        Switch {
+            time_us,
+            cpu,
+            prev: thread(prev),
+            next: thread(next),
+        }
+    }
+
+    #[test]
+    fn a_switch_of_the_trace() {
+        let line = " kworker/0:1-11 [002] d..2.  1.000002: sched_switch: prev_comm=kworker/0:1 prev_pid=1 \
+                    prev_prio=120 prev_state=I ==> next_comm=vcpu0 next_pid=1 next_prio=120";
+        assert_eq!(
+            parse_switch(line).unwrap(),
+            switch(2, 1_000_002, "kworker/0:1", "vcpu0")
+        );
+    }
+
+    #[test]
+    fn others_are_counted_within_the_span() {
+        let switches = vec![
+            switch(0, 10, "init", "vcpu0"),
+            switch(1, 15, "swapper/1", "init"),
+            switch(0, 20, "vcpu0", "kworker/0:1"),
+            switch(0, 26, "kworker/0:1", "vcpu0"),
+        ];
+        let seen = Seen {
+            frequencies: Vec::new(),
+            switches,
+        };
+        // init until 10, the kworker from 20 to 25; then the other pCPU too.
+        assert_eq!(seen.others_ran(&[0], (5, 25)), 10);
+        assert_eq!(seen.others_ran(&[0, 1], (5, 25)), 20);
     }
 }

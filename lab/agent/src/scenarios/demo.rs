@@ -31,7 +31,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     vm.quit()?;
     let wrong = rows
         .iter()
-        .filter(|row| row.host != row.asked || row.read != row.host)
+        .filter(|row| row.host != row.asked || !row.read_true)
         .count();
     let counted = |kind: &str| {
         Ok::<_, anyhow::Error>(
@@ -80,13 +80,13 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
         vm.ask(format!("start light periodic {vcpu} {LOAD}"))?;
         let_load_decay();
         let at_start = policy.khz()?;
-        let trace = Trace::with_thread(vm.vcpu_tid(vcpu)?)?;
+        let trace = Trace::start()?;
         std::thread::sleep(Duration::from_millis(400));
         let seen = trace.stop()?;
         vm.ask("stop light")?;
         rows.push(json!({
             "vcpu": vcpu, "pcpu": policy.cpu(),
-            "busy_khz_median": median_while_running(policy, &seen, at_start),
+            "busy_khz_median": median_while_running(policy, &seen, (vm.vcpu_tid(vcpu)?, at_start)),
             "min_khz": policy.min(), "max_khz": policy.max(),
         }));
     }
@@ -96,20 +96,20 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
 
 /// The frequency that the pCPU was at or below for half of the time that
 /// the vCPU's thread ran: an idle pCPU's frequency is nobody's.
-fn median_while_running(policy: &Policy, seen: &Seen, at_start: u32) -> u32 {
+fn median_while_running(policy: &Policy, seen: &Seen, (tid, at_start): (i32, u32)) -> u32 {
     let mut time_at = BTreeMap::new();
-    for run in &seen.runs {
-        let (mut khz, mut since) = (at_start, run.from_us);
+    for (from, to) in seen.runs_of(tid) {
+        let (mut khz, mut since) = (at_start, from);
         for event in seen
             .frequencies
             .iter()
-            .filter(|event| event.cpu == policy.cpu() && event.time_us < run.to_us)
+            .filter(|event| event.cpu == policy.cpu() && event.time_us < to)
         {
-            let until = event.time_us.max(run.from_us);
+            let until = event.time_us.max(from);
             *time_at.entry(khz).or_insert(0) += until - since;
             (khz, since) = (event.khz, until);
         }
-        *time_at.entry(khz).or_insert(0) += run.to_us - since;
+        *time_at.entry(khz).or_insert(0) += to - since;
     }
     let half = time_at.values().sum::<u64>() / 2;
     let mut passed = 0;

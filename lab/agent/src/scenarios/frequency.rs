@@ -5,23 +5,45 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::Policy;
-use crate::trace::{FrequencyEvent, Trace, now_us};
+use crate::trace::{FrequencyEvent, Span, Trace, now_us};
 use crate::vm::{Vm, threads};
+
+/// Looks until one finds the policy's pCPUs to themselves: the promises are
+/// about a vCPU with no other runnable task beside it.
+const LOOKS: u32 = 40;
+/// What others may run in the 20 ms of a look, in µs.
+const DISTURBED_US: u64 = 300;
 
 /// The frequency that a policy runs at for most of 20 ms, in kHz.
 pub fn host_runs_at(policy: &Policy, vm: &Vm) -> Result<u32> {
     stay_off(policy, vm)?;
-    let at_start = policy.khz()?;
-    let trace = Trace::frequencies()?;
-    // The look before was a task too: let its load go by.
-    std::thread::sleep(Duration::from_millis(30));
-    let span = undisturbed();
-    Ok(held_frequency(policy, &trace.stop()?.frequencies, at_start, span).most)
+    Ok(look(policy, || Ok(()))?.0.most)
+}
+
+/// Looks at a policy while nothing but vCPUs runs on it, then does something;
+/// what was seen, and what came of it.
+pub fn look<T>(policy: &Policy, mut then: impl FnMut() -> Result<T>) -> Result<(Held, T)> {
+    for _ in 0..LOOKS {
+        let at_start = policy.khz()?;
+        let trace = Trace::start()?;
+        // The look before was a task too: let its load go by.
+        std::thread::sleep(Duration::from_millis(30));
+        let span = undisturbed();
+        let outcome = then()?;
+        let seen = trace.stop()?;
+        if seen.others_ran(&policy.cpus, span) <= DISTURBED_US {
+            return Ok((
+                held_frequency(policy, &seen.frequencies, at_start, span),
+                outcome,
+            ));
+        }
+    }
+    bail!("other tasks kept running on the pCPUs {:?}", policy.cpus)
 }
 
 /// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another
@@ -47,35 +69,33 @@ pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
 
 /// Sleeps, so that the measurement isn't a task on a pCPU that is measured;
 /// from when to when, in µs of CLOCK_MONOTONIC.
-pub fn undisturbed() -> (u64, u64) {
+fn undisturbed() -> Span {
     let from = now_us();
     std::thread::sleep(Duration::from_millis(20));
     (from, now_us())
 }
 
 /// A policy's frequency over a span of time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Held {
     /// The one that it had for most of the time.
     pub most: u32,
     /// The lowest.
     pub lowest: u32,
+    /// Those that it had from the end of the span on.
+    pub since: Vec<u32>,
 }
 
 /// From the trace: `at_start` is the frequency before the trace began.
-pub fn held_frequency(
-    policy: &Policy,
-    seen: &[FrequencyEvent],
-    at_start: u32,
-    span: (u64, u64),
-) -> Held {
+fn held_frequency(policy: &Policy, seen: &[FrequencyEvent], at_start: u32, span: Span) -> Held {
     let (from, to) = span;
     let mut time_at = BTreeMap::new();
     let (mut khz, mut since) = (at_start, from);
-    for event in seen
+    let mut own = seen
         .iter()
-        .filter(|event| event.cpu == policy.cpu() && event.time_us < to)
-    {
+        .filter(|event| event.cpu == policy.cpu())
+        .peekable();
+    while let Some(event) = own.next_if(|event| event.time_us < to) {
         let until = event.time_us.max(from);
         *time_at.entry(khz).or_insert(0) += until - since;
         (khz, since) = (event.khz, until);
@@ -86,8 +106,13 @@ pub fn held_frequency(
         .iter()
         .max_by_key(|&(_, time)| time)
         .map_or(khz, |(&khz, _)| khz);
+    let lowest = time_at.keys().next().copied().unwrap_or(khz);
+    let since = std::iter::once(khz)
+        .chain(own.map(|event| event.khz))
+        .collect();
     Held {
         most,
-        lowest: time_at.keys().next().copied().unwrap_or(khz),
+        lowest,
+        since,
     }
 }

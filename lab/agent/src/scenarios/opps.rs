@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::frequency::{held_frequency, stay_off, undisturbed};
+use super::frequency::{look, stay_off};
 use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
@@ -30,8 +30,10 @@ pub struct Row {
     pub host: u32,
     /// And at no time of them below this.
     pub lowest: u32,
-    /// The guest read this.
+    /// The guest read this,
     pub read: u32,
+    /// which was the frequency at some time of its reading.
+    pub read_true: bool,
 }
 
 impl Row {
@@ -53,25 +55,21 @@ pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
     let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
     for &asked in policy.opps.iter().chain(down) {
-        let at_start = policy.khz()?;
-        let trace = Trace::frequencies()?;
         ask_for(vm, vcpu, asked)?;
         let_ticks_pass();
-        let (from, to) = undisturbed();
-        let read = cur_perf(vm, base, vcpu)?;
-        let seen = trace.stop()?.frequencies;
-        let held = held_frequency(policy, &seen, at_start, (from, to));
-        let clamp = vm.clamp(vcpu)?;
-        let (pcpu, util) = (policy.cpu(), policy.util(asked));
+        // What the guest reads may be the frequency of a moment: the host's
+        // own tasks move it too. It must be one that there was.
+        let (held, read) = look(policy, || cur_perf(vm, base, vcpu))?;
         rows.push(Row {
             vcpu,
-            pcpu,
+            pcpu: policy.cpu(),
             asked,
-            clamp,
-            util,
+            clamp: vm.clamp(vcpu)?,
+            util: policy.util(asked),
             host: held.most,
             lowest: held.lowest,
             read,
+            read_true: held.since.contains(&read),
         });
     }
     Ok(rows)
@@ -79,9 +77,8 @@ pub fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<Row>> {
 
 /// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for.
 pub fn exact(plan: &Plan) -> Result<Value> {
-    let right = |row: &Row| {
-        row.host == row.asked && row.clamp == (row.util, row.util) && row.read == row.host
-    };
+    let right =
+        |row: &Row| row.host == row.asked && row.clamp == (row.util, row.util) && row.read_true;
     every_opp(plan, "exact", right)
 }
 
@@ -191,7 +188,7 @@ fn change_requests(plan: &Plan, actuator: &str) -> Result<Value> {
     vm.ask(format!("start busy busy {vcpu}"))?;
     ask_for(&mut vm, vcpu, policy.max())?;
     let_ticks_pass();
-    let trace = Trace::frequencies()?;
+    let trace = Trace::start()?;
     for change in 0..CHANGES {
         ask_for(&mut vm, vcpu, nth_request(policy, usize::try_from(change)?))?;
         let_ticks_pass();

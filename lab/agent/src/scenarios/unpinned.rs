@@ -7,7 +7,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::frequency::host_runs_at;
+use super::frequency::{look, stay_off};
 use super::{Plan, Policy, cur_perf, let_ticks_pass, registers};
 use crate::vm::{Setup, Vm};
 
@@ -34,11 +34,15 @@ pub fn run(plan: &Plan) -> Result<Value> {
     for policy in [little, big, little, big] {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
-        let khz = host_runs_at(policy, &vm)?;
-        let read = cur_perf(&mut vm, base, 0)?;
-        let on = vm.pcpu(0)?;
+        stay_off(policy, &vm)?;
+        let (host, read) = look(policy, || cur_perf(&mut vm, base, 0))?;
+        let (on, khz) = (vm.pcpu(0)?, host.most);
         let expected = scaled(big, policy, khz);
-        held &= on == policy.cpu() && read == expected;
+        held &= on == policy.cpu()
+            && host
+                .since
+                .iter()
+                .any(|&khz| read == scaled(big, policy, khz));
         rows.push(json!({
             "pcpu": on, "moved_to": policy.cpu(), "host_khz": khz,
             "guest_reads_khz": read, "expected_khz": expected,
