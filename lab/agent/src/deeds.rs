@@ -77,14 +77,20 @@ impl Deeds {
                 let us = |word: &str| Ok::<_, anyhow::Error>(Duration::from_micros(word.parse()?));
                 Load::periodic(cpu.parse()?, us(period_us)?, us(busy_us)?)
             }
-            ["flood", cpu, address, low, high] => {
+            [kind @ ("flood" | "changes"), cpu, address, low, high] => {
                 let (page, offset) = register(address)?;
                 let values: [u32; 2] = [low.parse()?, high.parse()?];
                 let mut turn = 0_usize;
-                Load::repeat(cpu.parse()?, move || {
+                let write = move || {
                     turn ^= 1;
                     page.write(offset, values[turn]);
-                })
+                };
+                let cpu = cpu.parse()?;
+                if *kind == "flood" {
+                    Load::repeat(cpu, write)
+                } else {
+                    Load::changes(cpu, write)
+                }
             }
             _ => bail!("no such load: {words:?}"),
         };

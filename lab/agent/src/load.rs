@@ -51,6 +51,23 @@ impl Load {
         })
     }
 
+    /// Idle for 100 ms, busy for 8, in the middle of which it calls `change`:
+    /// a request that comes while the host sees little utilization.
+    pub fn changes(cpu: u32, mut change: impl FnMut() + Send + 'static) -> Self {
+        let busy = || {
+            let end = Instant::now() + Duration::from_millis(4);
+            while Instant::now() < end {
+                spin(CHUNK);
+            }
+        };
+        Self::repeat(cpu, move || {
+            std::thread::sleep(Duration::from_millis(100));
+            busy();
+            change();
+            busy();
+        })
+    }
+
     /// Calls `turn` as fast as it goes; the one that disturbs.
     pub fn repeat(cpu: u32, mut turn: impl FnMut() + Send + 'static) -> Self {
         Self::start(cpu, move |stop, turns| {

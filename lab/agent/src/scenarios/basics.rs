@@ -36,7 +36,7 @@ pub fn capacity(plan: &Plan) -> Result<Value> {
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
         stay_off(policy, &vm)?;
-        let (host, read) = look(policy, || cur_perf(&mut vm, base, vcpu))?;
+        let (host, read) = look(policy, &mut vm, |vm| cur_perf(vm, base, vcpu))?;
         let khz = host.most;
         vm.ask("stop busy")?;
         held &= capacity.abs_diff(policy.capacity) <= 1 && host.since.contains(&read);
@@ -60,13 +60,13 @@ pub fn governor(plan: &Plan) -> Result<Value> {
         set_governor(&mut vm, vcpu, "schedutil")?;
         vm.ask(format!("start busy busy {vcpu}"))?;
         let_load_decay();
-        let busy = host_runs_at(policy, &vm)?;
+        let busy = host_runs_at(policy, &mut vm)?;
         vm.ask("stop busy")?;
         let_load_decay();
         // An idle CPU's frequency stays where it was: idle but for 1 %.
         vm.ask(format!("start idle periodic {vcpu} 20000 200"))?;
         let_load_decay();
-        let idle = host_runs_at(policy, &vm)?;
+        let idle = host_runs_at(policy, &mut vm)?;
         vm.ask("stop idle")?;
         held &= busy == policy.max() && idle == policy.min();
         rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "min_khz": policy.min() }));

@@ -16,27 +16,50 @@ use crate::vm::{Vm, threads};
 /// Looks until one finds the policy's pCPUs to themselves: the promises are
 /// about a vCPU with no other runnable task beside it.
 const LOOKS: u32 = 40;
-/// What others may run in the 20 ms of a look, in µs.
+/// What others may run in the 20 ms of a look on all pCPUs, in µs.
 const DISTURBED_US: u64 = 300;
 
 /// The frequency that a policy runs at for most of 20 ms, in kHz.
-pub fn host_runs_at(policy: &Policy, vm: &Vm) -> Result<u32> {
+pub fn host_runs_at(policy: &Policy, vm: &mut Vm) -> Result<u32> {
     stay_off(policy, vm)?;
-    Ok(look(policy, || Ok(()))?.0.most)
+    Ok(look(policy, vm, |_| Ok(()))?.0.most)
 }
 
 /// Looks at a policy while nothing but vCPUs runs on it, then does something;
 /// what was seen, and what came of it.
-pub fn look<T>(policy: &Policy, mut then: impl FnMut() -> Result<T>) -> Result<(Held, T)> {
+pub fn look<T>(
+    policy: &Policy,
+    vm: &mut Vm,
+    then: impl FnMut(&mut Vm) -> Result<T>,
+) -> Result<(Held, T)> {
+    look_after(policy, vm, |_| Ok(()), then)
+}
+
+/// The same after doing something else, since when no other task ran on the
+/// policy's first pCPU, where the vCPU is.
+pub fn look_after<T>(
+    policy: &Policy,
+    vm: &mut Vm,
+    mut before: impl FnMut(&mut Vm) -> Result<()>,
+    mut then: impl FnMut(&mut Vm) -> Result<T>,
+) -> Result<(Held, T)> {
+    let alone = Policy::all()?.len() == 1;
     for _ in 0..LOOKS {
         let at_start = policy.khz()?;
         let trace = Trace::start()?;
-        // The look before was a task too: let its load go by.
-        std::thread::sleep(Duration::from_millis(30));
+        before(vm)?;
+        if alone {
+            // This thread and the VMM's are on the vCPU's pCPU too.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let done = now_us();
+        // What was done was a task too: let its load go by.
+        std::thread::sleep(Duration::from_millis(40));
         let span = undisturbed();
-        let outcome = then()?;
+        let outcome = then(vm)?;
         let seen = trace.stop()?;
-        if seen.others_ran(&policy.cpus, span) <= DISTURBED_US {
+        let beside = seen.others_ran(&[policy.cpu()], (done, span.1));
+        if beside == 0 && seen.others_ran(&policy.cpus, span) <= DISTURBED_US {
             return Ok((
                 held_frequency(policy, &seen.frequencies, at_start, span),
                 outcome,

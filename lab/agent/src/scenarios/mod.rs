@@ -38,7 +38,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "opps-exact" => opps::exact(plan),
         "opps-floor" => opps::floor(plan),
         "no-dip" => opps::no_dip(plan),
-        "dip-by-thread" => opps::dip_by_thread(plan),
+        "dip-by-actuator" => opps::dip_by_actuator(plan),
         "repeat" => opps::repeat(plan),
         "domain" => domain::run(plan),
         "unpinned" => unpinned::run(plan),
