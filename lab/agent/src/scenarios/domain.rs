@@ -59,7 +59,7 @@ fn through_driver(plan: &Plan, setup: &Setup, policy: &Policy) -> Result<Vec<Val
     let mut last = check(&vm, policy, "vCPU 0 offline, minimum", policy.min())?;
     vm.ask("start busy busy 1")?;
     let_ticks_pass();
-    let khz = host_runs_at(policy, &mut vm)?;
+    let khz = host_runs_at(policy, &mut vm, policy.min())?;
     last["host_khz"] = khz.into();
     last["right"] = (last["right"] == true && khz == policy.min()).into();
     checks.push(last);

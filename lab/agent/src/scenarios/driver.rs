@@ -72,7 +72,7 @@ fn follows(vm: &mut Vm, policies: &[Policy]) -> Result<bool> {
         for khz in [policy.max(), policy.min()] {
             ask_for(vm, vcpu, khz)?;
             let_ticks_pass();
-            let host = host_runs_at(policy, vm)?;
+            let host = host_runs_at(policy, vm, khz)?;
             ensure!(
                 host == khz,
                 "vCPU {vcpu} asks for {khz} kHz, clamp {:?}, host at {host}",

@@ -61,7 +61,7 @@ fn both_ends(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
     for khz in [policy.max(), policy.min()] {
         ask_for(vm, vcpu, khz)?;
         let_ticks_pass();
-        right &= host_runs_at(policy, vm)? == khz;
+        right &= host_runs_at(policy, vm, khz)? == khz;
     }
     Ok(right)
 }

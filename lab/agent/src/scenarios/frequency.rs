@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -13,60 +13,56 @@ use super::Policy;
 use crate::trace::{FrequencyEvent, Span, Trace, now_us};
 use crate::vm::{Vm, threads};
 
-/// Looks until one finds the policy's pCPUs to themselves: the promises are
-/// about a vCPU with no other runnable task beside it.
-const LOOKS: u32 = 40;
-/// What others may run in the 20 ms of a look on all pCPUs, in µs.
+/// Looks that are taken until one is as it should be, or is undisturbed: the
+/// promises are about a vCPU with no other runnable task beside it.
+pub const LOOKS: u32 = 25;
+/// What others may run in the 20 ms of a look on all the policy's pCPUs, in µs.
 const DISTURBED_US: u64 = 300;
 
-/// The frequency that a policy runs at for most of 20 ms, in kHz.
-pub fn host_runs_at(policy: &Policy, vm: &mut Vm) -> Result<u32> {
+/// The frequency that a policy runs at for most of 20 ms, in kHz; a look at
+/// which it isn't `wanted` counts when nothing but vCPUs ran meanwhile.
+pub fn host_runs_at(policy: &Policy, vm: &mut Vm, wanted: u32) -> Result<u32> {
     stay_off(policy, vm)?;
-    Ok(look(policy, vm, |_| Ok(()))?.0.most)
-}
-
-/// Looks at a policy while nothing but vCPUs runs on it, then does something;
-/// what was seen, and what came of it.
-pub fn look<T>(
-    policy: &Policy,
-    vm: &mut Vm,
-    then: impl FnMut(&mut Vm) -> Result<T>,
-) -> Result<(Held, T)> {
-    look_after(policy, vm, |_| Ok(()), then)
-}
-
-/// The same after doing something else, since when no other task ran on the
-/// policy's first pCPU, where the vCPU is.
-pub fn look_after<T>(
-    policy: &Policy,
-    vm: &mut Vm,
-    mut before: impl FnMut(&mut Vm) -> Result<()>,
-    mut then: impl FnMut(&mut Vm) -> Result<T>,
-) -> Result<(Held, T)> {
-    let alone = Policy::all()?.len() == 1;
+    let mut khz = 0;
     for _ in 0..LOOKS {
-        let at_start = policy.khz()?;
-        let trace = Trace::start()?;
-        before(vm)?;
-        if alone {
-            // This thread and the VMM's are on the vCPU's pCPU too.
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let done = now_us();
-        // What was done was a task too: let its load go by.
-        std::thread::sleep(Duration::from_millis(40));
-        let span = undisturbed();
-        let outcome = then(vm)?;
-        let seen = trace.stop()?;
-        let beside = seen.others_ran(&[policy.cpu()], (done, span.1));
-        if beside == 0 && seen.others_ran(&policy.cpus, span) <= DISTURBED_US {
-            return Ok((
-                held_frequency(policy, &seen.frequencies, at_start, span),
-                outcome,
-            ));
+        let look = look(policy, || Ok(()))?;
+        khz = look.held.most;
+        if khz == wanted || !look.disturbed {
+            break;
         }
     }
-    bail!("other tasks kept running on the pCPUs {:?}", policy.cpus)
+    Ok(khz)
+}
+
+/// What a look saw.
+#[derive(Debug)]
+pub struct Look<T> {
+    /// The frequencies.
+    pub held: Held,
+    /// Other tasks ran beside the vCPU, or much on the policy's other pCPUs.
+    pub disturbed: bool,
+    /// What came of what was done at its end.
+    pub outcome: T,
+}
+
+/// Looks at a policy's frequency for 20 ms, then does something.
+pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<Look<T>> {
+    let at_start = policy.khz()?;
+    let trace = Trace::start()?;
+    let started = now_us();
+    // What was done until now was a task too: let its load go by.
+    std::thread::sleep(Duration::from_millis(40));
+    let span = undisturbed();
+    let outcome = then()?;
+    let seen = trace.stop()?;
+    let beside = seen.others_ran(&[policy.cpu()], (started, span.1));
+    let disturbed = beside > 0 || seen.others_ran(&policy.cpus, span) > DISTURBED_US;
+    let held = held_frequency(policy, &seen.frequencies, at_start, span);
+    Ok(Look {
+        held,
+        disturbed,
+        outcome,
+    })
 }
 
 /// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another

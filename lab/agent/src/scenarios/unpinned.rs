@@ -35,7 +35,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
         stay_off(policy, &vm)?;
-        let (host, read) = look(policy, &mut vm, |vm| cur_perf(vm, base, 0))?;
+        let look = look(policy, || cur_perf(&mut vm, base, 0))?;
+        let (host, read) = (look.held, look.outcome);
         let (on, khz) = (vm.pcpu(0)?, host.most);
         let expected = scaled(big, policy, khz);
         held &= on == policy.cpu()
