@@ -64,7 +64,7 @@ const BOOTS: &[Boot] = &[
             "driver",
             "restart",
             "host-fails",
-            "dip-by-thread",
+            "dip-by-actuator",
             "idle",
         ],
     ),

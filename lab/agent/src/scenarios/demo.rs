@@ -76,8 +76,8 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
         }
         vm.ask(format!("start light periodic {vcpu} {LOAD}"))?;
         let_load_decay();
-        let at_start = policy.khz()?;
         let trace = Trace::start()?;
+        let at_start = policy.khz()?;
         std::thread::sleep(Duration::from_millis(400));
         let seen = trace.stop()?;
         vm.ask("stop light")?;

@@ -47,8 +47,9 @@ pub struct Look<T> {
 
 /// Looks at a policy's frequency for 20 ms, then does something.
 pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<Look<T>> {
-    let at_start = policy.khz()?;
     let trace = Trace::start()?;
+    // In this order: a change between the two would be in neither otherwise.
+    let at_start = policy.khz()?;
     let started = now_us();
     // What was done until now was a task too: let its load go by.
     std::thread::sleep(Duration::from_millis(40));

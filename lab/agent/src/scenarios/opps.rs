@@ -84,6 +84,7 @@ pub fn sweep(
 fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row, bool)> {
     let base = registers(vm)?;
     ask_for(vm, vcpu, asked)?;
+    let_ticks_pass();
     // What the guest reads may be the frequency of a moment: the host's own
     // tasks move it too. It must be one that there was.
     let look = look(policy, || cur_perf(vm, base, vcpu))?;
