@@ -35,6 +35,19 @@ pub struct Switch {
     pub next: (String, i32),
 }
 
+/// A guest's read of a register, completed, from `kvm:kvm_mmio`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MmioRead {
+    /// CLOCK_MONOTONIC in µs.
+    pub time_us: u64,
+    /// The pCPU that the vCPU was on.
+    pub cpu: u32,
+    /// Guest-physical address.
+    pub address: u64,
+    /// What it was told.
+    pub value: u64,
+}
+
 /// A span of time, in µs of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
@@ -45,6 +58,8 @@ pub struct Seen {
     pub frequencies: Vec<FrequencyEvent>,
     /// All switches of threads.
     pub switches: Vec<Switch>,
+    /// All reads of registers, when they were asked for.
+    pub reads: Vec<MmioRead>,
 }
 
 impl Seen {
@@ -62,6 +77,24 @@ impl Seen {
             }
         }
         runs
+    }
+
+    /// Since when the thread that runs at `time` has run without a break;
+    /// `time` itself when it doesn't run, or ran before the trace began.
+    pub fn running_since(&self, tid: i32, time: u64) -> u64 {
+        let own = |switch: &&Switch| switch.next.1 == tid || switch.prev.1 == tid;
+        let mut before = self.switches.iter().filter(|switch| switch.time_us <= time);
+        match before.rfind(own) {
+            Some(switch) if switch.next.1 == tid => switch.time_us,
+            _ => time,
+        }
+    }
+
+    /// A pCPU's frequency at a moment, if it has changed since the trace began.
+    pub fn frequency_at(&self, cpu: u32, time: u64) -> Option<u32> {
+        let mut own = self.frequencies.iter().filter(|event| event.cpu == cpu);
+        own.rfind(|event| event.time_us <= time)
+            .map(|event| event.khz)
     }
 
     /// For how long of a span these pCPUs ran anything but vCPUs, in µs.
@@ -88,6 +121,9 @@ impl Seen {
 #[derive(Debug)]
 pub struct Trace(());
 
+/// Of each CPU's buffer, as tracefs prints it.
+const BUFFER_KIB: &str = "4096";
+
 const EVENTS: [&str; 2] = [
     "events/power/cpu_frequency/enable",
     "events/sched/sched_switch/enable",
@@ -95,23 +131,38 @@ const EVENTS: [&str; 2] = [
 
 impl Trace {
     /// Starts with an empty buffer.
+    ///
+    /// What it sets stays set, the events too: to switch an event on or off
+    /// patches the kernel's code, which is work on every CPU.
     pub fn start() -> Result<Self> {
-        let set = |file: &str, value: &str| sysfs::write(format!("{TRACING}/{file}"), value);
-        set("trace_clock", "mono")?;
-        set("buffer_size_kb", "4096")?;
-        set("trace", "")?;
-        for event in EVENTS {
-            set(event, "1")?;
+        Self::start_with(&[])
+    }
+
+    /// The same, with what guests read from registers.
+    pub fn start_with_reads() -> Result<Self> {
+        Self::start_with(&["events/kvm/kvm_mmio/enable"])
+    }
+
+    fn start_with(more: &[&str]) -> Result<Self> {
+        let own = |file: &str| format!("{TRACING}/{file}");
+        if sysfs::text(own("buffer_size_kb"))?.trim() != BUFFER_KIB {
+            sysfs::write(own("buffer_size_kb"), BUFFER_KIB)?;
+            sysfs::write(own("trace_clock"), "mono")?;
         }
-        set("tracing_on", "1")?;
+        sysfs::write(own("tracing_on"), 0)?;
+        sysfs::write(own("trace"), "")?;
+        for event in EVENTS.iter().chain(more) {
+            if sysfs::text(own(event))?.trim() != "1" {
+                sysfs::write(own(event), 1)?;
+            }
+        }
+        sysfs::write(own("tracing_on"), 1)?;
         Ok(Self(()))
     }
 
     /// What was seen since the start.
     pub fn stop(self) -> Result<Seen> {
-        for file in ["tracing_on"].iter().chain(&EVENTS) {
-            sysfs::write(format!("{TRACING}/{file}"), 0)?;
-        }
+        sysfs::write(format!("{TRACING}/tracing_on"), 0)?;
         let text = sysfs::text(format!("{TRACING}/trace"))?;
         let named = |name: &'static str| text.lines().filter(move |line| line.contains(name));
         Ok(Seen {
@@ -120,6 +171,9 @@ impl Trace {
                 .collect::<Result<_>>()?,
             switches: named(": sched_switch: ")
                 .map(parse_switch)
+                .collect::<Result<_>>()?,
+            reads: named(": kvm_mmio: mmio read ")
+                .map(parse_read)
                 .collect::<Result<_>>()?,
         })
     }
@@ -154,9 +208,7 @@ fn parse(line: &str) -> Result<FrequencyEvent> {
 fn parse_switch(line: &str) -> Result<Switch> {
     let wrong = || format!("trace line '{line}'");
     let (head, tail) = line.split_once(": sched_switch: ").with_context(wrong)?;
-    // A name can hold brackets too: the CPU is in the last ones.
-    let (_, cpu) = head.rsplit_once('[').with_context(wrong)?;
-    let cpu = cpu.split(']').next().with_context(wrong)?.parse()?;
+    let cpu = cpu_of(head).with_context(wrong)?;
     let thread = |which: &str| -> Result<(String, i32)> {
         let (_, rest) = tail
             .split_once(&format!("{which}_comm="))
@@ -173,6 +225,30 @@ fn parse_switch(line: &str) -> Result<Switch> {
         prev: thread("prev")?,
         next: thread("next")?,
     })
+}
+
+/// `  vcpu0-99  [000] ....1  12.345678: kvm_mmio: mmio read len 4 gpa 0xa000000
+/// val 0x1b7740`
+fn parse_read(line: &str) -> Result<MmioRead> {
+    let wrong = || format!("trace line '{line}'");
+    let (head, tail) = line.split_once(": kvm_mmio: ").with_context(wrong)?;
+    let value = |name: &str| -> Result<u64> {
+        let mut words = tail.split_whitespace().skip_while(|word| *word != name);
+        let digits = words.nth(1).and_then(|word| word.strip_prefix("0x"));
+        Ok(u64::from_str_radix(digits.with_context(wrong)?, 16)?)
+    };
+    Ok(MmioRead {
+        time_us: time_us(head)?,
+        cpu: cpu_of(head).with_context(wrong)?,
+        address: value("gpa")?,
+        value: value("val")?,
+    })
+}
+
+/// The pCPU in a line's head. A name can hold brackets too: it is in the last ones.
+fn cpu_of(head: &str) -> Option<u32> {
+    let (_, cpu) = head.rsplit_once('[')?;
+    cpu.split(']').next()?.parse().ok()
 }
 
 /// The time stamp that ends a line's head, in µs.
@@ -225,6 +301,36 @@ mod tests {
     }
 
     #[test]
+    fn a_read_of_the_trace() {
+        let line = "   vcpu0-99  [002] ....1  1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
+        let read = MmioRead {
+            time_us: 1_000_002,
+            cpu: 2,
+            address: 0xa00_1000,
+            value: 1_800_000,
+        };
+        assert_eq!(parse_read(line).unwrap(), read);
+    }
+
+    #[test]
+    fn a_thread_runs_since_it_was_switched_to() {
+        let mut switches = vec![
+            switch(0, 10, "swapper/0", "vcpu0"),
+            switch(0, 20, "vcpu0", "init"),
+        ];
+        switches[0].prev.1 = 0;
+        switches[1].next.1 = 2;
+        let seen = Seen {
+            frequencies: Vec::new(),
+            switches,
+            reads: Vec::new(),
+        };
+        assert_eq!(seen.running_since(1, 5), 5);
+        assert_eq!(seen.running_since(1, 19), 10);
+        assert_eq!(seen.running_since(1, 21), 21);
+    }
+
+    #[test]
     fn others_are_counted_within_the_span() {
         let switches = vec![
             switch(0, 10, "init", "vcpu0"),
@@ -235,6 +341,7 @@ mod tests {
         let seen = Seen {
             frequencies: Vec::new(),
             switches,
+            reads: Vec::new(),
         };
         // init until 10, the kworker from 20 to 25; then the other pCPU too.
         assert_eq!(seen.others_ran(&[0], (5, 25)), 10);

@@ -55,6 +55,26 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
     }))
 }
 
+/// A vCPU pinned to a pCPU that is offline: one line, exit code 2, nothing
+/// left behind; online again, the same guest starts.
+pub fn pin_offline(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]);
+    let online = format!("/sys/devices/system/cpu/cpu{}/online", policy.cpu());
+    sysfs::write(&online, 0)?;
+    let said = Vm::start(&setup)?.finish(2);
+    sysfs::write(&online, 1)?;
+    let said = said?;
+    let left = leftovers()?;
+    Vm::boot(&setup)?.quit()?;
+    let one_line = said.lines().count() == 1;
+    Ok(json!({
+        "held": one_line && said.contains("offline") && said.contains("bring it online") && left.is_empty(),
+        "vmm_said": said, "left": left,
+    }))
+}
+
 /// Asks for both ends; whether the host followed.
 fn both_ends(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
     let mut right = true;

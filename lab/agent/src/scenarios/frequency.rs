@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use super::Policy;
+use super::{Policy, let_ticks_pass};
 use crate::trace::{FrequencyEvent, Span, Trace, now_us};
 use crate::vm::{Vm, threads};
 
@@ -47,12 +47,24 @@ pub struct Look<T> {
 
 /// Looks at a policy's frequency for 20 ms, then does something.
 pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<Look<T>> {
+    look_after(policy, || Ok(()), then)
+}
+
+/// Does something, lets its effects come about, looks at a policy's frequency
+/// for 20 ms, then does something else.
+pub fn look_after<T>(
+    policy: &Policy,
+    first: impl FnOnce() -> Result<()>,
+    then: impl FnOnce() -> Result<T>,
+) -> Result<Look<T>> {
     let trace = Trace::start()?;
     // In this order: a change between the two would be in neither otherwise.
     let at_start = policy.khz()?;
     let started = now_us();
+    first()?;
+    let_ticks_pass();
     // What was done until now was a task too: let its load go by.
-    std::thread::sleep(Duration::from_millis(40));
+    let_ticks_pass();
     let span = undisturbed();
     let outcome = then()?;
     let seen = trace.stop()?;

@@ -47,6 +47,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
         "host-fails" => failure::host_fails(plan),
+        "pin-offline" => failure::pin_offline(plan),
         "kill" => failure::kill(plan),
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),

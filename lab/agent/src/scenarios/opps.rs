@@ -2,17 +2,18 @@
 //! Every OPP of every cluster: guest asks → clamp of the thread → host
 //! frequency → guest reads.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::frequency::{LOOKS, look, stay_off};
+use super::frequency::{LOOKS, look_after, stay_off};
 use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
 };
-use crate::trace::{FrequencyEvent, Trace};
+use crate::trace::{FrequencyEvent, Trace, now_us};
 use crate::vm::{Setup, Vm, events};
 
 /// What was seen for one request of a busy vCPU.
@@ -34,6 +35,8 @@ pub struct Row {
     pub read: u32,
     /// which was the frequency at some time of its reading.
     pub read_true: bool,
+    /// Looks until it was right, or was undisturbed.
+    pub looks: u32,
 }
 
 impl Row {
@@ -42,7 +45,7 @@ impl Row {
         json!({
             "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
             "util": self.util, "uclamp_min": self.clamp.0, "uclamp_max": self.clamp.1,
-            "host_khz": self.host, "guest_reads_khz": self.read,
+            "host_khz": self.host, "guest_reads_khz": self.read, "looks": self.looks,
         })
     }
 }
@@ -61,10 +64,7 @@ pub fn sweep(
     let mut rows = Vec::new();
     for &asked in policy.opps.iter().chain(down) {
         let (mut row, mut disturbed) = one_opp(vm, vcpu, policy, asked)?;
-        for _ in 1..LOOKS {
-            if right(&row) || !disturbed {
-                break;
-            }
+        while !right(&row) && disturbed && row.looks < LOOKS {
             // Anew, from another OPP: beside another task in the same bucket
             // a clamp takes effect only once the vCPU has slept.
             let other = if asked == policy.min() {
@@ -73,7 +73,9 @@ pub fn sweep(
                 policy.min()
             };
             ask_for(vm, vcpu, other)?;
+            let looks = row.looks + 1;
             (row, disturbed) = one_opp(vm, vcpu, policy, asked)?;
+            row.looks = looks;
         }
         rows.push(row);
     }
@@ -83,11 +85,12 @@ pub fn sweep(
 /// Asks, and looks; whether the look was disturbed, too.
 fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row, bool)> {
     let base = registers(vm)?;
-    ask_for(vm, vcpu, asked)?;
-    let_ticks_pass();
     // What the guest reads may be the frequency of a moment: the host's own
     // tasks move it too. It must be one that there was.
-    let look = look(policy, || cur_perf(vm, base, vcpu))?;
+    let guest = RefCell::new(&mut *vm);
+    let ask = || ask_for(&mut guest.borrow_mut(), vcpu, asked);
+    let read = || cur_perf(&mut guest.borrow_mut(), base, vcpu);
+    let look = look_after(policy, ask, read)?;
     let row = Row {
         vcpu,
         pcpu: policy.cpu(),
@@ -98,6 +101,7 @@ fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row
         lowest: look.held.lowest,
         read: look.outcome,
         read_true: look.held.since.contains(&look.outcome),
+        looks: 1,
     };
     Ok((row, look.disturbed))
 }
@@ -144,8 +148,9 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
         .filter(|row| !right(row))
         .map(Row::json)
         .collect();
+    let looks: u32 = rows.iter().map(|row| row.looks).sum();
     Ok(json!({
-        "held": wrong.is_empty() && !rows.is_empty(),
+        "held": wrong.is_empty() && !rows.is_empty(), "looks": looks,
         "opps_checked": rows.len(), "opps_wrong": wrong.len(), "wrong": wrong,
     }))
 }
@@ -160,33 +165,82 @@ fn ramps(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "floor"]);
     let mut vm = plan.guest(&setup)?;
+    let (mut compared, mut looks) = (0, 0);
     let mut wrong = Vec::new();
-    let mut compared = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
         stay_off(policy, &vm)?;
         set_governor(&mut vm, vcpu, "userspace")?;
         for &asked in &policy.opps {
-            ask_for(&mut vm, vcpu, asked)?;
-            let_load_decay();
-            vm.ask(format!("start busy busy {vcpu}"))?;
-            // The clamp shows at the next tick at the latest.
-            std::thread::sleep(Duration::from_millis(5));
-            for _ in 0..10 {
-                std::thread::sleep(Duration::from_millis(2));
-                // Utilization rises: the later look is the higher one.
-                let khz = policy.khz()?;
-                let util = vm.util(vcpu)?;
-                let under = (util + OTHERS_UTIL) * 5 / 4 < policy.util(asked);
-                compared += u32::from(under);
-                if khz < asked || (under && khz != asked) {
-                    wrong.push(json!({ "asked_khz": asked, "host_khz": khz, "util": util }));
+            let mut ramp = Ramp::default();
+            for _ in 0..LOOKS {
+                ramp = Ramp::of(&mut vm, vcpu, policy, asked)?;
+                looks += 1;
+                if ramp.wrong.is_empty() || !ramp.disturbed {
+                    break;
                 }
             }
-            vm.ask("stop busy")?;
+            compared += ramp.compared;
+            wrong.extend(ramp.wrong);
         }
     }
     vm.quit()?;
-    Ok(json!({ "held": wrong.is_empty() && compared >= 20, "compared": compared, "wrong": wrong }))
+    Ok(json!({
+        "held": wrong.is_empty() && compared >= 20, "compared": compared, "looks": looks,
+        "wrong": wrong,
+    }))
+}
+
+/// How a vCPU's pCPU went up.
+#[derive(Default)]
+struct Ramp {
+    /// Moments at which the request alone decided.
+    compared: u32,
+    /// Moments at which the frequency wasn't right.
+    wrong: Vec<Value>,
+    /// Another task ran beside the vCPU.
+    disturbed: bool,
+}
+
+/// A clamp shows at the host's next tick at the latest, 4 ms; two, for the
+/// first may find the governor's rate limit.
+const IN_FORCE_US: u64 = 8_000;
+
+impl Ramp {
+    fn of(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<Self> {
+        ask_for(vm, vcpu, asked)?;
+        let_load_decay();
+        let tid = vm.vcpu_tid(vcpu)?;
+        let trace = Trace::start()?;
+        let at_start = policy.khz()?;
+        let started = now_us();
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let mut samples = Vec::new();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(2));
+            // Utilization rises: the later look is the higher one.
+            samples.push((now_us(), vm.util(vcpu)?));
+        }
+        let ended = now_us();
+        let seen = trace.stop()?;
+        vm.ask("stop busy")?;
+        let mut ramp = Self {
+            disturbed: seen.others_ran(&[policy.cpu()], (started, ended)) > 0,
+            ..Self::default()
+        };
+        for (time, util) in samples {
+            if seen.running_since(tid, time) + IN_FORCE_US > time {
+                continue;
+            }
+            let khz = seen.frequency_at(policy.cpu(), time).unwrap_or(at_start);
+            let under = (util + OTHERS_UTIL) * 5 / 4 < policy.util(asked);
+            ramp.compared += u32::from(under);
+            if khz < asked || (under && khz != asked) {
+                let row = json!({ "asked_khz": asked, "host_khz": khz, "util": util });
+                ramp.wrong.push(row);
+            }
+        }
+        Ok(ramp)
+    }
 }
 
 /// Changes of request, up and down, that `no_dip` makes on each vCPU.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::frequency::{look, stay_off};
 use super::{Plan, Policy, cur_perf, let_ticks_pass, registers};
+use crate::trace::Trace;
 use crate::vm::{Setup, Vm};
 
 pub fn run(plan: &Plan) -> Result<Value> {
@@ -31,6 +32,16 @@ pub fn run(plan: &Plan) -> Result<Value> {
     vm.ask("start busy busy 0")?;
     let mut rows = Vec::new();
     let mut held = true;
+    let mut moves = Vec::new();
+    for n in 0..MOVES {
+        let (from, to) = if n % 2 == 0 {
+            (big, little)
+        } else {
+            (little, big)
+        };
+        moves.push(first_read_after_a_move(&vm, base, big, from, to)?);
+    }
+    held &= moves.iter().all(|one| one["right"] == true);
     for policy in [little, big, little, big] {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
@@ -50,7 +61,62 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }));
     }
     vm.quit()?;
-    Ok(json!({ "held": held, "rows": rows }))
+    Ok(json!({ "held": held, "rows": rows, "moves": moves }))
+}
+
+/// Moves after which the guest's first read is looked at.
+const MOVES: usize = 10;
+/// A guest's tick.
+const TICK_US: u64 = 4_000;
+
+/// Moves the busy vCPU's thread, and looks at the first read of cur_perf that
+/// the guest makes on the other pCPU, at its next tick: it is a frequency of
+/// that pCPU, at most one host call old.
+fn first_read_after_a_move(
+    vm: &Vm,
+    base: u64,
+    own: &Policy,
+    from: &Policy,
+    to: &Policy,
+) -> Result<Value> {
+    move_to(vm, from.cpu())?;
+    let_ticks_pass();
+    let trace = Trace::start_with_reads()?;
+    let at_start = to.khz()?;
+    move_to(vm, to.cpu())?;
+    let_ticks_pass();
+    let seen = trace.stop()?;
+    let tid = vm.vcpu_tid(0)?;
+    let there = |cpu| cpu == to.cpu();
+    let mut switches = seen.switches.iter().filter(|switch| there(switch.cpu));
+    let arrived = switches
+        .find(|switch| switch.next.1 == tid)
+        .context("the vCPU did not move")?;
+    let mut reads = seen
+        .reads
+        .iter()
+        .filter(|read| read.address == base && there(read.cpu));
+    let read = reads
+        .find(|read| read.time_us > arrived.time_us)
+        .context("the guest read nothing")?;
+    let mut true_values = vec![scaled(
+        own,
+        to,
+        seen.frequency_at(to.cpu(), arrived.time_us)
+            .unwrap_or(at_start),
+    )];
+    let later = arrived.time_us..read.time_us;
+    let own_changes = seen
+        .frequencies
+        .iter()
+        .filter(|event| there(event.cpu) && later.contains(&event.time_us));
+    true_values.extend(own_changes.map(|event| scaled(own, to, event.khz)));
+    let after_us = read.time_us - arrived.time_us;
+    let right = true_values.iter().any(|khz| u64::from(*khz) == read.value);
+    Ok(json!({
+        "moved_to": to.cpu(), "reads_khz": read.value, "true_khz": true_values,
+        "after_us": after_us, "right": right && after_us <= 2 * TICK_US,
+    }))
 }
 
 /// A pCPU's frequency in the unit of a vCPU that is like a CPU of `vcpu`:
