@@ -43,7 +43,10 @@ const fn boot(topology: &'static str, scenarios: &'static [&'static str]) -> Boo
 const BOOTS: &[Boot] = &[
     boot("2+2", &["kill"]),
     boot("2+2", &["flood"]),
-    boot("4+3+1", &["capacity", "opps-exact", "opps-floor", "no-dip"]),
+    boot(
+        "4+3+1",
+        &["capacity", "opps-exact", "opps-floor", "no-dip", "uclamp"],
+    ),
     boot(
         "2+2",
         &[
@@ -67,6 +70,7 @@ const BOOTS: &[Boot] = &[
             "pin-offline",
             "dip-by-actuator",
             "idle",
+            "uclamp",
         ],
     ),
     Boot {

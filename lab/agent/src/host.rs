@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::deeds::insmod;
 use crate::guest::power_off;
 use crate::scenarios::{self, Plan};
-use crate::sysfs;
+use crate::{sysfs, uclamp};
 
 /// The second serial port: results, a line of JSON each.
 const RESULTS: &str = "/dev/ttyAMA1";
@@ -44,6 +44,12 @@ fn carry_out() -> Result<()> {
         insmod(module, "")?;
     }
     calm_kernel()?;
+    let boot = plan["boot"].as_u64().context("a plan without a boot")?;
+    let lost = uclamp::first_use(boot)?;
+    if !lost.is_empty() {
+        report(&json!({ "scenario": "host", "held": false, "uclamp_lost_on": lost }));
+        return Ok(());
+    }
     // Work that the boot left behind would be measured otherwise.
     std::thread::sleep(Duration::from_secs(2));
     let settings = Plan {
@@ -52,10 +58,10 @@ fn carry_out() -> Result<()> {
             .context("a plan without a driver")?
             .to_owned(),
     };
-    for name in plan["scenarios"]
+    let scenarios = plan["scenarios"]
         .as_array()
-        .context("a plan without scenarios")?
-    {
+        .context("a plan without scenarios")?;
+    for name in scenarios {
         let name = name.as_str().context("a scenario's name")?;
         if name == "shell" {
             shell()?;

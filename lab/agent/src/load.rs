@@ -27,12 +27,17 @@ pub struct Load {
 impl Load {
     /// Keeps a CPU busy.
     pub fn busy(cpu: u32) -> Self {
-        Self::start(cpu, |stop, turns| {
-            while !stop.load(Ordering::Relaxed) {
-                spin(CHUNK);
-                turns.fetch_add(CHUNK, Ordering::Relaxed);
-            }
-        })
+        Self::start(cpu, spin_until)
+    }
+
+    /// The same, as a member of the cgroup of this cgroup.threads file.
+    pub fn busy_in(cpu: u32, threads: &str) -> Self {
+        let threads = threads.to_owned();
+        Self::start_with(
+            cpu,
+            move || crate::sysfs::write(threads, nix::unistd::gettid()),
+            spin_until,
+        )
     }
 
     /// Busy for `busy` of each `period`.
@@ -79,11 +84,20 @@ impl Load {
     }
 
     fn start(cpu: u32, work: impl FnOnce(&AtomicBool, &AtomicU64) + Send + 'static) -> Self {
+        Self::start_with(cpu, || Ok(()), work)
+    }
+
+    fn start_with(
+        cpu: u32,
+        first: impl FnOnce() -> Result<()> + Send + 'static,
+        work: impl FnOnce(&AtomicBool, &AtomicU64) + Send + 'static,
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let turns = Arc::new(AtomicU64::new(0));
         let (its_stop, its_turns) = (Arc::clone(&stop), Arc::clone(&turns));
         let thread = std::thread::spawn(move || {
             pin(cpu)?;
+            first()?;
             work(&its_stop, &its_turns);
             Ok(())
         });
@@ -117,6 +131,13 @@ impl Drop for Load {
             // Its result matters to `stop` alone.
             let _ = thread.join();
         }
+    }
+}
+
+fn spin_until(stop: &AtomicBool, turns: &AtomicU64) {
+    while !stop.load(Ordering::Relaxed) {
+        spin(CHUNK);
+        turns.fetch_add(CHUNK, Ordering::Relaxed);
     }
 }
 

@@ -14,6 +14,7 @@ mod scenarios;
 mod sys;
 mod sysfs;
 mod trace;
+mod uclamp;
 mod vm;
 
 use std::path::Path;

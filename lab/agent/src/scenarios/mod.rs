@@ -17,10 +17,10 @@ mod unpinned;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::sysfs;
 use crate::vm::{Setup, Vm};
+use crate::{sysfs, uclamp};
 
 /// What every scenario of a run shares.
 #[derive(Debug)]
@@ -49,11 +49,18 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "host-fails" => failure::host_fails(plan),
         "pin-offline" => failure::pin_offline(plan),
         "kill" => failure::kill(plan),
+        "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
     }
+}
+
+/// Whether clamps take effect on every CPU, after all that was done before.
+fn clamps() -> Result<Value> {
+    let wrong = uclamp::cpus_that_disobey()?;
+    Ok(json!({ "held": wrong.is_empty(), "cpus_that_disobey": wrong }))
 }
 
 impl Plan {
