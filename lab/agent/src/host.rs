@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::RebootMode;
 use serde_json::{Value, json};
@@ -35,6 +35,8 @@ fn carry_out() -> Result<()> {
     mount_at("cgroup2", "/sys/fs/cgroup")?;
     raw_result_port()?;
     let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;
+    calm_kernel()?;
+    uclamp::first_use(None)?;
     for module in [
         "lab_cpufreq",
         "lab_cpuidle",
@@ -43,13 +45,8 @@ fn carry_out() -> Result<()> {
     ] {
         insmod(module, "")?;
     }
-    calm_kernel()?;
-    let boot = plan["boot"].as_u64().context("a plan without a boot")?;
-    let lost = uclamp::first_use(boot)?;
-    if !lost.is_empty() {
-        report(&json!({ "scenario": "host", "held": false, "uclamp_lost_on": lost }));
-        return Ok(());
-    }
+    let wrong = uclamp::cpus_that_disobey()?;
+    ensure!(wrong.is_empty(), "clamps have no effect on CPUs {wrong:?}");
     // Work that the boot left behind would be measured otherwise.
     std::thread::sleep(Duration::from_secs(2));
     let settings = Plan {
@@ -93,7 +90,7 @@ pub fn calm_kernel() -> Result<()> {
     // at the maximum by default: a pCPU would never be seen at its guest's
     // request, nor a guest ask for less.
     if Path::new("/sys/kernel/realtime").exists() {
-        sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
+        uclamp::first_use(Some(0))?;
     }
     // It samples memory 200 times a second.
     let damon = "/sys/module/damon_stat/parameters/enabled";

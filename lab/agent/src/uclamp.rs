@@ -7,13 +7,13 @@
 //! stays counted: on that CPU nothing below its clamp takes effect any more,
 //! until the next boot.
 
+use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::load::{self, Load};
+use crate::load::Load;
 use crate::scenarios::Policy;
 use crate::{sys, sysfs};
 
@@ -23,72 +23,55 @@ const GROUP: &str = "/sys/fs/cgroup/probe";
 /// Above everything that could sleep meanwhile.
 const TOP_PRIORITY: i32 = 99;
 
-/// Makes the first use of uclamp on this host, and says on which CPUs the
-/// kernel lost count by it. Each `boot` does it at another moment.
-pub fn first_use(boot: u64) -> Result<Vec<u32>> {
+/// Uses uclamp for the first time (a second time does no harm), while no task can leave a CPU: no other
+/// CPU is online, and this thread is above all tasks. Then leaves the clamp
+/// that real-time tasks have by default at `rt_default`; at what it is with
+/// `None`. Without uclamp in the kernel there is nothing to do.
+pub fn first_use(rt_default: Option<u32>) -> Result<()> {
     if !Path::new(RT_DEFAULT).exists() {
-        // A kernel without uclamp.
-        return Ok(Vec::new());
+        return Ok(());
     }
-    std::thread::sleep(Duration::from_micros(3_700 * boot));
-    first_use_undisturbed()?;
-    cpus_that_disobey()
-}
-
-/// Makes the first use of uclamp while no task can leave a CPU: all others
-/// spin above all tasks.
-fn first_use_undisturbed() -> Result<()> {
-    let cpus = online()?;
-    let (own, others) = cpus.split_first().context("no CPU online")?;
-    let (stop, spinning) = (&AtomicBool::new(false), &AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        let spin = |cpu: u32| {
-            let ready = above_all(cpu);
-            spinning.fetch_add(1, Ordering::SeqCst);
-            while ready.is_ok() && !stop.load(Ordering::SeqCst) {
-                std::hint::spin_loop();
-            }
-            ready
-        };
-        let use_it = || {
-            above_all(*own)?;
-            while spinning.load(Ordering::SeqCst) < others.len() {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            use_uclamp()
-        };
-        let spinners: Vec<_> = others
-            .iter()
-            .map(|&cpu| scope.spawn(move || spin(cpu)))
-            .collect();
-        let used = scope.spawn(use_it).join();
-        stop.store(true, Ordering::SeqCst);
-        let spun = spinners.into_iter().map(|thread| thread.join());
-        for result in spun.chain([used]) {
-            result.map_err(|_| anyhow!("a thread panicked"))??;
-        }
-        Ok(())
-    })
-}
-
-fn above_all(cpu: u32) -> Result<()> {
-    load::pin(cpu)?;
-    sys::set_fifo_priority(TOP_PRIORITY)
-}
-
-/// Uses uclamp, and leaves all settings as they were.
-fn use_uclamp() -> Result<()> {
     let before: u32 = sysfs::number(RT_DEFAULT)?;
-    let other = if before == 0 { 1 } else { before - 1 };
-    sysfs::write(RT_DEFAULT, other)?;
-    sysfs::write(RT_DEFAULT, before)
+    let others = others_online()?;
+    for file in &others {
+        sysfs::write(file, 0)?;
+    }
+    let used = std::thread::spawn(move || {
+        sys::set_fifo_priority(TOP_PRIORITY)?;
+        // Only another value than before is a use.
+        sysfs::write(RT_DEFAULT, before.saturating_sub(1))?;
+        sysfs::write(RT_DEFAULT, rt_default.unwrap_or(before))
+    });
+    let used = used.join();
+    for file in &others {
+        sysfs::write(file, 1)?;
+    }
+    used.map_err(|_| anyhow!("a thread panicked"))?
+}
+
+/// The switches of all CPUs but the first that are online.
+fn others_online() -> Result<Vec<String>> {
+    let mut switches = Vec::new();
+    for entry in fs::read_dir("/sys/devices/system/cpu")? {
+        let switch = entry?.path().join("online");
+        // The first CPU can't be switched off on some machines.
+        let first = switch.to_string_lossy().contains("/cpu0/");
+        if switch.exists() && !first && sysfs::text(&switch)? == "1" {
+            switches.push(switch.display().to_string());
+        }
+    }
+    switches.sort();
+    Ok(switches)
 }
 
 /// The CPUs on which a ceiling of 0 doesn't bring a busy task's policy to its
 /// minimum.
 pub fn cpus_that_disobey() -> Result<Vec<u32>> {
+    if !Path::new(RT_DEFAULT).exists() {
+        return Ok(Vec::new());
+    }
     sysfs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu")?;
-    std::fs::create_dir(GROUP)?;
+    fs::create_dir(GROUP)?;
     sysfs::write(format!("{GROUP}/cgroup.type"), "threaded")?;
     sysfs::write(format!("{GROUP}/cpu.uclamp.max"), 0)?;
     let mut wrong = Vec::new();
@@ -111,14 +94,17 @@ pub fn cpus_that_disobey() -> Result<Vec<u32>> {
             busy.stop()?;
         }
     }
-    std::fs::remove_dir(GROUP)?;
+    remove_group()?;
     Ok(wrong)
 }
 
-fn online() -> Result<Vec<u32>> {
-    let policies = Policy::all()?;
-    Ok(policies
-        .into_iter()
-        .flat_map(|policy| policy.cpus)
-        .collect())
+/// A thread that has ended leaves its cgroup a moment later.
+fn remove_group() -> Result<()> {
+    for _ in 0..100 {
+        if fs::remove_dir(GROUP).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    fs::remove_dir(GROUP).context(GROUP)
 }
