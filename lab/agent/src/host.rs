@@ -45,10 +45,10 @@ fn carry_out() -> Result<()> {
     ] {
         insmod(module, "")?;
     }
-    let wrong = uclamp::cpus_that_disobey()?;
-    ensure!(wrong.is_empty(), "clamps have no effect on CPUs {wrong:?}");
     // Work that the boot left behind would be measured otherwise.
     std::thread::sleep(Duration::from_secs(2));
+    let wrong = uclamp::cpus_that_disobey()?;
+    ensure!(wrong.is_empty(), "clamps have no effect on CPUs {wrong:?}");
     let settings = Plan {
         driver: plan["driver"]
             .as_str()

@@ -81,7 +81,7 @@ pub fn cpus_that_disobey() -> Result<Vec<u32>> {
             // Another task on a CPU of the policy lifts it for as long as it
             // runs, this one too, and until its utilization has decayed.
             let mut obeys = false;
-            for _ in 0..250 {
+            for _ in 0..500 {
                 std::thread::sleep(Duration::from_millis(4));
                 obeys |= policy.khz()? == policy.min();
                 if obeys {
