@@ -172,7 +172,10 @@ impl DoctorFacts {
                 .path("proc/sys/kernel/unprivileged_bpf_disabled")
                 .exists(),
             capabilities: effective_capabilities(root).unwrap_or(0),
-            realtime: root.text("sys/kernel/realtime").as_deref() == Some("1"),
+            // /sys/kernel/realtime was the RT patches'; mainline has none.
+            realtime: root
+                .text("proc/version")
+                .is_some_and(|version| version.contains("PREEMPT_RT")),
         }
     }
 }

@@ -20,7 +20,7 @@ fn good_host() -> FakeHost {
         ("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n"),
         ("proc/cmdline", "quiet kvm-arm.mode=nvhe\n"),
         ("sys/kernel/btf/vmlinux", "x"),
-        ("sys/kernel/realtime", "1\n"),
+        ("proc/version", "Linux version 7.2 #1 SMP PREEMPT_RT\n"),
     ] {
         host.write(path, text);
     }

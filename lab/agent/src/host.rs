@@ -89,7 +89,8 @@ pub fn calm_kernel() -> Result<()> {
     // On an RT kernel interrupts are threads of a real-time class, which run
     // at the maximum by default: a pCPU would never be seen at its guest's
     // request, nor a guest ask for less.
-    if Path::new("/sys/kernel/realtime").exists() {
+    // /sys/kernel/realtime was the RT patches'; mainline has none.
+    if sysfs::text("/proc/version")?.contains("PREEMPT_RT") {
         uclamp::first_use(Some(0))?;
     }
     // It samples memory 200 times a second.
