@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::policy::{ClampMode, Headroom};
+use crate::limit::RateLimit;
+use crate::policy::{ClampMode, Headroom, Report};
 use crate::regs::MAX_VCPUS;
 use crate::table::PerfTable;
 use crate::units::{DomainId, Util, VcpuId};
@@ -30,6 +31,10 @@ pub struct DeviceConfig {
     pub mode: ClampMode,
     /// What the running host kernel adds to a clamp.
     pub headroom: Headroom,
+    /// What cur_perf tells.
+    pub report: Report,
+    /// How often a vCPU's requests reach the host; without one, as often as it makes them.
+    pub rate_limit: Option<RateLimit>,
 }
 
 /// Which rule a configuration breaks.

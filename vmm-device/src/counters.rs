@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// One vCPU's counters at one moment.
 ///
 /// When no request is under way, `requests` is the sum of `applied`, `unchanged`, `superseded`,
-/// `refused` and `not_applicable`.
+/// `coalesced`, `refused` and `not_applicable`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterSnapshot {
     /// Writes of set_perf, and requests made again by a restore or a reset.
@@ -19,6 +19,12 @@ pub struct CounterSnapshot {
     pub unchanged: u64,
     /// Requests overtaken by a newer one of the domain.
     pub superseded: u64,
+    /// Requests overtaken by a newer one before the device saw them: on the paths on which a write
+    /// ends in the kernel.
+    pub coalesced: u64,
+    /// Requests that had to wait because they came faster than the limit allows. What became of
+    /// each is in the counters above and below, too.
+    pub limited: u64,
     /// Requests that the host refused.
     pub refused: u64,
     /// Requests to which clamps mean nothing.
@@ -36,6 +42,8 @@ pub(crate) struct Counters {
     pub applied: Counter,
     pub unchanged: Counter,
     pub superseded: Counter,
+    pub coalesced: Counter,
+    pub limited: Counter,
     pub refused: Counter,
     pub not_applicable: Counter,
     pub illegal: Counter,
@@ -47,7 +55,11 @@ pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub fn bump(&self) {
-        self.0.fetch_add(1, Relaxed);
+        self.add(1);
+    }
+
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
     }
 
     pub fn get(&self) -> u64 {
@@ -62,6 +74,8 @@ impl Counters {
             applied: self.applied.get(),
             unchanged: self.unchanged.get(),
             superseded: self.superseded.get(),
+            coalesced: self.coalesced.get(),
+            limited: self.limited.get(),
             refused: self.refused.get(),
             not_applicable: self.not_applicable.get(),
             illegal: self.illegal.get(),

@@ -10,12 +10,17 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
 use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
-use crate::policy::{self, Demand};
+use crate::limit::{Bucket, Clock, Monotonic};
+use crate::pages::{PagesError, RegisterPages};
+use crate::policy::{self, Demand, Report};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::regs::{ReadReg, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
@@ -31,6 +36,18 @@ pub struct Device<A, S, E> {
     actuator: A,
     source: S,
     events: E,
+    /// What a guest reads without an exit, once there is such memory.
+    pages: OnceLock<RegisterPages>,
+    clock: Time,
+}
+
+/// The clock, which has no debug text.
+struct Time(Box<dyn Clock>);
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ns", self.0.now_ns())
+    }
 }
 
 /// What a vCPU's page remembers. A cache line of its own, for vCPUs write it all the time.
@@ -42,6 +59,7 @@ pub(crate) struct Vcpu {
     /// cur_perf as last learned, kHz; never 0.
     pub cur_perf: AtomicU32,
     domain: usize,
+    bucket: Bucket,
     counters: Counters,
 }
 
@@ -68,7 +86,37 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             actuator,
             source,
             events,
+            pages: OnceLock::new(),
+            clock: Time(Box::new(Monotonic::default())),
         })
+    }
+
+    /// The same device with another clock for its limit.
+    #[must_use]
+    pub fn with_clock(self, clock: impl Clock + 'static) -> Self {
+        let clock = Time(Box::new(clock));
+        Self { clock, ..self }
+    }
+
+    /// From now on, what a guest would read is in `pages` too. cur_perf there is what
+    /// [`Device::refresh`] found last.
+    ///
+    /// # Errors
+    /// When the device has pages already.
+    pub fn attach_pages(&self, pages: RegisterPages) -> Result<(), PagesError> {
+        self.pages.set(pages).map_err(|_| PagesError::Twice)?;
+        for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
+            self.show(vcpu, ReadReg::PerftblLen, spec.table.register_len());
+            self.show(vcpu, ReadReg::PerfDomain, spec.domain.0);
+            self.show_memory(vcpu);
+        }
+        Ok(())
+    }
+
+    /// Learns cur_perf of `vcpu` and shows it in its page. Does nothing when there is no such
+    /// vCPU.
+    pub fn refresh(&self, vcpu: VcpuId) {
+        self.read(vcpu, ReadReg::CurPerf);
     }
 
     /// What the device was made of.
@@ -123,17 +171,57 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                     khz: Khz(value),
                 });
                 let khz = Khz(value);
-                self.request(domain, Request { vcpu, khz });
+                self.limited_request(domain, Request { vcpu, khz });
             }
-            WriteReg::PerftblSel => page.selected.store(value, Relaxed),
+            WriteReg::PerftblSel => {
+                page.selected.store(value, Relaxed);
+                self.show_memory(vcpu);
+            }
         }
+    }
+
+    /// Counts `count` requests of `vcpu` that a newer one of its domain has overtaken before they
+    /// got here.
+    pub fn count_coalesced(&self, vcpu: VcpuId, count: u64) {
+        let Some(page) = self.vcpus.get(vcpu.index()).filter(|_| count > 0) else {
+            return;
+        };
+        page.counters.requests.add(count);
+        page.counters.coalesced.add(count);
+        self.events.record(&Event::Coalesced {
+            vcpu,
+            domain: self.domains[page.domain].id(),
+            count,
+        });
+    }
+
+    /// Puts the requests into force that waited for a token and now have one. Returns how long the
+    /// next one has to wait, if there is one. To be called that much later, and after each
+    /// [`Event::Limited`].
+    pub fn settle_held(&self) -> Option<Duration> {
+        let now = self.clock.0.now_ns();
+        let waits = self.domains.iter().filter_map(|domain| {
+            let request = domain.take_held()?;
+            match self.take_token(request, now) {
+                Ok(()) => {
+                    self.settle(domain);
+                    None
+                }
+                Err(due) => {
+                    domain.hold();
+                    Some(Duration::from_nanos(due.saturating_sub(now)))
+                }
+            }
+        });
+        waits.min()
     }
 
     /// Takes all requests back and forgets what the guest has selected, for a guest that starts
     /// anew. Counters go on.
     pub fn reset(&self) {
-        for page in &self.vcpus {
+        for (vcpu, page) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             page.selected.store(0, Relaxed);
+            self.show_memory(vcpu);
         }
         for domain in &self.domains {
             if let Some(Request { vcpu, .. }) = domain.newest().filter(Request::asks) {
@@ -169,7 +257,38 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         self.events.record(event);
     }
 
+    /// A guest's request: into force if there is a token for it, or when there is one.
+    fn limited_request(&self, domain: &Domain, request: Request) {
+        if self.take_token(request, self.clock.0.now_ns()).is_ok() {
+            return self.request(domain, request);
+        }
+        self.publish(domain, request);
+        self.of(request).limited.bump();
+        domain.hold();
+        self.events.record(&Event::Limited {
+            vcpu: request.vcpu,
+            domain: domain.id(),
+        });
+    }
+
+    fn take_token(&self, request: Request, now_ns: u64) -> Result<(), u64> {
+        let bucket = &self.vcpus[request.vcpu.index()].bucket;
+        match self.config.rate_limit {
+            Some(limit) => bucket.take(limit, now_ns),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn request(&self, domain: &Domain, request: Request) {
+        self.publish(domain, request);
+        self.settle(domain);
+    }
+
+    fn settle(&self, domain: &Domain) {
+        domain.settle(|request, in_force| self.enforce(domain.id(), request, in_force));
+    }
+
+    fn publish(&self, domain: &Domain, request: Request) {
         self.of(request).requests.bump();
         if let Some(older) = domain.publish(request) {
             self.of(older).superseded.bump();
@@ -178,7 +297,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 domain: domain.id(),
             });
         }
-        domain.settle(|request, in_force| self.enforce(domain.id(), request, in_force));
     }
 
     /// Puts `request` into force unless it is already; returns what is in force then.
@@ -241,9 +359,17 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        match self.learn(vcpu, spec) {
+        let told = match self.config.report {
+            Report::Exact => self.learn(vcpu, spec),
+            Report::Table => self
+                .learn(vcpu, spec)
+                .map(|khz| policy::nearest_entry(spec, khz)),
+            Report::Request => Ok(self.asked(spec, page)),
+        };
+        match told {
             Ok(khz) => {
                 page.cur_perf.store(khz.0, Relaxed);
+                self.show(vcpu, ReadReg::CurPerf, khz.0);
                 khz
             }
             Err(error) => {
@@ -251,6 +377,32 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 self.events.record(&Event::SourceFailed { vcpu, error });
                 Khz(page.cur_perf.load(Relaxed))
             }
+        }
+    }
+
+    /// What the vCPU's domain asks for, and its maximum when it asks for nothing.
+    fn asked(&self, spec: &VcpuSpec, page: &Vcpu) -> Khz {
+        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        newest.map_or(spec.table.max(), |request| {
+            request.khz.min(spec.table.max())
+        })
+    }
+
+    fn show(&self, vcpu: VcpuId, reg: ReadReg, value: u32) {
+        if let Some(pages) = self.pages.get() {
+            pages.store(vcpu, reg, value);
+        }
+    }
+
+    /// Shows what a vCPU's page remembers.
+    pub(crate) fn show_memory(&self, vcpu: VcpuId) {
+        if self.pages.get().is_some()
+            && let Some(page) = self.vcpus.get(vcpu.index())
+        {
+            let cur_perf = page.cur_perf.load(Relaxed);
+            self.show(vcpu, ReadReg::CurPerf, cur_perf);
+            let entry = self.read(vcpu, ReadReg::PerftblRd);
+            self.show(vcpu, ReadReg::PerftblRd, entry);
         }
     }
 
@@ -275,6 +427,7 @@ impl Vcpu {
             selected: AtomicU32::new(0),
             cur_perf: AtomicU32::new(spec.table.max().0),
             domain: domains.partition_point(|id| *id < spec.domain),
+            bucket: Bucket::default(),
             counters: Counters::default(),
         }
     }

@@ -45,6 +45,8 @@ pub(crate) struct Domain {
     in_force: Mutex<Option<Demand>>,
     /// Whoever holds the lock won't look for newer requests again.
     last_round: AtomicBool,
+    /// The newest request may be waiting for a token.
+    held: AtomicBool,
 }
 
 impl Domain {
@@ -54,7 +56,21 @@ impl Domain {
             newest: Newest::default(),
             in_force: Mutex::new(None),
             last_round: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         }
+    }
+
+    /// Leaves the newest request to [`Domain::take_held`].
+    pub fn hold(&self) {
+        self.held.store(true, SeqCst);
+    }
+
+    /// The request that waits for a token, if one does; it is not held any more.
+    pub fn take_held(&self) -> Option<Request> {
+        if !self.held.swap(false, SeqCst) {
+            return None;
+        }
+        self.newest.peek().filter(|_| self.newest.is_pending())
     }
 
     pub fn id(&self) -> DomainId {

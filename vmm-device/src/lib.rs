@@ -26,6 +26,8 @@
 //!     vcpus: vec![vcpu],
 //!     mode: ClampMode::Floor,
 //!     headroom: Headroom::for_kernel(7, 2),
+//!     report: Report::default(),
+//!     rate_limit: None,
 //! };
 //! let actuator = Arc::new(fakes::RecordingActuator::default());
 //! let source = fakes::FixedSource::default();
@@ -48,7 +50,9 @@ mod domain;
 pub mod fakes;
 #[cfg(feature = "host")]
 pub mod host;
+mod limit;
 mod mmio;
+mod pages;
 mod policy;
 mod ports;
 mod regs;
@@ -59,8 +63,12 @@ mod units;
 pub use config::{ConfigError, DeviceConfig, VcpuSpec};
 pub use counters::CounterSnapshot;
 pub use device::Device;
+pub use limit::{Clock, Monotonic, RateLimit};
 pub use mmio::{MmioRegion, region_size};
-pub use policy::{ClampMode, Decision, Demand, Headroom, Why, demand, performance};
+pub use pages::{PageMemory, PagesError, RegisterPages};
+pub use policy::{
+    ClampMode, Decision, Demand, Headroom, Report, Why, demand, nearest_entry, performance,
+};
 pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, PcpuPerf, Source, SourceError};
 pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};

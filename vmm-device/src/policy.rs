@@ -29,6 +29,19 @@ pub enum Headroom {
     Quarter,
 }
 
+/// What a guest learns from cur_perf. A frequency tells about whatever else runs on the pCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Report {
+    /// What the vCPU gets, as it is.
+    Exact,
+    /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
+    /// those that it may ask for.
+    #[default]
+    Table,
+    /// What its domain asked for, and the maximum until it asks: nothing of the host.
+    Request,
+}
+
 /// A clamp on the utilization of whatever stands for a domain on the host. `min <= max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
@@ -67,6 +80,14 @@ impl Demand {
         min: Util::ZERO,
         max: Util::MAX,
     };
+}
+
+/// The entry of the table of `spec` that is nearest to `khz`; of two, the higher.
+#[must_use]
+pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
+    let nearest = spec.table.entries().iter().rev();
+    let nearest = nearest.min_by_key(|entry| entry.0.abs_diff(khz.0));
+    nearest.copied().unwrap_or(khz)
 }
 
 impl Headroom {

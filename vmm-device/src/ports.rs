@@ -156,6 +156,23 @@ pub enum Event {
         /// Its domain.
         domain: DomainId,
     },
+    /// Requests of a vCPU were overtaken by a newer one of the domain before the device saw them.
+    Coalesced {
+        /// Whose register.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+        /// How many.
+        count: u64,
+    },
+    /// The vCPU's requests come faster than the limit allows: this one waits for a token, unless
+    /// a newer one of the domain comes first.
+    Limited {
+        /// Whose request.
+        vcpu: VcpuId,
+        /// Its domain.
+        domain: DomainId,
+    },
     /// The host did not put the demand into force.
     Refused {
         /// Whose request.

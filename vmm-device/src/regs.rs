@@ -75,6 +75,17 @@ impl ReadReg {
     pub fn decode(offset: u64, len: usize) -> Option<Self> {
         lookup(&READABLE, offset, len)
     }
+
+    /// Its offset within a page.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        match self {
+            Self::CurPerf => REG_CUR_PERF,
+            Self::PerftblLen => REG_PERFTBL_LEN,
+            Self::PerftblRd => REG_PERFTBL_RD,
+            Self::PerfDomain => REG_PERF_DOMAIN,
+        }
+    }
 }
 
 impl WriteReg {

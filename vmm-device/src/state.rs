@@ -155,6 +155,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             page.selected.store(saved.perftbl_sel, Relaxed);
             page.cur_perf.store(saved.cur_perf_khz, Relaxed);
         }
+        for vcpu in (0..=u16::MAX).map(VcpuId).take(self.vcpus.len()) {
+            self.show_memory(vcpu);
+        }
         for saved in &state.requests {
             let request = Request {
                 vcpu: VcpuId(saved.vcpu),

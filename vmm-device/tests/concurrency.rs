@@ -21,6 +21,8 @@ fn device<A: Actuator>(vcpus: usize, actuator: A) -> Device<A, FixedSource, NoEv
         vcpus: vec![spec; vcpus],
         mode: ClampMode::Exact,
         headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
     };
     Device::new(config, actuator, FixedSource::default(), NoEvents).expect("a sound device")
 }

@@ -40,6 +40,8 @@ fn config(mode: ClampMode) -> DeviceConfig {
         ],
         mode,
         headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
     }
 }
 

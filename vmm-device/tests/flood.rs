@@ -54,6 +54,8 @@ fn device() -> Device<Arc<Moody>, FixedSource, NoEvents> {
         vcpus: (0..VCPUS).map(spec).collect(),
         mode: ClampMode::Exact,
         headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
     };
     let pcpu = PcpuPerf {
         pcpu: 0,

@@ -372,6 +372,8 @@ fn a_host_that_refuses_is_counted_and_asked_again() {
         vcpus: vec![spec],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
     };
     let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();
     for _ in 0..3 {

@@ -123,7 +123,7 @@ mod tests {
     use std::sync::Arc;
 
     use vcpufreq_device::{
-        ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec, WriteReg,
+        ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec, WriteReg,
         fakes,
     };
 
@@ -139,6 +139,8 @@ mod tests {
             vcpus: vec![spec(0), spec(1)],
             mode: ClampMode::Floor,
             headroom: Headroom::None,
+            report: Report::Exact,
+            rate_limit: None,
         };
         let actuator = fakes::RecordingActuator::default();
         let source = fakes::FixedSource::default();

@@ -30,7 +30,7 @@ use vcpufreq::vm::{ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
-    PerfTable, Util, VcpuId, VcpuSpec, region_size,
+    PerfTable, Report, Util, VcpuId, VcpuSpec, region_size,
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -197,6 +197,8 @@ fn bench(vcpus: u32) -> Bench {
         vcpus: (0..vcpus).map(spec).collect(),
         mode: ClampMode::Floor,
         headroom: Headroom::for_kernel(7, 2),
+        report: Report::Exact,
+        rate_limit: None,
     };
     let (actuator, events) = (Arc::default(), Arc::default());
     let source = FixedSource::new(PcpuPerf {
