@@ -7,8 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
     config::ConfigError,
-    options::{Actuator, Clamp, RunOptions, one_line},
-    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Table},
+    options::{Actuator, Clamp, Report, RunOptions, one_line},
+    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
+    path::PathChoice,
 };
 
 const EXIT_CODES: &str = "\
@@ -104,6 +105,20 @@ pub struct RunArgs {
     /// How requests reach the host's scheduler [default: auto]
     #[arg(long, value_name = "HOW")]
     pub actuator: Option<Actuator>,
+    /// How accesses reach the device: the best that the host offers, or this
+    /// one [default: auto]
+    #[arg(long, value_name = "PATH")]
+    pub path: Option<PathChoice>,
+    /// Say on stderr why each path is taken or not
+    #[arg(long)]
+    pub explain: bool,
+    /// What the guest reads of its frequency [default: table]
+    #[arg(long, value_name = "WHAT")]
+    pub report: Option<Report>,
+    /// Requests of a vCPU that reach the host, a second and at once; 0: all
+    /// [default: 5000:500]
+    #[arg(long, value_name = "N[:BURST]")]
+    pub rate_limit: Option<Rate>,
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
@@ -180,6 +195,10 @@ impl RunArgs {
             mem: self.mem,
             clamp: self.clamp,
             actuator: self.actuator,
+            path: self.path,
+            explain: self.explain.then_some(true),
+            report: self.report,
+            rate_limit: self.rate_limit,
             events: self.events.clone(),
             dump_dtb: self.dump_dtb.clone(),
             kvm_device: self.kvm_device.clone(),

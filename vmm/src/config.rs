@@ -5,11 +5,13 @@
 //! There is one way to make a [`RunConfig`]: `resolve::run_config`. Nothing
 //! here reads or writes a file.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
-use vcpufreq_device::{ClampMode, DomainId, Util, host::ActuatorChoice};
+use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
+
+use crate::path::PathChoice;
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;
@@ -22,6 +24,13 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 
 /// The default KVM device.
 pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
+
+/// The default limit on a vCPU's requests. schedutil in a guest makes 1,000 a
+/// second at most, as long as nobody sets its rate_limit_us.
+pub const DEFAULT_RATE_LIMIT: RateLimit = RateLimit {
+    per_second: NonZeroU32::new(5000).unwrap(),
+    burst: NonZeroU32::new(500).unwrap(),
+};
 
 /// One vCPU, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +69,14 @@ pub struct RunConfig {
     pub clamp: ClampMode,
     /// How requests reach the host's scheduler.
     pub actuator: ActuatorChoice,
+    /// How accesses reach the device.
+    pub path: PathChoice,
+    /// Whether to say why.
+    pub explain: bool,
+    /// What cur_perf tells.
+    pub report: Report,
+    /// How often a vCPU's requests reach the host.
+    pub rate_limit: Option<RateLimit>,
     /// Where to write the events, one JSON object a line.
     pub events: Option<PathBuf>,
     /// Where to write the guest's device tree, as a dtb.

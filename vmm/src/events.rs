@@ -185,6 +185,9 @@ enum Value {
         len: usize,
         write: bool,
     },
+    Count {
+        count: u64,
+    },
     Nothing {},
 }
 
@@ -216,6 +219,12 @@ impl From<&Stamped> for Line {
                 demand,
             } => ("unchanged", (vcpu, domain), demand.into(), ok()),
             Event::Superseded { vcpu, domain } => ("superseded", (vcpu, domain), nothing, None),
+            Event::Coalesced {
+                vcpu,
+                domain,
+                count,
+            } => ("coalesced", (vcpu, domain), Value::Count { count }, None),
+            Event::Limited { vcpu, domain } => ("limited", (vcpu, domain), nothing, None),
             Event::Refused {
                 vcpu,
                 domain,

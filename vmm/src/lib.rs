@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The parts of the `vcpufreq` program.
 
+pub mod bridge;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
@@ -15,9 +16,12 @@ mod fake_host;
 pub mod footprint;
 pub mod guardian;
 pub mod guest_topology;
+pub mod housekeeper;
+pub mod kernel_path;
 pub mod opp_node;
 pub mod options;
 pub mod parse;
+pub mod path;
 pub mod resolve;
 pub mod run;
 pub mod run_report;

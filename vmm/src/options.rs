@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::{
     config::ConfigError,
-    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Table},
+    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
+    path::PathChoice,
 };
 
 /// The clamp mode, in the user's words.
@@ -31,6 +32,18 @@ pub enum Actuator {
     Cgroup,
     /// sched_setattr on the vCPU thread.
     Thread,
+}
+
+/// What cur_perf tells, in the user's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Report {
+    /// What the vCPU gets, as it is.
+    Exact,
+    /// The nearest entry of the vCPU's table.
+    Table,
+    /// What the guest asked for.
+    Request,
 }
 
 /// What the user says of one vCPU.
@@ -71,6 +84,14 @@ pub struct RunOptions {
     pub clamp: Option<Clamp>,
     /// How requests reach the host's scheduler.
     pub actuator: Option<Actuator>,
+    /// How accesses reach the device.
+    pub path: Option<PathChoice>,
+    /// Say why which path is taken.
+    pub explain: Option<bool>,
+    /// What cur_perf tells.
+    pub report: Option<Report>,
+    /// How often a vCPU's requests reach the host.
+    pub rate_limit: Option<Rate>,
     /// Where the events go.
     pub events: Option<PathBuf>,
     /// Where the device tree goes.
@@ -135,6 +156,10 @@ impl RunOptions {
             no_bridge: self.no_bridge.or(file.no_bridge),
             clamp: self.clamp.or(file.clamp),
             actuator: self.actuator.or(file.actuator),
+            path: self.path.or(file.path),
+            explain: self.explain.or(file.explain),
+            report: self.report.or(file.report),
+            rate_limit: self.rate_limit.or(file.rate_limit),
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
             kvm_device: self.kvm_device.or(file.kvm_device),

@@ -2,9 +2,10 @@
 //! The value syntax that the command line and the TOML file share: CPU lists,
 //! performance tables, memory sizes, ratios. From text to checked types.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use serde::Deserialize;
+use vcpufreq_device::RateLimit;
 use vcpufreq_dt::Opp;
 
 /// The largest CPU number that is accepted; Linux counts in less than 16 bits.
@@ -89,7 +90,33 @@ macro_rules! from_text {
         }
     )*};
 }
-from_text!(CpuList, Table, MemSize, IpcRatio);
+from_text!(CpuList, Table, MemSize, IpcRatio, Rate);
+
+/// A limit on requests: `PER_SECOND` or `PER_SECOND:BURST`; 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
+pub struct Rate(pub Option<RateLimit>);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("'{text}' is no limit; write N or N:BURST in requests a second, 0 for none");
+        let (rate, burst) = match text.split_once(':') {
+            Some((rate, burst)) => (rate, Some(burst.parse().map_err(|_| wrong())?)),
+            None => (text, None),
+        };
+        let rate = rate.parse::<u32>().map_err(|_| wrong())?;
+        Ok(Self(NonZeroU32::new(rate).map(|per_second| RateLimit {
+            per_second,
+            // A tenth of a second's requests at once.
+            burst: burst.unwrap_or_else(|| per_second.div_ceil(TEN)),
+        })))
+    }
+}
+
+const TEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// A performance table as the user writes it: `KHZ[:UV[:UW]],...`. The rules of
 /// a table (1 to 64 entries, rising) are checked where the vCPU is known.

@@ -14,7 +14,7 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use vcpufreq_device::{
-    ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
+    ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec,
     host::ActuatorChoice,
 };
 use vcpufreq_dt::Opp;
@@ -22,7 +22,7 @@ use vcpufreq_dt::Opp;
 use crate::{
     config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
     facts::{HostCpus, Pcpu, Policy},
-    options::{Actuator, Clamp, RunOptions, VcpuOptions},
+    options::{self, Actuator, Clamp, RunOptions, VcpuOptions},
     parse::CpuList,
     vm::image::{self, Initrd, Kernel, Placement},
 };
@@ -50,6 +50,13 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
         bridge: !options.no_bridge.unwrap_or(false),
         clamp: clamp_mode(options.clamp),
         actuator: actuator_choice(options.actuator),
+        path: options.path.unwrap_or_default(),
+        explain: options.explain.unwrap_or(false),
+        report: report(options.report),
+        rate_limit: match options.rate_limit {
+            Some(limit) => limit.0,
+            None => Some(config::DEFAULT_RATE_LIMIT),
+        },
         events: options.events.clone(),
         dump_dtb: options.dump_dtb.clone(),
         pvtime: true,
@@ -114,6 +121,8 @@ pub fn device_config(
         vcpus: specs.collect::<Result<_, _>>()?,
         mode,
         headroom,
+        report: Report::default(),
+        rate_limit: None,
     })
 }
 
@@ -129,6 +138,14 @@ fn clamp_mode(clamp: Option<Clamp>) -> ClampMode {
     match clamp {
         Some(Clamp::Exact) => ClampMode::Exact,
         Some(Clamp::Floor) | None => ClampMode::Floor,
+    }
+}
+
+fn report(report: Option<options::Report>) -> Report {
+    match report {
+        Some(options::Report::Exact) => Report::Exact,
+        Some(options::Report::Request) => Report::Request,
+        Some(options::Report::Table) | None => Report::Table,
     }
 }
 

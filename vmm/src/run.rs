@@ -7,41 +7,32 @@
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use vcpufreq_device::{
-    Device, Headroom, MmioRegion, VcpuId,
+    Device, DeviceConfig, Headroom, VcpuId,
     host::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
-        KernelTree, SysfsSource, Tid,
+        KernelTree, SysfsSource,
     },
 };
 
 use crate::{
+    bridge::{Bridge, BridgeDevice, KernelPlan},
     cli::RunArgs,
     config::RunConfig,
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
     facts::{HostCpus, HostTree},
     footprint::Footprint,
-    guest_topology, resolve,
+    guest_topology,
+    path::{self, Needs, Path, PathChoice},
+    resolve,
     run_report::{Observer, Summary},
     sys,
-    vm::{self, Hooks, VmError, layout},
+    vm::{self, Hooks, VmError, layout, probe::PathFacts},
 };
-
-/// How often the source's files are looked after, when a read has failed.
-const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
-
-type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<Observer>>;
 
 /// Tells the user something that ends nothing.
 pub fn warn(text: &str) {
@@ -88,6 +79,8 @@ fn run_and_report(config: &RunConfig, host: &HostTree, offer: Option<Offer>) -> 
 struct Offer {
     chosen: Chosen,
     source: SysfsSource,
+    /// The path `kernel`, if that is taken.
+    kernel: Option<KernelPlan>,
 }
 
 impl Offer {
@@ -102,7 +95,12 @@ impl Offer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
-        Ok(Self { chosen, source })
+        let kernel = choose_path(config)?;
+        Ok(Self {
+            chosen,
+            source,
+            kernel,
+        })
     }
 
     /// The cgroups that this process will make.
@@ -111,6 +109,44 @@ impl Offer {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
             ActuatorKind::Thread => None,
         }
+    }
+}
+
+/// Which path the guest's accesses take; `None` is `exit`.
+fn choose_path(config: &RunConfig) -> anyhow::Result<Option<KernelPlan>> {
+    let facts = PathFacts::ask(&config.kvm_device);
+    let offers = path::offers(&facts, &needs(config), sys::open_files());
+    let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
+    if config.explain {
+        eprintln!("{}", path::explain(&offers, taken));
+    }
+    match facts {
+        Ok(facts) if taken == Path::Kernel => Ok(Some(KernelPlan {
+            clean: !facts.coherent,
+        })),
+        _ => {
+            let kernel = offers.iter().find(|offer| offer.path == Path::Kernel);
+            if let (PathChoice::Auto, Some(Err(why))) = (config.path, kernel.map(|k| &k.possible)) {
+                warn(&format!("each access exits to the VMM: {why}"));
+            }
+            Ok(None)
+        }
+    }
+}
+
+fn needs(config: &RunConfig) -> Needs {
+    let tables = config.vcpus.iter().map(|vcpu| vcpu.opps.len());
+    let entries: usize = tables.filter(|len| *len > 1).sum();
+    let mut domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
+    domains.sort_unstable();
+    domains.dedup();
+    let cpus = HostCpus::read(&HostTree::default());
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    Needs {
+        vcpus: count(config.vcpus.len()),
+        entries: count(entries),
+        domains: count(domains.len()),
+        pcpus: count(cpus.cpus.len()),
     }
 }
 
@@ -151,31 +187,25 @@ fn run_guest(
     let machine = guest_topology::machine(&config.vcpus, base)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
-        .map(|offer| make_device(config, host, offer, observer))
+        .map(|offer| {
+            let kernel = offer.kernel;
+            let device = make_device(config, host, offer, observer)?;
+            Bridge::start(device, config, kernel, observer)
+        })
         .transpose()?;
-    let keeper = bridge
-        .as_ref()
-        .map(|bridge| SourceKeeper::start(bridge.source().clone(), observer.clone()))
-        .transpose()?;
+    let (bridge, cpufreq) = bridge.unzip();
     let guest = vm::Host {
-        hooks: Arc::new(HostHooks {
-            bridge: bridge.clone(),
-        }),
-        cpufreq: bridge.clone().map(|device| {
-            let region = MmioRegion::new(device);
-            let size = region.size();
-            (Arc::new(region) as Arc<dyn vm::bus::MmioDevice>, size)
-        }),
+        hooks: bridge
+            .as_ref()
+            .map_or_else(|| Arc::new(NoBridge) as Arc<dyn Hooks>, Bridge::hooks),
+        cpufreq,
     };
     let report = vm::run(config, &machine, &guest);
-    if let Some(keeper) = keeper {
-        keeper.stop();
-    }
+    let summary = bridge.map(Bridge::stop);
     let report = report?;
     if let Some(message) = report.reason.message() {
         warn(&message);
     }
-    let summary = bridge.map(|device| Summary::of(&device));
     Ok((report.reason.exit_code(), summary))
 }
 
@@ -184,14 +214,17 @@ fn make_device(
     host: &HostTree,
     offer: Offer,
     observer: &Arc<Observer>,
-) -> anyhow::Result<Arc<BridgeDevice>> {
+) -> anyhow::Result<BridgeDevice> {
     let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let headroom = headroom_of(&release).unwrap_or(Headroom::None);
-    let device = resolve::device_config(&config.vcpus, config.clamp, headroom)?;
+    let device = DeviceConfig {
+        report: config.report,
+        rate_limit: config.rate_limit,
+        ..resolve::device_config(&config.vcpus, config.clamp, headroom)?
+    };
     let actuator = make_actuator(config, &offer.chosen)?;
     let source = Arc::new(offer.source);
-    let device = Device::new(device, actuator, source, observer.clone())?;
-    Ok(Arc::new(device))
+    Ok(Device::new(device, actuator, source, observer.clone())?)
 }
 
 fn make_actuator(config: &RunConfig, chosen: &Chosen) -> anyhow::Result<HostActuator> {
@@ -208,67 +241,16 @@ fn make_actuator(config: &RunConfig, chosen: &Chosen) -> anyhow::Result<HostActu
     }
 }
 
-/// What the virtual machine tells the rest of the program.
-struct HostHooks {
-    bridge: Option<Arc<BridgeDevice>>,
-}
+/// Hooks of a guest without the bridge.
+struct NoBridge;
 
-impl Hooks for HostHooks {
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        let Some(device) = &self.bridge else {
-            return Ok(());
-        };
-        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
-        device
-            .actuator()
-            .register_thread(vcpu, tid)
-            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
-        device.source().register_thread(vcpu, tid)?;
+impl Hooks for NoBridge {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
-    }
-
-    fn on_reset(&self) {
-        if let Some(device) = &self.bridge {
-            device.reset();
-        }
     }
 
     fn on_warning(&self, text: &str) {
         warn(text);
-    }
-}
-
-/// Opens the source's files anew after a read has failed: pCPUs come and go,
-/// and so do cpufreq drivers.
-struct SourceKeeper {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl SourceKeeper {
-    fn start(source: Arc<SysfsSource>, observer: Arc<Observer>) -> anyhow::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let keep = move || {
-            while !stopped.load(Relaxed) {
-                if observer.take_source_failed() {
-                    source.refresh();
-                }
-                std::thread::park_timeout(LOOK_AFTER_SOURCE);
-            }
-        };
-        let thread = std::thread::Builder::new().name("source".to_owned());
-        Ok(Self {
-            stop,
-            thread: thread.spawn(keep).context("can't start a thread")?,
-        })
-    }
-
-    fn stop(self) {
-        self.stop.store(true, Relaxed);
-        self.thread.thread().unpark();
-        // A panic of that thread was reported when it happened.
-        let _ = self.thread.join();
     }
 }
 

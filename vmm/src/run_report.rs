@@ -5,8 +5,12 @@ use std::{
     fmt,
     sync::{
         OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
+    thread::Thread,
 };
 
 use vcpufreq_device::{
@@ -21,6 +25,8 @@ use crate::events::EventQueue;
 pub struct Observer {
     queue: Option<EventQueue>,
     source_failed: AtomicBool,
+    limited: AtomicBool,
+    housekeeper: OnceLock<Thread>,
     first_refusal: OnceLock<ActuateError>,
 }
 
@@ -38,6 +44,26 @@ impl Observer {
         self.source_failed.swap(false, Relaxed)
     }
 
+    /// Forgets that requests have to wait; the next one wakes the housekeeper
+    /// again.
+    pub fn take_limited(&self) {
+        self.limited.store(false, SeqCst);
+    }
+
+    /// From now on, `thread` is woken when a request has to wait.
+    pub fn wake_when_limited(&self, thread: Thread) {
+        // There is one housekeeper.
+        let _ = self.housekeeper.set(thread);
+    }
+
+    fn wake_housekeeper(&self) {
+        if !self.limited.swap(true, SeqCst)
+            && let Some(thread) = self.housekeeper.get()
+        {
+            thread.unpark();
+        }
+    }
+
     /// The first thing that the host refused.
     pub fn first_refusal(&self) -> Option<&ActuateError> {
         self.first_refusal.get()
@@ -47,6 +73,7 @@ impl Observer {
 impl Events for Observer {
     fn record(&self, event: &Event) {
         match event {
+            Event::Limited { .. } => self.wake_housekeeper(),
             Event::SourceFailed { .. } => self.source_failed.store(true, Relaxed),
             Event::Refused { error, .. } => {
                 // Only the first one is kept.
@@ -89,6 +116,8 @@ fn add(a: CounterSnapshot, b: CounterSnapshot) -> CounterSnapshot {
         applied: a.applied + b.applied,
         unchanged: a.unchanged + b.unchanged,
         superseded: a.superseded + b.superseded,
+        coalesced: a.coalesced + b.coalesced,
+        limited: a.limited + b.limited,
         refused: a.refused + b.refused,
         not_applicable: a.not_applicable + b.not_applicable,
         illegal: a.illegal + b.illegal,
@@ -101,14 +130,16 @@ impl fmt::Display for Summary {
         let sum = &self.sum;
         write!(
             f,
-            "requests {}: applied {}, unchanged {}, superseded {}, refused {}, not applicable {}; \
-             illegal accesses {}, unreadable frequencies {}",
+            "requests {}: applied {}, unchanged {}, superseded {}, coalesced {}, refused {}, \
+             not applicable {}, delayed by the limit {}; illegal accesses {}, unreadable frequencies {}",
             sum.requests,
             sum.applied,
             sum.unchanged,
             sum.superseded,
+            sum.coalesced,
             sum.refused,
             sum.not_applicable,
+            sum.limited,
             sum.illegal + self.outside,
             sum.source_failures,
         )
@@ -123,8 +154,8 @@ mod tests {
     use std::sync::Arc;
 
     use vcpufreq_device::{
-        ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec, WriteReg,
-        fakes,
+        ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec,
+        WriteReg, fakes,
     };
 
     use super::*;

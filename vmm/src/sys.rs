@@ -39,6 +39,19 @@ pub fn raise_open_files() -> io::Result<()> {
     }
 }
 
+/// How many files this process may have open.
+pub fn open_files() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is an rlimit that lives through the call.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => limit.rlim_cur,
+        _ => 0,
+    }
+}
+
 /// Leaves the session of the terminal and of whoever started this process.
 pub fn leave_session() -> io::Result<()> {
     // SAFETY: setsid has no arguments and touches no memory of ours.

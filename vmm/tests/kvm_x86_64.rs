@@ -26,7 +26,7 @@ use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use vcpufreq::vm::{ExitReason, Hooks, Host, supervise};
+use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
@@ -466,7 +466,11 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
     let told = Arc::new(Told::default());
     let host = Host {
         hooks: told.clone(),
-        cpufreq: Some((bench.region.clone(), region_size(1))),
+        cpufreq: Some(Cpufreq {
+            device: bench.region.clone(),
+            size: region_size(1),
+            in_kernel: None,
+        }),
     };
     let request = |khz| Code::default().write(0x04, khz).read(0xf000, 0);
     let mut guest = Reboots {

@@ -33,7 +33,9 @@ pub use placement::Placement;
 pub use source::{SourceSetupError, SysfsSource};
 pub use sys::Tid;
 pub use text::{parse_cpu_list, util_percent};
-pub use thread_actuator::{ThreadActuator, ThreadClamp, thread_clamp, uclamp_available};
+pub use thread_actuator::{
+    ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
+};
 
 /// Where `/sys` and `/proc` are.
 #[derive(Clone, Debug, PartialEq, Eq)]

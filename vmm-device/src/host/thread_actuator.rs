@@ -21,6 +21,22 @@ use crate::units::{DomainId, Util, VcpuId};
 const CALL: &str = "sched_setattr";
 pub(super) const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their bandwidth";
 
+/// Takes the calling thread out of the host's choice of frequency: with uclamp.max 0 it neither
+/// raises one nor lifts the ceiling of a vCPU beside it.
+///
+/// # Errors
+/// What the kernel said; one without uclamp has no such clamp.
+pub fn clamp_current_thread_to_zero() -> io::Result<()> {
+    let attr = SchedAttr {
+        flags: sys::FLAG_KEEP_POLICY
+            | sys::FLAG_KEEP_PARAMS
+            | sys::FLAG_UTIL_CLAMP_MIN
+            | sys::FLAG_UTIL_CLAMP_MAX,
+        ..SchedAttr::default()
+    };
+    sys::sched_setattr(Tid::current(), &attr)
+}
+
 /// Clamps each thread of a domain.
 #[derive(Debug)]
 pub struct ThreadActuator {

@@ -126,6 +126,11 @@ impl Memory {
         Ok(())
     }
 
+    /// The number of the first slot that isn't taken.
+    pub fn next_slot(&self) -> u32 {
+        self.slots
+    }
+
     /// The memory by guest-physical address.
     pub fn map(&self) -> &GuestMemoryMmap {
         &self.map

@@ -18,9 +18,12 @@ pub mod console;
 pub mod fdt;
 pub mod image;
 pub mod image_header;
+pub mod in_kernel;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod pages;
+pub mod probe;
 mod supervise;
 pub(crate) mod sys;
 pub mod vcpu;
@@ -40,6 +43,7 @@ use vcpufreq_dt::Machine;
 use crate::config::RunConfig;
 use bus::{Bus, MmioDevice};
 use image::{Initrd, Kernel, Placement};
+use in_kernel::InKernel;
 pub use supervise::supervise;
 use vcpu::VcpuThreads;
 
@@ -56,6 +60,11 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self) {}
 
+    /// Called when nobody answers the doorbells of [`in_kernel`] any more, with
+    /// KVM's part of it taken back: the device gets all accesses from now on,
+    /// and what was signalled before is still unanswered.
+    fn on_path_lost(&self) {}
+
     /// Something that the user should know and that doesn't end anything: the
     /// cause and the next step, in one line.
     fn on_warning(&self, text: &str);
@@ -65,9 +74,18 @@ pub trait Hooks: Send + Sync {
 pub struct Host {
     /// What happens at which moment.
     pub hooks: Arc<dyn Hooks>,
-    /// The vcpufreq registers and their size in bytes, if the guest gets them;
-    /// they are put at [`layout::CPUFREQ_BASE`].
-    pub cpufreq: Option<(Arc<dyn MmioDevice>, u64)>,
+    /// The vcpufreq registers, if the guest gets them.
+    pub cpufreq: Option<Cpufreq>,
+}
+
+/// The vcpufreq registers, at [`layout::CPUFREQ_BASE`].
+pub struct Cpufreq {
+    /// What answers an access that exits.
+    pub device: Arc<dyn MmioDevice>,
+    /// Bytes of the region.
+    pub size: u64,
+    /// What KVM answers itself; all exits without it.
+    pub in_kernel: Option<InKernel>,
 }
 
 /// Why a virtual machine has ended.
@@ -266,7 +284,9 @@ pub fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
 /// Puts the devices that every guest has on a bus.
 fn attach_cpufreq(bus: &mut Bus, host: &Host) -> Result<(), bus::BusError> {
     match &host.cpufreq {
-        Some((device, size)) => bus.insert(layout::CPUFREQ_BASE, *size, device.clone()),
+        Some(Cpufreq { device, size, .. }) => {
+            bus.insert(layout::CPUFREQ_BASE, *size, device.clone())
+        }
         None => Ok(()),
     }
 }

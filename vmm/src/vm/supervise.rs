@@ -11,9 +11,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
 use super::console::{Console, Input, Stdout};
+use super::in_kernel::{Attached, InKernel};
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
+use super::{ExitReason, Hooks, Host, RunReport, attach_cpufreq, layout, sys};
 
 /// Why the vCPUs were stopped.
 enum Ended {
@@ -49,6 +50,10 @@ pub fn supervise(
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
         attach_cpufreq(&mut bus, host)?;
         let bus = Arc::new(bus);
+        let in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.as_ref());
+        let slot = machine.memory.next_slot();
+        let mut attached =
+            in_kernel.map(|path| (path, path.attach(&machine.vm, slot, &*host.hooks)));
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
@@ -60,6 +65,8 @@ pub fn supervise(
             console: &console,
             input: &mut input,
             signals: (&signals, &signalled),
+            in_kernel: &mut attached,
+            hooks: &*host.hooks,
         };
         let ended = watch.until_end();
         drop(running);
@@ -89,14 +96,16 @@ impl Drop for Running<'_> {
 }
 
 /// What is watched while the guest runs.
-struct Watch<'a> {
+struct Watch<'a, 'm> {
     threads: &'a mut VcpuThreads,
     console: &'a Console,
     input: &'a mut Input,
     signals: (&'a sys::EndingSignals, &'a EventFd),
+    in_kernel: &'a mut Option<(&'m InKernel, Attached<'m>)>,
+    hooks: &'a dyn Hooks,
 }
 
-impl Watch<'_> {
+impl Watch<'_, '_> {
     fn until_end(&mut self) -> anyhow::Result<Ended> {
         loop {
             let (signals, signalled) = self.signals;
@@ -106,8 +115,11 @@ impl Watch<'_> {
                 Some(signalled.as_raw_fd()),
                 Some(self.console.room_event().as_raw_fd()),
                 self.input.source(),
+                self.in_kernel
+                    .as_ref()
+                    .map(|(path, _)| path.lost.as_raw_fd()),
             ]);
-            let [ended, ending, room, typed] = ready.context("can't wait for the guest")?;
+            let [ended, ending, room, typed, lost] = ready.context("can't wait for the guest")?;
             // The user before the guest: one that does nothing but reset must
             // not keep signals and keys from being seen.
             if ending && let Some(signal) = signals.last() {
@@ -122,6 +134,10 @@ impl Watch<'_> {
             if room {
                 // Nothing to read means that it was read before: no error.
                 let _ = self.console.room_event().read();
+            }
+            if lost && let Some((_, mut attached)) = self.in_kernel.take() {
+                attached.detach();
+                self.hooks.on_path_lost();
             }
         }
     }

@@ -2,6 +2,7 @@
 //! arm64: a Linux guest with GICv3, PSCI, arch timer and stolen time, all of
 //! them in KVM.
 
+mod coherence;
 mod gic;
 mod pvtime;
 mod registers;
@@ -21,6 +22,7 @@ use super::machine::{Boot, Machine};
 use super::memory::{Access, Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxBoot, VmError, layout};
+pub use coherence::device_loads_see_caches;
 
 /// A Linux guest to boot.
 pub struct LinuxGuest<'a> {

@@ -2,7 +2,7 @@
 //! x86-64: memory slots, bus, run loop and devices are real; what a Linux guest
 //! needs to boot isn't there yet.
 
-use kvm_ioctls::{Kvm, VcpuFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
@@ -22,6 +22,11 @@ impl Boot for LinuxGuest {
 /// Says that a Linux guest can't be booted here.
 pub fn linux_guest(_boot: LinuxBoot<'_>) -> Result<LinuxGuest, VmError> {
     Err(VmError::NotThereYet { arch: "x86-64" })
+}
+
+/// Whether a guest's loads from device memory see the host's caches.
+pub fn device_loads_see_caches(_vm: &VmFd) -> bool {
+    true
 }
 
 /// What to do on an exit that only this architecture has.

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The bridge of one guest: the device, how its accesses get there, and the
+//! threads that it needs.
+//!
+//! ```text
+//! exit    vCPU thread ─▶ MmioRegion ─▶ device
+//! kernel  KVM ─▶ eventfds ─▶ Worker ─▶ device ─▶ pages ─▶ KVM
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::Context;
+use vcpufreq_device::{
+    Device, DeviceConfig, DomainId, MmioRegion, RegisterPages, VcpuId,
+    host::{HostActuator, SysfsSource, Tid},
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{
+    config::RunConfig,
+    housekeeper::Housekeeper,
+    kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Worker},
+    run::warn,
+    run_report::{Observer, Summary},
+    vm::{
+        Cpufreq, Hooks,
+        bus::MmioDevice,
+        in_kernel::{Doorbell, InKernel},
+        pages::PageMapping,
+    },
+};
+
+/// The device as this program makes it.
+pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<Observer>>;
+
+/// A device with all that it needs while its guest runs.
+pub struct Bridge {
+    device: Arc<BridgeDevice>,
+    housekeeper: Housekeeper,
+    in_kernel: Option<KernelPath>,
+}
+
+/// What the path `kernel` adds.
+struct KernelPath {
+    inboxes: Arc<Inboxes>,
+    worker: Worker,
+}
+
+/// How the path `kernel` is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelPlan {
+    /// Each store to the pages has to be cleaned out of the cache.
+    pub clean: bool,
+}
+
+impl Bridge {
+    /// Starts the bridge. With `plan`, by the path `kernel`.
+    ///
+    /// # Errors
+    /// What the host refused: memory, threads or open files.
+    pub fn start(
+        device: BridgeDevice,
+        config: &RunConfig,
+        plan: Option<KernelPlan>,
+        observer: &Arc<Observer>,
+    ) -> anyhow::Result<(Self, Cpufreq)> {
+        let device = Arc::new(device);
+        let region = MmioRegion::new(device.clone());
+        let size = region.size();
+        let mut cpufreq = Cpufreq {
+            device: Arc::new(region),
+            size,
+            in_kernel: None,
+        };
+        let in_kernel = plan
+            .map(|plan| KernelPath::start(&device, config, plan, &mut cpufreq))
+            .transpose()?;
+        let housekeeper = Housekeeper::start(device.clone(), observer.clone())?;
+        let bridge = Self {
+            device,
+            housekeeper,
+            in_kernel,
+        };
+        Ok((bridge, cpufreq))
+    }
+
+    /// What the virtual machine tells.
+    pub fn hooks(&self) -> Arc<dyn Hooks> {
+        Arc::new(BridgeHooks {
+            device: self.device.clone(),
+            inboxes: self.in_kernel.as_ref().map(|path| path.inboxes.clone()),
+        })
+    }
+
+    /// Ends its threads; what came of the guest's requests.
+    pub fn stop(self) -> Summary {
+        if let Some(KernelPath { inboxes, worker }) = self.in_kernel {
+            drop(worker);
+            inboxes.drain(&*self.device);
+        }
+        self.housekeeper.stop();
+        Summary::of(&self.device)
+    }
+}
+
+impl KernelPath {
+    fn start(
+        device: &Arc<BridgeDevice>,
+        config: &RunConfig,
+        plan: KernelPlan,
+        cpufreq: &mut Cpufreq,
+    ) -> anyhow::Result<Self> {
+        let pages = PageMapping::new(cpufreq.size, plan.clean);
+        let pages = Arc::new(pages.context("can't map the register pages")?);
+        let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+        device.attach_pages(RegisterPages::new(Box::new(pages.clone()), vcpus)?)?;
+        let doorbells: Arc<[Doorbell]> = doorbells(device.config())?.into();
+        let inboxes = inboxes(device.config(), &doorbells)?;
+        let worker = Worker::start(Plan {
+            inboxes: inboxes.clone(),
+            device: device.clone(),
+            vcpus,
+            avoid: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
+        })?;
+        cpufreq.in_kernel = Some(InKernel {
+            pages,
+            doorbells,
+            lost: worker.lost(),
+        });
+        let region: Arc<dyn MmioDevice> = cpufreq.device.clone();
+        cpufreq.device = Arc::new(KernelRegion::new(region, device.clone(), inboxes.clone()));
+        Ok(Self { inboxes, worker })
+    }
+}
+
+/// An eventfd for each entry of each vCPU's table. One entry is no table: any
+/// value up to it may be asked for, so that requests exit.
+fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
+    let mut doorbells = Vec::new();
+    for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
+        if let entries @ [_, _, ..] = spec.table.entries() {
+            for khz in entries.iter().map(|khz| khz.0) {
+                let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+                let event = event.context("can't make an eventfd for each table entry")?;
+                doorbells.push(Doorbell { vcpu, khz, event });
+            }
+        }
+    }
+    Ok(doorbells)
+}
+
+fn inboxes(config: &DeviceConfig, doorbells: &[Doorbell]) -> anyhow::Result<Arc<Inboxes>> {
+    let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
+    let domains = config.domains();
+    for domain in &domains {
+        bells.insert(*domain, Vec::new());
+    }
+    for Doorbell { vcpu, khz, event } in doorbells {
+        let domain = config.vcpus[vcpu.index()].domain;
+        let event = event.try_clone().context("can't share an eventfd")?;
+        let of_domain = bells.entry(domain).or_default();
+        of_domain.push((*vcpu, *khz, event));
+    }
+    let inboxes = bells.into_values().map(Inbox::new);
+    let inboxes = inboxes
+        .collect::<Result<Vec<_>, _>>()
+        .context("can't watch the guest's requests")?;
+    let of_vcpu = config.vcpus.iter();
+    let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
+    Ok(Inboxes::new(inboxes, of_vcpu.collect()))
+}
+
+/// What the virtual machine tells the bridge.
+struct BridgeHooks {
+    device: Arc<BridgeDevice>,
+    inboxes: Option<Arc<Inboxes>>,
+}
+
+impl BridgeHooks {
+    fn drain(&self) {
+        if let Some(inboxes) = &self.inboxes {
+            inboxes.drain(&*self.device);
+        }
+    }
+}
+
+impl Hooks for BridgeHooks {
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
+        self.device
+            .actuator()
+            .register_thread(vcpu, tid)
+            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
+        self.device.source().register_thread(vcpu, tid)?;
+        Ok(())
+    }
+
+    fn on_reset(&self) {
+        // What the guest asked for before is older than the reset.
+        self.drain();
+        self.device.reset();
+    }
+
+    fn on_path_lost(&self) {
+        self.drain();
+        self.on_warning(
+            "the thread that carries out requests has died: each access exits to the VMM from \
+             now on; restart the guest for the path kernel",
+        );
+    }
+
+    fn on_warning(&self, text: &str) {
+        warn(text);
+    }
+}

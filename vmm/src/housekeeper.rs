@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A thread for what is nobody's turn: the source's files are opened anew after
+//! a read has failed (pCPUs come and go, and so do cpufreq drivers), and
+//! requests that came too fast get their turn.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{Builder, JoinHandle, park_timeout};
+use std::time::Duration;
+
+use anyhow::Context;
+use vcpufreq_device::{Actuator, Device, host, host::SysfsSource};
+
+use crate::run_report::Observer;
+
+/// How often the source's files are looked after, when a read has failed.
+const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
+
+/// The running thread.
+pub struct Housekeeper {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Housekeeper {
+    /// Starts it for `device`, whose events `observer` sees.
+    ///
+    /// # Errors
+    /// When the host has no thread for it.
+    pub fn start<A: Actuator + 'static>(
+        device: Arc<Device<A, Arc<SysfsSource>, Arc<Observer>>>,
+        observer: Arc<Observer>,
+    ) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let watched = observer.clone();
+        let keep = move || {
+            // Without uclamp it is a thread like any other.
+            let _ = host::clamp_current_thread_to_zero();
+            while !stopped.load(Relaxed) {
+                if watched.take_source_failed() {
+                    device.source().refresh();
+                }
+                watched.take_limited();
+                let wait = device.settle_held();
+                park_timeout(wait.map_or(LOOK_AFTER_SOURCE, |wait| wait.min(LOOK_AFTER_SOURCE)));
+            }
+        };
+        let thread = Builder::new().name("housekeeper".to_owned());
+        let thread = thread.spawn(keep).context("can't start a thread")?;
+        observer.wake_when_limited(thread.thread().clone());
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        self.stop.store(true, Relaxed);
+        self.thread.thread().unpark();
+        // A panic of that thread was reported when it happened.
+        let _ = self.thread.join();
+    }
+}

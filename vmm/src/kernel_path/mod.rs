@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `kernel`: reads of the vcpufreq registers from memory, writes of
+//! set_perf finished by KVM, and one worker that does the rest.
+//!
+//! ```text
+//! guest write ─▶ KVM: eventfd of (vCPU, value) ─▶ Inbox of the domain ─▶ Worker ─▶ device
+//! guest write of another value ─▶ exit ─▶ KernelRegion: Inbox first, then the device
+//! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and when told of a change
+//! ```
+//!
+//! Not here: KVM's side of it, which is `vm::in_kernel`.
+
+mod inbox;
+mod region;
+mod worker;
+
+pub use inbox::{Inbox, Latest};
+pub use region::KernelRegion;
+pub use worker::{Plan, Worker};
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
+
+/// What the worker does to the device.
+pub trait Requests: Send + Sync {
+    /// The guest asks for `khz` in the register of `vcpu`.
+    fn request(&self, vcpu: VcpuId, khz: u32);
+    /// So many requests of `vcpu` were overtaken by a newer one.
+    fn coalesced(&self, vcpu: VcpuId, count: u64);
+    /// Learns cur_perf of `vcpu` and shows it in its page.
+    fn refresh(&self, vcpu: VcpuId);
+}
+
+impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
+    fn request(&self, vcpu: VcpuId, khz: u32) {
+        self.write(vcpu, WriteReg::SetPerf, khz);
+    }
+
+    fn coalesced(&self, vcpu: VcpuId, count: u64) {
+        self.count_coalesced(vcpu, count);
+    }
+
+    fn refresh(&self, vcpu: VcpuId) {
+        self.refresh(vcpu);
+    }
+}
+
+/// The inboxes of a guest, one for each domain.
+pub struct Inboxes {
+    inboxes: Box<[Mutex<Inbox>]>,
+    /// The inbox of each vCPU.
+    of_vcpu: Box<[usize]>,
+}
+
+impl Inboxes {
+    /// `inboxes`, and which of them each vCPU's register belongs to.
+    pub fn new(inboxes: Vec<Inbox>, of_vcpu: Vec<usize>) -> Arc<Self> {
+        Arc::new(Self {
+            inboxes: inboxes.into_iter().map(Mutex::new).collect(),
+            of_vcpu: of_vcpu.into(),
+        })
+    }
+
+    /// The inbox of a vCPU's domain.
+    fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, Inbox>> {
+        self.locked(*self.of_vcpu.get(vcpu.index())?)
+    }
+
+    /// Inbox `index`. A thread that panicked with it left nothing undone that
+    /// the next one wouldn't do.
+    fn locked(&self, index: usize) -> Option<MutexGuard<'_, Inbox>> {
+        let inbox = self.inboxes.get(index)?.lock();
+        Some(inbox.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn fds(&self) -> impl Iterator<Item = RawFd> {
+        (0..self.inboxes.len()).filter_map(|index| Some(self.locked(index)?.fd()))
+    }
+
+    /// Carries out everything that waits.
+    pub fn drain(&self, device: &dyn Requests) {
+        for index in 0..self.inboxes.len() {
+            if let Some(mut inbox) = self.locked(index) {
+                inbox.drain(device);
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The paths that a guest's accesses can take, which of them a host offers for
+//! a guest, and which one is taken. Pure: what the host can do comes in as
+//! [`PathFacts`].
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::vm::probe::PathFacts;
+
+/// How an access of the guest reaches the device, the best last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Path {
+    /// Each access exits to the VMM.
+    Exit,
+    /// Reads from memory, writes by ioeventfd.
+    Kernel,
+    /// Reads from memory that BPF keeps true, writes handled by BPF.
+    Bpf,
+}
+
+/// The path in the user's words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PathChoice {
+    /// The best that the host offers.
+    #[default]
+    Auto,
+    /// Each access exits to the VMM.
+    Exit,
+    /// Reads from memory, writes finished by KVM.
+    Kernel,
+    /// Reads and writes handled by BPF in the kernel.
+    Bpf,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exit => "exit",
+            Self::Kernel => "kernel",
+            Self::Bpf => "bpf",
+        })
+    }
+}
+
+/// What a guest needs of the host for a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// vCPUs.
+    pub vcpus: u64,
+    /// Entries of all vCPUs' tables together, of those that have one.
+    pub entries: u64,
+    /// Performance domains.
+    pub domains: u64,
+    /// pCPUs of the host, whose frequencies are kept open.
+    pub pcpus: u64,
+}
+
+impl Needs {
+    /// Open files that the path `kernel` takes: an eventfd for each entry, an
+    /// epoll set for each domain. And what the VMM has open anyway: per vCPU
+    /// the vCPU, its thread's stat and two files of its clamp, per pCPU its
+    /// frequency, and under 64 others.
+    pub fn open_files(&self) -> u64 {
+        self.entries + self.domains + 4 * self.vcpus + self.pcpus + 64
+    }
+}
+
+/// A path, and why it is possible or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Offer {
+    /// Which one.
+    pub path: Path,
+    /// How it works here, or why it doesn't and what to do about it.
+    pub possible: Result<String, String>,
+}
+
+/// What the host offers, the best first. `open_files` is the limit of them.
+pub fn offers(facts: &Result<PathFacts, String>, needs: &Needs, open_files: u64) -> Vec<Offer> {
+    let kernel = match facts {
+        Ok(facts) => kernel(facts, needs, open_files),
+        Err(why) => Err(why.clone()),
+    };
+    let bpf = Err("this program is built without BPF; take --path kernel".to_owned());
+    let exit = Ok("each access exits to the VMM; every host has it".to_owned());
+    [(Path::Bpf, bpf), (Path::Kernel, kernel), (Path::Exit, exit)]
+        .map(|(path, possible)| Offer { path, possible })
+        .into()
+}
+
+fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+    facts.readonly_slots.clone().map_err(|why| {
+        format!("{why}, as for a protected VM; use a host that isn't in protected mode")
+    })?;
+    facts
+        .ioeventfds
+        .clone()
+        .map_err(|why| format!("{why}; use a kernel with CONFIG_EVENTFD and KVM's ioeventfds"))?;
+    let needed = needs.open_files();
+    if needed > open_files {
+        return Err(format!(
+            "{} vCPUs with {} table entries take {needed} open files, and the limit is \
+             {open_files}; raise it (ulimit -Hn {needed}, or LimitNOFILE={needed} of the unit)",
+            needs.vcpus, needs.entries
+        ));
+    }
+    let reads = match facts.coherent {
+        true => "reads from memory",
+        false => {
+            "reads from memory, whose cache lines are cleaned after each store (no FEAT_S2FWB)"
+        }
+    };
+    let writes = match needs.entries {
+        0 => "requests exit to the VMM, for no vCPU has a table".to_owned(),
+        entries => format!("requests by {entries} ioeventfds"),
+    };
+    Ok(format!("{reads}; {writes}"))
+}
+
+/// The path to take: the best one, or the one that was asked for.
+///
+/// # Errors
+/// Why the one that was asked for isn't possible.
+pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
+    let wanted = match choice {
+        PathChoice::Auto => None,
+        PathChoice::Exit => Some(Path::Exit),
+        PathChoice::Kernel => Some(Path::Kernel),
+        PathChoice::Bpf => Some(Path::Bpf),
+    };
+    let Some(wanted) = wanted else {
+        let best = offers.iter().find(|offer| offer.possible.is_ok());
+        return Ok(best.map_or(Path::Exit, |offer| offer.path));
+    };
+    let offer = offers.iter().find(|offer| offer.path == wanted);
+    match offer.map(|offer| &offer.possible) {
+        Some(Err(why)) => Err(format!("--path {wanted} isn't possible: {why}")),
+        Some(Ok(_)) | None => Ok(wanted),
+    }
+}
+
+/// A line for each path, the best first.
+pub fn explain(offers: &[Offer], taken: Path) -> String {
+    let lines = offers.iter().map(|Offer { path, possible }| {
+        let (word, text) = match possible {
+            Ok(how) if *path == taken => ("taken", how),
+            Ok(how) => ("possible", how),
+            Err(why) => ("not possible", why),
+        };
+        format!("path {path}: {word}: {text}")
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    //! The best path that the host offers is taken, or the one asked for; a
+    //! path that isn't offered says why, and what to do.
+    use super::*;
+
+    const NEEDS: Needs = Needs {
+        vcpus: 64,
+        entries: 1024,
+        domains: 64,
+        pcpus: 8,
+    };
+
+    fn facts() -> PathFacts {
+        PathFacts {
+            readonly_slots: Ok(()),
+            ioeventfds: Ok(()),
+            coherent: true,
+        }
+    }
+
+    fn why_no_kernel(facts: Result<PathFacts, String>, open_files: u64) -> String {
+        let offers = offers(&facts, &NEEDS, open_files);
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Exit));
+        choose(PathChoice::Kernel, &offers).unwrap_err()
+    }
+
+    #[test]
+    fn the_best_offer_is_taken_unless_another_is_asked_for() {
+        let offers = offers(&Ok(facts()), &NEEDS, 65_536);
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
+        assert_eq!(choose(PathChoice::Exit, &offers), Ok(Path::Exit));
+        assert!(choose(PathChoice::Bpf, &offers).is_err());
+        let text = explain(&offers, Path::Kernel);
+        assert_eq!(text.lines().count(), 3);
+        assert!(text.contains("path kernel: taken: reads from memory; requests by 1024"));
+    }
+
+    #[test]
+    fn what_is_not_offered_says_why() {
+        let refused = PathFacts {
+            readonly_slots: Err("refused".into()),
+            ..facts()
+        };
+        assert!(why_no_kernel(Ok(refused), 65_536).contains("refused, as for a protected VM"));
+        let without = PathFacts {
+            ioeventfds: Err("none".into()),
+            ..facts()
+        };
+        assert!(why_no_kernel(Ok(without), 65_536).contains("none; use a kernel with"));
+        assert!(why_no_kernel(Err("no KVM".into()), 65_536).contains("no KVM"));
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_kept() {
+        let needed = NEEDS.open_files();
+        let why = why_no_kernel(Ok(facts()), needed - 1);
+        assert!(why.contains("64 vCPUs with 1024 table entries"), "{why}");
+        assert!(why.contains(&format!("ulimit -Hn {needed}")), "{why}");
+        let offers = offers(&Ok(facts()), &NEEDS, needed);
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
+    }
+
+    #[test]
+    fn caches_that_loads_go_past_are_named() {
+        let facts = PathFacts {
+            coherent: false,
+            ..facts()
+        };
+        let text = explain(&offers(&Ok(facts), &NEEDS, 65_536), Path::Kernel);
+        assert!(text.contains("no FEAT_S2FWB"), "{text}");
+    }
+}
