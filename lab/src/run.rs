@@ -31,7 +31,10 @@ pub struct Options {
     /// The guest's cpufreq driver: this project's, or the kernel's own
     #[arg(long, value_enum, default_value = "ours")]
     pub driver: Driver,
-    /// Emulated CPU
+    /// How the guest's accesses go, as --path of vcpufreq run
+    #[arg(long)]
+    pub path: Option<String>,
+    /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = "neoverse-v1")]
     pub cpu: String,
     /// Real time that a run may take, in seconds
@@ -82,6 +85,7 @@ impl Options {
             host: Flavor::Standard,
             guest: Flavor::Standard,
             driver: Driver::Ours,
+            path: None,
             cpu: "neoverse-v1".to_owned(),
             limit_s: 600,
         }
@@ -160,7 +164,9 @@ impl Options {
     }
 
     fn initrd(&self, parts: &Parts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
-        let plan = json!({ "scenarios": scenarios, "driver": self.driver.module() });
+        let plan = json!({
+            "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
+        });
         let guest = Guest { flavor: self.guest };
         let initrd = dir.join("initramfs");
         fs::write(

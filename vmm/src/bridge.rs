@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use anyhow::Context;
 use vcpufreq_device::{
@@ -44,6 +45,7 @@ pub struct Bridge {
 /// What the path `kernel` adds.
 struct KernelPath {
     inboxes: Arc<Inboxes>,
+    threads: Arc<AtomicU16>,
     worker: Worker,
 }
 
@@ -90,12 +92,16 @@ impl Bridge {
         Arc::new(BridgeHooks {
             device: self.device.clone(),
             inboxes: self.in_kernel.as_ref().map(|path| path.inboxes.clone()),
+            threads: self.in_kernel.as_ref().map(|path| path.threads.clone()),
         })
     }
 
     /// Ends its threads; what came of the guest's requests.
     pub fn stop(self) -> Summary {
-        if let Some(KernelPath { inboxes, worker }) = self.in_kernel {
+        if let Some(path) = self.in_kernel {
+            let KernelPath {
+                inboxes, worker, ..
+            } = path;
             drop(worker);
             inboxes.drain(&*self.device);
         }
@@ -117,10 +123,11 @@ impl KernelPath {
         device.attach_pages(RegisterPages::new(Box::new(pages.clone()), vcpus)?)?;
         let doorbells: Arc<[Doorbell]> = doorbells(device.config())?.into();
         let inboxes = inboxes(device.config(), &doorbells)?;
+        let threads = Arc::<AtomicU16>::default();
         let worker = Worker::start(Plan {
             inboxes: inboxes.clone(),
             device: device.clone(),
-            vcpus,
+            vcpus: threads.clone(),
             avoid: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
         })?;
         cpufreq.in_kernel = Some(InKernel {
@@ -130,7 +137,11 @@ impl KernelPath {
         });
         let region: Arc<dyn MmioDevice> = cpufreq.device.clone();
         cpufreq.device = Arc::new(KernelRegion::new(region, device.clone(), inboxes.clone()));
-        Ok(Self { inboxes, worker })
+        Ok(Self {
+            inboxes,
+            threads,
+            worker,
+        })
     }
 }
 
@@ -175,6 +186,8 @@ fn inboxes(config: &DeviceConfig, doorbells: &[Doorbell]) -> anyhow::Result<Arc<
 struct BridgeHooks {
     device: Arc<BridgeDevice>,
     inboxes: Option<Arc<Inboxes>>,
+    /// How many vCPUs there are threads of, for the worker.
+    threads: Option<Arc<AtomicU16>>,
 }
 
 impl BridgeHooks {
@@ -193,6 +206,10 @@ impl Hooks for BridgeHooks {
             .register_thread(vcpu, tid)
             .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
         self.device.source().register_thread(vcpu, tid)?;
+        if let Some(threads) = &self.threads {
+            // In the order of their numbers.
+            threads.store(vcpu.0 + 1, Relaxed);
+        }
         Ok(())
     }
 
@@ -200,6 +217,13 @@ impl Hooks for BridgeHooks {
         // What the guest asked for before is older than the reset.
         self.drain();
         self.device.reset();
+    }
+
+    fn on_end(&self) {
+        // Where a thread is can't be read any more when it has ended.
+        if let Some(threads) = &self.threads {
+            threads.store(0, Relaxed);
+        }
     }
 
     fn on_path_lost(&self) {

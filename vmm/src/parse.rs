@@ -108,15 +108,13 @@ impl FromStr for Rate {
             None => (text, None),
         };
         let rate = rate.parse::<u32>().map_err(|_| wrong())?;
-        Ok(Self(NonZeroU32::new(rate).map(|per_second| RateLimit {
-            per_second,
-            // A tenth of a second's requests at once.
-            burst: burst.unwrap_or_else(|| per_second.div_ceil(TEN)),
-        })))
+        // A tenth of a second's requests at once.
+        let tenth = NonZeroU32::new(rate.div_ceil(10));
+        Ok(Self(NonZeroU32::new(rate).zip(burst.or(tenth)).map(
+            |(per_second, burst)| RateLimit { per_second, burst },
+        )))
     }
 }
-
-const TEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// A performance table as the user writes it: `KHZ[:UV[:UW]],...`. The rules of
 /// a table (1 to 64 entries, rising) are checked where the vCPU is known.

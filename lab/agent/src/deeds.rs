@@ -49,6 +49,24 @@ impl Deeds {
                 page.write(offset, value.parse()?);
                 Ok(String::new())
             }
+            ["loads", cpu, address, count] => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                Ok(load::timed(count.parse()?, |_| {
+                    std::hint::black_box(page.read(offset));
+                })
+                .to_string())
+            }
+            ["stores", cpu, address, count, values @ ..] if !values.is_empty() => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                let values: Vec<u32> =
+                    values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
+                Ok(load::timed(count.parse()?, |turn| {
+                    page.write(offset, values[turn % values.len()]);
+                })
+                .to_string())
+            }
             ["registers"] => Ok(format!("{:#x}", registers()?)),
             ["work", cpu, turns] => {
                 load::pin(cpu.parse()?)?;

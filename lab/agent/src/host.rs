@@ -54,6 +54,7 @@ fn carry_out() -> Result<()> {
             .as_str()
             .context("a plan without a driver")?
             .to_owned(),
+        path: plan["path"].as_str().map(str::to_owned),
     };
     let scenarios = plan["scenarios"]
         .as_array()

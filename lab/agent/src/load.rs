@@ -148,6 +148,13 @@ pub fn timed_work(turns: u64) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Nanoseconds that calling `turn` so many times takes on this thread.
+pub fn timed(turns: usize, mut turn: impl FnMut(usize)) -> u64 {
+    let start = Instant::now();
+    (0..turns).for_each(&mut turn);
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Nanoseconds of its own time that `turns` of the loop cost this thread:
 /// interrupts are in it, other tasks aren't.
 pub fn cpu_time_of_work(turns: u64) -> Result<u64> {

@@ -7,6 +7,7 @@
 //! line by line over the console.
 
 mod deeds;
+mod exits;
 mod guest;
 mod host;
 mod load;

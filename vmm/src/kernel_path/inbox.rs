@@ -207,3 +207,7 @@ impl Bell {
         self.untold += signals;
     }
 }
+
+#[cfg(test)]
+#[path = "inbox_tests.rs"]
+mod tests;

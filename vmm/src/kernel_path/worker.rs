@@ -11,7 +11,7 @@
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub struct Plan {
     pub inboxes: Arc<Inboxes>,
     /// Where they go.
     pub device: Arc<dyn Requests>,
-    /// How many vCPUs there are.
-    pub vcpus: u16,
+    /// How many vCPUs there are threads of: the cur_perf of these is known.
+    pub vcpus: Arc<AtomicU16>,
     /// pCPUs that it had better not run on.
     pub avoid: Vec<u32>,
 }
@@ -182,7 +182,7 @@ impl Turns {
         if started < self.refresh_at {
             return;
         }
-        for vcpu in (0..self.plan.vcpus).map(VcpuId) {
+        for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
             self.plan.device.refresh(vcpu);
         }
         let took = started.elapsed();

@@ -65,6 +65,9 @@ pub trait Hooks: Send + Sync {
     /// and what was signalled before is still unanswered.
     fn on_path_lost(&self) {}
 
+    /// Called when the guest has ended, before the vCPU threads end.
+    fn on_end(&self) {}
+
     /// Something that the user should know and that doesn't end anything: the
     /// cause and the next step, in one line.
     fn on_warning(&self, text: &str);

@@ -74,6 +74,7 @@ pub fn supervise(
         match ended? {
             Ended::Reset => resets += 1,
             Ended::ForGood(reason) => {
+                host.hooks.on_end();
                 return Ok(RunReport {
                     reason,
                     resets,

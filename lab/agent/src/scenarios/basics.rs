@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use super::frequency::{host_runs_at, look, stay_off};
 use super::opps::{Row, sweep};
 use super::{Plan, Policy, cur_perf, first_cpus, let_load_decay, registers, set_governor};
-use crate::vm::{Setup, Vm};
+use crate::vm::Vm;
 
 /// A guest with a vCPU on the first CPU of each policy boots, answers, and
 /// powers off.
-pub fn boot(_plan: &Plan) -> Result<Value> {
+pub fn boot(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let mut vm = Vm::boot(&Setup::mirroring(&first_cpus(&policies)))?;
+    let mut vm = Vm::boot(&plan.mirroring(&first_cpus(&policies)))?;
     let guest = vm.ask("read /proc/sys/kernel/osrelease")?;
     let errors = vm.quit()?;
     Ok(json!({ "held": true, "guest_kernel": guest, "vmm_said": errors }))
@@ -27,7 +27,7 @@ pub fn boot(_plan: &Plan) -> Result<Value> {
 /// pCPU's frequency.
 pub fn capacity(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let mut vm = plan.guest(&Setup::mirroring(&first_cpus(&policies)))?;
+    let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
     let base = registers(&mut vm)?;
     let mut held = true;
     let mut rows = Vec::new();
@@ -55,7 +55,7 @@ pub fn capacity(plan: &Plan) -> Result<Value> {
 /// and idling brings it down to the minimum.
 pub fn governor(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let mut vm = plan.guest(&Setup::mirroring(&first_cpus(&policies)))?;
+    let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
     let mut held = true;
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
@@ -88,7 +88,7 @@ pub fn governor(plan: &Plan) -> Result<Value> {
 pub fn restart(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
-    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
+    let setup = plan.mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     vm.tell("restart")?;
     vm.expect("@ready", Duration::from_secs(120))?;

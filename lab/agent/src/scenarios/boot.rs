@@ -11,7 +11,7 @@ use crate::vm::{Setup, Vm};
 pub fn run() -> Result<Value> {
     let policies = Policy::all()?;
     let pcpus: Vec<u32> = policies.iter().map(Policy::cpu).collect();
-    let mut vm = Vm::boot(&Setup::mirroring(&pcpus))?;
+    let mut vm = Vm::boot(&plan.mirroring(&pcpus))?;
     let guest = vm.ask("read /proc/sys/kernel/osrelease")?;
     let errors = vm.quit()?;
     Ok(json!({ "held": true, "guest_kernel": guest, "vmm_said": errors }))

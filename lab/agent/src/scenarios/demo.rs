@@ -12,14 +12,16 @@ use super::opps::{Row, sweep};
 use super::{Plan, Policy, first_cpus, let_load_decay, set_governor};
 use crate::sysfs;
 use crate::trace::{Seen, Trace};
-use crate::vm::{Setup, Vm, events};
+use crate::vm::{Vm, events};
 
 /// 20 % duty: 4 ms of 20.
 const LOAD: &str = "20000 4000";
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     let guest_kernel = vm.ask("read /proc/sys/kernel/osrelease")?;
     let mut rows = Vec::new();
@@ -61,7 +63,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
 /// The frequencies of the pCPUs, each under a guest load of 20 % duty and
 /// the guest's performance governor.
 fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Value>> {
-    let setup = Setup::mirroring(&first_cpus(policies)).with(options);
+    let setup = plan.mirroring(&first_cpus(policies)).with(options);
     let bridge = !options.contains(&"--no-bridge");
     // Without the bridge there is no device for the driver to bind to.
     let mut vm = if bridge {

@@ -19,7 +19,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
         .rev()
         .find(|policy| policy.cpus.len() >= 2)
         .context("no policy with two CPUs: take another topology")?;
-    let setup = Setup::mirroring(&policy.cpus[..2]).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&policy.cpus[..2])
+        .with(&["--clamp", "exact"]);
     let mut checks = raw_writes(&setup, policy)?;
     checks.extend(through_driver(plan, &setup, policy)?);
     let held = checks.iter().all(|check| check["right"] == true);

@@ -8,11 +8,13 @@ use serde_json::{Value, json};
 use super::frequency::host_runs_at;
 use super::{Plan, Policy, ask_for, first_cpus, let_ticks_pass, set_governor};
 use crate::sysfs::CPUFREQ;
-use crate::vm::{Setup, Vm};
+use crate::vm::Vm;
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "exact"]);
     let mut vm = Vm::boot(&setup)?;
     let mut story = Vec::new();
     let mut held = true;

@@ -28,7 +28,9 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
         .enumerate()
         .next_back()
         .context("no policy")?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, vcpu, "userspace")?;
     vm.ask(format!("start busy busy {vcpu}"))?;
@@ -117,9 +119,9 @@ const KILLS: u32 = 50;
 /// kill -9 of the VMM at 50 times: within 1 s nothing of it is left. Then
 /// of VMM and guardian both: `vcpufreq cleanup` removes what is left, and
 /// nothing that isn't its own.
-pub fn kill(_plan: &Plan) -> Result<Value> {
+pub fn kill(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies));
+    let setup = plan.mirroring(&first_cpus(&policies));
     let stranger = format!("{CGROUPS}/stranger");
     fs::create_dir(&stranger)?;
     let mut left = Vec::new();

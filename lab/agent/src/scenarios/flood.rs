@@ -12,7 +12,7 @@ use crate::vm::{Setup, Vm};
 const TURNS: u64 = 50_000_000;
 const ROUNDS: usize = 10;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let (low, high) = (
         policies.first().context("no policy")?,
@@ -20,7 +20,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     );
     let setup = Setup {
         silent: true,
-        ..Setup::mirroring(&[low.cpu(), high.cpu()])
+        ..plan.mirroring(&[low.cpu(), high.cpu()])
     };
     let plain = measure(&setup, |_| Ok("start load busy 0".to_owned()))?;
     let flood = measure(&setup, |vm| {

@@ -10,8 +10,10 @@ mod failure;
 mod flood;
 mod frequency;
 mod idle;
+mod no_exit;
 mod opps;
 mod speed;
+mod two_guests;
 mod unpinned;
 
 use std::time::Duration;
@@ -27,6 +29,9 @@ use crate::{sysfs, uclamp};
 pub struct Plan {
     /// The guest's cpufreq driver: a module of `/lab/modules`.
     pub driver: String,
+    /// How the guest's accesses go, as `--path` takes it; the VMM chooses
+    /// without.
+    pub path: Option<String>,
 }
 
 /// Carries out a scenario by name.
@@ -46,6 +51,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "restart" => basics::restart(plan),
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
+        "no-exit" => no_exit::run(plan),
+        "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
         "pin-offline" => failure::pin_offline(plan),
         "kill" => failure::kill(plan),
@@ -64,6 +71,15 @@ fn clamps() -> Result<Value> {
 }
 
 impl Plan {
+    /// vCPUs pinned to these pCPUs, mirroring them, by the plan's path.
+    fn mirroring(&self, pcpus: &[u32]) -> Setup {
+        let setup = Setup::mirroring(pcpus);
+        match &self.path {
+            Some(path) => setup.with(&["--path", path]),
+            None => setup,
+        }
+    }
+
     /// Boots a guest and loads its driver.
     fn guest(&self, setup: &Setup) -> Result<Vm> {
         let mut vm = Vm::boot(setup)?;

@@ -14,7 +14,7 @@ use super::{
     set_governor,
 };
 use crate::trace::{FrequencyEvent, Trace, now_us};
-use crate::vm::{Setup, Vm, events};
+use crate::vm::{Vm, events};
 
 /// What was seen for one request of a busy vCPU.
 #[derive(Debug, Clone, Copy)]
@@ -134,7 +134,9 @@ pub fn floor(plan: &Plan) -> Result<Value> {
 
 fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", clamp]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", clamp]);
     let mut vm = plan.guest(&setup)?;
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
@@ -163,7 +165,9 @@ const OTHERS_UTIL: u32 = 32;
 /// host sees of it reaches the request, the host runs at exactly the request.
 fn ramps(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "floor"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "floor"]);
     let mut vm = plan.guest(&setup)?;
     let (mut compared, mut looks) = (0, 0);
     let mut wrong = Vec::new();
@@ -255,7 +259,9 @@ pub fn no_dip(plan: &Plan) -> Result<Value> {
         .enumerate()
         .next_back()
         .context("no policy")?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     stay_off(policy, &vm)?;
     set_governor(&mut vm, vcpu, "userspace")?;
@@ -278,9 +284,9 @@ pub fn no_dip(plan: &Plan) -> Result<Value> {
 /// The same on a vCPU that has just become busy, so that the request alone
 /// holds the frequency: none by a cgroup, some by sched_setattr on the
 /// vCPU's thread, which is why a cgroup is taken where there is one.
-pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
-    let cgroup = changes_while_light("cgroup")?;
-    let thread = changes_while_light("thread")?;
+pub fn dip_by_actuator(plan: &Plan) -> Result<Value> {
+    let cgroup = changes_while_light(plan, "cgroup")?;
+    let thread = changes_while_light(plan, "thread")?;
     let enough = cgroup.changes.min(thread.changes) >= CHANGES;
     Ok(json!({
         "held": enough && cgroup.dips.is_empty() && !thread.dips.is_empty(),
@@ -292,7 +298,7 @@ pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
 /// after it, and then its clamp counts no more.
 const LIGHT_US: u64 = 3_500;
 
-fn changes_while_light(actuator: &str) -> Result<Dips> {
+fn changes_while_light(plan: &Plan, actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
     let (vcpu, policy) = policies
         .iter()
@@ -300,7 +306,9 @@ fn changes_while_light(actuator: &str) -> Result<Dips> {
         .next_back()
         .context("no policy")?;
     let low = policy.opps.get(1).copied().context("a policy of one OPP")?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--actuator", actuator]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--actuator", actuator]);
     let mut vm = Vm::boot(&setup)?;
     stay_off(policy, &vm)?;
     let register = registers(&mut vm)? + u64::try_from(vcpu)? * 0x1000 + 0x04;
@@ -386,7 +394,9 @@ fn dips(policy: &Policy, requests: &[(u64, u32)], seen: &[FrequencyEvent], withi
 /// runs are compared to the byte.
 pub fn repeat(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     for (vcpu, policy) in policies.iter().enumerate() {
         vm.ask(format!("start busy busy {vcpu}"))?;

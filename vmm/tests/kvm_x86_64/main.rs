@@ -16,6 +16,8 @@
     reason = "clippy.toml allows it in tests, but not in what they share"
 )]
 
+mod in_kernel;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

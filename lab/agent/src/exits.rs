@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Exits of guests to userspace, by the address that was accessed: from the
+//! host's tracepoints `kvm:kvm_mmio` and `kvm:kvm_userspace_exit`, and KVM's
+//! own statistics beside them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::ops::Range;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::sysfs;
+
+const INSTANCE: &str = "/sys/kernel/tracing/instances/exits";
+const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
+/// For each CPU: 100,000 writes are 5 MB.
+const BUFFER_KIB: u32 = 32 * 1024;
+
+/// Accesses to one address.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Accesses {
+    /// That trapped into KVM.
+    pub trapped: u64,
+    /// That KVM handed to userspace.
+    pub exited: u64,
+}
+
+/// Watches the exits of all guests until it is stopped.
+#[derive(Debug)]
+pub struct Exits {
+    /// KVM's count of MMIO exits to userspace so far.
+    mmio_exit_user: u64,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub struct SeenExits {
+    by_address: BTreeMap<u64, Accesses>,
+    /// KVM's count of MMIO exits to userspace meanwhile.
+    pub mmio_exit_user: u64,
+}
+
+impl Exits {
+    /// Starts to watch.
+    pub fn watch() -> Result<Self> {
+        if !fs::exists(INSTANCE)? {
+            fs::create_dir(INSTANCE).context(INSTANCE)?;
+        }
+        let set = |file: &str, value: &str| sysfs::write(format!("{INSTANCE}/{file}"), value);
+        set("buffer_size_kb", &BUFFER_KIB.to_string())?;
+        set("trace", "")?;
+        for event in EVENTS {
+            set(&format!("events/{event}/enable"), "1")?;
+        }
+        set("tracing_on", "1")?;
+        let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
+        Ok(Self { mmio_exit_user })
+    }
+
+    /// What was seen since the start; an error when the trace isn't complete.
+    pub fn stop(self) -> Result<SeenExits> {
+        let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
+        let set = |file: &str, value: &str| sysfs::write(format!("{INSTANCE}/{file}"), value);
+        set("tracing_on", "0")?;
+        for event in EVENTS {
+            set(&format!("events/{event}/enable"), "0")?;
+        }
+        for entry in fs::read_dir(format!("{INSTANCE}/per_cpu"))? {
+            let stats = sysfs::text(entry?.path().join("stats"))?;
+            let lost = stats
+                .lines()
+                .find_map(|line| line.strip_prefix("overrun: "));
+            ensure!(lost == Some("0"), "the trace lost events: {stats}");
+        }
+        let trace = File::open(format!("{INSTANCE}/trace"))?;
+        let mut counter = Counter::default();
+        for line in BufReader::new(trace).lines() {
+            counter.line(&line?)?;
+        }
+        set("trace", "")?;
+        set("buffer_size_kb", "4")?;
+        Ok(SeenExits {
+            by_address: counter.by_address,
+            mmio_exit_user,
+        })
+    }
+}
+
+impl SeenExits {
+    /// At these addresses together.
+    pub fn at(&self, addresses: Range<u64>) -> Accesses {
+        let range = self.by_address.range(addresses);
+        range.fold(Accesses::default(), |sum, (_, one)| Accesses {
+            trapped: sum.trapped + one.trapped,
+            exited: sum.exited + one.exited,
+        })
+    }
+
+    /// At all addresses together.
+    pub fn all(&self) -> Accesses {
+        self.at(0..u64::MAX)
+    }
+
+    /// A row for each address.
+    pub fn json(&self) -> Value {
+        let rows = self.by_address.iter().map(|(address, one)| {
+            json!({ "address": format!("{address:#x}"), "trapped": one.trapped, "exited": one.exited })
+        });
+        rows.collect()
+    }
+}
+
+/// Sums up lines of the trace.
+#[derive(Debug, Default)]
+struct Counter {
+    by_address: BTreeMap<u64, Accesses>,
+    /// What each thread accessed last.
+    last: BTreeMap<String, u64>,
+}
+
+impl Counter {
+    /// `  vcpu0-99  [000] .....  12.3: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
+    /// `  vcpu0-99  [000] .....  12.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
+    fn line(&mut self, line: &str) -> Result<()> {
+        let wrong = || format!("trace line '{line}'");
+        let thread = || {
+            line.split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        if let Some((_, access)) = line.split_once(": kvm_mmio: ") {
+            let address = access.split_whitespace().skip_while(|word| *word != "gpa");
+            let address = address.skip(1).find_map(|word| word.strip_prefix("0x"));
+            let address = u64::from_str_radix(address.with_context(wrong)?, 16)?;
+            self.by_address.entry(address).or_default().trapped += 1;
+            self.last.insert(thread(), address);
+        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_MMIO ") {
+            let address = self.last.get(&thread()).with_context(wrong)?;
+            self.by_address.entry(*address).or_default().exited += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A sum over all guests that there are.
+fn kvm_statistic(name: &str) -> Result<u64> {
+    sysfs::number(format!("/sys/kernel/debug/kvm/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    //! An exit is put down to what its thread accessed last.
+    use super::*;
+
+    #[test]
+    fn exits_by_address() {
+        let mut counter = Counter::default();
+        for line in [
+            "# tracer: nop",
+            " vcpu0-9 [000] ..... 1.0: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x927c0",
+            " vcpu1-8 [001] ..... 1.1: kvm_mmio: mmio unsatisfied-read len 1 gpa 0x9000005 val 0x0",
+            " vcpu0-9 [000] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1",
+            " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
+            " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
+        ] {
+            counter.line(line).unwrap();
+        }
+        let seen = SeenExits {
+            by_address: counter.by_address,
+            mmio_exit_user: 1,
+        };
+        let accesses = |trapped, exited| Accesses { trapped, exited };
+        assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
+        assert_eq!(seen.all(), accesses(3, 1));
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `kernel`, on real KVM:
+//!
+//! - A read of a register page is no exit, and sees the device's latest store.
+//! - A write of a table entry is no exit, and its value reaches the device.
+//! - Any other value exits, after those that were written before it.
+//! - A selection is in the page at the guest's next instruction.
+//! - A guest that resets has it all again.
+//! - When the worker dies, what was written is carried out, and what follows
+//!   exits.
+//! - 64 vCPUs with 16 entries each are within KVM's limits.
+
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Worker};
+use vcpufreq::vm::bus::MmioDevice;
+use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
+use vcpufreq::vm::pages::PageMapping;
+use vcpufreq_device::RegisterPages;
+
+use super::*;
+
+/// Counts the accesses that exit, and passes them on.
+struct Counted {
+    inner: Arc<dyn MmioDevice>,
+    reads: AtomicUsize,
+    writes: AtomicUsize,
+}
+
+impl Counted {
+    fn exits(&self) -> (usize, usize) {
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        (count(&self.reads), count(&self.writes))
+    }
+}
+
+impl MmioDevice for Counted {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.inner.read(offset, data);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.inner.write(offset, data);
+    }
+}
+
+/// A device on the path `kernel`, without its worker.
+struct Path {
+    bench: Bench,
+    inboxes: Arc<Inboxes>,
+    in_kernel: Option<InKernel>,
+    counted: Arc<Counted>,
+}
+
+fn doorbells(vcpus: u16) -> Vec<Doorbell> {
+    let event = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let of = |vcpu| {
+        TABLE_KHZ.map(|khz| Doorbell {
+            vcpu: VcpuId(vcpu),
+            khz,
+            event: event(),
+        })
+    };
+    (0..vcpus).flat_map(of).collect()
+}
+
+fn path() -> Path {
+    let bench = bench(1);
+    let device = bench.region.device().clone();
+    let pages = Arc::new(PageMapping::new(region_size(1), false).unwrap());
+    let shown = RegisterPages::new(Box::new(pages.clone()), 1).unwrap();
+    device.attach_pages(shown).unwrap();
+    device.refresh(VcpuId(0));
+    let doorbells: Arc<[Doorbell]> = doorbells(1).into();
+    let bells = doorbells.iter();
+    let bells = bells.map(|bell| (bell.vcpu, bell.khz, bell.event.try_clone().unwrap()));
+    let inboxes = Inboxes::new(vec![Inbox::new(bells.collect()).unwrap()], vec![0]);
+    let region = KernelRegion::new(bench.region.clone(), device, inboxes.clone());
+    let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    Path {
+        bench,
+        inboxes,
+        in_kernel: Some(InKernel {
+            pages,
+            doorbells,
+            lost,
+        }),
+        counted: Arc::new(Counted {
+            inner: Arc::new(region),
+            reads: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
+        }),
+    }
+}
+
+/// Runs `code` until it halts, then what it left in `results`.
+fn run_code(kvm: &Kvm, path: &Path, code: Code, results: u16) -> Vec<u32> {
+    let mut machine = machine(kvm, &[code], CPUFREQ_BASE);
+    let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
+    let slot = machine.memory.next_slot();
+    let in_kernel = path.in_kernel.as_ref().unwrap();
+    let _attached = in_kernel.attach(&vm, slot, &Told::default());
+    let mut bus = Bus::new();
+    bus.insert(CPUFREQ_BASE, region_size(1), path.counted.clone())
+        .unwrap();
+    let ends = run_to_end(&mut machine, &Arc::new(bus));
+    assert_eq!(ends, [(0, VcpuEnd::Halted)]);
+    (0..results).map(|i| result(&machine.memory, i)).collect()
+}
+
+fn applied(path: &Path) -> Vec<u16> {
+    let applied = path.bench.actuator.applied();
+    applied.iter().map(|(_, demand)| demand.min.get()).collect()
+}
+
+#[test]
+fn a_read_is_no_exit() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let code = Code::default()
+        .read(0x00, 0)
+        .read(0x08, 1)
+        .read(0x10, 2)
+        .read(0x14, 3)
+        .read(0x04, 4)
+        .halt();
+    let read = run_code(&kvm, &path, code, 5);
+    assert_eq!(read, [1_200_000, 3, TABLE_KHZ[0], 0, 0]);
+    assert_eq!(path.counted.exits(), (0, 0));
+}
+
+#[test]
+fn a_write_of_a_table_entry_is_no_exit_and_arrives() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let code = Code::default()
+        .write(0x04, TABLE_KHZ[2])
+        .write(0x04, TABLE_KHZ[1])
+        .halt();
+    run_code(&kvm, &path, code, 0);
+    assert_eq!(path.counted.exits(), (0, 0));
+    assert!(applied(&path).is_empty());
+    path.inboxes.drain(&**path.bench.region.device());
+    // 512 × 1200 MHz / 1800 MHz
+    assert_eq!(applied(&path), [341]);
+    let counters = path.bench.region.device().counters(VcpuId(0)).unwrap();
+    assert_eq!((counters.requests, counters.coalesced), (2, 1));
+}
+
+#[test]
+fn another_value_exits_after_those_before_it() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let code = Code::default()
+        .write(0x04, TABLE_KHZ[2])
+        .write(0x04, 900_000)
+        .raw(&[0xc6, 0x06, 0x04, 0x00, 0x40]) // mov byte ds:[4], 0x40
+        .halt();
+    run_code(&kvm, &path, code, 0);
+    assert_eq!(path.counted.exits(), (0, 2));
+    assert_eq!(applied(&path), [512, 256]);
+}
+
+#[test]
+fn a_selection_is_in_the_page_at_once() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let code = Code::default()
+        .write(0x0c, 2)
+        .read(0x10, 0)
+        .write(0x0c, 3)
+        .read(0x10, 1)
+        .write(0x0c, 1)
+        .read(0x10, 2)
+        .halt();
+    let read = run_code(&kvm, &path, code, 3);
+    assert_eq!(read, [TABLE_KHZ[2], 0, TABLE_KHZ[1]]);
+    assert_eq!(path.counted.exits(), (0, 3));
+}
+
+/// Carries nothing out: panics at the first request.
+struct Panics;
+
+impl Requests for Panics {
+    fn request(&self, _vcpu: VcpuId, _khz: u32) {
+        panic!("as the test wants");
+    }
+
+    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn refresh(&self, _vcpu: VcpuId) {}
+}
+
+/// Drains the inboxes when it is told that the path is lost, or at a reset.
+struct Drains {
+    inboxes: Arc<Inboxes>,
+    device: Arc<dyn Requests>,
+    lost: Mutex<usize>,
+}
+
+impl Hooks for Drains {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn on_reset(&self) {
+        self.inboxes.drain(&*self.device);
+    }
+
+    fn on_path_lost(&self) {
+        *self.lost.lock().unwrap() += 1;
+        self.inboxes.drain(&*self.device);
+    }
+
+    fn on_warning(&self, text: &str) {
+        panic!("{text}");
+    }
+}
+
+fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
+    let hooks = Arc::new(Drains {
+        inboxes: path.inboxes.clone(),
+        device: path.bench.region.device().clone(),
+        lost: Mutex::default(),
+    });
+    let host = Host {
+        hooks: hooks.clone(),
+        cpufreq: Some(Cpufreq {
+            device: path.counted.clone(),
+            size: region_size(1),
+            in_kernel: path.in_kernel.take(),
+        }),
+    };
+    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
+    let mut guest = Reboots { codes, boots: 0 };
+    let report = supervise(&mut guest, kvm, threads, &host).unwrap();
+    assert_eq!(report.reason, ExitReason::PowerOff);
+    path.inboxes.drain(&**path.bench.region.device());
+    let lost = *hooks.lost.lock().unwrap();
+    (lost, report.resets)
+}
+
+#[test]
+fn a_guest_that_resets_has_it_again() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let mut path = path();
+    let request = |khz| Code::default().read(0x00, 0).write(0x04, khz);
+    let codes = vec![
+        request(TABLE_KHZ[0]).triple_fault(),
+        request(TABLE_KHZ[1]).triple_fault(),
+        request(TABLE_KHZ[2]).halt(),
+    ];
+    assert_eq!(supervised(&kvm, &mut path, codes), (0, 2));
+    assert_eq!(path.counted.exits(), (0, 0));
+    assert_eq!(applied(&path), [170, 341, 512]);
+}
+
+#[test]
+fn a_dead_worker_loses_no_request() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let mut path = path();
+    let worker = Worker::start(Plan {
+        inboxes: path.inboxes.clone(),
+        device: Arc::new(Panics),
+        vcpus: Arc::new(AtomicU16::new(1)),
+        avoid: Vec::new(),
+    })
+    .unwrap();
+    path.in_kernel.as_mut().unwrap().lost = worker.lost();
+    // Asks until a request exits: mov eax, 600000; mov ds:[4], eax; then
+    // waits for the device to have been asked, by cur_perf.
+    let code = Code::default()
+        .write(0x04, TABLE_KHZ[2])
+        .raw(&[0x66, 0xa1, 0x00, 0x00]) // again: mov eax, ds:[0]
+        .raw(&[0x66, 0x3d]) // cmp eax, 777
+        .raw(&777_u32.to_le_bytes())
+        .raw(&[0x75, 0xf4]) // jne again
+        .write(0x04, TABLE_KHZ[0])
+        .halt();
+    let told = path.counted.clone();
+    let bench = path.bench.region.clone();
+    // The first read that exits is after the path was lost: then the guest
+    // reads 777 and goes on.
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while told.exits().0 == 0 {
+                std::thread::yield_now();
+            }
+            bench.device().source().set(Some(PcpuPerf {
+                pcpu: 0,
+                khz: Khz(777),
+                khz_max: Khz(1_800_000),
+                capacity: Util::new(512).unwrap(),
+            }));
+        });
+        assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
+    });
+    assert_eq!(path.counted.exits().1, 1, "the last write exits");
+    let applied = applied(&path);
+    assert_eq!(applied[applied.len() - 1], 170);
+    drop(worker);
+}
+
+#[test]
+fn sixty_four_vcpus_are_within_kvms_limits() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let vm = kvm.create_vm().unwrap();
+    let doorbells: Vec<_> = (0..64)
+        .flat_map(|vcpu| {
+            (1..=16).map(move |khz| Doorbell {
+                vcpu: VcpuId(vcpu),
+                khz,
+                event: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
+            })
+        })
+        .collect();
+    let in_kernel = InKernel {
+        pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
+        doorbells: doorbells.into(),
+        lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+    };
+    // A refusal would be a warning, and `Told` panics at one.
+    let mut attached = in_kernel.attach(&vm, 0, &Told::default());
+    attached.detach();
+    let _ = in_kernel.attach(&vm, 0, &Told::default());
+}
+
+#[test]
+fn what_kvm_refuses_is_a_warning_and_exits() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    #[derive(Default)]
+    struct Warned(Mutex<Vec<String>>);
+    impl Hooks for Warned {
+        fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn on_warning(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+    let vm = kvm.create_vm().unwrap();
+    // The same value twice: KVM takes the first and refuses the second.
+    let mut twice = doorbells(1);
+    twice.extend(doorbells(1));
+    let in_kernel = InKernel {
+        pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
+        doorbells: twice.into(),
+        lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+    };
+    let warned = Warned::default();
+    let too_high = u32::MAX;
+    let _ = in_kernel.attach(&vm, too_high, &warned);
+    let warnings = warned.0.lock().unwrap().clone();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("KVM refused a read-only slot"));
+    assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
+    // Nothing of it is left: it can be connected.
+    let again = InKernel {
+        pages: in_kernel.pages.clone(),
+        doorbells: doorbells(1).into(),
+        lost: in_kernel.lost.clone(),
+    };
+    let _ = again.attach(&vm, 0, &Told::default());
+}
