@@ -20,8 +20,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     config::RunConfig,
+    facts::{HostCpus, HostTree},
     housekeeper::Housekeeper,
-    kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Worker},
+    kernel_path::{
+        Changes, Inbox, Inboxes, KernelRegion, LastWrites, Plan, Recorder, Unknown, Worker,
+    },
     run::warn,
     run_report::{Observer, Summary},
     vm::{
@@ -46,6 +49,8 @@ pub struct Bridge {
 struct KernelPath {
     inboxes: Arc<Inboxes>,
     threads: Arc<AtomicU16>,
+    recorder: Option<Arc<Recorder>>,
+    changes: Option<Arc<Changes>>,
     worker: Worker,
 }
 
@@ -93,6 +98,8 @@ impl Bridge {
             device: self.device.clone(),
             inboxes: self.in_kernel.as_ref().map(|path| path.inboxes.clone()),
             threads: self.in_kernel.as_ref().map(|path| path.threads.clone()),
+            recorder: self.in_kernel.as_ref().and_then(|p| p.recorder.clone()),
+            changes: self.in_kernel.as_ref().and_then(|p| p.changes.clone()),
         })
     }
 
@@ -122,7 +129,16 @@ impl KernelPath {
         let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         device.attach_pages(RegisterPages::new(Box::new(pages.clone()), vcpus)?)?;
         let doorbells: Arc<[Doorbell]> = doorbells(device.config())?.into();
-        let inboxes = inboxes(device.config(), &doorbells)?;
+        let recorder = Recorder::new(&HostTree::default(), vcpus, cpufreq.size);
+        if config.explain {
+            eprintln!("{}", order(recorder.as_ref().err()));
+        }
+        let recorder = recorder.ok().map(Arc::new);
+        let last_writes: Arc<dyn LastWrites> = match &recorder {
+            Some(recorder) => recorder.clone(),
+            None => Arc::new(Unknown),
+        };
+        let inboxes = inboxes(device.config(), &doorbells, &last_writes)?;
         let threads = Arc::<AtomicU16>::default();
         let worker = Worker::start(Plan {
             inboxes: inboxes.clone(),
@@ -130,6 +146,12 @@ impl KernelPath {
             vcpus: threads.clone(),
             avoid: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
         })?;
+        let host = HostTree::default();
+        let pcpus = HostCpus::read(&host).online().0;
+        let changes = Changes::watch(&host, worker.epoll(), &pcpus, vcpus);
+        if config.explain {
+            eprintln!("{}", freshness(changes.as_ref().err()));
+        }
         cpufreq.in_kernel = Some(InKernel {
             pages,
             doorbells,
@@ -140,6 +162,8 @@ impl KernelPath {
         Ok(Self {
             inboxes,
             threads,
+            recorder,
+            changes: changes.ok().map(Arc::new),
             worker,
         })
     }
@@ -154,6 +178,7 @@ fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
             for khz in entries.iter().map(|khz| khz.0) {
                 let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
                 let event = event.context("can't make an eventfd for each table entry")?;
+                let event = Arc::new(event);
                 doorbells.push(Doorbell { vcpu, khz, event });
             }
         }
@@ -161,7 +186,11 @@ fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
     Ok(doorbells)
 }
 
-fn inboxes(config: &DeviceConfig, doorbells: &[Doorbell]) -> anyhow::Result<Arc<Inboxes>> {
+fn inboxes(
+    config: &DeviceConfig,
+    doorbells: &[Doorbell],
+    last_writes: &Arc<dyn LastWrites>,
+) -> anyhow::Result<Arc<Inboxes>> {
     let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
     let domains = config.domains();
     for domain in &domains {
@@ -169,11 +198,11 @@ fn inboxes(config: &DeviceConfig, doorbells: &[Doorbell]) -> anyhow::Result<Arc<
     }
     for Doorbell { vcpu, khz, event } in doorbells {
         let domain = config.vcpus[vcpu.index()].domain;
-        let event = event.try_clone().context("can't share an eventfd")?;
         let of_domain = bells.entry(domain).or_default();
-        of_domain.push((*vcpu, *khz, event));
+        of_domain.push((*vcpu, *khz, event.clone()));
     }
-    let inboxes = bells.into_values().map(Inbox::new);
+    let inboxes = bells.into_values();
+    let inboxes = inboxes.map(|bells| Inbox::new(bells, last_writes.clone()));
     let inboxes = inboxes
         .collect::<Result<Vec<_>, _>>()
         .context("can't watch the guest's requests")?;
@@ -182,12 +211,37 @@ fn inboxes(config: &DeviceConfig, doorbells: &[Doorbell]) -> anyhow::Result<Arc<
     Ok(Inboxes::new(inboxes, of_vcpu.collect()))
 }
 
+/// How requests of one table entry that comes back are put in order.
+fn order(unknown: Option<&anyhow::Error>) -> String {
+    match unknown {
+        None => {
+            "path kernel: the order of requests that come together is kvm:kvm_mmio's".to_owned()
+        }
+        Some(why) => format!(
+            "path kernel: of requests that come together the highest counts when an earlier one \
+             comes back, until the next one: {why:#}"
+        ),
+    }
+}
+
+/// How soon cur_perf is true again.
+fn freshness(unknown: Option<&anyhow::Error>) -> String {
+    match unknown {
+        None => "path kernel: cur_perf follows migrations and frequency changes".to_owned(),
+        Some(why) => {
+            format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")
+        }
+    }
+}
+
 /// What the virtual machine tells the bridge.
 struct BridgeHooks {
     device: Arc<BridgeDevice>,
     inboxes: Option<Arc<Inboxes>>,
     /// How many vCPUs there are threads of, for the worker.
     threads: Option<Arc<AtomicU16>>,
+    recorder: Option<Arc<Recorder>>,
+    changes: Option<Arc<Changes>>,
 }
 
 impl BridgeHooks {
@@ -206,6 +260,12 @@ impl Hooks for BridgeHooks {
             .register_thread(vcpu, tid)
             .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
         self.device.source().register_thread(vcpu, tid)?;
+        if let Some(recorder) = &self.recorder {
+            recorder.register_thread(vcpu, tid)?;
+        }
+        if let Some(changes) = &self.changes {
+            changes.register_thread(vcpu, tid)?;
+        }
         if let Some(threads) = &self.threads {
             // In the order of their numbers.
             threads.store(vcpu.0 + 1, Relaxed);

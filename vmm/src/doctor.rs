@@ -10,6 +10,7 @@ use crate::{
     doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
     facts::Policy,
     parse::CpuList,
+    path::{self, Needs, Offer, Path},
 };
 
 /// How much a finding matters.
@@ -76,6 +77,7 @@ impl Finding {
 /// Everything there is to say of a host.
 pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
     let mut found = vec![architecture(facts), kvm(facts)];
+    found.extend(paths(facts));
     found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
     found.push(drivers(facts));
     found.push(governors(facts));
@@ -142,6 +144,34 @@ fn kvm(facts: &DoctorFacts) -> Finding {
     }
     Finding::limit("kvm", what, format!("without {}", missing.join(", ")))
         .change("use a newer kernel, and no protected mode (kvm-arm.mode=)")
+}
+
+/// For a guest that mirrors this host: a vCPU for each CPU, with its table.
+fn paths(facts: &DoctorFacts) -> Vec<Finding> {
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let tables = facts.cpus.policies.iter();
+    let needs = Needs {
+        vcpus: count(facts.cpus.cpus.len()),
+        entries: tables.map(|p| count(p.opps.len() * p.cpus.0.len())).sum(),
+        domains: count(facts.cpus.policies.len()),
+        pcpus: count(facts.cpus.cpus.len()),
+    };
+    let offers = path::offers(&facts.paths, &needs, facts.open_files);
+    let finding = |Offer { path, possible }| {
+        let subject = match path {
+            Path::Exit => return None,
+            Path::Kernel => "path kernel",
+            Path::Bpf => "path bpf",
+        };
+        Some(match possible {
+            Ok(how) => Finding::good(subject, "possible", how),
+            // What isn't in this program is no fault of the host.
+            Err(why) if path == Path::Bpf => Finding::good(subject, "not possible", why),
+            Err(why) => Finding::limit(subject, "not possible", why)
+                .change("do what the reason says; until then each access exits to the VMM"),
+        })
+    };
+    offers.into_iter().filter_map(finding).collect()
 }
 
 fn uclamp(facts: &DoctorFacts) -> Finding {

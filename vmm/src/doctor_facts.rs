@@ -11,6 +11,8 @@ use vcpufreq_device::{Headroom, host};
 use crate::{
     energy_model,
     facts::{HostCpus, HostTree},
+    sys,
+    vm::probe::PathFacts,
 };
 
 /// Numbers of capabilities(7).
@@ -90,6 +92,8 @@ pub enum EnergyModel {
 pub struct Live {
     /// KVM, or why not.
     pub kvm: Result<KvmFacts, String>,
+    /// What KVM takes over of the vcpufreq registers, or why nothing is known.
+    pub paths: Result<PathFacts, String>,
     /// Whether a thread can be clamped, or why not.
     pub uclamp: Result<(), String>,
     /// The cgroup that a VM's would be in, or why there is none.
@@ -102,6 +106,7 @@ impl Live {
         let offer = host::ActuatorFacts::probe(&host::HostRoot::default());
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
+            paths: PathFacts::ask(kvm_device),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
             cgroup: offer
                 .cgroup
@@ -118,6 +123,10 @@ pub struct DoctorFacts {
     pub arch: String,
     /// KVM, or why not.
     pub kvm: Result<KvmFacts, String>,
+    /// What KVM takes over of the vcpufreq registers, or why nothing is known.
+    pub paths: Result<PathFacts, String>,
+    /// Files that this process may have open.
+    pub open_files: u64,
     /// Whether a thread can be clamped, or why not.
     pub uclamp: Result<(), String>,
     /// `kernel.sched_util_clamp_min`, 0..=1024.
@@ -154,6 +163,8 @@ impl DoctorFacts {
         Self {
             arch: arch.to_owned(),
             kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
+            paths: live.paths,
+            open_files: sys::open_files_at_most(),
             uclamp: live.uclamp,
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),

@@ -3,7 +3,7 @@
 //! what to change, and gives the right exit code.
 
 use super::*;
-use crate::{doctor_facts::Live, fake_host::FakeHost};
+use crate::{doctor_facts::Live, fake_host::FakeHost, vm::probe::PathFacts};
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
 
@@ -37,6 +37,11 @@ fn live() -> Live {
             readonly_slots: true,
             ioeventfd: true,
             mode: "default".to_owned(),
+        }),
+        paths: Ok(PathFacts {
+            readonly_slots: Ok(()),
+            ioeventfds: Ok(()),
+            coherent: true,
         }),
         uclamp: Ok(()),
         cgroup: Ok("/sys/fs/cgroup".to_owned()),
@@ -167,6 +172,7 @@ fn what_the_running_kernel_lacks_is_found() {
 fn an_empty_tree_is_findings_and_no_panic() {
     let live = Live {
         kvm: Err("absent".into()),
+        paths: Err("absent".into()),
         uclamp: Err("absent".into()),
         cgroup: Err("absent".into()),
     };

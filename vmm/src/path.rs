@@ -61,11 +61,12 @@ pub struct Needs {
 
 impl Needs {
     /// Open files that the path `kernel` takes: an eventfd for each entry, an
-    /// epoll set for each domain. And what the VMM has open anyway: per vCPU
-    /// the vCPU, its thread's stat and two files of its clamp, per pCPU its
-    /// frequency, and under 64 others.
+    /// epoll set for each domain, two perf events for each vCPU and one for
+    /// each pCPU. And what the VMM has open anyway: for each vCPU the vCPU, its
+    /// thread's stat and two files of its clamp, for each pCPU its frequency,
+    /// and under 64 others.
     pub fn open_files(&self) -> u64 {
-        self.entries + self.domains + 4 * self.vcpus + self.pcpus + 64
+        self.entries + self.domains + 6 * self.vcpus + 2 * self.pcpus + 64
     }
 }
 

@@ -115,7 +115,7 @@ impl Offer {
 /// Which path the guest's accesses take; `None` is `exit`.
 fn choose_path(config: &RunConfig) -> anyhow::Result<Option<KernelPlan>> {
     let facts = PathFacts::ask(&config.kvm_device);
-    let offers = path::offers(&facts, &needs(config), sys::open_files());
+    let offers = path::offers(&facts, &needs(config), sys::open_files_at_most());
     let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
     if config.explain {
         eprintln!("{}", path::explain(&offers, taken));

@@ -39,15 +39,16 @@ pub fn raise_open_files() -> io::Result<()> {
     }
 }
 
-/// How many files this process may have open.
-pub fn open_files() -> u64 {
+/// How many files this process may have open, once it has raised that as far
+/// as it may.
+pub fn open_files_at_most() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: `limit` is an rlimit that lives through the call.
     match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
-        0 => limit.rlim_cur,
+        0 => limit.rlim_max,
         _ => 0,
     }
 }

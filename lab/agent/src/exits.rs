@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::ops::Range;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -54,13 +55,16 @@ impl Exits {
         for event in EVENTS {
             set(&format!("events/{event}/enable"), "1")?;
         }
-        set("tracing_on", "1")?;
+        set("tracing_on", "0")?;
+        quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
+        set("tracing_on", "1")?;
         Ok(Self { mmio_exit_user })
     }
 
     /// What was seen since the start; an error when the trace isn't complete.
     pub fn stop(self) -> Result<SeenExits> {
+        quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
         let set = |file: &str, value: &str| sysfs::write(format!("{INSTANCE}/{file}"), value);
         set("tracing_on", "0")?;
@@ -143,6 +147,12 @@ impl Counter {
         }
         Ok(())
     }
+}
+
+/// The last answer of a guest is on its console before it has read its own
+/// registers for the last time; no exit shall be counted by one alone.
+fn quiet_consoles() {
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 /// A sum over all guests that there are.

@@ -12,8 +12,10 @@
 //! then
 //! - the one handed out last, if no other one was signalled more often than
 //!   handed out;
-//! - else that one or one of those others. The highest of them is taken: the
-//!   host never runs below what was asked for, until the next request.
+//! - else that one or one of those others. Then [`LastWrites`] is asked, which
+//!   has the order where the host permits it; where it doesn't, the highest of
+//!   them is taken: the host never runs below what was asked for, until the
+//!   next request.
 //!
 //! Both count and list are changed under the eventfd's lock, so what was
 //! handed out has been counted. What was counted and not handed out yet shows
@@ -21,12 +23,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use vcpufreq_device::VcpuId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Requests;
+use super::{LastWrites, Requests};
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.
@@ -35,6 +38,8 @@ const LOOKS: u32 = 4;
 /// The unanswered requests of one domain.
 pub struct Inbox {
     epoll: Epoll,
+    last_writes: Arc<dyn LastWrites>,
+    vcpus: Vec<VcpuId>,
     bells: Vec<Bell>,
     events: Vec<EpollEvent>,
     /// The bell handed out last, since the list was last found empty.
@@ -46,7 +51,7 @@ pub struct Inbox {
 struct Bell {
     vcpu: VcpuId,
     khz: u32,
-    event: EventFd,
+    event: Arc<EventFd>,
     /// Signals since the list was last found empty.
     signals: u64,
     /// How many of them were handed out.
@@ -67,11 +72,15 @@ pub struct Latest {
 }
 
 impl Inbox {
-    /// For these eventfds of (vCPU, value).
+    /// For these eventfds of (vCPU, value), with `last_writes` for when they
+    /// don't tell.
     ///
     /// # Errors
     /// What the host said: no more open files, or no memory.
-    pub fn new(bells: Vec<(VcpuId, u32, EventFd)>) -> io::Result<Self> {
+    pub fn new(
+        bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
+        last_writes: Arc<dyn LastWrites>,
+    ) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         for (index, (_, _, event)) in (0..).zip(&bells) {
             let when = EventSet::IN | EventSet::EDGE_TRIGGERED;
@@ -79,8 +88,12 @@ impl Inbox {
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(when, index))?;
         }
         let bells: Vec<_> = bells.into_iter().map(Bell::from).collect();
+        let mut vcpus: Vec<_> = bells.iter().map(|bell| bell.vcpu).collect();
+        vcpus.dedup();
         Ok(Self {
             epoll,
+            last_writes,
+            vcpus,
             events: vec![EpollEvent::default(); bells.len().max(1)],
             bells,
             last: None,
@@ -133,12 +146,12 @@ impl Inbox {
             |(index, bell): &(usize, &Bell)| *index != last && bell.signals > bell.handed_out;
         let others = self.bells.iter().enumerate().filter(repeated);
         let other = others.max_by_key(|(_, bell)| bell.khz);
-        let certain = other.is_none();
-        let other = other.map_or(last, |(index, _)| index);
-        let chosen = if self.bells[other].khz > self.bells[last].khz {
-            other
-        } else {
-            last
+        let other = other.map(|(index, _)| index);
+        let recorded = other.and_then(|_| self.recorded());
+        let chosen = match (recorded, other) {
+            (Some(recorded), _) => recorded,
+            (None, Some(other)) if self.bells[other].khz > self.bells[last].khz => other,
+            (None, _) => last,
         };
         for bell in &mut self.bells {
             (bell.signals, bell.handed_out) = (0, 0);
@@ -147,8 +160,16 @@ impl Inbox {
         Some(Latest {
             vcpu: bell.vcpu,
             khz: bell.khz,
-            certain,
+            certain: other.is_none() || recorded.is_some(),
         })
+    }
+
+    /// The bell of the last write that was recorded. It can be one whose signal
+    /// comes only now: then it is handed out again, and is in force already.
+    fn recorded(&self) -> Option<usize> {
+        let (vcpu, khz) = self.last_writes.newest(&self.vcpus)?;
+        let is_it = |bell: &Bell| bell.vcpu == vcpu && bell.khz == khz;
+        self.bells.iter().position(is_it)
     }
 
     /// Carries out what the guest wrote last and counts what came before;
@@ -186,8 +207,8 @@ impl Inbox {
     }
 }
 
-impl From<(VcpuId, u32, EventFd)> for Bell {
-    fn from((vcpu, khz, event): (VcpuId, u32, EventFd)) -> Self {
+impl From<(VcpuId, u32, Arc<EventFd>)> for Bell {
+    fn from((vcpu, khz, event): (VcpuId, u32, Arc<EventFd>)) -> Self {
         Self {
             vcpu,
             khz,

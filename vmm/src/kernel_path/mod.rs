@@ -10,11 +10,16 @@
 //!
 //! Not here: KVM's side of it, which is `vm::in_kernel`.
 
+mod changes;
 mod inbox;
+mod perf;
+mod recorder;
 mod region;
 mod worker;
 
+pub use changes::Changes;
 pub use inbox::{Inbox, Latest};
+pub use recorder::{LastWrites, Recorder, Unknown};
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 

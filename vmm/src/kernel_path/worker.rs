@@ -20,12 +20,15 @@ use vcpufreq_device::{VcpuId, host};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::changes::CHANGED;
 use super::{Inboxes, Requests};
 use crate::vm::sys;
 
 /// How often cur_perf is looked after, at most; a tick of a host with HZ = 250,
 /// which is how often its frequency changes.
 const REFRESH: Duration = Duration::from_millis(4);
+/// How soon after a look the next one comes, when there was a change.
+const REFRESH_AGAIN: Duration = Duration::from_micros(250);
 /// Part of the time that the worker may run: one in this many.
 const SHARE: u32 = 4;
 /// What it may run at once after it has been idle.
@@ -49,6 +52,7 @@ pub struct Plan {
 pub struct Worker {
     stop: Arc<EventFd>,
     lost: Arc<EventFd>,
+    epoll: Arc<Epoll>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,6 +66,7 @@ impl Worker {
         let stop = Arc::new(event().context("can't make an eventfd")?);
         let lost = Arc::new(event().context("can't make an eventfd")?);
         let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
+        let epoll = turns.epoll.clone();
         let last_words = LastWords(lost.clone());
         let thread = Builder::new().name("requests".to_owned());
         let thread = thread
@@ -70,8 +75,14 @@ impl Worker {
         Ok(Self {
             stop,
             lost,
+            epoll,
             thread: Some(thread),
         })
+    }
+
+    /// What wakes it, for [`super::Changes`].
+    pub fn epoll(&self) -> &Arc<Epoll> {
+        &self.epoll
     }
 
     /// Readable when it has died.
@@ -106,18 +117,21 @@ impl LastWords {
 
 struct Turns {
     plan: Plan,
-    epoll: Epoll,
+    epoll: Arc<Epoll>,
     budget: Budget,
-    /// When cur_perf is to be looked after again.
+    /// When cur_perf is to be looked after again, and from when on it may be.
     refresh_at: Instant,
+    refresh_not_before: Instant,
     stopped: AtomicBool,
+    /// Something that cur_perf depends on has changed since the last look.
+    changed: AtomicBool,
 }
 
 const STOP: u64 = u64::MAX;
 
 impl Turns {
     fn new(plan: Plan, stop: &EventFd) -> std::io::Result<Self> {
-        let epoll = Epoll::new()?;
+        let epoll = Arc::new(Epoll::new()?);
         let add = |fd, data| {
             epoll.ctl(
                 ControlOperation::Add,
@@ -135,7 +149,9 @@ impl Turns {
             epoll,
             budget: Budget::new(now),
             refresh_at: now,
+            refresh_not_before: now,
             stopped: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
         })
     }
 
@@ -166,8 +182,10 @@ impl Turns {
     }
 
     fn answer(&self, what: u64) {
-        if what == STOP {
-            return self.stopped.store(true, Relaxed);
+        match what {
+            STOP => return self.stopped.store(true, Relaxed),
+            CHANGED => return self.changed.store(true, Relaxed),
+            _ => {}
         }
         let inbox = usize::try_from(what).ok();
         if let Some(mut inbox) = inbox.and_then(|index| self.plan.inboxes.locked(index)) {
@@ -179,6 +197,9 @@ impl Turns {
     /// after less often, so that it stays a small part of the time.
     fn refresh_when_due(&mut self) {
         let started = Instant::now();
+        if self.changed.swap(false, Relaxed) {
+            self.refresh_at = self.refresh_at.min(self.refresh_not_before);
+        }
         if started < self.refresh_at {
             return;
         }
@@ -187,6 +208,7 @@ impl Turns {
         }
         let took = started.elapsed();
         self.refresh_at = started + REFRESH.max(took * 20);
+        self.refresh_not_before = started + REFRESH_AGAIN.max(took * SHARE);
     }
 
     /// Best effort: without these the worker is a thread like any other.

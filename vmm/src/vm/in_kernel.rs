@@ -26,7 +26,7 @@ pub struct Doorbell {
     /// The value.
     pub khz: u32,
     /// What it signals.
-    pub event: EventFd,
+    pub event: Arc<EventFd>,
 }
 
 /// What KVM shall handle.

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Worker};
+use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
 use vcpufreq::vm::pages::PageMapping;
@@ -56,7 +56,7 @@ struct Path {
 }
 
 fn doorbells(vcpus: u16) -> Vec<Doorbell> {
-    let event = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let of = |vcpu| {
         TABLE_KHZ.map(|khz| Doorbell {
             vcpu: VcpuId(vcpu),
@@ -76,8 +76,11 @@ fn path() -> Path {
     device.refresh(VcpuId(0));
     let doorbells: Arc<[Doorbell]> = doorbells(1).into();
     let bells = doorbells.iter();
-    let bells = bells.map(|bell| (bell.vcpu, bell.khz, bell.event.try_clone().unwrap()));
-    let inboxes = Inboxes::new(vec![Inbox::new(bells.collect()).unwrap()], vec![0]);
+    let bells = bells.map(|bell| (bell.vcpu, bell.khz, bell.event.clone()));
+    let inboxes = Inboxes::new(
+        vec![Inbox::new(bells.collect(), Arc::new(Unknown)).unwrap()],
+        vec![0],
+    );
     let region = KernelRegion::new(bench.region.clone(), device, inboxes.clone());
     let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     Path {
@@ -313,7 +316,7 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
             (1..=16).map(move |khz| Doorbell {
                 vcpu: VcpuId(vcpu),
                 khz,
-                event: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
+                event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
             })
         })
         .collect();

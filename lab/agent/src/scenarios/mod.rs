@@ -12,6 +12,7 @@ mod frequency;
 mod idle;
 mod no_exit;
 mod opps;
+mod order;
 mod speed;
 mod two_guests;
 mod unpinned;
@@ -52,6 +53,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
+        "order" => order::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
         "pin-offline" => failure::pin_offline(plan),

@@ -98,14 +98,16 @@ fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
     }
     let base = registers(vm)?;
     let page = base + PAGE * u64::try_from(vcpu)?;
-    let exits = Exits::watch()?;
-    let read = vm.number(format!("loads {vcpu} {page:#x} {count}"))?;
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
-    let set_perf = page + 4;
-    let line = format!("stores {vcpu} {set_perf:#x} {count} {}", opps.join(" "));
-    let write = vm.number(line)?;
-    let each = |ns: u64| ns as f64 / count as f64;
-    let ns = (each(read), each(write));
+    let (set_perf, opps) = (page + 4, opps.join(" "));
+    let read = |count| format!("loads {vcpu} {page:#x} {count}");
+    let write = |count| format!("stores {vcpu} {set_perf:#x} {count} {opps}");
+    // How long it takes is asked without the trace, which takes time too.
+    let each = |ns: u64| ns as f64 / FEW as f64;
+    let ns = (each(vm.number(read(FEW))?), each(vm.number(write(FEW))?));
+    let exits = Exits::watch()?;
+    vm.number(read(count))?;
+    vm.number(write(count))?;
     Ok(Seen::of(&exits.stop()?, base, set_perf..page + 8, ns))
 }
 

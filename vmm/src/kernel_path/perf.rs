@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! perf events of the kernel's own: their system calls and rings, and nothing
+//! of what they are for. The only unsafe code of the path.
+//!
+//! A ring is written backward and never full: the newest record is at its
+//! head, and the oldest ones are overwritten (perf_event_open(2), "Overwritable
+//! ring buffers").
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_int, c_ulong};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire};
+
+use vcpufreq_device::host::Tid;
+
+const TYPE_SOFTWARE: u32 = 1;
+const TYPE_TRACEPOINT: u32 = 2;
+const SW_CPU_MIGRATIONS: u64 = 4;
+const SAMPLE_TIME: u64 = 1 << 2;
+const SAMPLE_RAW: u64 = 1 << 10;
+const FLAG_USE_CLOCKID: u64 = 1 << 25;
+const FLAG_WRITE_BACKWARD: u64 = 1 << 27;
+const OPEN_CLOEXEC: c_ulong = 8;
+/// `PERF_EVENT_IOC_SET_FILTER`
+const SET_FILTER: c_ulong = 0x4008_2406;
+/// Where the head is in the first page of a ring (`data_head`).
+const DATA_HEAD: usize = 1024;
+
+/// `struct perf_event_attr` of `include/uapi/linux/perf_event.h`, version 5.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Attr {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clockid: i32,
+    sample_regs_intr: u64,
+    aux_watermark: u32,
+    sample_max_stack: u16,
+    reserved: u16,
+}
+
+const ATTR_SIZE: u32 = 112;
+const _: () = assert!(size_of::<Attr>() == 112);
+
+/// Whose events.
+#[derive(Clone, Copy, Debug)]
+pub enum Whose {
+    /// A thread's.
+    Thread(Tid),
+    /// A pCPU's.
+    Pcpu(u32),
+}
+
+/// An event and its ring.
+#[derive(Debug)]
+pub struct PerfEvent {
+    fd: OwnedFd,
+    ring: NonNull<u8>,
+    page: usize,
+}
+
+// SAFETY: the ring is the kernel's to write; here it is only read, through
+// atomics and volatile loads.
+unsafe impl Send for PerfEvent {}
+// SAFETY: as above.
+unsafe impl Sync for PerfEvent {}
+
+impl PerfEvent {
+    /// Wakes whoever polls it when `thread` runs on another pCPU than before.
+    ///
+    /// # Errors
+    /// What the kernel said: not permitted, or no memory for the ring.
+    pub fn migrations(thread: Tid) -> io::Result<Self> {
+        let attr = Attr {
+            kind: TYPE_SOFTWARE,
+            config: SW_CPU_MIGRATIONS,
+            wakeup_events: 1,
+            ..Attr::default()
+        };
+        Self::open(attr, Whose::Thread(thread))
+    }
+
+    /// Wakes whoever polls it at tracepoint `id`.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn waking(id: u64, whose: Whose) -> io::Result<Self> {
+        let attr = Attr {
+            kind: TYPE_TRACEPOINT,
+            config: id,
+            wakeup_events: 1,
+            ..Attr::default()
+        };
+        Self::open(attr, whose)
+    }
+
+    /// Records time and fields at tracepoint `id`, and wakes nobody.
+    ///
+    /// # Errors
+    /// As above; `filter` can be one that the tracepoint has no fields for.
+    pub fn recording(id: u64, whose: Whose, filter: &str) -> io::Result<Self> {
+        let attr = Attr {
+            kind: TYPE_TRACEPOINT,
+            config: id,
+            sample_type: SAMPLE_TIME | SAMPLE_RAW,
+            ..Attr::default()
+        };
+        let event = Self::open(attr, whose)?;
+        let filter = CString::new(filter)?;
+        // SAFETY: the kernel reads a text that ends in NUL.
+        let result = unsafe { libc::ioctl(event.fd(), SET_FILTER, filter.as_ptr()) };
+        match result {
+            0 => Ok(event),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn open(attr: Attr, whose: Whose) -> io::Result<Self> {
+        let attr = Attr {
+            size: ATTR_SIZE,
+            sample_period: 1,
+            flags: FLAG_USE_CLOCKID | FLAG_WRITE_BACKWARD,
+            clockid: libc::CLOCK_MONOTONIC,
+            ..attr
+        };
+        let (pid, cpu): (c_int, c_int) = match whose {
+            Whose::Thread(tid) => (tid.get(), -1),
+            Whose::Pcpu(cpu) => (-1, c_int::try_from(cpu).map_err(io::Error::other)?),
+        };
+        // SAFETY: the kernel reads `attr.size` bytes, which `attr` has.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attr,
+                pid,
+                cpu,
+                -1 as c_int,
+                OPEN_CLOEXEC,
+            )
+        };
+        let fd = c_int::try_from(fd).map_err(io::Error::other)?;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: takes and returns plain numbers.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).map_err(io::Error::other)?;
+        // Not writable: that is what makes it one that overwrites.
+        // SAFETY: a fresh mapping at an address that the kernel chooses.
+        let ring = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * page,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if ring == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let ring = NonNull::new(ring.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, ring, page })
+    }
+
+    /// For polling; being told is all there is to it.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Time (CLOCK_MONOTONIC, ns) and fields of the newest record for which
+    /// `wanted` has something to say; of the last half of the ring.
+    pub fn newest<T>(&self, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<(u64, T)> {
+        let bytes = self.copy()?;
+        let mut rest = &bytes[..];
+        while let Some((record, after)) = split_record(rest) {
+            if let Some((time, fields)) = time_and_fields(record)
+                && let Some(found) = wanted(fields)
+            {
+                return Some((time, found));
+            }
+            rest = after;
+        }
+        None
+    }
+
+    /// The half of the ring that was written last.
+    fn copy(&self) -> Option<Vec<u8>> {
+        let half = self.page / 2;
+        for _ in 0..4 {
+            let head = self.head();
+            let start = usize::try_from(head % self.page as u64).ok()?;
+            let byte = |i: usize| {
+                let at = self.page + (start + i) % self.page;
+                // SAFETY: within the second page of the mapping.
+                let byte = unsafe { self.ring.add(at) };
+                // SAFETY: mapped for reading as long as `self` lives.
+                unsafe { byte.read_volatile() }
+            };
+            let bytes: Vec<u8> = (0..half).map(byte).collect();
+            // It grows downward: as long as it hasn't gone half round, what
+            // was copied is whole.
+            if head.wrapping_sub(self.head()) <= half as u64 {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    fn head(&self) -> u64 {
+        // SAFETY: within the first page of the mapping.
+        let head = unsafe { self.ring.add(DATA_HEAD) };
+        // SAFETY: an aligned u64 there, which the kernel stores as a whole.
+        unsafe { AtomicU64::from_ptr(head.cast().as_ptr()) }.load(Acquire)
+    }
+}
+
+impl Drop for PerfEvent {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `open`, unmapped once.
+        unsafe { libc::munmap(self.ring.as_ptr().cast(), 2 * self.page) };
+    }
+}
+
+/// The first record and what follows it. A ring that isn't full ends in zeroes.
+fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let size = u16::from_ne_bytes(*bytes.get(6..)?.first_chunk()?);
+    let size = usize::from(size);
+    (size >= 8 && size <= bytes.len()).then(|| bytes.split_at(size))
+}
+
+/// `PERF_RECORD_SAMPLE` with TIME and RAW.
+fn time_and_fields(record: &[u8]) -> Option<(u64, &[u8])> {
+    const SAMPLE: u32 = 9;
+    if u32::from_ne_bytes(*record.first_chunk()?) != SAMPLE {
+        return None;
+    }
+    let time = u64::from_ne_bytes(*record.get(8..)?.first_chunk()?);
+    let len = u32::from_ne_bytes(*record.get(16..)?.first_chunk()?);
+    let fields = record.get(20..)?.get(..usize::try_from(len).ok()?)?;
+    Some((time, fields))
+}
+
+#[cfg(test)]
+mod tests {
+    //! What a thread does is recorded, the newest first; needs permission.
+    use super::*;
+
+    #[test]
+    fn records_are_taken_apart() {
+        let mut record = Vec::new();
+        record.extend(9_u32.to_ne_bytes());
+        record.extend([0, 0]);
+        record.extend(28_u16.to_ne_bytes());
+        record.extend(77_u64.to_ne_bytes());
+        record.extend(4_u32.to_ne_bytes());
+        record.extend(5_u32.to_ne_bytes());
+        record.resize(28, 0);
+        let mut bytes = record.clone();
+        bytes.resize(64, 0);
+        let (first, rest) = split_record(&bytes).unwrap();
+        assert_eq!(first, record);
+        assert_eq!(time_and_fields(first), Some((77, &5_u32.to_ne_bytes()[..])));
+        assert!(split_record(rest).is_none());
+    }
+}

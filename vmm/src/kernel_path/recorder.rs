@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What vCPUs wrote to set_perf last, from the kernel's tracepoint
+//! `kvm:kvm_mmio`: the tie-break for an [`super::Inbox`] that can't tell.
+//!
+//! A perf event on each vCPU thread records its writes to the registers in a
+//! ring that keeps the newest and wakes nobody. The record is there before the
+//! eventfd is signalled, because KVM passes the tracepoint first
+//! (`io_mem_abort`, arm64). Needs CAP_PERFMON and tracefs, not BPF.
+
+use std::sync::OnceLock;
+
+use anyhow::{Context, bail};
+use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId, host::Tid};
+
+use super::perf::{PerfEvent, Whose};
+use crate::facts::HostTree;
+use crate::vm::layout::CPUFREQ_BASE;
+
+/// Who knows what was written last.
+pub trait LastWrites: Send + Sync {
+    /// The newest write to the set_perf of one of `vcpus`.
+    fn newest(&self, vcpus: &[VcpuId]) -> Option<(VcpuId, u32)>;
+}
+
+/// Nobody does.
+#[derive(Debug)]
+pub struct Unknown;
+
+impl LastWrites for Unknown {
+    fn newest(&self, _vcpus: &[VcpuId]) -> Option<(VcpuId, u32)> {
+        None
+    }
+}
+
+const TRACEPOINT: &str = "sys/kernel/tracing/events/kvm/kvm_mmio";
+
+/// The recorders of all vCPU threads.
+#[derive(Debug)]
+pub struct Recorder {
+    id: u64,
+    fields: Fields,
+    filter: String,
+    threads: Box<[OnceLock<PerfEvent>]>,
+}
+
+/// Offsets in the tracepoint's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fields {
+    gpa: usize,
+    value: usize,
+}
+
+impl Recorder {
+    /// For the threads of `vcpus` vCPUs, whose registers have `size` bytes.
+    ///
+    /// # Errors
+    /// Why nothing can be recorded on this host.
+    pub fn new(host: &HostTree, vcpus: u16, size: u64) -> anyhow::Result<Self> {
+        let text = |name| host.text(format!("{TRACEPOINT}/{name}"));
+        let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
+        let format = text("format").unwrap_or_default();
+        let fields = Fields {
+            gpa: offset(&format, "gpa").context("kvm:kvm_mmio has no gpa")?,
+            value: offset(&format, "val").context("kvm:kvm_mmio has no val")?,
+        };
+        let end = CPUFREQ_BASE + size;
+        let recorder = Self {
+            id: id.parse().context("kvm:kvm_mmio has no number")?,
+            fields,
+            // KVM_TRACE_MMIO_WRITE
+            filter: format!("type == 2 && gpa >= {CPUFREQ_BASE:#x} && gpa < {end:#x}"),
+            threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
+        };
+        // Whether it is permitted; taken back at once.
+        recorder.open(Tid::current())?;
+        Ok(recorder)
+    }
+
+    fn open(&self, tid: Tid) -> anyhow::Result<PerfEvent> {
+        PerfEvent::recording(self.id, Whose::Thread(tid), &self.filter)
+            .context("perf events aren't permitted (CAP_PERFMON)")
+    }
+
+    /// Records what the thread of `vcpu` writes.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
+        let event = self.open(tid)?;
+        match self.threads.get(vcpu.index()) {
+            Some(slot) if slot.set(event).is_ok() => Ok(()),
+            _ => bail!("vCPU {vcpu} can't be recorded"),
+        }
+    }
+}
+
+impl LastWrites for Recorder {
+    fn newest(&self, vcpus: &[VcpuId]) -> Option<(VcpuId, u32)> {
+        let wanted = |record: &[u8]| {
+            let (vcpu, khz) = self.fields.set_perf(record)?;
+            vcpus.contains(&vcpu).then_some((vcpu, khz))
+        };
+        let threads = self.threads.iter().filter_map(OnceLock::get);
+        let newest = threads.filter_map(|thread| thread.newest(wanted));
+        newest.max_by_key(|(time, _)| *time).map(|(_, found)| found)
+    }
+}
+
+impl Fields {
+    /// The register and the value, if the record is of a set_perf.
+    fn set_perf(self, record: &[u8]) -> Option<(VcpuId, u32)> {
+        let gpa = u64::from_ne_bytes(*record.get(self.gpa..)?.first_chunk()?);
+        let value = u64::from_ne_bytes(*record.get(self.value..)?.first_chunk()?);
+        let offset = gpa.checked_sub(CPUFREQ_BASE)?;
+        if offset % REGION_STRIDE != REG_SET_PERF {
+            return None;
+        }
+        let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
+        Some((VcpuId(vcpu), u32::try_from(value).ok()?))
+    }
+}
+
+/// `\tfield:u64 gpa;\toffset:16;\tsize:8;\tsigned:0;`
+fn offset(format: &str, name: &str) -> Option<usize> {
+    let end = format!(" {name};");
+    let line = format.lines().find(|line| line.contains(&end))?;
+    let offset = line.split("offset:").nth(1)?;
+    offset.split(';').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A record's fields are where the kernel says; other registers are none.
+    use super::*;
+
+    const FORMAT: &str = "name: kvm_mmio\nID: 300\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
+        \tfield:u32 type;\toffset:8;\tsize:4;\tsigned:0;\n\
+        \tfield:u64 gpa;\toffset:16;\tsize:8;\tsigned:0;\n\
+        \tfield:u64 val;\toffset:24;\tsize:8;\tsigned:0;\n";
+
+    fn record(gpa: u64, value: u64) -> Vec<u8> {
+        let mut record = vec![0; 16];
+        record.extend(gpa.to_ne_bytes());
+        record.extend(value.to_ne_bytes());
+        record
+    }
+
+    #[test]
+    fn a_record_says_which_register_and_value() {
+        let fields = Fields {
+            gpa: offset(FORMAT, "gpa").unwrap(),
+            value: offset(FORMAT, "val").unwrap(),
+        };
+        let vcpu = CPUFREQ_BASE + 2 * REGION_STRIDE;
+        let written = fields.set_perf(&record(vcpu + REG_SET_PERF, 600_000));
+        assert_eq!(written, Some((VcpuId(2), 600_000)));
+        assert_eq!(fields.set_perf(&record(vcpu + 0x0c, 3)), None);
+        assert_eq!(fields.set_perf(&record(4, 3)), None);
+        assert_eq!(fields.set_perf(&[0; 20]), None);
+        assert_eq!(offset(FORMAT, "len"), None);
+    }
+}
