@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: the register pages show what a read by exit would; cur_perf tells what the host lets
+//! it tell; a limit bounds host calls and loses no request.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in tests, but not in what they share"
+)]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::*;
+
+const TABLE: [u32; 3] = [600_000, 1_200_000, 1_800_000];
+const MS: u64 = 1_000_000;
+
+type FakeDevice = Device<Arc<RecordingActuator>, Arc<FixedSource>, Arc<RecordingEvents>>;
+
+struct Bench {
+    device: Arc<FakeDevice>,
+    actuator: Arc<RecordingActuator>,
+    source: Arc<FixedSource>,
+    events: Arc<RecordingEvents>,
+    time_ns: Arc<AtomicU64>,
+}
+
+/// A clock that a test sets.
+struct Hands(Arc<AtomicU64>);
+
+impl Clock for Hands {
+    fn now_ns(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+}
+
+fn at(khz: u32) -> PcpuPerf {
+    PcpuPerf {
+        pcpu: 0,
+        khz: Khz(khz),
+        khz_max: Khz(1_800_000),
+        capacity: Util::MAX,
+    }
+}
+
+/// Two vCPUs in one domain, a third one alone.
+fn bench(report: Report, rate_limit: Option<RateLimit>) -> Bench {
+    let spec = |domain| VcpuSpec {
+        table: PerfTable::try_from(TABLE.map(Khz).to_vec()).unwrap(),
+        capacity: Util::MAX,
+        domain: DomainId(domain),
+    };
+    let config = DeviceConfig {
+        vcpus: vec![spec(0), spec(0), spec(5)],
+        mode: ClampMode::Floor,
+        headroom: Headroom::None,
+        report,
+        rate_limit,
+    };
+    let actuator = Arc::new(RecordingActuator::default());
+    let source = Arc::new(FixedSource::new(at(1_200_000)));
+    let events = Arc::new(RecordingEvents::default());
+    let time_ns = Arc::new(AtomicU64::new(0));
+    let ports = (actuator.clone(), source.clone(), events.clone());
+    let device = FakeDevice::new(config, ports.0, ports.1, ports.2).unwrap();
+    Bench {
+        device: Arc::new(device.with_clock(Hands(time_ns.clone()))),
+        actuator,
+        source,
+        events,
+        time_ns,
+    }
+}
+
+fn memory(vcpus: u16) -> Arc<Box<[AtomicU32]>> {
+    let words = usize::try_from(region_size(vcpus)).unwrap() / REG_WIDTH;
+    Arc::new((0..words).map(|_| AtomicU32::new(0)).collect())
+}
+
+/// The word at an offset in a vCPU's page.
+fn word(memory: &[AtomicU32], vcpu: u64, offset: u64) -> u32 {
+    let index = usize::try_from(vcpu * REGION_STRIDE + offset).unwrap() / REG_WIDTH;
+    u32::from_le(memory[index].load(SeqCst))
+}
+
+impl Bench {
+    fn attach(&self) -> Arc<Box<[AtomicU32]>> {
+        let memory = memory(3);
+        let pages = RegisterPages::new(Box::new(memory.clone()), 3).unwrap();
+        self.device.attach_pages(pages).unwrap();
+        memory
+    }
+
+    fn ask(&self, vcpu: u16, khz: u32) {
+        self.device.write(VcpuId(vcpu), WriteReg::SetPerf, khz);
+    }
+
+    fn pass(&self, ns: u64) {
+        self.time_ns.fetch_add(ns, SeqCst);
+    }
+
+    /// uclamp.min of everything applied.
+    fn floors(&self) -> Vec<u16> {
+        let applied = self.actuator.applied();
+        applied.iter().map(|(_, demand)| demand.min.get()).collect()
+    }
+
+    fn counters(&self, vcpu: u16) -> CounterSnapshot {
+        self.device.counters(VcpuId(vcpu)).unwrap()
+    }
+}
+
+#[test]
+fn pages_show_the_registers_and_nothing_else() {
+    let bench = bench(Report::Exact, None);
+    let memory = bench.attach();
+    for (vcpu, domain) in [(0, 0), (1, 0), (2, 5)] {
+        let page: Vec<_> = (0..REGION_STRIDE / 4)
+            .map(|i| word(&memory, vcpu, 4 * i))
+            .collect();
+        assert_eq!(page[..6], [1_800_000, 0, 3, 0, 600_000, domain]);
+        assert!(page[6..].iter().all(|word| *word == 0));
+    }
+    assert!(memory[3 * 1024..].iter().all(|w| w.load(SeqCst) == 0));
+}
+
+#[test]
+fn a_selection_is_in_the_page_when_the_write_returns() {
+    let bench = bench(Report::Exact, None);
+    let memory = bench.attach();
+    for (selected, entry) in [(2, TABLE[2]), (3, 0), (u32::MAX, 0), (1, TABLE[1])] {
+        bench
+            .device
+            .write(VcpuId(1), WriteReg::PerftblSel, selected);
+        assert_eq!(word(&memory, 1, REG_PERFTBL_RD), entry);
+        assert_eq!(word(&memory, 0, REG_PERFTBL_RD), TABLE[0]);
+        assert_eq!(word(&memory, 1, REG_PERFTBL_SEL), 0);
+    }
+    bench.device.reset();
+    assert_eq!(word(&memory, 1, REG_PERFTBL_RD), TABLE[0]);
+}
+
+#[test]
+fn cur_perf_is_what_was_found_last() {
+    let bench = bench(Report::Exact, None);
+    let memory = bench.attach();
+    bench.device.refresh(VcpuId(2));
+    assert_eq!(word(&memory, 2, REG_CUR_PERF), 1_200_000);
+    assert_eq!(word(&memory, 0, REG_CUR_PERF), 1_800_000);
+    bench.source.set(None);
+    bench.device.refresh(VcpuId(2));
+    assert_eq!(word(&memory, 2, REG_CUR_PERF), 1_200_000);
+    bench.device.refresh(VcpuId(99));
+}
+
+#[test]
+fn a_restored_state_is_in_the_pages() {
+    let bench = bench(Report::Exact, None);
+    let memory = bench.attach();
+    let mut state = bench.device.save();
+    state.vcpus[0] = VcpuState {
+        perftbl_sel: 2,
+        cur_perf_khz: 777,
+    };
+    let state = CheckedState::try_from(state).unwrap();
+    bench.device.restore(&state).unwrap();
+    assert_eq!(word(&memory, 0, REG_CUR_PERF), 777);
+    assert_eq!(word(&memory, 0, REG_PERFTBL_RD), TABLE[2]);
+}
+
+#[test]
+fn pages_of_another_size_and_second_ones_are_refused() {
+    let wrong = RegisterPages::new(Box::new(memory(16)), 17).unwrap_err();
+    assert_eq!(
+        wrong,
+        PagesError::Size {
+            vcpus: 17,
+            expected: 0x2_0000,
+            bytes: 0x1_0000,
+        }
+    );
+    let bench = bench(Report::Exact, None);
+    bench.attach();
+    let more = RegisterPages::new(Box::new(memory(3)), 3).unwrap();
+    assert_eq!(bench.device.attach_pages(more), Err(PagesError::Twice));
+}
+
+#[test]
+fn cur_perf_tells_what_the_host_lets_it() {
+    let rows = [
+        (Report::Exact, 1_333_333, 1_333_333),
+        (Report::Table, 1_333_333, 1_200_000),
+        (Report::Table, 1_199_999, 1_200_000),
+        // Half-way: the higher one.
+        (Report::Table, 900_000, 1_200_000),
+        (Report::Table, 1, 600_000),
+        (Report::Table, 1_800_000, 1_800_000),
+        // Until it asks, the maximum.
+        (Report::Request, 1_333_333, 1_800_000),
+    ];
+    for (report, khz, told) in rows {
+        let bench = bench(report, None);
+        bench.source.set(Some(at(khz)));
+        let memory = bench.attach();
+        let read = bench.device.read(VcpuId(0), ReadReg::CurPerf);
+        assert_eq!(read, told, "{report:?} {khz}");
+        assert_eq!(word(&memory, 0, REG_CUR_PERF), told);
+    }
+}
+
+#[test]
+fn a_report_of_the_request_has_nothing_of_the_host() {
+    let bench = bench(Report::Request, None);
+    bench.source.set(None);
+    bench.ask(1, 700_000);
+    let read = |vcpu| bench.device.read(VcpuId(vcpu), ReadReg::CurPerf);
+    assert_eq!([0, 1, 2].map(read), [700_000, 700_000, 1_800_000]);
+    bench.ask(1, u32::MAX);
+    assert_eq!(read(0), 1_800_000);
+    bench.ask(1, 0);
+    assert_eq!(read(0), 1_800_000);
+    assert_eq!(bench.counters(0).source_failures, 0);
+}
+
+/// 1,000 a second, two at once.
+const LIMIT: RateLimit = RateLimit {
+    per_second: NonZeroU32::new(1000).unwrap(),
+    burst: NonZeroU32::new(2).unwrap(),
+};
+
+#[test]
+fn what_comes_too_fast_waits_and_the_newest_wins() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for khz in [600_000, 1_200_000, 1_800_000, 900_000] {
+        bench.ask(0, khz);
+    }
+    assert_eq!(bench.floors(), [341, 682]);
+    assert_eq!(bench.device.settle_held(), Some(Duration::from_millis(1)));
+    bench.pass(MS - 1);
+    assert_eq!(bench.device.settle_held(), Some(Duration::from_nanos(1)));
+    bench.pass(1);
+    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.floors(), [341, 682, 512]);
+    let counters = bench.counters(0);
+    assert_eq!((counters.requests, counters.limited), (4, 2));
+    assert_eq!((counters.applied, counters.superseded), (3, 1));
+    let limited = |event: &&Event| matches!(event, Event::Limited { .. });
+    assert_eq!(bench.events.all().iter().filter(limited).count(), 2);
+}
+
+#[test]
+fn a_newer_request_with_a_token_replaces_the_one_that_waits() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for khz in [600_000, 1_200_000, 1_800_000] {
+        bench.ask(0, khz);
+    }
+    // The other member of the domain has tokens of its own.
+    bench.ask(1, 900_000);
+    assert_eq!(bench.floors(), [341, 682, 512]);
+    bench.pass(10 * MS);
+    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.floors(), [341, 682, 512]);
+}
+
+#[test]
+fn one_vcpu_does_not_use_up_anothers_tokens() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for turn in 0..1000 {
+        bench.ask(0, TABLE[turn % 3]);
+    }
+    bench.ask(2, 1_800_000);
+    assert_eq!(bench.counters(2).applied, 1);
+    assert_eq!(bench.counters(0).applied, 2);
+}
+
+#[test]
+fn host_calls_are_bounded_by_the_limit() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    // 100 ms of a request each 10 µs.
+    for turn in 0..10_000 {
+        bench.ask(0, TABLE[turn % 3]);
+        bench.device.settle_held();
+        bench.pass(10_000);
+    }
+    let calls = bench.floors().len();
+    assert!((100..=102).contains(&calls), "{calls}");
+    bench.ask(0, 1_500_000);
+    bench.pass(10 * MS);
+    assert_eq!(bench.device.settle_held(), None);
+    // 1024 × 1500 / 1800
+    assert_eq!(bench.floors().last(), Some(&853));
+}
+
+#[test]
+fn a_reset_does_not_wait() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for khz in TABLE {
+        bench.ask(0, khz);
+    }
+    bench.device.reset();
+    assert_eq!(bench.floors().last(), Some(&0));
+    bench.pass(10 * MS);
+    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.floors().last(), Some(&0));
+}
+
+#[test]
+fn coalesced_requests_are_counted_and_told() {
+    let bench = bench(Report::Exact, None);
+    bench.device.count_coalesced(VcpuId(2), 7);
+    bench.device.count_coalesced(VcpuId(2), 0);
+    bench.device.count_coalesced(VcpuId(9), 1);
+    bench.ask(2, 600_000);
+    let counters = bench.counters(2);
+    assert_eq!((counters.requests, counters.coalesced), (8, 7));
+    assert_eq!(
+        bench.events.all()[0],
+        Event::Coalesced {
+            vcpu: VcpuId(2),
+            domain: DomainId(5),
+            count: 7,
+        }
+    );
+    assert_eq!(bench.events.all().len(), 3);
+}
