@@ -67,6 +67,17 @@ impl Deeds {
                 })
                 .to_string())
             }
+            // One now and then, timed each: `MEDIAN P99` in ns.
+            ["store-times", cpu, address, count, values @ ..] if !values.is_empty() => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                let values: Vec<u32> =
+                    values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
+                let times = load::times(count.parse()?, |turn| {
+                    page.write(offset, values[turn % values.len()]);
+                });
+                Ok(times)
+            }
             ["registers"] => Ok(format!("{:#x}", registers()?)),
             ["work", cpu, turns] => {
                 load::pin(cpu.parse()?)?;

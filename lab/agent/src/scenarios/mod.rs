@@ -75,7 +75,11 @@ fn clamps() -> Result<Value> {
 impl Plan {
     /// vCPUs pinned to these pCPUs, mirroring them, by the plan's path.
     fn mirroring(&self, pcpus: &[u32]) -> Setup {
-        let setup = Setup::mirroring(pcpus);
+        self.by_path(Setup::mirroring(pcpus))
+    }
+
+    /// By the plan's path, if it has one.
+    fn by_path(&self, setup: Setup) -> Setup {
         match &self.path {
             Some(path) => setup.with(&["--path", path]),
             None => setup,
