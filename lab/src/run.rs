@@ -14,6 +14,9 @@ use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
 use crate::topology::Topology;
 
+/// The emulated CPU unless another one is asked for.
+pub const DEFAULT_CPU: &str = "neoverse-v1";
+
 /// What to boot and what to do there.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
@@ -35,7 +38,7 @@ pub struct Options {
     #[arg(long)]
     pub path: Option<String>,
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
-    #[arg(long, default_value = "neoverse-v1")]
+    #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
@@ -86,7 +89,7 @@ impl Options {
             guest: Flavor::Standard,
             driver: Driver::Ours,
             path: None,
-            cpu: "neoverse-v1".to_owned(),
+            cpu: DEFAULT_CPU.to_owned(),
             limit_s: 600,
         }
     }

@@ -18,7 +18,7 @@ use crate::checks;
 use crate::kernel::Flavor::{self, Rt, Standard};
 use crate::parts::Parts;
 use crate::run::Driver::{self, Mainline, Ours};
-use crate::run::Options;
+use crate::run::{DEFAULT_CPU, Options};
 
 /// One boot of an emulated host and what is tried on it.
 struct Boot {
@@ -26,6 +26,8 @@ struct Boot {
     host: Flavor,
     guest: Flavor,
     driver: Driver,
+    path: Option<&'static str>,
+    cpu: &'static str,
     scenarios: &'static [&'static str],
 }
 
@@ -35,6 +37,8 @@ const fn boot(topology: &'static str, scenarios: &'static [&'static str]) -> Boo
         host: Standard,
         guest: Standard,
         driver: Ours,
+        path: None,
+        cpu: DEFAULT_CPU,
         scenarios,
     }
 }
@@ -87,6 +91,26 @@ const BOOTS: &[Boot] = &[
     Boot {
         driver: Mainline,
         ..boot("2+2", &["governor", "opps-exact", "domain"])
+    },
+    // The path that the VMM chooses is the best one; the others are forced.
+    boot("2+2", &["no-exit", "order", "two-guests", "many-vcpus"]),
+    Boot {
+        driver: Mainline,
+        ..boot("2+2", &["no-exit", "no-dip"])
+    },
+    Boot {
+        path: Some("exit"),
+        ..boot("2+2", &["opps-exact", "opps-floor", "no-dip", "restart"])
+    },
+    Boot {
+        path: Some("exit"),
+        ..boot("2+2", &["flood"])
+    },
+    // Without FEAT_S2FWB.
+    Boot {
+        path: Some("kernel"),
+        cpu: "cortex-a76",
+        ..boot("2+2", &["boot", "no-exit", "opps-exact"])
     },
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),
@@ -184,13 +208,20 @@ impl Boot {
             host: self.host,
             guest: self.guest,
             driver: self.driver,
+            path: self.path.map(str::to_owned),
+            cpu: self.cpu.to_owned(),
             limit_s: 1800,
             ..Options::of(self.scenarios)
         };
         let name = |scenario: &str| {
             format!(
-                "lab {} host {:?} guest {:?} driver {:?}: {scenario}",
-                self.topology, self.host, self.guest, self.driver
+                "lab {} host {:?} guest {:?} driver {:?} path {} {}: {scenario}",
+                self.topology,
+                self.host,
+                self.guest,
+                self.driver,
+                self.path.unwrap_or("auto"),
+                self.cpu,
             )
         };
         match options.report(parts, repo) {

@@ -10,6 +10,7 @@ mod failure;
 mod flood;
 mod frequency;
 mod idle;
+mod many;
 mod no_exit;
 mod opps;
 mod order;
@@ -53,6 +54,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
+        "many-vcpus" => many::run(plan),
         "order" => order::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
