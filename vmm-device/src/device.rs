@@ -19,7 +19,7 @@ use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Monotonic};
-use crate::pages::{PagesError, RegisterPages};
+use crate::pages::RegisterPages;
 use crate::policy::{self, Demand, Report};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::regs::{ReadReg, WriteReg};
@@ -37,7 +37,7 @@ pub struct Device<A, S, E> {
     source: S,
     events: E,
     /// What a guest reads without an exit, once there is such memory.
-    pages: OnceLock<RegisterPages>,
+    pub(crate) pages: OnceLock<RegisterPages>,
     clock: Time,
 }
 
@@ -96,27 +96,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     pub fn with_clock(self, clock: impl Clock + 'static) -> Self {
         let clock = Time(Box::new(clock));
         Self { clock, ..self }
-    }
-
-    /// From now on, what a guest would read is in `pages` too. cur_perf there is what
-    /// [`Device::refresh`] found last.
-    ///
-    /// # Errors
-    /// When the device has pages already.
-    pub fn attach_pages(&self, pages: RegisterPages) -> Result<(), PagesError> {
-        self.pages.set(pages).map_err(|_| PagesError::Twice)?;
-        for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
-            self.show(vcpu, ReadReg::PerftblLen, spec.table.register_len());
-            self.show(vcpu, ReadReg::PerfDomain, spec.domain.0);
-            self.show_memory(vcpu);
-        }
-        Ok(())
-    }
-
-    /// Learns cur_perf of `vcpu` and shows it in its page. Does nothing when there is no such
-    /// vCPU.
-    pub fn refresh(&self, vcpu: VcpuId) {
-        self.read(vcpu, ReadReg::CurPerf);
     }
 
     /// What the device was made of.
@@ -386,24 +365,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         newest.map_or(spec.table.max(), |request| {
             request.khz.min(spec.table.max())
         })
-    }
-
-    fn show(&self, vcpu: VcpuId, reg: ReadReg, value: u32) {
-        if let Some(pages) = self.pages.get() {
-            pages.store(vcpu, reg, value);
-        }
-    }
-
-    /// Shows what a vCPU's page remembers.
-    pub(crate) fn show_memory(&self, vcpu: VcpuId) {
-        if self.pages.get().is_some()
-            && let Some(page) = self.vcpus.get(vcpu.index())
-        {
-            let cur_perf = page.cur_perf.load(Relaxed);
-            self.show(vcpu, ReadReg::CurPerf, cur_perf);
-            let entry = self.read(vcpu, ReadReg::PerftblRd);
-            self.show(vcpu, ReadReg::PerftblRd, entry);
-        }
     }
 
     fn learn(&self, vcpu: VcpuId, spec: &VcpuSpec) -> Result<Khz, SourceError> {

@@ -296,9 +296,14 @@ mod tests {
             "--capacity=2=512",
             "--domain=3=9",
             "--host-topology",
+            "--path=exit",
+            "--explain",
+            "--report=request",
+            "--rate-limit=100:3",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
-            host-topology=true\n[vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
+            host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
+            rate-limit='100:3'\n[vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
             ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n[vcpu.3]\ndomain=9\n";
         assert_eq!(flags, RunOptions::from_toml(toml).unwrap());
     }

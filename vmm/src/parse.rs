@@ -285,6 +285,22 @@ mod tests {
     }
 
     #[test]
+    fn limits() {
+        let rate = |text: &str| {
+            let rate = text.parse::<Rate>().ok()?.0?;
+            Some((rate.per_second.get(), rate.burst.get()))
+        };
+        assert_eq!(rate("5000"), Some((5000, 500)));
+        assert_eq!(rate("5"), Some((5, 1)));
+        assert_eq!(rate("100:3"), Some((100, 3)));
+        assert_eq!("0".parse(), Ok(Rate(None)));
+        for text in ["", "x", "-1", "5:0", "5:", "5000000000"] {
+            let why = text.parse::<Rate>().unwrap_err();
+            assert!(why.contains("N:BURST"), "{why}");
+        }
+    }
+
+    #[test]
     fn a_cpu_list_is_the_kernels() {
         assert_eq!(cpus("0,2-3"), [0, 2, 3]);
         assert_eq!(cpus("3,1,1-2\n"), [1, 2, 3]);

@@ -40,6 +40,9 @@ pub fn supervise(
         .context("can't take over the signals that end a program")?;
     let mut input = Input::open().context("can't set up the terminal")?;
     let (mut resets, mut unclaimed) = (0, 0);
+    // What KVM does not do any more in this run it does in no later one.
+    let mut lost = false;
+    let in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.as_ref());
     loop {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .context("can't make an eventfd")?;
@@ -50,10 +53,10 @@ pub fn supervise(
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
         attach_cpufreq(&mut bus, host)?;
         let bus = Arc::new(bus);
-        let in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.as_ref());
         let slot = machine.memory.next_slot();
-        let mut attached =
-            in_kernel.map(|path| (path, path.attach(&machine.vm, slot, &*host.hooks)));
+        let mut attached = in_kernel
+            .filter(|_| !lost)
+            .map(|path| (path, path.attach(&machine.vm, slot, &*host.hooks)));
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
@@ -70,6 +73,7 @@ pub fn supervise(
         };
         let ended = watch.until_end();
         drop(running);
+        lost |= attached.is_none();
         unclaimed += bus.unclaimed();
         match ended? {
             Ended::Reset => resets += 1,

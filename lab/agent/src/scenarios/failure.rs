@@ -59,10 +59,10 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
 
 /// A vCPU pinned to a pCPU that is offline: one line, exit code 2, nothing
 /// left behind; online again, the same guest starts.
-pub fn pin_offline(_plan: &Plan) -> Result<Value> {
+pub fn pin_offline(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let setup = Setup::mirroring(&[policy.cpu()]);
+    let setup = plan.mirroring(&[policy.cpu()]);
     let online = format!("/sys/devices/system/cpu/cpu{}/online", policy.cpu());
     sysfs::write(&online, 0)?;
     let said = Vm::start(&setup)?.finish(2);
