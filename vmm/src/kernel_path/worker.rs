@@ -194,7 +194,8 @@ impl Turns {
     }
 
     /// A look takes a few microseconds for each vCPU; many vCPUs are looked
-    /// after less often, so that it stays a small part of the time.
+    /// after less often, so that it stays a twentieth of the time, or a tenth
+    /// while something changes.
     fn refresh_when_due(&mut self) {
         let started = Instant::now();
         if self.changed.swap(false, Relaxed) {
@@ -208,7 +209,7 @@ impl Turns {
         }
         let took = started.elapsed();
         self.refresh_at = started + REFRESH.max(took * 20);
-        self.refresh_not_before = started + REFRESH_AGAIN.max(took * SHARE);
+        self.refresh_not_before = started + REFRESH_AGAIN.max(took * 10);
     }
 
     /// Best effort: without these the worker is a thread like any other.
