@@ -10,7 +10,6 @@ mod failure;
 mod flood;
 mod frequency;
 mod idle;
-mod many;
 mod no_exit;
 mod opps;
 mod order;
@@ -54,7 +53,6 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
-        "many-vcpus" => many::run(plan),
         "order" => order::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
