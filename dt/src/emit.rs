@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! The nodes of a machine, after Linux' bindings `arm/cpus.yaml`,
-//! `opp/opp-v2.yaml`, `cpufreq/qemu,virtual-cpufreq.yaml` and the cpu-map of
-//! devicetree.org's `cpu-map.yaml`.
+//! `opp/opp-v2.yaml`, `cpufreq/qemu,virtual-cpufreq.yaml`, `cpu/idle-states.yaml`
+//! and the cpu-map of devicetree.org's `cpu-map.yaml`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use crate::node::{Node, Target, Value};
 use crate::power;
 
 /// A machine with the phandles that its nodes get: one for each CPU, then one
-/// for each OPP table, contiguous from a number that the caller gives.
+/// for each OPP table, then one for the idle state, contiguous from a number
+/// that the caller gives.
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a> {
     machine: &'a Machine,
@@ -32,7 +33,7 @@ impl<'a> Nodes<'a> {
     fn count(&self) -> u32 {
         let facts = self.machine.facts();
         // Checked facts: at most 512 of each.
-        u32::try_from(facts.cpus.len() + facts.opp_tables.len()).unwrap_or(u32::MAX)
+        u32::try_from(facts.cpus.len() + facts.opp_tables.len() + 1).unwrap_or(u32::MAX)
     }
 
     /// The phandle of a CPU's node; `None` if there is no CPU of that index.
@@ -64,12 +65,38 @@ impl<'a> Nodes<'a> {
         }
     }
 
+    fn standby_target(&self) -> Target {
+        let facts = self.machine.facts();
+        Target {
+            label: "standby".to_owned(),
+            phandle: self.nth(facts.cpus.len() + facts.opp_tables.len()),
+        }
+    }
+
+    /// PSCI's standby, which KVM takes for a wait for interrupt. Without an idle
+    /// state there is no cpuidle driver, and Linux 7.2 keeps the tick on the
+    /// first entry to idle (`cpuidle_idle_call`): an RT kernel, where each tick
+    /// wakes a thread, then never counts as idle, and schedutil never asks for
+    /// less (`sugov_hold_freq`). The times are plausible for a VM: two exits.
+    fn idle_states(&self) -> Node {
+        let standby = Node::new("cpu-standby")
+            .target(self.standby_target())
+            .with("compatible", Value::Text("arm,idle-state"))
+            .with("arm,psci-suspend-param", Value::Number(0))
+            .with("entry-latency-us", Value::Number(5))
+            .with("exit-latency-us", Value::Number(5))
+            .with("min-residency-us", Value::Number(20));
+        Node::new("idle-states")
+            .with("entry-method", Value::Text("psci"))
+            .children([standby])
+    }
+
     fn cpus(&self) -> Node {
         let cpus = &self.machine.facts().cpus;
         Node::new("cpus")
             .with("#address-cells", Value::Number(2))
             .with("#size-cells", Value::Number(0))
-            .children([self.cpu_map()])
+            .children([self.cpu_map(), self.idle_states()])
             .children((0..cpus.len()).map(|index| self.cpu(index, &cpus[index])))
     }
 
@@ -101,6 +128,7 @@ impl<'a> Nodes<'a> {
             .with("compatible", Value::Text("arm,armv8"))
             .with("reg", Value::Addresses(vec![cpu.reg]))
             .with("enable-method", Value::Text("psci"))
+            .with("cpu-idle-states", Value::Reference(self.standby_target()))
             .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
             .with_some(
                 "operating-points-v2",

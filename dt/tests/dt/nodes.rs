@@ -164,7 +164,7 @@ fn nodes_go_into_another_tree() {
 #[test]
 fn a_phandle_that_is_taken_is_refused() {
     assert_eq!(embedded(10, 15), Err(Error::DuplicatePhandle));
-    assert!(embedded(10, 16).is_ok());
+    assert!(embedded(10, 17).is_ok());
 }
 
 #[test]
@@ -173,11 +173,11 @@ fn phandles_are_told_and_stay_valid() {
     let nodes = Nodes::new(&machine, 10).unwrap();
     assert_eq!(nodes.cpu_phandle(3), Some(13));
     assert_eq!(nodes.cpu_phandle(4), None);
-    assert_eq!(nodes.next_phandle(), 16);
+    assert_eq!(nodes.next_phandle(), 17);
     assert!(Nodes::new(&machine, 0).is_none());
     // 0xffff_fffe is the last one that there is.
-    assert!(Nodes::new(&machine, u32::MAX - 6).is_some());
-    assert!(Nodes::new(&machine, u32::MAX - 5).is_none());
+    assert!(Nodes::new(&machine, u32::MAX - 7).is_some());
+    assert!(Nodes::new(&machine, u32::MAX - 6).is_none());
 }
 
 #[test]

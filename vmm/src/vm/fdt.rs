@@ -29,7 +29,7 @@ const UART_CLOCK_HZ: u32 = 1_843_200;
 
 /// The device tree of `machine`, as a blob.
 pub fn build(machine: &Machine, cmdline: &str, place: &Placement) -> Result<Vec<u8>, Error> {
-    // At most 1024 phandles: there are always enough numbers left for them.
+    // At most 1025 phandles: there are always enough numbers left for them.
     let nodes = Nodes::new(machine, GIC_PHANDLE + 1).ok_or(Error::DuplicatePhandle)?;
     let mut fdt = FdtWriter::new()?;
     let root = fdt.begin_node("")?;
