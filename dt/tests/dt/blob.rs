@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 /// Properties that refer to other nodes.
-const REFERENCES: [&str; 2] = ["cpu", "operating-points-v2"];
+const REFERENCES: [&str; 3] = ["cpu", "cpu-idle-states", "operating-points-v2"];
 
 /// Every property of a tree by its node's path and its name; `""` is in each
 /// node, so that a node without properties is there too.

@@ -14,7 +14,7 @@ use super::{
     set_governor,
 };
 use crate::trace::{FrequencyEvent, Trace, now_us};
-use crate::vm::{Vm, events};
+use crate::vm::{Setup, Vm, events};
 
 /// What was seen for one request of a busy vCPU.
 #[derive(Debug, Clone, Copy)]
@@ -284,9 +284,9 @@ pub fn no_dip(plan: &Plan) -> Result<Value> {
 /// The same on a vCPU that has just become busy, so that the request alone
 /// holds the frequency: none by a cgroup, some by sched_setattr on the
 /// vCPU's thread, which is why a cgroup is taken where there is one.
-pub fn dip_by_actuator(plan: &Plan) -> Result<Value> {
-    let cgroup = changes_while_light(plan, "cgroup")?;
-    let thread = changes_while_light(plan, "thread")?;
+pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
+    let cgroup = changes_while_light("cgroup")?;
+    let thread = changes_while_light("thread")?;
     let enough = cgroup.changes.min(thread.changes) >= CHANGES;
     Ok(json!({
         "held": enough && cgroup.dips.is_empty() && !thread.dips.is_empty(),
@@ -298,7 +298,7 @@ pub fn dip_by_actuator(plan: &Plan) -> Result<Value> {
 /// after it, and then its clamp counts no more.
 const LIGHT_US: u64 = 3_500;
 
-fn changes_while_light(plan: &Plan, actuator: &str) -> Result<Dips> {
+fn changes_while_light(actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
     let (vcpu, policy) = policies
         .iter()
@@ -306,9 +306,10 @@ fn changes_while_light(plan: &Plan, actuator: &str) -> Result<Dips> {
         .next_back()
         .context("no policy")?;
     let low = policy.opps.get(1).copied().context("a policy of one OPP")?;
-    let setup = plan
-        .mirroring(&first_cpus(&policies))
-        .with(&["--actuator", actuator]);
+    // By `exit`, where a request's time is that of the guest's write: by
+    // `kernel` it is the worker's.
+    let setup = Setup::mirroring(&first_cpus(&policies));
+    let setup = setup.with(&["--actuator", actuator, "--path", "exit"]);
     let mut vm = Vm::boot(&setup)?;
     stay_off(policy, &vm)?;
     let register = registers(&mut vm)? + u64::try_from(vcpu)? * 0x1000 + 0x04;

@@ -24,8 +24,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     );
     let table: Vec<String> = big.opps.iter().map(u32::to_string).collect();
     // On another CPU than it mirrors, what it gets is no entry of its table.
-    let options = ["--clamp", "floor", "--report", "exact"];
-    let mut setup = plan.by_path(Setup::default().with(&options));
+    // By `exit`, for the trace to show what the guest reads.
+    let options = ["--clamp", "floor", "--report", "exact", "--path", "exit"];
+    let mut setup = Setup::default().with(&options);
     setup.pins.push(String::new());
     setup = setup.with(&["--table", &format!("0={}", table.join(","))]);
     setup = setup.with(&["--capacity", &format!("0={}", big.capacity)]);
