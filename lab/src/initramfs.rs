@@ -32,6 +32,7 @@ impl Initramfs {
             "bin",
             "lab",
             "lab/modules",
+            "lab/bpf",
         ] {
             archive.add(folder, ModeFileType::Directory, 0o755, &[])?;
         }

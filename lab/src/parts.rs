@@ -23,6 +23,11 @@ const GUEST_MODULES: ModuleSource = ModuleSource {
     folders: &["guest-driver", "abi"],
 };
 
+const BPF: ModuleSource = ModuleSource {
+    name: "bpf",
+    folders: &["host-bpf/bpf", "abi"],
+};
+
 /// The root and what was built with it.
 #[derive(Debug)]
 pub struct Parts {
@@ -63,6 +68,11 @@ impl Parts {
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
         let mut archive = self.base(&kernel)?;
         archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
+        for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
+            let name = object.file_name().and_then(|name| name.to_str());
+            let name = name.context("object name")?;
+            archive.file(&format!("lab/bpf/{name}"), &std::fs::read(&object)?)?;
+        }
         add_modules(&mut archive, &self.own_modules(&kernel, HOST_MODULES)?)?;
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
@@ -115,6 +125,26 @@ fn add_modules(archive: &mut Initramfs, dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The BPF objects, of the sources and of the tests, by the root's clang.
+fn bpf_objects(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<PathBuf>> {
+    let mut parts = BPF.content(repo)?;
+    parts.push(root.id().into_bytes());
+    let dir = cache.entry("bpf", &key(parts.iter().map(Vec::as_slice)), |to| {
+        let step = Step::start("BPF objects");
+        BPF.copy(repo, to)?;
+        let inside = root.inside(to)?;
+        for folder in BPF.folders.iter().filter(|folder| folder.contains("bpf/")) {
+            let folder = format!("{inside}/{folder}");
+            root.run("building the BPF objects", "make", &["-C", &folder])?;
+        }
+        step.done();
+        Ok(())
+    })?;
+    let mut objects = crate::kernel::files_below(&dir)?;
+    objects.retain(|file| file.to_string_lossy().ends_with(".bpf.o"));
+    Ok(objects)
+}
+
 /// Builds the programs for arm64, statically, with the root's compiler and
 /// the cargo that runs this.
 fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
@@ -130,7 +160,13 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         "RUSTC=/usr/bin/rustc".to_owned(),
         format!("CARGO_TARGET_DIR={inside}"),
         "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc".to_owned(),
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static".to_owned(),
+        // The C libraries that libbpf is linked with; Debian's libelf uses zstd.
+        "LIBBPF_SYS_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu".to_owned(),
+        // libbpf brings a <linux/types.h> of its own, older than the <asm/ptrace.h> here.
+        "LIBBPF_SYS_EXTRA_CFLAGS=-D__u128=__uint128_t".to_owned(),
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static \
+         -C link-arg=-l:libzstd.a"
+            .to_owned(),
     ];
     let mut args: Vec<&str> = vec!["-C", "/src"];
     args.extend(vars.iter().map(String::as_str));
@@ -149,6 +185,8 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         "vcpufreq",
         "-p",
         "vcpufreq-lab-agent",
+        "--features",
+        "vcpufreq-lab-agent/bpf",
     ]);
     root.run("building the programs for arm64", "env", &args)?;
     step.done();

@@ -32,6 +32,12 @@ const PACKAGES: &[&str] = &[
     "libbpf-dev",
     "clang",
     "bpftool",
+    // BTF of modules; what libbpf is linked with, statically.
+    "pahole",
+    "libelf-dev:arm64",
+    "zlib1g-dev:arm64",
+    "libzstd-dev:arm64",
+    "pkg-config",
     "sparse",
     "perl",
     // The kernels, and what is built against them.
@@ -50,10 +56,10 @@ const PACKAGES: &[&str] = &[
 
 const SUITE: &str = "trixie";
 /// Measured: a root takes 3 GiB, and as much again is touched on the way.
-const NEEDED_MIB: u64 = 6_000;
+const NEEDED_MIB: u64 = 7_000;
 /// mmdebstrap's own package list is part of what a root is made of; this
 /// number is for all else (hooks, options).
-const RECIPE: &str = "4";
+const RECIPE: &str = "6";
 
 const HOOKS: &[&str] = &[
     "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
@@ -64,6 +70,11 @@ const HOOKS: &[&str] = &[
     // as the image: the archive's newest may be another. By this machine's
     // apt, as all else: the root has neither resolver nor certificates.
     "--customize-hook=v=$(ls $1/boot | sed -n 's/^vmlinuz-\\([0-9]*\\.[0-9]*\\)\\..*/\\1/p' | head -n 1); APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o Dir::Bin::dpkg=env -o DPkg::Options::=--unset=TMPDIR -o DPkg::Options::=dpkg -o DPkg::Chroot-Directory=$1 --yes install linux-source-$v",
+    // Debian stable's own kernel, which has no uclamp. Its release is in the
+    // name of the package that the unversioned one depends on. Unpacked and
+    // not installed: its headers want a compiler that is an arm64 program,
+    // which would replace the cross compiler.
+    "--customize-hook=set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; v=$(apt-cache show linux-image-arm64:arm64 | sed -n 's/^Depends: linux-image-\\(6\\.12\\.[^ ]*\\)-arm64.*/\\1/p' | sort -V | tail -n 1); mkdir $1/old; cd $1/old; apt-get -o APT::Sandbox::User=root download linux-image-$v-arm64:arm64 linux-headers-$v-arm64:arm64 linux-headers-$v-common linux-kbuild-$v; for p in *.deb; do dpkg-deb -x $p $1; done; cd /; rm -r $1/old",
     "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
 ];
 

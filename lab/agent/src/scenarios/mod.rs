@@ -3,6 +3,8 @@
 //! object with `held` and what was counted.
 
 mod basics;
+#[cfg(feature = "bpf")]
+mod bpf;
 mod demo;
 mod domain;
 mod driver;
@@ -37,6 +39,10 @@ pub struct Plan {
 
 /// Carries out a scenario by name.
 pub fn run(name: &str, plan: &Plan) -> Result<Value> {
+    #[cfg(feature = "bpf")]
+    if let Some(result) = bpf::run(name, plan) {
+        return result;
+    }
     match name {
         "boot" => basics::boot(plan),
         "governor" => basics::governor(plan),

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The arithmetic of vmm-device/src/policy.rs, in 64 bits. The lab's scenario
+ * bpf-arithmetic compares the two.
+ */
+#ifndef VCPUFREQ_ARITH_H
+#define VCPUFREQ_ARITH_H
+
+/* floor(capacity * khz / perf_max), times the headroom's fraction: below 2^45. */
+static __always_inline __u32 request_to_demand(const struct vcpufreq_bpf_policy *p,
+					       __u32 khz, __u32 *granted)
+{
+	__u64 num, den;
+	__u32 min;
+
+	*granted = khz;
+	if (!khz)
+		return VCPUFREQ_BPF_DEMAND(0, 1024);
+	if (khz > p->perf_max_khz)
+		*granted = p->perf_max_khz;
+	num = (__u64)p->capacity * *granted * p->headroom_num;
+	den = (__u64)p->perf_max_khz * p->headroom_den;
+	min = den ? num / den : 0;
+	if (min > 1024)
+		min = 1024;
+	return VCPUFREQ_BPF_DEMAND(min, p->clamp == VCPUFREQ_BPF_EXACT ? min : 1024);
+}
+
+/*
+ * perf_max * capacity(pCPU) * khz / (khz_max * capacity(vCPU)), at least 1;
+ * 0 when it can't be told. The product has up to 74 bits: khz is taken in two
+ * halves, and what the first leaves goes into the second.
+ */
+static __always_inline __u32 perf_on(const struct vcpufreq_bpf_policy *p,
+				     const struct vcpufreq_bpf_cpu *c, __u32 khz)
+{
+	__u64 num = (__u64)p->perf_max_khz * c->capacity;
+	__u64 den = (__u64)c->khz_max * p->capacity;
+	__u64 whole, part, high, low;
+
+	if (!khz || !den)
+		return 0;
+	if (num == den)
+		return khz;
+	whole = num / den;
+	part = num % den;
+	high = part * (khz >> 16);
+	low = ((high % den) << 16) + part * (khz & 0xffff);
+	whole = whole * khz + ((high / den) << 16) + low / den;
+	if (whole > 0xffffffff)
+		return 0xffffffff;
+	return whole ?: 1;
+}
+
+#endif /* VCPUFREQ_ARITH_H */

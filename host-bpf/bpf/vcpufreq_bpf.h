@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause) */
+/*
+ * What the BPF programs and the VMM share: the content of the maps.
+ *
+ * Fixed-width types, no padding that isn't named. src/layout.rs has the same
+ * in Rust; the loader refuses an object whose maps have other sizes, and
+ * VCPUFREQ_BPF_LAYOUT tells two versions of equal size apart.
+ */
+#ifndef VCPUFREQ_BPF_H
+#define VCPUFREQ_BPF_H
+
+#define VCPUFREQ_BPF_LAYOUT	1	/* raised with every change below */
+
+#define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
+#define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
+#define VCPUFREQ_BPF_NO_DEMAND	0xffffffff	/* nothing in force, or not known */
+
+/* Demands are a number: uclamp.min in the low half, uclamp.max in the high. */
+#define VCPUFREQ_BPF_DEMAND(min, max)	((min) | (max) << 16)
+
+enum vcpufreq_bpf_clamp {
+	VCPUFREQ_BPF_FLOOR,	/* uclamp.min */
+	VCPUFREQ_BPF_EXACT,	/* uclamp.min and uclamp.max */
+};
+
+/* What cur_perf tells a guest. */
+enum vcpufreq_bpf_report {
+	VCPUFREQ_BPF_REPORT_EXACT,	/* the frequency of the pCPU */
+	VCPUFREQ_BPF_REPORT_TABLE,	/* it, rounded down to the vCPU's table */
+	VCPUFREQ_BPF_REPORT_REQUEST,	/* what the domain asked for last */
+};
+
+/* Who puts demands into force. */
+enum vcpufreq_bpf_actuator {
+	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
+	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
+	VCPUFREQ_BPF_NOBODY,	/* this host can't clamp: requests are counted */
+};
+
+/* Constants of an object. */
+struct vcpufreq_bpf_setup {
+	__u32 layout;
+	__u32 generation;	/* counted from 1, for each object of a VM */
+};
+
+/* A pCPU. Set by the VMM but for the last two. A cache line each. */
+struct vcpufreq_bpf_cpu {
+	__u32 capacity;		/* 0..1024 at khz_max; 0: not known */
+	__u32 khz_max;
+	__u32 khz;		/* now; 0: not known yet */
+	__u32 running;		/* vCPU that runs on it, plus 1; 0: none */
+	__u32 pad[12];
+};
+
+/* How a vCPU's requests are answered. A new one takes the place of the old. */
+struct vcpufreq_bpf_policy {
+	__u32 perf_max_khz;	/* not 0 */
+	__u32 capacity;		/* 1..1024 */
+	__u32 headroom_num;	/* 4 of 5 before Linux 6.8, else 1 of 1 */
+	__u32 headroom_den;
+	__u32 clamp;		/* enum vcpufreq_bpf_clamp */
+	__u32 report;		/* enum vcpufreq_bpf_report */
+	__u32 actuator;		/* enum vcpufreq_bpf_actuator */
+	__u32 domain;		/* number of the domain, counted from 0 */
+	__u64 interval_ns;	/* between two requests on average; 0: no limit */
+	__u64 burst_ns;		/* requests may come ahead of that by this much */
+	__u32 table_len;
+	__u32 pad;
+	__u32 table_khz[VCPUFREQ_BPF_TABLE_MAX];	/* rising */
+};
+
+/* A vCPU's register page, as far as the programs know it. */
+struct vcpufreq_bpf_vcpu {
+	__u64 latest;		/* count of requests << 32 | kHz of the last one */
+	__u64 latest_ns;	/* when that was, CLOCK_MONOTONIC */
+	__u64 due_ns;		/* of the limit: when the next one is due */
+	__u64 moving_ns;	/* a demand awaits its frequency since; 0: none does */
+	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
+	__u32 deferred;		/* 1: the worker applies `latest` when it may */
+
+	__u64 requests;		/* writes of set_perf */
+	__u64 other_writes;	/* of anything else in the page */
+	__u64 reads;		/* that left the guest */
+	__u64 in_kernel;	/* requests put into force by the module */
+	__u64 to_worker;	/* left to the VMM */
+	__u64 coalesced;	/* left to an event that was under way already */
+	__u64 unchanged;	/* in force already */
+	__u64 limited;		/* by the rate limit; the last one is deferred */
+	__u64 refused;		/* by the module */
+	__u64 not_applicable;	/* SCHED_DEADLINE, or a host without uclamp */
+	__u64 dropped;		/* no room for the event */
+	__u64 switches;		/* its thread came onto a pCPU */
+	__u64 frequencies;	/* changed while it ran */
+	__u64 unsettled;	/* changed so fast that cur_perf was given up on */
+	__u64 generations[2];	/* requests by even and odd generations of the program */
+	__u32 freq_after[VCPUFREQ_BPF_BUCKETS];	/* request to frequency, log2 ns */
+};
+
+struct vcpufreq_bpf_domain {
+	__u32 demand;		/* passed on last, or VCPUFREQ_BPF_NO_DEMAND */
+	__u32 pending;		/* 1: an event is under way to the worker */
+	__u32 granted_khz;	/* what was asked for last; 0: nothing */
+	__u32 pad;
+};
+
+/* A VM. */
+struct vcpufreq_bpf_vm {
+	__u64 base;		/* guest address of the first page */
+	__u32 vcpus;
+	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
+	__u64 strangers;	/* accesses to the padding behind the last page */
+};
+
+/* To the worker. */
+struct vcpufreq_bpf_event {
+	__u32 vcpu;		/* whose register */
+	__u32 domain;
+	__u32 deferred;		/* 1: not before due_ns */
+	__u32 pad;
+	__u64 due_ns;
+};
+
+/* What vcpufreq_register and vcpufreq_refresh are run with. */
+struct vcpufreq_bpf_call {
+	__u32 vcpu;
+	__u32 pad;
+};
+
+#endif /* VCPUFREQ_BPF_H */

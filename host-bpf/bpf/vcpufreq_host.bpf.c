@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The host's side of a VM's cpufreq device, in the kernel.
+ *
+ * Reads: each vCPU has a page that the guest sees in a read-only memory slot.
+ * Programs on sched_switch and cpu_frequency keep the register cur_perf in it
+ * true while the vCPU's thread runs. A vCPU that doesn't run can't read.
+ *
+ * Writes: a program on kvm_mmio sees address and value in the vCPU's own
+ * context, works out the demand, and has it put into force by the kernel
+ * module, before the guest goes on, or by the VMM.
+ *
+ * There is one set of programs and maps for a VM, and they go with the VMM's
+ * process. Cost: each VM adds a call and two comparisons to every switch of
+ * the host's; see docs/paths.md. kvm_mmio has a stub that calls the program
+ * in `slots`: exchanging that entry replaces the program between two writes.
+ *
+ * Wrong when: a driver changes frequencies without telling cpu_frequency
+ * (hardware that decides by itself); the CPU lacks FEAT_S2FWB, whose guest
+ * would not see what is stored here.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "kernel.h"
+#include "vcpufreq_bpf.h"
+#include "arith.h"
+#include "vcpufreq-abi.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* Set before loading, but for the layout, which is checked. */
+const volatile struct vcpufreq_bpf_setup setup SEC(".rodata.setup") = {
+	.layout = VCPUFREQ_BPF_LAYOUT,
+	.generation = 1,
+};
+
+/* Input: the VM, its pCPUs and policies. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct vcpufreq_bpf_vm);
+} vm SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);		/* possible CPUs */
+	__type(key, __u32);
+	__type(value, struct vcpufreq_bpf_cpu);
+} cpus SEC(".maps");
+
+/* Not preallocated: a reader keeps the old one until it is done with it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, VCPUFREQ_VCPUS_MAX);
+	__type(key, __u32);
+	__type(value, struct vcpufreq_bpf_policy);
+} policies SEC(".maps");
+
+/* Threads of the VMM that are vCPUs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, VCPUFREQ_VCPUS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} threads SEC(".maps");
+
+/* Output: what the guest reads, the VMM's copy of each request, and events. */
+struct page {
+	__u32 reg[1024];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 16);	/* vCPUs, padded to 64 KiB */
+	__type(key, __u32);
+	__type(value, struct page);
+} pages SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);		/* vCPUs */
+	__type(key, __u32);
+	__type(value, struct vcpufreq_bpf_vcpu);
+} vcpus SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);		/* domains */
+	__type(key, __u32);
+	__type(value, struct vcpufreq_bpf_domain);
+} domains SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} events SEC(".maps");
+
+/* The program that is in force, for the stub. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} slots SEC(".maps");
+
+/* The module's, see host-module/. */
+extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max) __ksym __weak;
+
+static __always_inline void count(__u64 *counter)
+{
+	__sync_fetch_and_add(counter, 1);
+}
+
+static __always_inline __u32 bucket(__u64 ns)
+{
+	__u32 n = 0;
+
+#pragma unroll
+	for (int step = 16; step; step /= 2) {
+		if (ns >> step) {
+			ns >>= step;
+			n += step;
+		}
+	}
+	return n & (VCPUFREQ_BPF_BUCKETS - 1);
+}
+
+static __always_inline __u32 rounded(const struct vcpufreq_bpf_policy *p, __u32 khz)
+{
+	__u32 found = p->table_khz[0];
+
+	for (__u32 i = 1; i < VCPUFREQ_BPF_TABLE_MAX && i < p->table_len; i++) {
+		if (p->table_khz[i] > khz)
+			break;
+		found = p->table_khz[i];
+	}
+	return p->table_len ? found : khz;
+}
+
+/*
+ * Writes cur_perf from what is known, and looks again whether that is still
+ * so: of two that do this at the same time, the last to write is right. The
+ * exchanges are full barriers, here and where the inputs change.
+ */
+static __noinline int refresh(__u32 id)
+{
+	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
+	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	struct page *page = bpf_map_lookup_elem(&pages, &id);
+	struct vcpufreq_bpf_domain *domain;
+	struct vcpufreq_bpf_cpu *cpu;
+	__u32 key, khz, asked, perf;
+
+	if (!policy || !vcpu || !page)
+		return 0;
+	domain = bpf_map_lookup_elem(&domains, &policy->domain);
+	if (!domain)
+		return 0;
+	for (int i = 0; i < 8; i++) {
+		asked = *(volatile __u32 *)&domain->granted_khz;
+		key = *(volatile __u32 *)&vcpu->cpu - 1;
+		cpu = bpf_map_lookup_elem(&cpus, &key);
+		khz = cpu ? *(volatile __u32 *)&cpu->khz : 0;
+		if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
+			perf = asked ?: policy->perf_max_khz;
+		else
+			perf = cpu ? perf_on(policy, cpu, khz) : 0;
+		if (perf && policy->report == VCPUFREQ_BPF_REPORT_TABLE)
+			perf = rounded(policy, perf);
+		/* What can't be told stays what it was. */
+		if (perf)
+			__sync_lock_test_and_set(&page->reg[VCPUFREQ_REG_CUR_PERF / 4], perf);
+		if (asked == *(volatile __u32 *)&domain->granted_khz &&
+		    key == *(volatile __u32 *)&vcpu->cpu - 1 &&
+		    khz == (cpu ? *(volatile __u32 *)&cpu->khz : 0))
+			return 0;
+	}
+	count(&vcpu->unsettled);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(vcpufreq_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	__u32 zero = 0, key = bpf_get_smp_processor_id(), pid, *id;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct vcpufreq_bpf_vcpu *vcpu;
+	struct vcpufreq_bpf_cpu *cpu;
+	__u32 tgid = v ? v->tgid : 0;
+	bool leaves = prev->tgid == tgid, comes = next->tgid == tgid;
+
+	/* The idle threads are of process 0, as a VM without a thread. */
+	if ((!leaves && !comes) || !tgid)
+		return 0;
+	cpu = bpf_map_lookup_elem(&cpus, &key);
+	if (!cpu)
+		return 0;
+	if (leaves)
+		__sync_lock_test_and_set(&cpu->running, 0);
+	if (!comes)
+		return 0;
+	pid = next->pid;
+	id = bpf_map_lookup_elem(&threads, &pid);
+	vcpu = id ? bpf_map_lookup_elem(&vcpus, id) : NULL;
+	if (!vcpu)
+		return 0;
+	count(&vcpu->switches);
+	__sync_lock_test_and_set(&cpu->running, *id + 1);
+	__sync_lock_test_and_set(&vcpu->cpu, key + 1);
+	refresh(*id);
+	return 0;
+}
+
+/* The kernel tells each CPU of a policy, also on a fast switch. */
+SEC("tp_btf/cpu_frequency")
+int BPF_PROG(vcpufreq_frequency, unsigned int khz, unsigned int number)
+{
+	__u32 key = number, id;
+	struct vcpufreq_bpf_cpu *cpu = bpf_map_lookup_elem(&cpus, &key);
+	struct vcpufreq_bpf_vcpu *vcpu;
+	__u64 since;
+	__u32 n;
+
+	if (!cpu)
+		return 0;
+	__sync_lock_test_and_set(&cpu->khz, khz);
+	id = *(volatile __u32 *)&cpu->running;
+	if (!id--)
+		return 0;
+	refresh(id);
+	vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	if (!vcpu)
+		return 0;
+	count(&vcpu->frequencies);
+	since = __sync_lock_test_and_set(&vcpu->moving_ns, 0);
+	if (since) {
+		n = bucket(bpf_ktime_get_ns() - since);
+		__sync_fetch_and_add(&vcpu->freq_after[n], 1);
+	}
+	return 0;
+}
+
+/* Whether a request may pass now; if not, the worker gets the last one. */
+static __always_inline bool limited(struct vcpufreq_bpf_vcpu *vcpu,
+				    const struct vcpufreq_bpf_policy *policy, __u64 now)
+{
+	__u64 due = vcpu->due_ns;
+
+	if (!policy->interval_ns)
+		return false;
+	if (due < now)
+		due = now;
+	if (due - now > policy->burst_ns)
+		return true;
+	vcpu->due_ns = due + policy->interval_ns;
+	return false;
+}
+
+static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *under_way,
+					struct vcpufreq_bpf_event event)
+{
+	if (__sync_lock_test_and_set(under_way, 1)) {
+		count(&vcpu->coalesced);
+		return;
+	}
+	if (bpf_ringbuf_output(&events, &event, sizeof(event), 0)) {
+		count(&vcpu->dropped);
+		__sync_lock_test_and_set(under_way, 0);
+		return;
+	}
+	count(&vcpu->to_worker);
+}
+
+/*
+ * Has a demand put into force by the module, on behalf of the current vCPU.
+ * Another vCPU of the domain may do so at the same time: whoever comes last
+ * looks what is wanted by then.
+ */
+static __noinline int actuate(__u32 id, __u32 writer, __u32 number)
+{
+	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	int error = 0;
+	__u32 demand;
+
+	if (!domain || !vcpu)
+		return 0;
+	for (int i = 0; i < 4; i++) {
+		demand = *(volatile __u32 *)&domain->demand;
+		if (demand == VCPUFREQ_BPF_NO_DEMAND)
+			return 0;
+		if (bpf_ksym_exists(vcpufreq_host_request))
+			error = vcpufreq_host_request(number, writer, demand & 0xffff,
+						      demand >> 16);
+		else
+			error = -38;	/* ENOSYS */
+		if (error || demand == *(volatile __u32 *)&domain->demand)
+			break;
+	}
+	if (!error) {
+		count(&vcpu->in_kernel);
+		return 0;
+	}
+	/* The next request is to try again, whatever it asks for. */
+	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);
+	count(error == -95 ? &vcpu->not_applicable : &vcpu->refused);	/* EOPNOTSUPP */
+	return 0;
+}
+
+static __noinline int request(__u32 id, __u32 khz, __u32 writer)
+{
+	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
+	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	struct vcpufreq_bpf_event event = { .vcpu = id };
+	struct vcpufreq_bpf_domain *domain;
+	__u64 now = bpf_ktime_get_ns(), n;
+	__u32 demand, granted;
+
+	if (!policy || !vcpu)
+		return 0;
+	domain = bpf_map_lookup_elem(&domains, &policy->domain);
+	if (!domain)
+		return 0;
+	event.domain = policy->domain;
+	n = __sync_fetch_and_add(&vcpu->requests, 1) + 1;
+	count(&vcpu->generations[setup.generation & 1]);
+	vcpu->latest_ns = now;
+	__sync_lock_test_and_set(&vcpu->latest, n << 32 | khz);
+
+	if (limited(vcpu, policy, now)) {
+		count(&vcpu->limited);
+		event.deferred = 1;
+		event.due_ns = vcpu->due_ns - policy->burst_ns;
+		tell_worker(vcpu, &vcpu->deferred, event);
+		return 0;
+	}
+	demand = request_to_demand(policy, khz, &granted);
+	__sync_lock_test_and_set(&domain->granted_khz, granted);
+	if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
+		refresh(id);
+	if (policy->actuator == VCPUFREQ_BPF_NOBODY) {
+		count(&vcpu->not_applicable);
+		return 0;
+	}
+	if (__sync_lock_test_and_set(&domain->demand, demand) == demand) {
+		count(&vcpu->unchanged);
+		return 0;
+	}
+	vcpu->moving_ns = now;
+	if (policy->actuator == VCPUFREQ_BPF_KFUNC)
+		actuate(id, writer, event.domain);
+	else
+		tell_worker(vcpu, &domain->pending, event);
+	return 0;
+}
+
+SEC("tp_btf/kvm_mmio")
+int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
+{
+	__u64 who = bpf_get_current_pid_tgid();
+	__u32 zero = 0, pid = who, khz = 0, id, offset, *writer;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct vcpufreq_bpf_vcpu *vcpu;
+
+	if (!v || who >> 32 != v->tgid || address < v->base)
+		return 0;
+	address -= v->base;
+	if (address / VCPUFREQ_STRIDE >= v->vcpus) {
+		if (address < (__u64)VCPUFREQ_VCPUS_MAX * VCPUFREQ_STRIDE)
+			count(&v->strangers);
+		return 0;
+	}
+	id = address / VCPUFREQ_STRIDE;
+	offset = address % VCPUFREQ_STRIDE;
+	vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	if (!vcpu)
+		return 0;
+	/* A read that left the kernel is told of again when it is answered. */
+	if (type != KVM_TRACE_MMIO_WRITE) {
+		if (type == KVM_TRACE_MMIO_READ_UNSATISFIED)
+			count(&vcpu->reads);
+		return 0;
+	}
+	writer = bpf_map_lookup_elem(&threads, &pid);
+	if (offset != VCPUFREQ_REG_SET_PERF || len != VCPUFREQ_REG_WIDTH || !writer ||
+	    bpf_probe_read_kernel(&khz, sizeof(khz), val)) {
+		count(&vcpu->other_writes);
+		return 0;
+	}
+	return request(id, khz, *writer);
+}
+
+SEC("tp_btf/kvm_mmio")
+int vcpufreq_stub(void *ctx)
+{
+	bpf_tail_call(ctx, &slots, 0);
+	return 0;
+}
+
+/* Run by a vCPU's thread, which this makes known; its next switch tells where. */
+SEC("syscall")
+int vcpufreq_register(struct vcpufreq_bpf_call *call)
+{
+	__u64 who = bpf_get_current_pid_tgid();
+	__u32 zero = 0, pid = who, id = call->vcpu;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	long error;
+
+	if (!v || id >= v->vcpus)
+		return -2;	/* ENOENT */
+	error = bpf_map_update_elem(&threads, &pid, &id, BPF_ANY);
+	if (!error)
+		v->tgid = who >> 32;
+	return error;
+}
+
+/* After what a page follows from has changed other than by a trace event. */
+SEC("syscall")
+int vcpufreq_refresh(struct vcpufreq_bpf_call *call)
+{
+	return refresh(call->vcpu);
+}

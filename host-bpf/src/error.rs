@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Why there is no BPF here: each with what to do about it.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why the programs don't run.
+#[derive(Debug, thiserror::Error)]
+pub enum BpfError {
+    /// The kernel doesn't describe its types.
+    #[error(
+        "no {}: the kernel has no BTF; it needs CONFIG_DEBUG_INFO_BTF=y",
+        .0.display()
+    )]
+    NoBtf(PathBuf),
+    /// The process may not load such programs.
+    #[error("this process lacks {0}; run as root, or give it to the program by setcap")]
+    NotPermitted(&'static str),
+    /// The kernel protects itself from its administrator.
+    #[error("kernel lockdown is '{0}', in which BPF may not read kernel memory")]
+    Lockdown(String),
+    /// The kernel has no bpf system call, or it is blocked.
+    #[error(
+        "the system call bpf fails ({0}): CONFIG_BPF_SYSCALL=n, or a seccomp filter forbids it"
+    )]
+    NoSyscall(io::Error),
+    /// The object file can't be read, or isn't one of this crate's.
+    #[error("BPF object {}: {why}; build it with `make -C host-bpf/bpf`", .path.display())]
+    Object {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An object whose maps differ from those in use, or from this program's.
+    #[error("the BPF object has layout {found}, this program {wanted}: take those of one version")]
+    Layout {
+        /// Of the object.
+        found: u32,
+        /// Of this crate.
+        wanted: u32,
+    },
+    /// The kernel refused something.
+    #[error("{what}: {why}")]
+    Refused {
+        /// What was being done.
+        what: &'static str,
+        /// What kernel or libbpf said.
+        why: String,
+    },
+    /// There is no such vCPU.
+    #[error("no vCPU {vcpu}: the VM has {vcpus}")]
+    NoVcpu {
+        /// The one that was asked for.
+        vcpu: u16,
+        /// How many there are.
+        vcpus: usize,
+    },
+    /// No vCPUs, or more than a device has.
+    #[error("{0} vCPUs; a device has 1 to 512")]
+    VcpuCount(usize),
+}

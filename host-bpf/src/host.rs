@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM's programs and maps, from start to end.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use libbpf_rs::{Link, MapCore as _, MapFlags};
+use vcpufreq_device::{Demand, Khz, Util, VcpuId, demand};
+
+use crate::error::BpfError;
+use crate::layout::{Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry};
+use crate::mapped::{Mapped, policy_bytes};
+use crate::object::{Loaded, Sizes, refused};
+use crate::policy::VcpuPolicy;
+use crate::probe::probe;
+use crate::worker::{Event, Worker};
+
+/// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
+const PAGES_IN_SLOT: u32 = 16;
+
+/// A pCPU of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pcpu {
+    /// Its number.
+    pub number: u32,
+    /// Its `cpu_capacity`.
+    pub capacity: Util,
+    /// Its highest frequency.
+    pub khz_max: Khz,
+}
+
+/// What a VM's programs start with.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// The object file.
+    pub object: PathBuf,
+    /// Guest address of the first register page.
+    pub base: u64,
+    /// The vCPUs, 1..=512; the index is the vCPU's number.
+    pub vcpus: Vec<VcpuPolicy>,
+    /// The pCPUs that have a frequency.
+    pub pcpus: Vec<Pcpu>,
+}
+
+/// A VM's register pages: what a read-only memory slot shows its guest. Valid as long as the
+/// [`HostBpf`] that they are of.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// Where they are in this process, on a page boundary; readable and writable.
+    pub address: NonNull<u8>,
+    /// Their length, a multiple of 64 KiB.
+    pub len: usize,
+}
+
+/// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process
+/// does.
+#[derive(Debug)]
+pub struct HostBpf {
+    pages: Mapped<PageEntry>,
+    vcpus: Mapped<VcpuEntry>,
+    domains: Mapped<DomainEntry>,
+    cpus: Mapped<CpuEntry>,
+    vm: Mapped<VmEntry>,
+    policies: RwLock<Vec<VcpuPolicy>>,
+    sizes: Sizes,
+    programs: Mutex<Programs>,
+}
+
+#[derive(Debug)]
+struct Programs {
+    loaded: Loaded,
+    generation: u32,
+    /// Of the first object's stub, which calls whatever is in the slot.
+    stub: Option<Link>,
+}
+
+impl HostBpf {
+    /// Loads and attaches the programs. `khz` says what a pCPU runs at now, where that is known.
+    ///
+    /// # Errors
+    /// What is missing, or refused; then nothing is left behind.
+    pub fn start(config: VmConfig, khz: impl Fn(u32) -> Option<Khz>) -> Result<Self, BpfError> {
+        probe(Path::new("/"))?;
+        let sizes = sizes(&config)?;
+        let loaded = Loaded::load(&config.object, sizes, 1, None)?;
+        let host = Self::new(loaded, sizes, config.vcpus)?;
+        host.fill(config.base, &config.pcpus)?;
+        {
+            let mut programs = host.programs();
+            programs.loaded.take_over()?;
+            programs.loaded.attach(true)?;
+            programs.stub = programs.loaded.take_stub_link();
+        }
+        // From now on changes are seen. What none has been seen of is looked up, and given way
+        // to one that comes meanwhile.
+        for pcpu in &config.pcpus {
+            if let (Some(cpu), Some(now)) = (host.cpu(pcpu.number), khz(pcpu.number)) {
+                let _ = cpu.khz.compare_exchange(0, now.0, SeqCst, SeqCst);
+            }
+        }
+        Ok(host)
+    }
+
+    fn new(loaded: Loaded, sizes: Sizes, vcpus: Vec<VcpuPolicy>) -> Result<Self, BpfError> {
+        Ok(Self {
+            pages: mapped(&loaded, "pages", sizes.pages)?,
+            vcpus: mapped(&loaded, "vcpus", sizes.vcpus)?,
+            domains: mapped(&loaded, "domains", sizes.domains)?,
+            cpus: mapped(&loaded, "cpus", sizes.cpus)?,
+            vm: mapped(&loaded, "vm", 1)?,
+            policies: RwLock::new(vcpus),
+            sizes,
+            programs: Mutex::new(Programs {
+                stub: None,
+                loaded,
+                generation: 1,
+            }),
+        })
+    }
+
+    /// What the programs need before they are attached.
+    fn fill(&self, base: u64, pcpus: &[Pcpu]) -> Result<(), BpfError> {
+        for vm in self.vm.all() {
+            vm.base.store(base, Relaxed);
+            vm.vcpus.store(self.sizes.vcpus, SeqCst);
+        }
+        for domain in self.domains.all() {
+            domain.demand.store(NO_DEMAND, SeqCst);
+        }
+        for pcpu in pcpus {
+            if let Some(cpu) = self.cpu(pcpu.number) {
+                cpu.capacity.store(pcpu.capacity.get().into(), Relaxed);
+                cpu.khz_max.store(pcpu.khz_max.0, Relaxed);
+            }
+        }
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        for (id, policy) in (0..).zip(policies.iter()) {
+            self.store_policy(id, policy)?;
+            // As the contract has it: the maximum, until the frequency is known.
+            if let Some(page) = self.pages.get(usize::from(id)) {
+                page.registers[0].store(policy.spec.table.max().0, SeqCst);
+            }
+        }
+        Ok(())
+    }
+
+    /// The register pages.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        Pages {
+            address: self.pages.address(),
+            len: self.pages.len(),
+        }
+    }
+
+    /// What cur_perf of a vCPU says; `None` when there is no such vCPU.
+    #[must_use]
+    pub fn cur_perf(&self, vcpu: VcpuId) -> Option<Khz> {
+        let page = self.pages.get(vcpu.index())?;
+        Some(Khz(page.registers[0].load(SeqCst)))
+    }
+
+    /// Stores the value of a register that isn't the programs', for the guest to read: all but
+    /// cur_perf, at a byte offset below 4096.
+    pub fn set_register(&self, vcpu: VcpuId, offset: usize, value: u32) {
+        let page = self.pages.get(vcpu.index()).filter(|_| offset >= 4);
+        if let Some(register) = page.and_then(|page| page.registers.get(offset / 4)) {
+            register.store(value, SeqCst);
+        }
+    }
+
+    /// Says that the calling thread runs `vcpu`. On return its page is true. Call it before the
+    /// thread runs the guest.
+    ///
+    /// # Errors
+    /// What the kernel said, or that there is no such vCPU.
+    pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
+        self.known(vcpu)?;
+        self.programs().loaded.call("vcpufreq_register", vcpu.0)?;
+        // The programs learn at its next switch where it is.
+        std::thread::sleep(Duration::from_nanos(1));
+        Ok(())
+    }
+
+    /// Changes how a vCPU's requests are answered from now on; its domain stays.
+    ///
+    /// # Errors
+    /// What the kernel said, or that there is no such vCPU.
+    pub fn set_policy(&self, vcpu: VcpuId, policy: VcpuPolicy) -> Result<(), BpfError> {
+        self.known(vcpu)?;
+        let mut policies = self
+            .policies
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = policies.get_mut(vcpu.index()) {
+            let policy = VcpuPolicy {
+                domain: old.domain,
+                ..policy
+            };
+            self.store_policy(vcpu.0, &policy)?;
+            self.forget(policy.domain);
+            *old = policy;
+        }
+        self.programs().loaded.call("vcpufreq_refresh", vcpu.0)
+    }
+
+    /// Puts another object's programs in the place of the running ones, on the same maps, while
+    /// the guest runs: each write is handled by one of them. Which is told by its generation,
+    /// which this returns.
+    ///
+    /// # Errors
+    /// What is wrong with the object, or refused; then the old ones go on.
+    pub fn replace(&self, object: &Path) -> Result<u32, BpfError> {
+        let mut programs = self.programs();
+        let generation = programs.generation + 1;
+        let mut new = Loaded::load(object, self.sizes, generation, Some(&programs.loaded))?;
+        new.attach(false)?;
+        new.take_over()?;
+        programs.generation = generation;
+        programs.loaded = new;
+        Ok(generation)
+    }
+
+    /// Receives the events. Call it once.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn worker(&self) -> Result<Worker, BpfError> {
+        Worker::new(&self.programs().loaded.map("events")?)
+    }
+
+    /// Has what an event stands for put into force by `apply`, which is called again when the
+    /// guest has changed its mind meanwhile. Whether `apply` succeeded.
+    pub fn serve(&self, event: &Event, mut apply: impl FnMut(u32, Demand) -> bool) -> bool {
+        let index = usize::try_from(event.domain).unwrap_or(usize::MAX);
+        let (Some(vcpu), Some(domain)) =
+            (self.vcpus.get(event.vcpu.index()), self.domains.get(index))
+        else {
+            return false;
+        };
+        if event.not_before_ns.is_some() {
+            vcpu.deferred.store(0, SeqCst);
+            self.grant(event.vcpu, vcpu, domain);
+        } else {
+            domain.pending.store(0, SeqCst);
+        }
+        loop {
+            let wanted = domain.demand.load(SeqCst);
+            if wanted == NO_DEMAND {
+                return false;
+            }
+            if !apply(event.domain, unpack(wanted)) {
+                self.forget(event.domain);
+                return false;
+            }
+            if domain.demand.load(SeqCst) == wanted {
+                return true;
+            }
+        }
+    }
+
+    /// Makes a deferred request the domain's, unless a later one comes meanwhile.
+    fn grant(&self, id: VcpuId, vcpu: &VcpuEntry, domain: &DomainEntry) {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(policy) = policies.get(id.index()) else {
+            return;
+        };
+        loop {
+            let latest = vcpu.latest.load(SeqCst);
+            let asked = u32::try_from(latest & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+            let decision = demand(&policy.spec, Khz(asked), policy.clamp, policy.headroom);
+            domain.granted_khz.store(decision.granted.0, SeqCst);
+            domain.demand.store(pack(decision.demand), SeqCst);
+            if vcpu.latest.load(SeqCst) == latest {
+                return;
+            }
+        }
+    }
+
+    /// Says that a domain's clamp is not what the programs take it for, so that the next request
+    /// is put into force whatever it asks for.
+    pub fn forget(&self, domain: u32) {
+        let index = usize::try_from(domain).unwrap_or(usize::MAX);
+        if let Some(domain) = self.domains.get(index) {
+            domain.demand.store(NO_DEMAND, SeqCst);
+        }
+    }
+
+    /// The last request of a vCPU's register, and how many there have been.
+    #[must_use]
+    pub fn latest(&self, vcpu: VcpuId) -> Option<(Khz, u32)> {
+        let latest = self.vcpus.get(vcpu.index())?.latest.load(SeqCst);
+        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+        Some((Khz(half(latest)), half(latest >> 32)))
+    }
+
+    /// What was counted for a vCPU.
+    #[must_use]
+    pub fn counters(&self, vcpu: VcpuId) -> Option<Counters> {
+        self.vcpus.get(vcpu.index()).map(VcpuEntry::counters)
+    }
+
+    /// Accesses to the padding behind the last page.
+    #[must_use]
+    pub fn strangers(&self) -> u64 {
+        self.vm.get(0).map_or(0, |vm| vm.strangers.load(Relaxed))
+    }
+
+    fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {
+        if self.vcpus.get(vcpu.index()).is_some() {
+            return Ok(());
+        }
+        Err(BpfError::NoVcpu {
+            vcpu: vcpu.0,
+            vcpus: self.vcpus.all().len(),
+        })
+    }
+
+    fn cpu(&self, number: u32) -> Option<&CpuEntry> {
+        self.cpus.get(usize::try_from(number).ok()?)
+    }
+
+    fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {
+        let programs = self.programs();
+        let map = programs.loaded.map("policies")?;
+        let key = u32::from(vcpu).to_ne_bytes();
+        map.update(&key, policy_bytes(&policy.entry()), MapFlags::ANY)
+            .map_err(refused("storing a policy"))
+    }
+
+    fn programs(&self) -> std::sync::MutexGuard<'_, Programs> {
+        // Whoever panicked left them as they were.
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
+    let count = config.vcpus.len();
+    let wrong = || BpfError::VcpuCount(count);
+    if count == 0 || count > vcpufreq_device::MAX_VCPUS {
+        return Err(wrong());
+    }
+    let vcpus = u32::try_from(count).map_err(|_| wrong())?;
+    let domains = config.vcpus.iter().map(|vcpu| vcpu.domain + 1).max();
+    let possible = libbpf_rs::num_possible_cpus().map_err(refused("counting the pCPUs"))?;
+    Ok(Sizes {
+        cpus: u32::try_from(possible).unwrap_or(1),
+        vcpus,
+        pages: vcpus.next_multiple_of(PAGES_IN_SLOT),
+        domains: domains.unwrap_or(1),
+    })
+}
+
+fn mapped<T: crate::mapped::Entry>(
+    loaded: &Loaded,
+    name: &'static str,
+    entries: u32,
+) -> Result<Mapped<T>, BpfError> {
+    let failed = |error: io::Error| BpfError::Refused {
+        what: "mapping the memory of the BPF programs",
+        why: error.to_string(),
+    };
+    let map = loaded.map(name)?;
+    let same = usize::try_from(map.value_size()).is_ok_and(|size| size == size_of::<T>());
+    if !same {
+        let error = io::Error::other(format!("{name} has entries of another size"));
+        return Err(failed(error));
+    }
+    let entries = usize::try_from(entries).unwrap_or(usize::MAX);
+    Mapped::new(map.as_fd(), entries).map_err(failed)
+}
+
+fn pack(demand: Demand) -> u32 {
+    u32::from(demand.min.get()) | u32::from(demand.max.get()) << 16
+}
+
+fn unpack(bits: u32) -> Demand {
+    let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
+    Demand {
+        min: util(bits),
+        max: util(bits >> 16),
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `bpf/vcpufreq_bpf.h` in Rust: what is in the maps. The programs and the VMM use them at the
+//! same time, so what changes is atomic.
+
+#![forbid(unsafe_code)]
+// Without the loader, half of this has no user.
+#![cfg_attr(not(feature = "load"), allow(dead_code))]
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const TABLE_MAX: usize = 64;
+/// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
+pub const BUCKETS: usize = 32;
+pub(crate) const NO_DEMAND: u32 = u32::MAX;
+
+pub(crate) const CLAMP_FLOOR: u32 = 0;
+pub(crate) const CLAMP_EXACT: u32 = 1;
+pub(crate) const REPORT_EXACT: u32 = 0;
+pub(crate) const REPORT_TABLE: u32 = 1;
+pub(crate) const REPORT_REQUEST: u32 = 2;
+pub(crate) const BY_WORKER: u32 = 0;
+pub(crate) const BY_KFUNC: u32 = 1;
+pub(crate) const BY_NOBODY: u32 = 2;
+
+/// `struct vcpufreq_bpf_cpu`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct CpuEntry {
+    pub capacity: AtomicU32,
+    pub khz_max: AtomicU32,
+    pub khz: AtomicU32,
+    pub running: AtomicU32,
+    pub pad: [u32; 12],
+}
+
+/// `struct vcpufreq_bpf_policy`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct PolicyEntry {
+    pub perf_max_khz: u32,
+    pub capacity: u32,
+    pub headroom_num: u32,
+    pub headroom_den: u32,
+    pub clamp: u32,
+    pub report: u32,
+    pub actuator: u32,
+    pub domain: u32,
+    pub interval_ns: u64,
+    pub burst_ns: u64,
+    pub table_len: u32,
+    pub pad: u32,
+    pub table_khz: [u32; TABLE_MAX],
+}
+
+/// `struct vcpufreq_bpf_vcpu`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct VcpuEntry {
+    pub latest: AtomicU64,
+    pub latest_ns: AtomicU64,
+    pub due_ns: AtomicU64,
+    pub moving_ns: AtomicU64,
+    pub cpu: AtomicU32,
+    pub deferred: AtomicU32,
+    pub requests: AtomicU64,
+    pub other_writes: AtomicU64,
+    pub reads: AtomicU64,
+    pub in_kernel: AtomicU64,
+    pub to_worker: AtomicU64,
+    pub coalesced: AtomicU64,
+    pub unchanged: AtomicU64,
+    pub limited: AtomicU64,
+    pub refused: AtomicU64,
+    pub not_applicable: AtomicU64,
+    pub dropped: AtomicU64,
+    pub switches: AtomicU64,
+    pub frequencies: AtomicU64,
+    pub unsettled: AtomicU64,
+    pub generations: [AtomicU64; 2],
+    pub freq_after: [AtomicU32; BUCKETS],
+}
+
+/// `struct vcpufreq_bpf_domain`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct DomainEntry {
+    pub demand: AtomicU32,
+    pub pending: AtomicU32,
+    pub granted_khz: AtomicU32,
+    pub pad: u32,
+}
+
+/// `struct vcpufreq_bpf_vm`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct VmEntry {
+    pub base: AtomicU64,
+    pub vcpus: AtomicU32,
+    pub tgid: AtomicU32,
+    pub strangers: AtomicU64,
+}
+
+/// A register page.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct PageEntry {
+    pub registers: [AtomicU32; 1024],
+}
+
+/// Size of `struct vcpufreq_bpf_event`, bytes.
+pub(crate) const EVENT_SIZE: usize = 24;
+/// Size of `struct vcpufreq_bpf_call`, bytes.
+pub(crate) const CALL_SIZE: usize = 8;
+
+// Worked out by hand from the header; the loader compares them with the object's maps.
+const _: () = {
+    assert!(size_of::<CpuEntry>() == 64);
+    assert!(size_of::<PolicyEntry>() == 312);
+    assert!(size_of::<VcpuEntry>() == 40 + 16 * 8 + 128);
+    assert!(size_of::<DomainEntry>() == 16);
+    assert!(size_of::<VmEntry>() == 24);
+    assert!(size_of::<PageEntry>() == 4096);
+};
+
+/// What was counted for a vCPU's registers since the VM started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Writes of set_perf.
+    pub requests: u64,
+    /// Writes of anything else in the page, or by a thread that isn't a vCPU's.
+    pub other_writes: u64,
+    /// Reads that left the guest. None of cur_perf does from a memory slot.
+    pub reads: u64,
+    /// Requests put into force by the kernel module.
+    pub in_kernel: u64,
+    /// Events passed to the worker.
+    pub to_worker: u64,
+    /// Requests that an event that was under way already stands for too.
+    pub coalesced: u64,
+    /// Requests whose demand was in force already.
+    pub unchanged: u64,
+    /// Requests over the rate limit; the worker applies the last of them later.
+    pub limited: u64,
+    /// Requests that the module could not put into force.
+    pub refused: u64,
+    /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
+    pub not_applicable: u64,
+    /// Events for which there was no room.
+    pub dropped: u64,
+    /// How often its thread came onto a pCPU.
+    pub switches: u64,
+    /// Changes of frequency while it ran.
+    pub frequencies: u64,
+    /// How often frequency and place changed so fast that cur_perf was left as it was.
+    pub unsettled: u64,
+    /// Requests handled by program generations with an even number, and with an odd one.
+    pub generations: [u64; 2],
+    /// Time from a request to the next change of frequency under the vCPU.
+    pub freq_after: [u32; BUCKETS],
+}
+
+impl VcpuEntry {
+    pub(crate) fn counters(&self) -> Counters {
+        let get = |counter: &AtomicU64| counter.load(Relaxed);
+        Counters {
+            requests: get(&self.requests),
+            other_writes: get(&self.other_writes),
+            reads: get(&self.reads),
+            in_kernel: get(&self.in_kernel),
+            to_worker: get(&self.to_worker),
+            coalesced: get(&self.coalesced),
+            unchanged: get(&self.unchanged),
+            limited: get(&self.limited),
+            refused: get(&self.refused),
+            not_applicable: get(&self.not_applicable),
+            dropped: get(&self.dropped),
+            switches: get(&self.switches),
+            frequencies: get(&self.frequencies),
+            unsettled: get(&self.unsettled),
+            generations: [get(&self.generations[0]), get(&self.generations[1])],
+            freq_after: std::array::from_fn(|n| self.freq_after[n].load(Relaxed)),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM's cpufreq device, answered in the host's kernel by BPF.
+//!
+//! ```text
+//! guest reads cur_perf  ◀─ page ◀─ programs on sched_switch and cpu_frequency
+//! guest writes set_perf ─▶ program on kvm_mmio ─▶ kernel module ─▶ cgroup's uclamp
+//!                                              └▶ event ─▶ the VMM's worker
+//! ```
+//!
+//! The programs are in `bpf/` and under the GPL; this crate loads them from an object file that
+//! is built beside it (`make -C host-bpf/bpf`). Everything is bound to the process that loads it:
+//! nothing is pinned, so nothing is left when it is killed.
+//!
+//! Not here: memory slots and ioeventfds, which are the VMM's ([`HostBpf::pages`] is what the
+//! slots show), and what a worker does with an [`Event`].
+//!
+//! Without the feature `load`, only the layout, the policy and the errors are here.
+
+#![deny(unsafe_code)]
+
+mod error;
+#[cfg(feature = "load")]
+mod host;
+mod layout;
+#[cfg(feature = "load")]
+mod mapped;
+#[cfg(feature = "load")]
+mod object;
+mod policy;
+mod probe;
+#[cfg(feature = "load")]
+mod worker;
+
+pub use error::BpfError;
+#[cfg(feature = "load")]
+pub use host::{HostBpf, Pages, Pcpu, VmConfig};
+pub use layout::{BUCKETS, Counters};
+pub use policy::{ActuateBy, RateLimit, Report, VcpuPolicy};
+pub use probe::{KFUNC, probe};
+#[cfg(feature = "load")]
+pub use worker::{Event, Worker};

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Maps of the programs as memory of this process: the only place with unsafe code.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ptr::NonNull;
+
+use crate::layout::{CpuEntry, DomainEntry, PageEntry, PolicyEntry, VcpuEntry, VmEntry};
+
+/// What an array map holds.
+///
+/// # Safety
+/// Every bit pattern is a value, and whatever the programs write is atomic.
+pub(crate) unsafe trait Entry {}
+
+// SAFETY: atomic integers, and padding that nobody writes.
+unsafe impl Entry for CpuEntry {}
+// SAFETY: atomic integers.
+unsafe impl Entry for VcpuEntry {}
+// SAFETY: atomic integers, and padding that nobody writes.
+unsafe impl Entry for DomainEntry {}
+// SAFETY: atomic integers.
+unsafe impl Entry for VmEntry {}
+// SAFETY: atomic integers.
+unsafe impl Entry for PageEntry {}
+
+/// An array map with the flag BPF_F_MMAPABLE.
+#[derive(Debug)]
+pub(crate) struct Mapped<T> {
+    start: NonNull<T>,
+    entries: usize,
+    of: PhantomData<T>,
+}
+
+// SAFETY: entries are shared with the kernel all the time, as `Entry` promises.
+unsafe impl<T: Entry> Send for Mapped<T> {}
+// SAFETY: the same.
+unsafe impl<T: Entry> Sync for Mapped<T> {}
+
+impl<T: Entry> Mapped<T> {
+    /// Maps an array map of that many entries, each of the size of `T` and a multiple of 8.
+    pub(crate) fn new(map: BorrowedFd<'_>, entries: usize) -> io::Result<Self> {
+        assert!(size_of::<T>().is_multiple_of(8) && entries > 0);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping where the kernel chooses; it refuses more than the map has.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                entries * size_of::<T>(),
+                access,
+                libc::MAP_SHARED,
+                map.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self {
+            start,
+            entries,
+            of: PhantomData,
+        })
+    }
+
+    /// Its entries.
+    pub(crate) fn all(&self) -> &[T] {
+        // SAFETY: mapped as long as this lives, page-aligned, `entries` long; `Entry` allows it.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.entries) }
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        self.all().get(index)
+    }
+
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.start.cast()
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.entries * size_of::<T>()
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, unmapped once.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.entries * size_of::<T>()) };
+    }
+}
+
+/// A policy as bytes, which is how a hash map takes it.
+pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
+    // SAFETY: integers without padding between or behind them, as its size shows.
+    unsafe {
+        std::slice::from_raw_parts(
+            std::ptr::from_ref(entry).cast::<u8>(),
+            size_of::<PolicyEntry>(),
+        )
+    }
+}

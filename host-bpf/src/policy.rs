@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the programs are told about a vCPU, in this project's units.
+
+#![forbid(unsafe_code)]
+
+use vcpufreq_device::{ClampMode, Headroom, VcpuSpec};
+
+use crate::layout::{self, PolicyEntry, TABLE_MAX};
+
+/// What cur_perf tells the guest. A frequency that a guest sees is a side channel to whatever
+/// shares the pCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Report {
+    /// The frequency of the pCPU, as the vCPU gets it.
+    #[default]
+    Exact,
+    /// The same, rounded down to an entry of the vCPU's table, the first at least.
+    Table,
+    /// What the domain asked for last; the maximum before it has.
+    Request,
+}
+
+/// Who puts demands into force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActuateBy {
+    /// The VMM, which gets an [`Event`](crate::Event).
+    Worker,
+    /// The kernel module, before the guest goes on.
+    Kfunc,
+    /// Nobody: the host has no uclamp. Requests are counted as not applicable.
+    Nobody,
+}
+
+/// A limit on requests, as a token bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Requests a second, over long.
+    pub per_second: u32,
+    /// Requests at once, at least 1.
+    pub burst: u32,
+}
+
+/// How a vCPU's requests are answered. Can be changed while the guest runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuPolicy {
+    /// Its table, capacity and domain.
+    pub spec: VcpuSpec,
+    /// Index of its domain among the VM's domains, counted from 0.
+    pub domain: u32,
+    /// What a request does to the clamps.
+    pub clamp: ClampMode,
+    /// What the running kernel adds to a clamp.
+    pub headroom: Headroom,
+    /// What the guest is told.
+    pub report: Report,
+    /// Who acts.
+    pub actuate: ActuateBy,
+    /// How often; `None`: as often as the guest likes.
+    pub limit: Option<RateLimit>,
+}
+
+impl VcpuPolicy {
+    /// As the programs read it.
+    #[cfg_attr(not(feature = "load"), allow(dead_code))]
+    pub(crate) fn entry(&self) -> PolicyEntry {
+        let (headroom_num, headroom_den) = match self.headroom {
+            Headroom::None => (1, 1),
+            Headroom::Quarter => (4, 5),
+        };
+        let interval_ns = self.limit.map_or(0, |limit| {
+            1_000_000_000 / u64::from(limit.per_second.max(1))
+        });
+        let burst = self.limit.map_or(1, |limit| limit.burst.max(1));
+        let mut table_khz = [0; TABLE_MAX];
+        let entries = self.spec.table.entries();
+        for (to, from) in table_khz.iter_mut().zip(entries) {
+            *to = from.0;
+        }
+        PolicyEntry {
+            perf_max_khz: self.spec.table.max().0,
+            capacity: self.spec.capacity.get().into(),
+            headroom_num,
+            headroom_den,
+            clamp: match self.clamp {
+                ClampMode::Floor => layout::CLAMP_FLOOR,
+                ClampMode::Exact => layout::CLAMP_EXACT,
+            },
+            report: match self.report {
+                Report::Exact => layout::REPORT_EXACT,
+                Report::Table => layout::REPORT_TABLE,
+                Report::Request => layout::REPORT_REQUEST,
+            },
+            actuator: match self.actuate {
+                ActuateBy::Worker => layout::BY_WORKER,
+                ActuateBy::Kfunc => layout::BY_KFUNC,
+                ActuateBy::Nobody => layout::BY_NOBODY,
+            },
+            domain: self.domain,
+            interval_ns,
+            burst_ns: interval_ns * u64::from(burst - 1),
+            // A table of one entry is none: any value up to it goes.
+            table_len: if entries.len() > 1 {
+                self.spec.table.register_len()
+            } else {
+                0
+            },
+            pad: 0,
+            table_khz,
+        }
+    }
+}

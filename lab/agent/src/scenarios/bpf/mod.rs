@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `host-bpf/` on a real kernel.
+//!
+//! Most need no guest: a thread of this program stands for a vCPU's, as the programs see threads.
+//! Where the guest's accesses matter, a VM of a few instructions makes them ([`tiny_vm`]).
+
+mod page;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use vcpufreq_device::{ClampMode, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec};
+use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, Report, VcpuPolicy, VmConfig};
+
+use super::{Plan, Policy};
+
+/// The object that the lab has built.
+const OBJECT: &str = "/lab/bpf/vcpufreq_host.bpf.o";
+/// Guest address of the registers of the tiny VM.
+const BASE: u64 = 0x0a00_0000;
+
+/// Carries out a scenario by name, when it is one of these.
+pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
+    match name {
+        "bpf-page" => Some(page::run()),
+        _ => None,
+    }
+}
+
+/// A vCPU that is like a CPU of this policy, with a domain of its own.
+fn like(policy: &Policy, domain: u32) -> Result<VcpuPolicy> {
+    let table: Vec<Khz> = policy.opps.iter().map(|&khz| Khz(khz)).collect();
+    Ok(VcpuPolicy {
+        spec: VcpuSpec {
+            table: PerfTable::try_from(table)?,
+            capacity: util(policy.capacity),
+            domain: DomainId(domain),
+        },
+        domain,
+        clamp: ClampMode::Floor,
+        headroom: Headroom::None,
+        report: Report::Exact,
+        actuate: ActuateBy::Worker,
+        limit: None,
+    })
+}
+
+fn util(capacity: u32) -> Util {
+    Util::saturating(u128::from(capacity))
+}
+
+fn pcpus(policies: &[Policy]) -> Vec<Pcpu> {
+    let mut pcpus = Vec::new();
+    for policy in policies {
+        pcpus.extend(policy.cpus.iter().map(|&number| Pcpu {
+            number,
+            capacity: util(policy.capacity),
+            khz_max: Khz(policy.max()),
+        }));
+    }
+    pcpus
+}
+
+/// The programs for these vCPUs.
+fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
+    let config = VmConfig {
+        object: PathBuf::from(OBJECT),
+        base: BASE,
+        vcpus,
+        pcpus: pcpus(policies),
+    };
+    let khz = |cpu| {
+        let mut of = policies.iter().filter(|policy| policy.cpus.contains(&cpu));
+        of.next()?.khz().ok().map(Khz)
+    };
+    HostBpf::start(config, khz).context("starting the BPF programs")
+}
