@@ -42,6 +42,9 @@ pub enum BpfError {
         /// Of this crate.
         wanted: u32,
     },
+    /// The kernel module isn't there.
+    #[error("the module vcpufreq_host is not loaded; see host-module/README.md")]
+    NoModule,
     /// The kernel refused something.
     #[error("{what}: {why}")]
     Refused {

@@ -59,6 +59,17 @@ pub struct Pages {
     pub len: usize,
 }
 
+/// The last request of a vCPU's register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latest {
+    /// What was asked for, unchecked.
+    pub khz: Khz,
+    /// How many there have been, modulo 2^32.
+    pub count: u32,
+    /// When, in ns of CLOCK_MONOTONIC.
+    pub at_ns: u64,
+}
+
 /// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process
 /// does.
 #[derive(Debug)]
@@ -293,12 +304,17 @@ impl HostBpf {
         }
     }
 
-    /// The last request of a vCPU's register, and how many there have been.
+    /// The last request of a vCPU's register; `None` when there is no such vCPU.
     #[must_use]
-    pub fn latest(&self, vcpu: VcpuId) -> Option<(Khz, u32)> {
-        let latest = self.vcpus.get(vcpu.index())?.latest.load(SeqCst);
+    pub fn latest(&self, vcpu: VcpuId) -> Option<Latest> {
+        let entry = self.vcpus.get(vcpu.index())?;
+        let latest = entry.latest.load(SeqCst);
         let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-        Some((Khz(half(latest)), half(latest >> 32)))
+        Some(Latest {
+            khz: Khz(half(latest)),
+            count: half(latest >> 32),
+            at_ns: entry.latest_ns.load(SeqCst),
+        })
     }
 
     /// What was counted for a vCPU.

@@ -25,6 +25,8 @@ mod layout;
 #[cfg(feature = "load")]
 mod mapped;
 #[cfg(feature = "load")]
+mod module;
+#[cfg(feature = "load")]
 mod object;
 mod policy;
 mod probe;
@@ -33,8 +35,10 @@ mod worker;
 
 pub use error::BpfError;
 #[cfg(feature = "load")]
-pub use host::{HostBpf, Pages, Pcpu, VmConfig};
+pub use host::{HostBpf, Latest, Pages, Pcpu, VmConfig};
 pub use layout::{BUCKETS, Counters};
+#[cfg(feature = "load")]
+pub use module::{Applied, DEVICE, HostModule, Target};
 pub use policy::{ActuateBy, RateLimit, Report, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]

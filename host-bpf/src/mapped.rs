@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maps of the programs as memory of this process: the only place with unsafe code.
+//! Maps of the programs as memory of this process, and ioctls: the only place with unsafe code.
 
 #![allow(unsafe_code)]
 
@@ -103,4 +103,22 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
             size_of::<PolicyEntry>(),
         )
     }
+}
+
+/// An ioctl whose argument is that structure, as its number says.
+pub(crate) fn ioctl<T>(file: BorrowedFd<'_>, number: u32, argument: &mut T) -> io::Result<()> {
+    let size = usize::try_from(number >> 16 & 0x3fff).unwrap_or(0);
+    assert!(size == size_of::<T>());
+    // SAFETY: the kernel reads and writes that structure, and no more than its size.
+    let result = unsafe {
+        libc::ioctl(
+            file.as_raw_fd(),
+            libc::Ioctl::from(number),
+            std::ptr::from_mut(argument),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

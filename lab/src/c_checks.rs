@@ -28,6 +28,10 @@ const LAB_MODULES: ModuleSource = ModuleSource {
     // The second has what sparse needs to know.
     folders: &["lab/modules", "guest-driver/tests"],
 };
+const HOST_MODULE: ModuleSource = ModuleSource {
+    name: "host-module",
+    folders: &["host-module", "guest-driver/tests"],
+};
 const ABI: ModuleSource = ModuleSource {
     name: "abi",
     folders: &["abi"],
@@ -56,7 +60,7 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt] {
         let release = Kernel::find(&parts.root, flavor)?.release;
-        for source in [GUEST_DRIVER, LAB_MODULES] {
+        for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE] {
             let check = Check::make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
             tried.push(verdict(name, check.carry_out(parts, repo)));

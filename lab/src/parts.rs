@@ -18,6 +18,10 @@ const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
     folders: &["lab/modules"],
 };
+const HOST_MODULE: ModuleSource = ModuleSource {
+    name: "host-module",
+    folders: &["host-module"],
+};
 const GUEST_MODULES: ModuleSource = ModuleSource {
     name: "guest-driver",
     folders: &["guest-driver", "abi"],
@@ -73,7 +77,9 @@ impl Parts {
             let name = name.context("object name")?;
             archive.file(&format!("lab/bpf/{name}"), &std::fs::read(&object)?)?;
         }
-        add_modules(&mut archive, &self.own_modules(&kernel, HOST_MODULES)?)?;
+        for source in [HOST_MODULES, HOST_MODULE] {
+            add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
+        }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
         archive.file("lab/guest-initramfs", &self.guest_initramfs(&guest_kernel)?)?;

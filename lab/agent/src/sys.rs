@@ -27,6 +27,28 @@ pub fn set_fifo_priority(priority: i32) -> Result<()> {
     Ok(())
 }
 
+/// Clamps the calling thread; its policy and parameters stay.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn set_clamp(min: u32, max: u32) -> Result<()> {
+    // `struct sched_attr`; KEEP_POLICY, KEEP_PARAMS, UTIL_CLAMP_MIN, UTIL_CLAMP_MAX.
+    let mut attr = [0_u32; 14];
+    attr[0] = 56;
+    attr[2] = 0x8 | 0x10 | 0x20 | 0x40;
+    attr[12] = min;
+    attr[13] = max;
+    // SAFETY: the kernel reads the 56 bytes that the structure says it has.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, attr.as_ptr(), 0) };
+    ensure!(
+        result == 0,
+        "sched_setattr: {}",
+        std::io::Error::last_os_error()
+    );
+    Ok(())
+}
+
 /// A page of device registers, through /dev/mem.
 #[derive(Debug)]
 pub struct Registers {

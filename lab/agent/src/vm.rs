@@ -343,7 +343,8 @@ pub fn command(setup: &Setup) -> Command {
     command
 }
 
-fn field(text: &str, name: &str) -> Result<u32> {
+/// A number of a thread's sched file.
+pub fn field(text: &str, name: &str) -> Result<u32> {
     let line = text
         .lines()
         .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))

@@ -296,7 +296,7 @@ pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
 
 /// Until when a dip after a request is the request's: the vCPU sleeps 4 ms
 /// after it, and then its clamp counts no more.
-const LIGHT_US: u64 = 3_500;
+pub const LIGHT_US: u64 = 3_500;
 
 fn changes_while_light(actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
@@ -353,9 +353,9 @@ fn requests_of(vcpu: usize) -> Result<Vec<(u64, u32)>> {
 }
 
 /// What the trace shows after each change of request.
-struct Dips {
-    changes: usize,
-    dips: Vec<Value>,
+pub struct Dips {
+    pub changes: usize,
+    pub dips: Vec<Value>,
 }
 
 impl Dips {
@@ -367,7 +367,12 @@ impl Dips {
 
 /// Frequencies below the smaller of the old and the new request, between the
 /// new request and the one after it, or for `within_us`.
-fn dips(policy: &Policy, requests: &[(u64, u32)], seen: &[FrequencyEvent], within_us: u64) -> Dips {
+pub fn dips(
+    policy: &Policy,
+    requests: &[(u64, u32)],
+    seen: &[FrequencyEvent],
+    within_us: u64,
+) -> Dips {
     let mut dips = Vec::new();
     for (n, pair) in requests.windows(2).enumerate() {
         let [(_, old), (from, new)] = *pair else {

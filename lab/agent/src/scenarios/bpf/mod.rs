@@ -4,7 +4,10 @@
 //! Most need no guest: a thread of this program stands for a vCPU's, as the programs see threads.
 //! Where the guest's accesses matter, a VM of a few instructions makes them ([`tiny_vm`]).
 
+mod group;
+mod light;
 mod page;
+mod tiny_vm;
 
 use std::path::PathBuf;
 
@@ -24,6 +27,7 @@ const BASE: u64 = 0x0a00_0000;
 pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
     match name {
         "bpf-page" => Some(page::run()),
+        "bpf-dip" => Some(light::run()),
         _ => None,
     }
 }
@@ -75,4 +79,24 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         of.next()?.khz().ok().map(Khz)
     };
     HostBpf::start(config, khz).context("starting the BPF programs")
+}
+
+/// Removes the host module. The kernel frees programs, which hold it, a little later than it closes
+/// them.
+fn unload_module() -> Result<()> {
+    for _ in 0..100 {
+        if crate::deeds::rmmod("vcpufreq_host").is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    crate::deeds::rmmod("vcpufreq_host").map(drop)
+}
+
+/// The buckets that hold anything, each by its lower bound.
+fn histogram(buckets: &[u32]) -> Value {
+    let full = buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+    full.map(|(n, &count)| (format!("{}_ns", 1_u64 << n), Value::from(count)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }

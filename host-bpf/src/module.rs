@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The kernel module's device (`host-module/vcpufreq-host.h`).
+
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::path::Path;
+
+use vcpufreq_device::Demand;
+
+use crate::error::BpfError;
+use crate::layout::BUCKETS;
+use crate::mapped::ioctl;
+
+/// Where the module's device is.
+pub const DEVICE: &str = "/dev/vcpufreq_host";
+
+/// `struct vcpufreq_host_vm`.
+#[repr(C)]
+struct Vm {
+    vcpus: u32,
+    domains: u32,
+}
+
+/// `struct vcpufreq_host_bind`.
+#[repr(C)]
+struct Bind {
+    domain: u32,
+    by: u32,
+    min_fd: i32,
+    max_fd: i32,
+}
+
+/// `struct vcpufreq_host_apply`.
+#[repr(C)]
+struct Apply {
+    domain: u32,
+    min: u32,
+    max: u32,
+    pad: u32,
+}
+
+/// `struct vcpufreq_host_stats`.
+#[repr(C)]
+struct Stats {
+    domain: u32,
+    last_error: i32,
+    applied: u64,
+    refused: u64,
+    after_ns: [u32; BUCKETS],
+}
+
+const VM: u32 = number(WRITE, 0, size_of::<Vm>());
+const BIND: u32 = number(WRITE, 1, size_of::<Bind>());
+const APPLY: u32 = number(WRITE, 2, size_of::<Apply>());
+const STATS: u32 = number(WRITE | READ, 3, size_of::<Stats>());
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// `_IOC` of `<asm-generic/ioctl.h>`, which arm64 and x86-64 use.
+const fn number(direction: u32, number: u32, size: usize) -> u32 {
+    assert!(size < 1 << 14);
+    #[expect(clippy::cast_possible_truncation, reason = "below 2^14")]
+    let size = size as u32;
+    direction << 30 | size << 16 | 0xcf << 8 | number
+}
+
+/// How a domain is clamped.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// By a cgroup's files `cpu.uclamp.min` and `cpu.uclamp.max`, open for writing and holding no
+    /// clamp yet. From now on the module is their only writer.
+    Group {
+        /// `cpu.uclamp.min`.
+        min: BorrowedFd<'a>,
+        /// `cpu.uclamp.max`.
+        max: BorrowedFd<'a>,
+    },
+    /// By `sched_setattr` on the vCPU that asks. Makes the frequency dip; for domains of one vCPU.
+    Thread,
+}
+
+/// What the module did for a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Clamps put into force.
+    pub applied: u64,
+    /// Clamps that the scheduler refused.
+    pub refused: u64,
+    /// Error number of the last refusal; 0 when there was none.
+    pub last_errno: i32,
+    /// Time from the request to the clamp in force.
+    pub after_ns: [u32; BUCKETS],
+}
+
+/// The module, opened for a VM: one for a process. Closing it unbinds all.
+#[derive(Debug)]
+pub struct HostModule {
+    file: File,
+}
+
+impl HostModule {
+    /// Opens the device for a VM with this many vCPUs and domains.
+    ///
+    /// # Errors
+    /// That the module isn't loaded, or what it said.
+    pub fn open(vcpus: u16, domains: u16) -> Result<Self, BpfError> {
+        let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
+        let file = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => BpfError::NoModule,
+            _ => failed("opening the module's device", &error),
+        })?;
+        let vm = Vm {
+            vcpus: vcpus.into(),
+            domains: domains.into(),
+        };
+        let module = Self { file };
+        module.call("setting up the module", VM, vm)?;
+        Ok(module)
+    }
+
+    /// Whether the module is loaded.
+    #[must_use]
+    pub fn is_loaded() -> bool {
+        Path::new(DEVICE).exists()
+    }
+
+    /// Binds a domain, counted from 0; once.
+    ///
+    /// # Errors
+    /// What the module said: `InvalidInput` for other files than a cgroup's clamps.
+    pub fn bind(&self, domain: u16, target: Target<'_>) -> Result<(), BpfError> {
+        let (by, min_fd, max_fd) = match target {
+            Target::Group { min, max } => (0, min.as_raw_fd(), max.as_raw_fd()),
+            Target::Thread => (1, -1, -1),
+        };
+        let domain = domain.into();
+        let bind = Bind {
+            domain,
+            by,
+            min_fd,
+            max_fd,
+        };
+        self.call("binding a domain", BIND, bind)
+    }
+
+    /// Puts a demand into force from the VMM, after whatever a vCPU has asked for until now.
+    ///
+    /// # Errors
+    /// What the scheduler said.
+    pub fn apply(&self, domain: u32, demand: Demand) -> Result<(), BpfError> {
+        let apply = Apply {
+            domain,
+            min: demand.min.get().into(),
+            max: demand.max.get().into(),
+            pad: 0,
+        };
+        self.call("clamping a domain", APPLY, apply)
+    }
+
+    /// What was done for a domain.
+    ///
+    /// # Errors
+    /// There is no such domain.
+    pub fn applied(&self, domain: u32) -> Result<Applied, BpfError> {
+        let mut stats = Stats {
+            domain,
+            last_error: 0,
+            applied: 0,
+            refused: 0,
+            after_ns: [0; BUCKETS],
+        };
+        ioctl(self.file.as_fd(), STATS, &mut stats)
+            .map_err(|error| failed("asking the module", &error))?;
+        Ok(Applied {
+            applied: stats.applied,
+            refused: stats.refused,
+            last_errno: stats.last_error.saturating_neg(),
+            after_ns: stats.after_ns,
+        })
+    }
+
+    fn call<T>(&self, what: &'static str, number: u32, mut argument: T) -> Result<(), BpfError> {
+        ioctl(self.file.as_fd(), number, &mut argument).map_err(|error| failed(what, &error))
+    }
+}
+
+fn failed(what: &'static str, error: &io::Error) -> BpfError {
+    BpfError::Refused {
+        what,
+        why: error.to_string(),
+    }
+}

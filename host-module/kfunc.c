@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The function that BPF programs call.
+ *
+ * It is called with a guest's write half done: the vCPU's thread is in KVM,
+ * in a program on the tracepoint kvm_mmio, in which nothing may sleep. So it
+ * notes the request and has the rest done by the same thread, as task work,
+ * which runs before KVM enters the guest again and before it returns to the
+ * VMM: the clamp is in force before the guest's next instruction.
+ */
+#include <linux/bpf.h>
+#include <linux/btf.h>
+#include <linux/btf_ids.h>
+#include <linux/module.h>
+#include <linux/preempt.h>
+#include <linux/sched.h>
+#include <linux/timekeeping.h>
+
+#include "vcpufreq_host.h"
+
+static void vcpufreq_run(struct callback_head *head)
+{
+	struct vcpufreq_work *work = container_of(head, struct vcpufreq_work, head);
+	struct vcpufreq_vm *vm = work->vm;
+	struct vcpufreq_domain *domain = &vm->domains[work->domain];
+	u64 since_ns = work->since_ns;
+
+	/* Whoever asks from now on is served by work of its own. */
+	atomic_set_release(&work->queued, 0);
+	if (!(current->flags & PF_EXITING))
+		vcpufreq_clamp(domain, since_ns);
+	vcpufreq_vm_put(vm);
+	module_put(THIS_MODULE);
+}
+
+static int vcpufreq_queue(struct vcpufreq_vm *vm, struct vcpufreq_work *work, u32 domain)
+{
+	int ret;
+
+	if (atomic_xchg_acquire(&work->queued, 1)) {
+		/* It has still to run, and will see what is wanted by then. */
+		vcpufreq_vm_put(vm);
+		return work->domain == domain ? 0 : -EBUSY;
+	}
+	work->vm = vm;
+	work->domain = domain;
+	work->since_ns = ktime_get_ns();
+	__module_get(THIS_MODULE);
+	init_task_work(&work->head, vcpufreq_run);
+	ret = task_work_add(current, &work->head, TWA_RESUME);
+	if (ret) {
+		atomic_set(&work->queued, 0);
+		module_put(THIS_MODULE);
+		vcpufreq_vm_put(vm);
+	}
+	return ret;
+}
+
+__bpf_kfunc_start_defs();
+
+/**
+ * vcpufreq_host_request - have a clamp put into force, on behalf of a vCPU
+ * @domain: index of the domain, as bound by the current process
+ * @vcpu: the vCPU that the current thread runs
+ * @min: uclamp.min, 0 to @max
+ * @max: uclamp.max, to 1024
+ *
+ * Acts only on what the current process has bound itself.
+ *
+ * Return: 0; -EPERM from an interrupt or with interrupts off; -EINVAL for
+ * values out of range; -ENOENT without such a domain of this process;
+ * -EOPNOTSUPP for a SCHED_DEADLINE thread, which clamps mean nothing to;
+ * -ESRCH in a thread that ends.
+ */
+__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max)
+{
+	struct vcpufreq_vm *vm;
+
+	if (!in_task() || irqs_disabled())
+		return -EPERM;
+	if (min > max || max > 1024)
+		return -EINVAL;
+	if (current->flags & (PF_KTHREAD | PF_EXITING))
+		return -ESRCH;
+	if (current->policy == SCHED_DEADLINE)
+		return -EOPNOTSUPP;
+	vm = vcpufreq_vm_get_current();
+	if (!vm)
+		return -ENOENT;
+	if (vcpu >= vm->vcpus || domain >= vm->domain_count ||
+	    /* Pairs with the release in vcpufreq_bind(). */
+	    !smp_load_acquire(&vm->domains[domain].bound)) {
+		vcpufreq_vm_put(vm);
+		return -ENOENT;
+	}
+	WRITE_ONCE(vm->domains[domain].wanted, VCPUFREQ_CLAMP(min, max));
+	return vcpufreq_queue(vm, &vm->works[vcpu], domain);
+}
+
+__bpf_kfunc_end_defs();
+
+BTF_KFUNCS_START(vcpufreq_kfuncs)
+BTF_ID_FLAGS(func, vcpufreq_host_request)
+BTF_KFUNCS_END(vcpufreq_kfuncs)
+
+/*
+ * Only in the context that it is made for. The kernel asks about every kfunc
+ * that a tracing program calls.
+ */
+static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
+{
+	if (!btf_id_set8_contains(&vcpufreq_kfuncs, kfunc_id))
+		return 0;
+	if (prog->expected_attach_type != BPF_TRACE_RAW_TP ||
+	    !prog->aux->attach_func_name ||
+	    strcmp(prog->aux->attach_func_name, "kvm_mmio"))
+		return -EACCES;
+	return 0;
+}
+
+static const struct btf_kfunc_id_set vcpufreq_kfunc_set = {
+	.owner = THIS_MODULE,
+	.set = &vcpufreq_kfuncs,
+	.filter = vcpufreq_filter,
+};
+
+int vcpufreq_kfunc_init(void)
+{
+	return register_btf_kfunc_id_set(BPF_PROG_TYPE_TRACING, &vcpufreq_kfunc_set);
+}

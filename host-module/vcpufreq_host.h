@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef VCPUFREQ_HOST_INTERNAL_H
+#define VCPUFREQ_HOST_INTERNAL_H
+
+#include <linux/atomic.h>
+#include <linux/btf.h>
+#include <linux/mutex.h>
+#include <linux/rcupdate.h>
+#include <linux/refcount.h>
+#include <linux/task_work.h>
+#include <linux/types.h>
+
+#include "vcpufreq-host.h"
+
+#define VCPUFREQ_HOST_VCPUS_MAX	512
+
+/* A clamp as one number, so that it is read and written in one go. */
+#define VCPUFREQ_CLAMP(min, max)	((min) | (max) << 16)
+#define VCPUFREQ_CLAMP_MIN(clamp)	((clamp) & 0xffff)
+#define VCPUFREQ_CLAMP_MAX(clamp)	((clamp) >> 16)
+/* What a thread or a group starts with. */
+#define VCPUFREQ_CLAMP_NONE		VCPUFREQ_CLAMP(0, 1024)
+
+struct file;
+struct pid;
+
+/**
+ * struct vcpufreq_domain - what is clamped together
+ * @bound: whether the rest is set; stored last
+ * @by: VCPUFREQ_HOST_GROUP or VCPUFREQ_HOST_THREAD
+ * @wanted: the clamp that was asked for last
+ * @lock: orders those who put it into force, and guards what follows
+ * @min: the group's file cpu.uclamp.min
+ * @max: the group's file cpu.uclamp.max
+ * @force: the clamp that the files hold
+ * @stats: for the VMM
+ */
+struct vcpufreq_domain {
+	bool bound;
+	u32 by;
+	u32 wanted;
+	struct mutex lock;	/* orders those who clamp */
+	struct file *min;
+	struct file *max;
+	u32 force;
+	struct vcpufreq_host_stats stats;
+};
+
+/**
+ * struct vcpufreq_work - a request on its way into force, one for each vCPU
+ * @head: queued to the vCPU's own thread
+ * @vm: referenced while it is
+ * @domain: index of the domain that was asked for
+ * @queued: whether it is
+ * @since_ns: when that was
+ */
+struct vcpufreq_work {
+	struct callback_head head;
+	struct vcpufreq_vm *vm;
+	u32 domain;
+	atomic_t queued;
+	u64 since_ns;
+};
+
+/**
+ * struct vcpufreq_vm - an open file of the device
+ * @node: in the table by @owner
+ * @owner: the process that opened it
+ * @refs: of the file and of each queued work
+ * @setup: guards what follows until it is in the table
+ * @vcpus: number of works; 0: not set up
+ * @domain_count: number of domains
+ * @works: a vCPU's each
+ * @domains: as bound
+ * @rcu: for freeing
+ */
+struct vcpufreq_vm {
+	struct hlist_node node;
+	struct pid *owner;
+	refcount_t refs;
+	struct mutex setup;	/* orders calls of the VMM */
+	u32 vcpus;
+	u32 domain_count;
+	struct vcpufreq_work *works;
+	struct vcpufreq_domain *domains;
+	struct rcu_head rcu;
+};
+
+/* vm.c */
+struct vcpufreq_vm *vcpufreq_vm_get_current(void);
+void vcpufreq_vm_put(struct vcpufreq_vm *vm);
+int vcpufreq_vm_init(void);
+void vcpufreq_vm_exit(void);
+
+/* clamp.c */
+int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns);
+
+/* kfunc.c */
+__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max);
+int vcpufreq_kfunc_init(void);
+
+#endif /* VCPUFREQ_HOST_INTERNAL_H */

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM of one vCPU and a dozen instructions: spin, access a register so many times, spin, leave.
+//!
+//! The guest runs with its MMU off, so its accesses are those of a driver: of device memory.
+
+use std::ptr::NonNull;
+
+use anyhow::{Context, Result, bail, ensure};
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use vcpufreq_host_bpf::Pages;
+
+/// Guest addresses: the code, and where a write makes the guest leave.
+const CODE: u64 = 0x4000_0000;
+const LEAVE: u64 = 0x0900_0000;
+const PAGE: usize = 4096;
+
+/// What the guest does in one run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Deed {
+    /// Turns of a loop of two instructions first.
+    pub before: u64,
+    /// Accesses of `address`, at least 1.
+    pub times: u64,
+    /// Guest address of the register.
+    pub address: u64,
+    /// Written by the first access; each further one writes `step` more.
+    pub value: u32,
+    /// See `value`.
+    pub step: u32,
+    /// Loads instead of stores.
+    pub read: bool,
+    /// Turns of the loop afterwards.
+    pub after: u64,
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Accesses that left for userspace, without the one that ends the run.
+    pub exits: u64,
+    /// What the last load gave.
+    pub read: u32,
+}
+
+/// The VM. Its vCPU runs on the thread that calls [`TinyVm::run`].
+#[derive(Debug)]
+pub struct TinyVm {
+    vcpu: VcpuFd,
+    vm: VmFd,
+    _code: Memory,
+}
+
+/// A page of this process.
+#[derive(Debug)]
+struct Memory(NonNull<libc::c_void>);
+
+impl TinyVm {
+    /// With read-only pages at `base`, when there are any.
+    pub fn new(pages: Option<(u64, Pages)>) -> Result<Self> {
+        let kvm = Kvm::new().context("/dev/kvm")?;
+        let vm = kvm.create_vm()?;
+        let code = Memory::with(program())?;
+        let page = Pages {
+            address: code.0.cast(),
+            len: PAGE,
+        };
+        add_slot(&vm, 0, CODE, page)?;
+        if let Some((base, pages)) = pages {
+            add_slot(&vm, 1, base, pages)?;
+        }
+        let vcpu = vm.create_vcpu(0)?;
+        initialize(&vm, &vcpu)?;
+        Ok(Self {
+            vcpu,
+            vm,
+            _code: code,
+        })
+    }
+
+    /// Writes of 4 bytes at this address are finished in the kernel, and told to nobody.
+    pub fn swallow(&self, address: u64) -> Result<EventFd> {
+        let event = EventFd::new(libc::EFD_NONBLOCK)?;
+        self.vm
+            .register_ioevent(&event, &IoEventAddress::Mmio(address), NoDatamatch)?;
+        Ok(event)
+    }
+
+    /// Does it, with `written` called for each write that leaves.
+    pub fn run(&mut self, deed: Deed, mut written: impl FnMut(u64, u32)) -> Result<Outcome> {
+        let registers = [
+            deed.address,
+            deed.value.into(),
+            deed.before,
+            deed.after,
+            LEAVE,
+            deed.times.max(1),
+            deed.read.into(),
+            deed.step.into(),
+        ];
+        for (number, value) in (0..).zip(registers) {
+            self.set(X0 + 2 * number, value)?;
+        }
+        self.set(PC, CODE)?;
+        let mut exits = 0;
+        loop {
+            match self.vcpu.run() {
+                Ok(VcpuExit::MmioWrite(LEAVE, data)) => {
+                    let read = data.first_chunk().copied().map_or(0, u32::from_le_bytes);
+                    return Ok(Outcome { exits, read });
+                }
+                Ok(VcpuExit::MmioWrite(address, data)) => {
+                    exits += 1;
+                    written(
+                        address,
+                        data.first_chunk().copied().map_or(0, u32::from_le_bytes),
+                    );
+                }
+                Ok(VcpuExit::MmioRead(_, data)) => {
+                    exits += 1;
+                    data.fill(0);
+                }
+                Ok(other) => bail!("the tiny VM left with {other:?}"),
+                Err(error) if error.errno() == libc::EINTR => {}
+                Err(error) => return Err(error).context("KVM_RUN"),
+            }
+        }
+    }
+
+    fn set(&self, register: u64, value: u64) -> Result<()> {
+        let written = set_register(&self.vcpu, register, &value.to_ne_bytes())?;
+        ensure!(written == size_of::<u64>(), "a register of {written} bytes");
+        Ok(())
+    }
+}
+
+/// `KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE`, and the place in `struct kvm_regs`.
+const X0: u64 = 0x6030_0000_0010_0000;
+const PC: u64 = X0 + 2 * 32;
+
+#[cfg(target_arch = "aarch64")]
+fn initialize(vm: &VmFd, vcpu: &VcpuFd) -> Result<()> {
+    let mut init = kvm_bindings::kvm_vcpu_init::default();
+    vm.get_preferred_target(&mut init)?;
+    Ok(vcpu.vcpu_init(&init)?)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn set_register(vcpu: &VcpuFd, register: u64, value: &[u8]) -> Result<usize> {
+    Ok(vcpu.set_one_reg(register, value)?)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn program() -> &'static [u8] {
+    unsafe extern "C" {
+        static tiny_vm_start: u8;
+        static tiny_vm_end: u8;
+    }
+    let (start, end) = (&raw const tiny_vm_start, &raw const tiny_vm_end);
+    let length = end.addr() - start.addr();
+    // SAFETY: the instructions below, between their two labels.
+    unsafe { std::slice::from_raw_parts(start, length) }
+}
+
+// In: x0 address, w1 value, x2 and x3 turns before and after, x4 where to leave, x5 times, x6
+// whether to load, w7 step.
+#[cfg(target_arch = "aarch64")]
+std::arch::global_asm!(
+    ".pushsection .rodata.tiny_vm, \"a\"",
+    ".balign 4",
+    ".globl tiny_vm_start",
+    "tiny_vm_start:",
+    "0: cbz x2, 1f",
+    "sub x2, x2, #1",
+    "b 0b",
+    "1: cbnz x6, 2f",
+    "str w1, [x0]",
+    "add w1, w1, w7",
+    "subs x5, x5, #1",
+    "b.ne 1b",
+    "b 3f",
+    "2: ldr w1, [x0]",
+    "subs x5, x5, #1",
+    "b.ne 2b",
+    "3: cbz x3, 4f",
+    "sub x3, x3, #1",
+    "b 3b",
+    "4: str w1, [x4]",
+    "b 4b",
+    ".globl tiny_vm_end",
+    "tiny_vm_end:",
+    ".popsection",
+);
+
+#[cfg(not(target_arch = "aarch64"))]
+mod elsewhere {
+    //! The agent runs on arm64 only; elsewhere it is compiled, for its lints.
+    use super::{Result, VcpuFd, VmFd};
+
+    pub fn initialize(_: &VmFd, _: &VcpuFd) -> Result<()> {
+        anyhow::bail!("arm64 only")
+    }
+    pub fn set_register(_: &VcpuFd, _: u64, _: &[u8]) -> Result<usize> {
+        anyhow::bail!("arm64 only")
+    }
+    pub fn program() -> &'static [u8] {
+        &[]
+    }
+}
+#[cfg(not(target_arch = "aarch64"))]
+use elsewhere::{initialize, program, set_register};
+
+fn add_slot(vm: &VmFd, slot: u32, guest: u64, host: Pages) -> Result<()> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        // The first has the code, and is memory like any other.
+        flags: if slot == 0 { 0 } else { KVM_MEM_READONLY },
+        guest_phys_addr: guest,
+        memory_size: u64::try_from(host.len)?,
+        userspace_addr: u64::try_from(host.address.as_ptr().addr())?,
+    };
+    // SAFETY: memory that lives as long as the VM: its code, or the maps of the programs, which
+    // are dropped after it.
+    unsafe { vm.set_user_memory_region(region) }.context("adding a memory slot")
+}
+
+impl Memory {
+    fn with(bytes: &[u8]) -> Result<Self> {
+        ensure!(bytes.len() <= PAGE, "the guest's code is too long");
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping where the kernel chooses.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0) };
+        ensure!(
+            page != libc::MAP_FAILED,
+            "mmap: {}",
+            std::io::Error::last_os_error()
+        );
+        let memory = Self(NonNull::new(page).context("mmap gave null")?);
+        // SAFETY: `bytes` fits into the page, which nothing else has.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), page.cast(), bytes.len()) };
+        Ok(memory)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `with`, unmapped once.
+        unsafe { libc::munmap(self.0.as_ptr(), PAGE) };
+    }
+}
