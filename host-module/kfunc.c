@@ -104,13 +104,13 @@ BTF_ID_FLAGS(func, vcpufreq_host_request)
 BTF_KFUNCS_END(vcpufreq_kfuncs)
 
 /*
- * Only in the context that it is made for. The kernel asks about every kfunc
- * that a tracing program calls.
+ * Only in the context that it is made for. The kernel asks about the functions
+ * of this module's BTF, and this is the only one for BPF. (Not by its number:
+ * those in vcpufreq_kfuncs are the build's, which the kernel relocates in a
+ * copy of its own for modules from outside its tree.)
  */
 static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 {
-	if (!btf_id_set8_contains(&vcpufreq_kfuncs, kfunc_id))
-		return 0;
 	if (prog->expected_attach_type != BPF_TRACE_RAW_TP ||
 	    !prog->aux->attach_func_name ||
 	    strcmp(prog->aux->attach_func_name, "kvm_mmio"))

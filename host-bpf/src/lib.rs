@@ -31,6 +31,8 @@ mod object;
 mod policy;
 mod probe;
 #[cfg(feature = "load")]
+mod said;
+#[cfg(feature = "load")]
 mod worker;
 
 pub use error::BpfError;
@@ -43,3 +45,6 @@ pub use policy::{ActuateBy, RateLimit, Report, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]
 pub use worker::{Event, Worker};
+
+#[cfg(feature = "load")]
+pub use said::verify;

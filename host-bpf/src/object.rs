@@ -13,6 +13,7 @@ use libbpf_rs::{Link, Map, MapCore as _, MapFlags, Object, ObjectBuilder, OpenOb
 
 use crate::error::BpfError;
 use crate::layout::{CALL_SIZE, LAYOUT};
+use crate::said;
 
 /// The programs that are attached as they are; the stub only once for a VM.
 const ATTACHED: [&str; 2] = ["vcpufreq_switch", "vcpufreq_frequency"];
@@ -69,7 +70,7 @@ impl Loaded {
                 }
             }
         }
-        let object = open.load().map_err(refused("loading the BPF programs"))?;
+        let object = said::explained("loading the BPF programs", || open.load())?;
         Ok(Self {
             links: Vec::new(),
             object,

@@ -138,11 +138,9 @@ fn bpf_objects(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<PathBuf>> 
     let dir = cache.entry("bpf", &key(parts.iter().map(Vec::as_slice)), |to| {
         let step = Step::start("BPF objects");
         BPF.copy(repo, to)?;
-        let inside = root.inside(to)?;
-        for folder in BPF.folders.iter().filter(|folder| folder.contains("bpf/")) {
-            let folder = format!("{inside}/{folder}");
-            root.run("building the BPF objects", "make", &["-C", &folder])?;
-        }
+        let folder = format!("{}/host-bpf/bpf", root.inside(to)?);
+        let args = ["-C", &folder, "all", "tests"];
+        root.run("building the BPF objects", "make", &args)?;
         step.done();
         Ok(())
     })?;

@@ -7,6 +7,8 @@
 mod group;
 mod light;
 mod page;
+mod refused;
+mod replace;
 mod tiny_vm;
 
 use std::path::PathBuf;
@@ -27,6 +29,8 @@ const BASE: u64 = 0x0a00_0000;
 pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
     match name {
         "bpf-page" => Some(page::run()),
+        "bpf-kfunc-refused" => Some(refused::run()),
+        "bpf-replace" => Some(replace::run()),
         "bpf-dip" => Some(light::run()),
         _ => None,
     }

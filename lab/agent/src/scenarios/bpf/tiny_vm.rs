@@ -73,11 +73,13 @@ impl TinyVm {
         }
         let vcpu = vm.create_vcpu(0)?;
         initialize(&vm, &vcpu)?;
-        Ok(Self {
+        let tiny = Self {
             vcpu,
             vm,
             _code: code,
-        })
+        };
+        tiny.set(PC, CODE)?;
+        Ok(tiny)
     }
 
     /// Writes of 4 bytes at this address are finished in the kernel, and told to nobody.
@@ -103,7 +105,6 @@ impl TinyVm {
         for (number, value) in (0..).zip(registers) {
             self.set(X0 + 2 * number, value)?;
         }
-        self.set(PC, CODE)?;
         let mut exits = 0;
         loop {
             match self.vcpu.run() {
@@ -188,7 +189,8 @@ std::arch::global_asm!(
     "sub x3, x3, #1",
     "b 3b",
     "4: str w1, [x4]",
-    "b 4b",
+    // The next run begins behind that write.
+    "b 0b",
     ".globl tiny_vm_end",
     "tiny_vm_end:",
     ".popsection",

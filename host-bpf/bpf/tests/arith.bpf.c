@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Runs the arithmetic of the programs over a range of values, in the kernel. */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../vcpufreq_bpf.h"
+#include "../arith.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define RESULTS	16384
+
+struct inputs {
+	struct vcpufreq_bpf_policy policy;
+	struct vcpufreq_bpf_cpu cpu;
+	__u32 from;		/* kHz of the first result */
+	__u32 step;		/* to the next one */
+};
+
+struct result {
+	__u32 demand;
+	__u32 granted;
+	__u32 perf;
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct inputs);
+} inputs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RESULTS);
+	__type(key, __u32);
+	__type(value, struct result);
+} results SEC(".maps");
+
+static int one(__u32 n, struct inputs **in)
+{
+	struct result *result = bpf_map_lookup_elem(&results, &n);
+	struct inputs *from = *in;
+	__u32 khz;
+
+	if (!result || !from)
+		return 1;
+	khz = from->from + n * from->step;
+	result->demand = request_to_demand(&from->policy, khz, &result->granted);
+	result->perf = perf_on(&from->policy, &from->cpu, khz);
+	return 0;
+}
+
+SEC("syscall")
+int compute(void *ctx)
+{
+	__u32 zero = 0;
+	struct inputs *in = bpf_map_lookup_elem(&inputs, &zero);
+
+	if (!in)
+		return 1;
+	return bpf_loop(RESULTS, one, &in, 0) == RESULTS ? 0 : 1;
+}
