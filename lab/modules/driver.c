@@ -236,6 +236,9 @@ cpufreq_freq_attr_ro(lab_energy_uj);
 cpufreq_freq_attr_ro(lab_busy_ns);
 
 static struct freq_attr *lab_attrs[] = {
+#ifdef LAB_OLD_KERNEL	/* later ones add it by themselves */
+	&cpufreq_freq_attr_scaling_available_freqs,
+#endif
 	&lab_energy_uj,
 	&lab_busy_ns,
 	NULL,

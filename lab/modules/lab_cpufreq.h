@@ -27,9 +27,25 @@ u64 lab_energy_busy_ns(unsigned int cpu, unsigned int opp);
  * lab_speed_set_freq() says that @cpus run at @khz of @khz_max from now on.
  * Any context, whether the model is on or off.
  */
+#ifdef LAB_OLD_KERNEL
+static inline int lab_speed_init(void)
+{
+	return 0;
+}
+
+static inline void lab_speed_exit(void)
+{
+}
+
+static inline void lab_speed_set_freq(const struct cpumask *cpus,
+				      unsigned int khz, unsigned int khz_max)
+{
+}
+#else
 int lab_speed_init(void);
 void lab_speed_exit(void);
 void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz,
 			unsigned int khz_max);
+#endif
 
 #endif

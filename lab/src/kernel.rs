@@ -18,6 +18,8 @@ pub enum Flavor {
     Standard,
     /// `linux-image-rt-arm64`, with PREEMPT_RT.
     Rt,
+    /// Debian stable's own, which has no uclamp; the others are from backports.
+    Old,
 }
 
 /// A kernel in the root.
@@ -39,10 +41,12 @@ impl Kernel {
             .filter_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned()))
             .filter(|release| release.contains("-rt-") == (flavor == Flavor::Rt))
             .collect();
-        found.sort();
-        let release = found
-            .pop()
-            .with_context(|| format!("no {flavor:?} kernel in the root"))?;
+        found.sort_by_key(|release| version(release));
+        let chosen = match flavor {
+            Flavor::Old => found.into_iter().next(),
+            Flavor::Standard | Flavor::Rt => found.pop(),
+        };
+        let release = chosen.with_context(|| format!("no {flavor:?} kernel in the root"))?;
         let image = boot.join(format!("vmlinuz-{release}"));
         Ok(Self { release, image })
     }
@@ -121,6 +125,12 @@ impl Kernel {
     }
 }
 
+/// The numbers that a release begins with: 6.12 is older than 7.2.
+fn version(release: &str) -> Vec<u32> {
+    let numbers = release.split(['.', '-', '+']);
+    numbers.map_while(|word| word.parse().ok()).collect()
+}
+
 /// Out-of-tree modules: the first folder has the Kbuild file, the others are
 /// what it includes from.
 #[derive(Debug, Clone, Copy)]
@@ -192,4 +202,22 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: releases are ordered as versions, not as text.
+    use super::*;
+
+    #[test]
+    fn releases_are_ordered() {
+        let mut releases = [
+            "10.1.2+deb13-arm64",
+            "6.12.107+deb13-arm64",
+            "7.2.12+deb13-arm64",
+        ];
+        releases.sort_by_key(|release| version(release));
+        assert_eq!(releases[0], "6.12.107+deb13-arm64");
+        assert_eq!(releases[2], "10.1.2+deb13-arm64");
+    }
 }

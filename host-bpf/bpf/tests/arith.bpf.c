@@ -25,6 +25,11 @@ struct result {
 	__u32 pad;
 };
 
+/* In one value, which is read in one go. */
+struct result_list {
+	struct result of[RESULTS];
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -34,19 +39,22 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, RESULTS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct result);
+	__type(value, struct result_list);
 } results SEC(".maps");
 
 static int one(__u32 n, struct inputs **in)
 {
-	struct result *result = bpf_map_lookup_elem(&results, &n);
+	__u32 zero = 0;
+	struct result_list *list = bpf_map_lookup_elem(&results, &zero);
 	struct inputs *from = *in;
+	struct result *result;
 	__u32 khz;
 
-	if (!result || !from)
+	if (!list || !from || n >= RESULTS)
 		return 1;
+	result = &list->of[n];
 	khz = from->from + n * from->step;
 	result->demand = request_to_demand(&from->policy, khz, &result->granted);
 	result->perf = perf_on(&from->policy, &from->cpu, khz);

@@ -190,6 +190,19 @@ pub fn pin(cpu: u32) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("binding to CPU {cpu}"))
 }
 
+/// Lets the calling thread run on every CPU.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn unpin() -> Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        set.set(cpu)?;
+    }
+    sched_setaffinity(Pid::from_raw(0), &set).context("leaving a CPU")
+}
+
 /// Never returns: a load in a process of its own.
 pub fn burn_forever() {
     loop {

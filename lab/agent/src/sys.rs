@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -33,14 +34,56 @@ pub fn set_fifo_priority(priority: i32) -> Result<()> {
     expect(dead_code, reason = "for those scenarios")
 )]
 pub fn set_clamp(min: u32, max: u32) -> Result<()> {
-    // `struct sched_attr`; KEEP_POLICY, KEEP_PARAMS, UTIL_CLAMP_MIN, UTIL_CLAMP_MAX.
-    let mut attr = [0_u32; 14];
-    attr[0] = 56;
-    attr[2] = 0x8 | 0x10 | 0x20 | 0x40;
-    attr[12] = min;
-    attr[13] = max;
-    // SAFETY: the kernel reads the 56 bytes that the structure says it has.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, attr.as_ptr(), 0) };
+    // KEEP_POLICY, KEEP_PARAMS, UTIL_CLAMP_MIN, UTIL_CLAMP_MAX.
+    sched_setattr(&SchedAttr {
+        flags: 0x8 | 0x10 | 0x20 | 0x40,
+        util_min: min,
+        util_max: max,
+        ..SchedAttr::default()
+    })
+}
+
+/// Makes the calling thread SCHED_DEADLINE with this share of its time.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
+    let period_ns = u64::try_from(period.as_nanos())?;
+    sched_setattr(&SchedAttr {
+        policy: 6,
+        runtime_ns: u64::try_from(runtime.as_nanos())?,
+        deadline_ns: period_ns,
+        period_ns,
+        ..SchedAttr::default()
+    })
+}
+
+/// `struct sched_attr` of `<linux/sched/types.h>`.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+    util_min: u32,
+    util_max: u32,
+}
+
+fn sched_setattr(attr: &SchedAttr) -> Result<()> {
+    const SIZE: u32 = 56;
+    const _: () = assert!(size_of::<SchedAttr>() == 56);
+    let attr = SchedAttr {
+        size: SIZE,
+        ..*attr
+    };
+    // SAFETY: the kernel reads as many bytes as the structure says and has.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     ensure!(
         result == 0,
         "sched_setattr: {}",

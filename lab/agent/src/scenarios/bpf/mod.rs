@@ -4,11 +4,13 @@
 //! Most need no guest: a thread of this program stands for a vCPU's, as the programs see threads.
 //! Where the guest's accesses matter, a VM of a few instructions makes them ([`tiny_vm`]).
 
+mod arith;
 mod group;
 mod light;
 mod page;
 mod refused;
 mod replace;
+mod requests;
 mod tiny_vm;
 
 use std::path::PathBuf;
@@ -28,8 +30,10 @@ const BASE: u64 = 0x0a00_0000;
 /// Carries out a scenario by name, when it is one of these.
 pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
     match name {
+        "bpf-arithmetic" => Some(arith::run()),
         "bpf-page" => Some(page::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
+        "bpf-requests" => Some(requests::run()),
         "bpf-replace" => Some(replace::run()),
         "bpf-dip" => Some(light::run()),
         _ => None,

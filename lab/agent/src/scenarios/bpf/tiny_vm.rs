@@ -14,6 +14,8 @@ use vcpufreq_host_bpf::Pages;
 
 /// Guest addresses: the code, and where a write makes the guest leave.
 const CODE: u64 = 0x4000_0000;
+/// Memory behind the code, for loads that aren't of a register.
+pub const RAM: u64 = CODE + 0x800;
 const LEAVE: u64 = 0x0900_0000;
 const PAGE: usize = 4096;
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The programs' arithmetic, run in the kernel, equals that of `vmm-device`: for every kHz from 0
+//! to above the maximum of a usual vCPU, and for spread values of unusual ones.
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
+use serde_json::{Value, json};
+use vcpufreq_device::{
+    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, demand, performance,
+};
+
+const OBJECT: &str = "/lab/bpf/arith.bpf.o";
+/// Results of one call, and bytes of each, as the object has them.
+const RESULTS: u32 = 16_384;
+const RESULT: usize = 16;
+const POLICY: usize = 312;
+const CPU: usize = 64;
+
+/// A vCPU on a pCPU.
+struct Case {
+    perf_max: u32,
+    capacity: u16,
+    clamp: ClampMode,
+    headroom: Headroom,
+    pcpu: (u16, u32),
+    /// First kHz, distance, and how many calls.
+    values: (u32, u32, u32),
+}
+
+const fn case(perf_max: u32, capacity: u16, pcpu: (u16, u32), values: (u32, u32, u32)) -> Case {
+    Case {
+        perf_max,
+        capacity,
+        clamp: ClampMode::Floor,
+        headroom: Headroom::None,
+        pcpu,
+        values,
+    }
+}
+
+/// 2.8 million values in calls of 16 384.
+const EVERY: (u32, u32, u32) = (0, 1, 172);
+/// All 32 bits, in steps that are prime.
+const SPREAD: (u32, u32, u32) = (1, 131_071, 2);
+
+const CASES: [Case; 8] = [
+    case(2_800_000, 1024, (1024, 2_800_000), EVERY),
+    Case {
+        clamp: ClampMode::Exact,
+        headroom: Headroom::Quarter,
+        ..case(1_800_000, 329, (1024, 2_800_000), (0, 1, 111))
+    },
+    case(1_900_000, 381, (1024, 2_700_000), SPREAD),
+    case(u32::MAX, 1024, (1024, u32::MAX), SPREAD),
+    case(u32::MAX, 1, (1024, 1), SPREAD),
+    case(1, 1024, (1, u32::MAX), SPREAD),
+    case(4_294_967_291, 1023, (1021, 4_294_967_279), SPREAD),
+    case(
+        3_000_000,
+        7,
+        (1024, 4_294_967_279),
+        (u32::MAX - 16_383, 1, 1),
+    ),
+];
+
+pub fn run() -> Result<Value> {
+    let object = ObjectBuilder::default().open_file(OBJECT)?.load()?;
+    let (mut compared, mut wrong) = (0_u64, Vec::new());
+    for case in &CASES {
+        let (from, step, calls) = case.values;
+        for call in 0..calls {
+            let from = from.wrapping_add(call.wrapping_mul(RESULTS).wrapping_mul(step));
+            let results = compute(&object, &case.inputs(from, step))?;
+            for (n, result) in (0..RESULTS).zip(results.chunks_exact(RESULT)) {
+                let khz = from.wrapping_add(n.wrapping_mul(step));
+                let seen = [word(result, 0), word(result, 4), word(result, 8)];
+                let expected = case.expected(khz)?;
+                compared += 1;
+                if seen != expected && wrong.len() < 5 {
+                    wrong.push(json!({ "khz": khz, "seen": seen, "expected": expected }));
+                }
+            }
+        }
+    }
+    Ok(
+        json!({ "held": wrong.is_empty() && compared > 4_500_000, "compared": compared, "wrong": wrong }),
+    )
+}
+
+fn compute(object: &Object, inputs: &[u8]) -> Result<Vec<u8>> {
+    let map = |name: &str| object.maps().find(|map| map.name() == name);
+    let key = 0_u32.to_ne_bytes();
+    let map_in = map("inputs").context("no inputs")?;
+    map_in.update(&key, inputs, MapFlags::ANY)?;
+    let program = object.progs_mut().next().context("no program")?;
+    let done = program.test_run(ProgramInput::default())?;
+    anyhow::ensure!(done.return_value == 0, "the program gave up");
+    let results = map("results").context("no results")?;
+    results.lookup(&key, MapFlags::ANY)?.context("no result")
+}
+
+impl Case {
+    /// `struct inputs`: a policy, a pCPU, the first value and the step.
+    fn inputs(&self, from: u32, step: u32) -> Vec<u8> {
+        let (num, den) = match self.headroom {
+            Headroom::None => (1, 1),
+            Headroom::Quarter => (4, 5),
+        };
+        let exact = u32::from(self.clamp == ClampMode::Exact);
+        let mut bytes = Vec::new();
+        for value in [self.perf_max, self.capacity.into(), num, den, exact] {
+            bytes.extend(value.to_ne_bytes());
+        }
+        bytes.resize(POLICY, 0);
+        for value in [self.pcpu.0.into(), self.pcpu.1] {
+            bytes.extend(value.to_ne_bytes());
+        }
+        bytes.resize(POLICY + CPU, 0);
+        for value in [from, step] {
+            bytes.extend(value.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Demand, what is granted, and cur_perf; 0 where none can be told.
+    fn expected(&self, khz: u32) -> Result<[u32; 3]> {
+        let spec = VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(self.perf_max)])?,
+            capacity: Util::saturating(self.capacity.into()),
+            domain: DomainId(0),
+        };
+        let decision = demand(&spec, Khz(khz), self.clamp, self.headroom);
+        let pcpu = PcpuPerf {
+            pcpu: 0,
+            khz: Khz(khz),
+            khz_max: Khz(self.pcpu.1),
+            capacity: Util::saturating(self.pcpu.0.into()),
+        };
+        let (min, max) = (decision.demand.min.get(), decision.demand.max.get());
+        let perf = performance(&spec, &pcpu).map_or(0, |khz| khz.0);
+        Ok([
+            u32::from(min) | u32::from(max) << 16,
+            decision.granted.0,
+            perf,
+        ])
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let four = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    four.copied().map_or(0, u32::from_ne_bytes)
+}

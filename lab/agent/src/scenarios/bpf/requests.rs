@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Reads that don't leave the guest and writes that don't leave the kernel: what they do, and what
+//! one costs the vCPU. On a host without uclamp reads are the same, and requests are counted.
+
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host_bpf::{ActuateBy, Counters, HostBpf, HostModule, RateLimit, Target, VcpuPolicy};
+
+use super::group::{Group, write_util};
+use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
+use super::{BASE, Policy, like, start};
+use crate::sys::set_deadline;
+use crate::{deeds, load, sysfs};
+
+const SET_PERF: u64 = BASE + 4;
+const MANY: u64 = 100_000;
+const ONE: VcpuId = VcpuId(0);
+
+pub fn run() -> Result<Value> {
+    let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
+    if uclamp {
+        deeds::insmod("vcpufreq_host", "")?;
+    }
+    let thread = std::thread::Builder::new().name("vcpu0".into());
+    let running = thread.spawn(move || if uclamp { clamped() } else { counted() })?;
+    let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
+    if uclamp {
+        super::unload_module()?;
+    }
+    Ok(result)
+}
+
+/// The current thread as the vCPU of a tiny VM.
+struct Vcpu {
+    policy: Policy,
+    how: VcpuPolicy,
+    vm: TinyVm,
+    host: HostBpf,
+}
+
+impl Vcpu {
+    fn new(actuate: ActuateBy) -> Result<Self> {
+        let policies = Policy::all()?;
+        let policy = policies.last().context("no policy")?.clone();
+        load::pin(policy.cpu())?;
+        let mut how = like(&policy, 0)?;
+        how.actuate = actuate;
+        let host = start(&policies, vec![how.clone()])?;
+        host.register_thread(ONE)?;
+        let vm = TinyVm::new(Some((BASE, host.pages())))?;
+        Ok(Self {
+            policy,
+            how,
+            vm,
+            host,
+        })
+    }
+
+    /// The outcome, and virtual ns for each access, the two ends of a run included.
+    fn timed(&mut self, deed: Deed, left: impl FnMut(u64, u32)) -> Result<(Outcome, u64)> {
+        let start = Instant::now();
+        let outcome = self.vm.run(deed, left)?;
+        let ns = u64::try_from(start.elapsed().as_nanos())?;
+        Ok((outcome, ns / deed.times))
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        self.host.counters(ONE).context("no vCPU")
+    }
+}
+
+fn loads(address: u64) -> Deed {
+    Deed {
+        times: MANY,
+        address,
+        read: true,
+        ..Deed::default()
+    }
+}
+
+fn stores(times: u64, value: u32, step: u32) -> Deed {
+    Deed {
+        times,
+        address: SET_PERF,
+        value,
+        step,
+        ..Deed::default()
+    }
+}
+
+/// `MANY` reads, beside as many loads from the guest's memory.
+fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let (_, load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
+    let (outcome, read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
+    let khz = vcpu.policy.khz()?;
+    let trapped = vcpu.counters()?.reads;
+    let held =
+        outcome.exits == 0 && trapped == 0 && outcome.read == khz && read_ns * 10 <= load_ns * 12;
+    let row = json!({
+        "exits": outcome.exits, "trapped": trapped, "read_khz": outcome.read, "host_khz": khz,
+        "load_virtual_ns": load_ns, "read_virtual_ns": read_ns,
+    });
+    Ok((held, row))
+}
+
+/// With the module, on a host with uclamp.
+fn clamped() -> Result<Value> {
+    let group = Group::with_current("requests")?;
+    let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+    let module = HostModule::open(1, 1)?;
+    let (min, max) = (group.min.as_fd(), group.max.as_fd());
+    module.bind(0, Target::Group { min, max })?;
+    let by_exit = exits(&mut vcpu, &group)?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    let (reads_hold, reads) = reads(&mut vcpu)?;
+    let (writes_hold, writes) = writes(&mut vcpu, by_exit)?;
+    let (limit_holds, limit) = limit(&mut vcpu, &module)?;
+    let (deadline_holds, deadline) = deadline(&mut vcpu)?;
+    let applied = module.applied(0)?;
+    Ok(json!({
+        "held": reads_hold && writes_hold && limit_holds && deadline_holds && applied.refused == 0,
+        "reads": reads, "writes": writes, "limit": limit, "deadline": deadline,
+        "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
+    }))
+}
+
+/// Each of these changes the clamp: 2 800 kHz are one step of 1 024.
+const CHANGES: u64 = 500;
+const FROM_KHZ: u32 = 700_000;
+const STEP_KHZ: u32 = 2_800;
+
+/// What a write costs by an exit, with the same clamp by the same file.
+fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
+    let policy = vcpu.policy.clone();
+    let mut failed = 0;
+    let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
+    // The programs see these too, and have nothing to do with them.
+    vcpu.how.actuate = ActuateBy::Nobody;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let (outcome, ns) = vcpu.timed(deed, |_, khz| {
+        failed += u32::from(write_util(&group.min, policy.util(khz)).is_err());
+    })?;
+    ensure!(
+        failed == 0 && outcome.exits == CHANGES,
+        "the control failed"
+    );
+    write_util(&group.min, 0)?;
+    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    Ok(ns)
+}
+
+fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
+    let before = vcpu.counters()?;
+    let (changing, changed_ns) = vcpu.timed(stores(CHANGES, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let between = vcpu.counters()?;
+    let last = FROM_KHZ + 99_999;
+    let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let clamp = own_clamp()?;
+    let requests = after.requests - between.requests;
+    let handled = |from: &Counters, to: &Counters| {
+        to.in_kernel - from.in_kernel + to.unchanged - from.unchanged
+    };
+    let held = changing.exits + outcome.exits == 0
+        && requests == MANY
+        && handled(&between, &after) == MANY
+        && between.in_kernel - before.in_kernel == CHANGES
+        && clamp == vcpu.policy.util(last)
+        // This VMM's exit is the shortest that there can be.
+        && changed_ns < by_exit_ns;
+    let row = json!({
+        "exits": outcome.exits, "requests": requests, "clamps": after.in_kernel - between.in_kernel,
+        "unchanged": after.unchanged - between.unchanged, "clamp": clamp,
+        "virtual_ns": ns, "with_clamp_virtual_ns": changed_ns,
+        "by_exit_with_clamp_virtual_ns": by_exit_ns,
+    });
+    Ok((held, row))
+}
+
+/// A flood over the limit: few clamps, one event, and the last value in the end.
+fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    vcpu.how.limit = Some(RateLimit {
+        per_second: 100,
+        burst: 10,
+    });
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let worker = vcpu.host.worker()?;
+    let before = vcpu.counters()?;
+    let times = 600;
+    let (_, _) = vcpu.timed(stores(times, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
+    let deferred = events.iter().all(|event| event.not_before_ns.is_some());
+    let mut served = true;
+    for event in &events {
+        served &= vcpu
+            .host
+            .serve(event, |domain, demand| module.apply(domain, demand).is_ok());
+    }
+    let clamp = own_clamp()?;
+    let last = FROM_KHZ + STEP_KHZ * 599;
+    vcpu.how.limit = None;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let passed = after.in_kernel - before.in_kernel;
+    let limited = after.limited - before.limited;
+    let held = events.len() == 1
+        && deferred
+        && served
+        && passed + limited == times
+        && (10..=15).contains(&passed)
+        && clamp == vcpu.policy.util(last);
+    let row = json!({
+        "requests": times, "passed": passed, "limited": limited, "events": events.len(),
+        "clamp": clamp,
+    });
+    Ok((held, row))
+}
+
+/// Clamps mean nothing to a SCHED_DEADLINE thread: counted, and the host goes on.
+fn deadline(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    // Its affinity has to be that of its root domain.
+    load::unpin()?;
+    set_deadline(Duration::from_millis(5), Duration::from_millis(10))?;
+    let before = vcpu.counters()?;
+    vcpu.vm.run(stores(10, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let count = after.not_applicable - before.not_applicable;
+    let row = json!({ "requests": 10, "not_applicable": count });
+    Ok((count == 10, row))
+}
+
+fn own_clamp() -> Result<u32> {
+    let text = sysfs::text("/proc/thread-self/sched")?;
+    crate::vm::field(&text, "effective uclamp.min")
+}
+
+/// On a host without uclamp.
+fn counted() -> Result<Value> {
+    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    let (held, reads) = reads(&mut vcpu)?;
+    let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;
+    let counters = vcpu.counters()?;
+    let right = counters.requests == MANY && counters.not_applicable == MANY;
+    Ok(json!({
+        "held": held && right && outcome.exits == 0, "uclamp": false, "reads": reads,
+        "writes": {
+            "requests": counters.requests, "not_applicable": counters.not_applicable,
+            "exits": outcome.exits, "virtual_ns": ns,
+        },
+    }))
+}
