@@ -26,7 +26,7 @@ enum vcpufreq_bpf_clamp {
 /* What cur_perf tells a guest. */
 enum vcpufreq_bpf_report {
 	VCPUFREQ_BPF_REPORT_EXACT,	/* the frequency of the pCPU */
-	VCPUFREQ_BPF_REPORT_TABLE,	/* it, rounded down to the vCPU's table */
+	VCPUFREQ_BPF_REPORT_TABLE,	/* the nearest entry of the vCPU's table */
 	VCPUFREQ_BPF_REPORT_REQUEST,	/* what the domain asked for last */
 };
 

@@ -12,7 +12,7 @@
  *
  * There is one set of programs and maps for a VM, and they go with the VMM's
  * process. Cost: each VM adds a call and two comparisons to every switch of
- * the host's; see docs/paths.md. kvm_mmio has a stub that calls the program
+ * the host's; see docs/bpf.md. kvm_mmio has a stub that calls the program
  * in `slots`: exchanging that entry replaces the program between two writes.
  *
  * Wrong when: a driver changes frequencies without telling cpu_frequency
@@ -136,24 +136,12 @@ static __always_inline __u32 bucket(__u64 ns)
 	return n & (VCPUFREQ_BPF_BUCKETS - 1);
 }
 
-static __always_inline __u32 rounded(const struct vcpufreq_bpf_policy *p, __u32 khz)
-{
-	__u32 found = p->table_khz[0];
-
-	for (__u32 i = 1; i < VCPUFREQ_BPF_TABLE_MAX && i < p->table_len; i++) {
-		if (p->table_khz[i] > khz)
-			break;
-		found = p->table_khz[i];
-	}
-	return p->table_len ? found : khz;
-}
-
 /*
  * Writes cur_perf from what is known, and looks again whether that is still
  * so: of two that do this at the same time, the last to write is right. The
  * exchanges are full barriers, here and where the inputs change.
  */
-static __noinline int refresh(__u32 id)
+__noinline int refresh(__u32 id)
 {
 	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
 	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
@@ -177,7 +165,7 @@ static __noinline int refresh(__u32 id)
 		else
 			perf = cpu ? perf_on(policy, cpu, khz) : 0;
 		if (perf && policy->report == VCPUFREQ_BPF_REPORT_TABLE)
-			perf = rounded(policy, perf);
+			perf = nearest_entry(policy, perf);
 		/* What can't be told stays what it was. */
 		if (perf)
 			__sync_lock_test_and_set(&page->reg[VCPUFREQ_REG_CUR_PERF / 4], perf);
@@ -287,7 +275,7 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
  * Another vCPU of the domain may do so at the same time: whoever comes last
  * looks what is wanted by then.
  */
-static __noinline int actuate(__u32 id, __u32 writer, __u32 number)
+__noinline int actuate(__u32 id, __u32 writer, __u32 number)
 {
 	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
 	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
@@ -318,7 +306,7 @@ static __noinline int actuate(__u32 id, __u32 writer, __u32 number)
 	return 0;
 }
 
-static __noinline int request(__u32 id, __u32 khz, __u32 writer)
+__noinline int request(__u32 id, __u32 khz, __u32 writer)
 {
 	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
 	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);

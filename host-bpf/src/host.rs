@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{Link, MapCore as _, MapFlags};
 use vcpufreq_device::{Demand, Khz, Util, VcpuId, demand};
 
@@ -90,6 +91,7 @@ struct Programs {
     generation: u32,
     /// Of the first object's stub, which calls whatever is in the slot.
     stub: Option<Link>,
+    stub_id: Option<u32>,
 }
 
 impl HostBpf {
@@ -107,6 +109,7 @@ impl HostBpf {
             let mut programs = host.programs();
             programs.loaded.take_over()?;
             programs.loaded.attach(true)?;
+            programs.stub_id = programs.loaded.stub_id();
             programs.stub = programs.loaded.take_stub_link();
         }
         // From now on changes are seen. What none has been seen of is looked up, and given way
@@ -130,6 +133,7 @@ impl HostBpf {
             sizes,
             programs: Mutex::new(Programs {
                 stub: None,
+                stub_id: None,
                 loaded,
                 generation: 1,
             }),
@@ -327,6 +331,17 @@ impl HostBpf {
     #[must_use]
     pub fn strangers(&self) -> u64 {
         self.vm.get(0).map_or(0, |vm| vm.strangers.load(Relaxed))
+    }
+
+    /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that
+    /// it has preempted on the same CPU. `None` when the kernel doesn't tell.
+    #[must_use]
+    pub fn missed(&self) -> Option<u64> {
+        let programs = self.programs();
+        let stub = programs.stub_id?;
+        let mut all = ProgInfoIter::default();
+        all.find(|program| program.id == stub)
+            .map(|program| program.recursion_misses)
     }
 
     fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {

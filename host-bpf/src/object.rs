@@ -88,6 +88,12 @@ impl Loaded {
         Ok(())
     }
 
+    /// The kernel's number of the stub.
+    pub(crate) fn stub_id(&self) -> Option<u32> {
+        let stub = self.program(STUB).ok()?;
+        libbpf_rs::Program::id_from_fd(stub.as_fd()).ok()
+    }
+
     /// Gives away the stub's link, which stays when this goes.
     pub(crate) fn take_stub_link(&mut self) -> Option<Link> {
         self.links.pop()

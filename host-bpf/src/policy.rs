@@ -12,9 +12,9 @@ use crate::layout::{self, PolicyEntry, TABLE_MAX};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Report {
     /// The frequency of the pCPU, as the vCPU gets it.
-    #[default]
     Exact,
-    /// The same, rounded down to an entry of the vCPU's table, the first at least.
+    /// The entry of the vCPU's table that is nearest to it; of two, the higher.
+    #[default]
     Table,
     /// What the domain asked for last; the maximum before it has.
     Request,
@@ -98,12 +98,7 @@ impl VcpuPolicy {
             domain: self.domain,
             interval_ns,
             burst_ns: interval_ns * u64::from(burst - 1),
-            // A table of one entry is none: any value up to it goes.
-            table_len: if entries.len() > 1 {
-                self.spec.table.register_len()
-            } else {
-                0
-            },
+            table_len: self.spec.table.register_len(),
             pad: 0,
             table_khz,
         }

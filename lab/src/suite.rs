@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::checks;
-use crate::kernel::Flavor::{self, Rt, Standard};
+use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
@@ -111,6 +111,29 @@ const BOOTS: &[Boot] = &[
         path: Some("kernel"),
         cpu: "cortex-a76",
         ..boot("2+2", &["boot", "no-exit", "opps-exact"])
+    },
+    boot(
+        "2+2",
+        &[
+            "bpf-page",
+            "bpf-requests",
+            "bpf-arithmetic",
+            "bpf-replace",
+            "bpf-kfunc-refused",
+            "bpf-two-vms",
+            "bpf-kill",
+            "bpf-switch-cost",
+            "bpf-dip",
+        ],
+    ),
+    Boot {
+        host: Rt,
+        ..boot("2+2", &["bpf-page", "bpf-requests", "bpf-two-vms"])
+    },
+    // Debian stable's kernel has no uclamp.
+    Boot {
+        host: Old,
+        ..boot("2+2", &["bpf-page", "bpf-requests", "bpf-arithmetic"])
     },
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),

@@ -22,7 +22,7 @@ struct result {
 	__u32 demand;
 	__u32 granted;
 	__u32 perf;
-	__u32 pad;
+	__u32 entry;
 };
 
 /* In one value, which is read in one go. */
@@ -58,6 +58,7 @@ static int one(__u32 n, struct inputs **in)
 	khz = from->from + n * from->step;
 	result->demand = request_to_demand(&from->policy, khz, &result->granted);
 	result->perf = perf_on(&from->policy, &from->cpu, khz);
+	result->entry = nearest_entry(&from->policy, khz);
 	return 0;
 }
 

@@ -26,6 +26,19 @@ fn main() {
     let role = std::env::args().nth(1);
     match role.as_deref() {
         Some("burn") => load::burn_forever(),
+        #[cfg(feature = "bpf")]
+        Some(role @ ("bpf-vmm" | "bpf-switches")) => {
+            let words: Vec<String> = std::env::args().skip(2).collect();
+            let result = if role == "bpf-vmm" {
+                scenarios::bpf::vmm(&words)
+            } else {
+                scenarios::bpf::switches()
+            };
+            if let Err(error) = result {
+                println!("{error:#}");
+                std::process::exit(2);
+            }
+        }
         _ if Path::new("/lab/plan.json").exists() => host::main(),
         _ => guest::main(),
     }

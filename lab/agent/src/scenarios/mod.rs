@@ -4,7 +4,7 @@
 
 mod basics;
 #[cfg(feature = "bpf")]
-mod bpf;
+pub mod bpf;
 mod demo;
 mod domain;
 mod driver;

@@ -14,6 +14,9 @@ const OBJECT: &str = "/lab/bpf/arith.bpf.o";
 const RESULTS: u32 = 16_384;
 const RESULT: usize = 16;
 const POLICY: usize = 312;
+/// Where a policy has its table, and the table's length.
+const TABLE: usize = 56;
+const TABLE_LEN: usize = 48;
 const CPU: usize = 64;
 
 /// A vCPU on a pCPU.
@@ -73,7 +76,7 @@ pub fn run() -> Result<Value> {
             let results = compute(&object, &case.inputs(from, step))?;
             for (n, result) in (0..RESULTS).zip(results.chunks_exact(RESULT)) {
                 let khz = from.wrapping_add(n.wrapping_mul(step));
-                let seen = [word(result, 0), word(result, 4), word(result, 8)];
+                let seen = [0, 4, 8, 12].map(|at| word(result, at));
                 let expected = case.expected(khz)?;
                 compared += 1;
                 if seen != expected && wrong.len() < 5 {
@@ -100,6 +103,17 @@ fn compute(object: &Object, inputs: &[u8]) -> Result<Vec<u8>> {
 }
 
 impl Case {
+    /// Three entries, as far as the maximum allows.
+    fn table(&self) -> [u32; 3] {
+        [self.perf_max / 3, self.perf_max / 2, self.perf_max]
+    }
+
+    fn nearest(&self, khz: u32) -> u32 {
+        let table = self.table();
+        let nearest = table.iter().rev().min_by_key(|entry| entry.abs_diff(khz));
+        nearest.copied().unwrap_or(khz)
+    }
+
     /// `struct inputs`: a policy, a pCPU, the first value and the step.
     fn inputs(&self, from: u32, step: u32) -> Vec<u8> {
         let (num, den) = match self.headroom {
@@ -111,6 +125,11 @@ impl Case {
         for value in [self.perf_max, self.capacity.into(), num, den, exact] {
             bytes.extend(value.to_ne_bytes());
         }
+        bytes.resize(TABLE, 0);
+        for entry in self.table() {
+            bytes.extend(entry.to_ne_bytes());
+        }
+        bytes[TABLE_LEN] = 3;
         bytes.resize(POLICY, 0);
         for value in [self.pcpu.0.into(), self.pcpu.1] {
             bytes.extend(value.to_ne_bytes());
@@ -122,8 +141,8 @@ impl Case {
         bytes
     }
 
-    /// Demand, what is granted, and cur_perf; 0 where none can be told.
-    fn expected(&self, khz: u32) -> Result<[u32; 3]> {
+    /// Demand, what is granted, cur_perf (0 where none can be told), and the nearest entry.
+    fn expected(&self, khz: u32) -> Result<[u32; 4]> {
         let spec = VcpuSpec {
             table: PerfTable::try_from(vec![Khz(self.perf_max)])?,
             capacity: Util::saturating(self.capacity.into()),
@@ -142,6 +161,7 @@ impl Case {
             u32::from(min) | u32::from(max) << 16,
             decision.granted.0,
             perf,
+            self.nearest(khz),
         ])
     }
 }

@@ -7,6 +7,7 @@
 mod arith;
 mod group;
 mod light;
+mod others;
 mod page;
 mod refused;
 mod replace;
@@ -24,6 +25,8 @@ use super::{Plan, Policy};
 
 /// The object that the lab has built.
 const OBJECT: &str = "/lab/bpf/vcpufreq_host.bpf.o";
+pub use others::{switches, vmm};
+
 /// Guest address of the registers of the tiny VM.
 const BASE: u64 = 0x0a00_0000;
 
@@ -31,6 +34,9 @@ const BASE: u64 = 0x0a00_0000;
 pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
     match name {
         "bpf-arithmetic" => Some(arith::run()),
+        "bpf-two-vms" => Some(others::two()),
+        "bpf-kill" => Some(others::kill()),
+        "bpf-switch-cost" => Some(others::switch_cost()),
         "bpf-page" => Some(page::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
         "bpf-requests" => Some(requests::run()),
