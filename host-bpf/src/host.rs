@@ -7,13 +7,14 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{Link, MapCore as _, MapFlags};
-use vcpufreq_device::{Demand, Khz, Util, VcpuId, demand};
+use vcpufreq_device::{Demand, Khz, PageMemory, Util, VcpuId, demand};
 
 use crate::error::BpfError;
 use crate::layout::{Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry};
@@ -69,6 +70,17 @@ pub struct Latest {
     pub count: u32,
     /// When, in ns of CLOCK_MONOTONIC.
     pub at_ns: u64,
+}
+
+/// The pages as the device stores to them. cur_perf is the programs': what the device stores there
+/// is overwritten with the next event.
+#[derive(Clone, Debug)]
+pub struct BpfPages(pub Arc<HostBpf>);
+
+impl PageMemory for BpfPages {
+    fn words(&self) -> &[AtomicU32] {
+        self.0.pages.words()
+    }
 }
 
 /// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process

@@ -37,11 +37,11 @@ mod worker;
 
 pub use error::BpfError;
 #[cfg(feature = "load")]
-pub use host::{HostBpf, Latest, Pages, Pcpu, VmConfig};
+pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, VmConfig};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule, Target};
-pub use policy::{ActuateBy, RateLimit, Report, VcpuPolicy};
+pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]
 pub use worker::{Event, Worker};

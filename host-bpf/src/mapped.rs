@@ -7,6 +7,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 
 use crate::layout::{CpuEntry, DomainEntry, PageEntry, PolicyEntry, VcpuEntry, VmEntry};
 
@@ -75,6 +76,14 @@ impl<T: Entry> Mapped<T> {
 
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.all().get(index)
+    }
+
+    /// All of them as words; `T` is made of nothing else.
+    pub(crate) fn words(&self) -> &[AtomicU32] {
+        // SAFETY: mapped as long as this lives, page-aligned, `len` bytes of integers.
+        unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len() / size_of::<u32>())
+        }
     }
 
     pub(crate) fn address(&self) -> NonNull<u8> {

@@ -3,22 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-use vcpufreq_device::{ClampMode, Headroom, VcpuSpec};
+use vcpufreq_device::{ClampMode, Headroom, RateLimit, Report, VcpuSpec};
 
 use crate::layout::{self, PolicyEntry, TABLE_MAX};
-
-/// What cur_perf tells the guest. A frequency that a guest sees is a side channel to whatever
-/// shares the pCPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Report {
-    /// The frequency of the pCPU, as the vCPU gets it.
-    Exact,
-    /// The entry of the vCPU's table that is nearest to it; of two, the higher.
-    #[default]
-    Table,
-    /// What the domain asked for last; the maximum before it has.
-    Request,
-}
 
 /// Who puts demands into force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +16,6 @@ pub enum ActuateBy {
     Kfunc,
     /// Nobody: the host has no uclamp. Requests are counted as not applicable.
     Nobody,
-}
-
-/// A limit on requests, as a token bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateLimit {
-    /// Requests a second, over long.
-    pub per_second: u32,
-    /// Requests at once, at least 1.
-    pub burst: u32,
 }
 
 /// How a vCPU's requests are answered. Can be changed while the guest runs.
@@ -68,9 +46,9 @@ impl VcpuPolicy {
             Headroom::Quarter => (4, 5),
         };
         let interval_ns = self.limit.map_or(0, |limit| {
-            1_000_000_000 / u64::from(limit.per_second.max(1))
+            (1_000_000_000 / u64::from(limit.per_second.get())).max(1)
         });
-        let burst = self.limit.map_or(1, |limit| limit.burst.max(1));
+        let burst = self.limit.map_or(1, |limit| limit.burst.get());
         let mut table_khz = [0; TABLE_MAX];
         let entries = self.spec.table.entries();
         for (to, from) in table_khz.iter_mut().zip(entries) {

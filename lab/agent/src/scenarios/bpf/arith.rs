@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_device::{
-    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, demand, performance,
+    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, demand, nearest_entry,
+    performance,
 };
 
 const OBJECT: &str = "/lab/bpf/arith.bpf.o";
@@ -56,7 +57,7 @@ const CASES: [Case; 8] = [
     case(1_900_000, 381, (1024, 2_700_000), SPREAD),
     case(u32::MAX, 1024, (1024, u32::MAX), SPREAD),
     case(u32::MAX, 1, (1024, 1), SPREAD),
-    case(1, 1024, (1, u32::MAX), SPREAD),
+    case(6, 1024, (1, u32::MAX), SPREAD),
     case(4_294_967_291, 1023, (1021, 4_294_967_279), SPREAD),
     case(
         3_000_000,
@@ -108,10 +109,14 @@ impl Case {
         [self.perf_max / 3, self.perf_max / 2, self.perf_max]
     }
 
-    fn nearest(&self, khz: u32) -> u32 {
-        let table = self.table();
-        let nearest = table.iter().rev().min_by_key(|entry| entry.abs_diff(khz));
-        nearest.copied().unwrap_or(khz)
+    fn nearest(&self, khz: u32) -> Result<u32> {
+        let entries = self.table().into_iter().map(Khz).collect::<Vec<_>>();
+        let spec = VcpuSpec {
+            table: PerfTable::try_from(entries)?,
+            capacity: Util::MAX,
+            domain: DomainId(0),
+        };
+        Ok(nearest_entry(&spec, Khz(khz)).0)
     }
 
     /// `struct inputs`: a policy, a pCPU, the first value and the step.
@@ -161,7 +166,7 @@ impl Case {
             u32::from(min) | u32::from(max) << 16,
             decision.granted.0,
             perf,
-            self.nearest(khz),
+            self.nearest(khz)?,
         ])
     }
 }

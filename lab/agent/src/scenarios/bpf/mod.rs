@@ -18,8 +18,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use vcpufreq_device::{ClampMode, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec};
-use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, Report, VcpuPolicy, VmConfig};
+use vcpufreq_device::{ClampMode, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec};
+use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig};
 
 use super::{Plan, Policy};
 

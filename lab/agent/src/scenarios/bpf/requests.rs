@@ -2,13 +2,14 @@
 //! Reads that don't leave the guest and writes that don't leave the kernel: what they do, and what
 //! one costs the vCPU. On a host without uclamp reads are the same, and requests are counted.
 
+use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
-use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, Counters, HostBpf, HostModule, RateLimit, Target, VcpuPolicy};
+use vcpufreq_device::{RateLimit, VcpuId};
+use vcpufreq_host_bpf::{ActuateBy, Counters, HostBpf, HostModule, Target, VcpuPolicy};
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
@@ -192,8 +193,8 @@ fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
 /// A flood over the limit: few clamps, one event, and the last value in the end.
 fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     vcpu.how.limit = Some(RateLimit {
-        per_second: 100,
-        burst: 10,
+        per_second: NonZeroU32::new(100).context("0")?,
+        burst: NonZeroU32::new(10).context("0")?,
     });
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let worker = vcpu.host.worker()?;
