@@ -2,7 +2,7 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! It runs at most a tenth of the time: after a turn it sleeps ten times as
+//! It runs at most a twentieth of the time: after a turn it sleeps 20 times as
 //! long as the turn took of its CPU, unless it had been idle for as long
 //! before, up to a reserve. It has no part in the vCPUs' cgroups, its own clamp
 //! is 0 so that it neither lifts nor holds a pCPU's frequency, and it stays off
@@ -30,7 +30,7 @@ const REFRESH: Duration = Duration::from_millis(4);
 /// How soon after a look the next one comes, when there was a change.
 const REFRESH_AGAIN: Duration = Duration::from_micros(250);
 /// Part of the time that the worker may run: one in this many.
-const SHARE: u32 = 10;
+const SHARE: u32 = 20;
 /// What it may run at once after it has been idle.
 const RESERVE: Duration = Duration::from_millis(2);
 /// Events of one turn; further ones are the next turn's.
@@ -246,21 +246,21 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    //! The worker may run a tenth of the time, and a reserve at once.
+    //! The worker may run a twentieth of the time, and a reserve at once.
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_budget_is_a_tenth_of_the_time() {
+    fn the_budget_is_a_twentieth_of_the_time() {
         let start = Instant::now();
         let mut budget = Budget::new(start);
         assert_eq!(budget.after(2 * MS, start), Duration::ZERO);
-        assert_eq!(budget.after(MS, start), 10 * MS);
-        assert_eq!(budget.after(MS, start + 10 * MS), Duration::ZERO);
-        assert_eq!(budget.after(MS, start + 10 * MS), 10 * MS);
+        assert_eq!(budget.after(MS, start), 20 * MS);
+        assert_eq!(budget.after(MS, start + 20 * MS), Duration::ZERO);
+        assert_eq!(budget.after(MS, start + 20 * MS), 20 * MS);
         // A long idle time earns no more than the reserve.
         let later = start + 1000 * MS;
-        assert_eq!(budget.after(3 * MS, later), 10 * MS);
+        assert_eq!(budget.after(3 * MS, later), 20 * MS);
     }
 }
