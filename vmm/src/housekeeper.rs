@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{Builder, JoinHandle, park_timeout};
+use std::thread::{Builder, JoinHandle, park_timeout, sleep};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,6 +15,11 @@ use crate::run_report::Observer;
 
 /// How often the source's files are looked after, when a read has failed.
 const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
+
+/// How often requests that came too fast get their turn, at least and at most.
+/// A tick of the host, at which its frequency changes: whoever floods the device
+/// makes no thread busier than that.
+const TURNS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(50)];
 
 /// The running thread.
 pub struct Housekeeper {
@@ -42,8 +47,11 @@ impl Housekeeper {
                     device.source().refresh();
                 }
                 watched.take_limited();
-                let wait = device.settle_held();
-                park_timeout(wait.map_or(LOOK_AFTER_SOURCE, |wait| wait.min(LOOK_AFTER_SOURCE)));
+                match device.settle_held() {
+                    // Asleep, not parked: the next such request doesn't wake it.
+                    Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
+                    None => park_timeout(LOOK_AFTER_SOURCE),
+                }
             }
         };
         let thread = Builder::new().name("housekeeper".to_owned());

@@ -2,8 +2,8 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! It runs at most a twentieth of the time: after a turn it sleeps 20 times as
-//! long as the turn took of its CPU, unless it had been idle for as long
+//! Requests take at most a twentieth of the time: after a turn it sleeps 20 times
+//! as long as the turn took of its CPU, unless it had been idle for as long
 //! before, up to a reserve. It has no part in the vCPUs' cgroups, its own clamp
 //! is 0 so that it neither lifts nor holds a pCPU's frequency, and it stays off
 //! the pCPUs that vCPUs are pinned to where there are others.
@@ -164,8 +164,9 @@ impl Turns {
             for event in &events[..count] {
                 self.answer(event.data());
             }
-            self.refresh_when_due();
+            // Looks have a bound of their own.
             let used = sys::thread_cpu_time().saturating_sub(cpu_before);
+            self.refresh_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
         }
         Ok(())
