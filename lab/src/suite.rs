@@ -102,10 +102,6 @@ const BOOTS: &[Boot] = &[
         path: Some("exit"),
         ..boot("2+2", &["opps-exact", "opps-floor", "no-dip", "restart"])
     },
-    Boot {
-        path: Some("exit"),
-        ..boot("2+2", &["flood"])
-    },
     // Without FEAT_S2FWB.
     Boot {
         path: Some("kernel"),

@@ -16,10 +16,9 @@ use crate::run_report::Observer;
 /// How often the source's files are looked after, when a read has failed.
 const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
 
-/// How often requests that came too fast get their turn, at least and at most.
-/// A tick of the host, at which its frequency changes: whoever floods the device
-/// makes no thread busier than that.
-const TURNS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(50)];
+/// How long requests that came too fast wait for their turn, at least and at
+/// most: whoever floods the device wakes this thread no more often than that.
+const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
 
 /// The running thread.
 pub struct Housekeeper {
