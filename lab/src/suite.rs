@@ -61,6 +61,7 @@ const BOOTS: &[Boot] = &[
             "opps-exact",
             "opps-floor",
             "no-dip",
+            "demo",
         ],
     ),
     boot(

@@ -24,6 +24,7 @@ pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
@@ -54,6 +55,8 @@ impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
 
 /// The inboxes of a guest, one for each domain.
 pub struct Inboxes {
+    /// One of them was left before all in it was seen.
+    unfinished: AtomicBool,
     inboxes: Box<[Mutex<Inbox>]>,
     /// The inbox of each vCPU.
     of_vcpu: Box<[usize]>,
@@ -63,6 +66,7 @@ impl Inboxes {
     /// `inboxes`, and which of them each vCPU's register belongs to.
     pub fn new(inboxes: Vec<Inbox>, of_vcpu: Vec<usize>) -> Arc<Self> {
         Arc::new(Self {
+            unfinished: AtomicBool::new(false),
             inboxes: inboxes.into_iter().map(Mutex::new).collect(),
             of_vcpu: of_vcpu.into(),
         })
@@ -87,9 +91,33 @@ impl Inboxes {
     /// Carries out everything that waits.
     pub fn drain(&self, device: &dyn Requests) {
         for index in 0..self.inboxes.len() {
-            if let Some(mut inbox) = self.locked(index) {
-                inbox.drain(device);
-            }
+            self.drain_one(index, device);
         }
+    }
+
+    /// Carries out what waits in inbox `index`.
+    fn drain_one(&self, index: usize, device: &dyn Requests) {
+        if let Some(mut inbox) = self.locked(index) {
+            self.drain_locked(&mut inbox, device);
+        }
+    }
+
+    /// A guest that writes all the time doesn't hold anybody up: the rest is
+    /// [`Self::finish`]ed later, for its last value may come without a signal.
+    fn drain_locked(&self, inbox: &mut Inbox, device: &dyn Requests) {
+        if !inbox.drain(device) {
+            self.unfinished.store(true, SeqCst);
+        }
+    }
+
+    /// Goes on where an inbox was left.
+    fn finish(&self, device: &dyn Requests) {
+        if self.unfinished.swap(false, SeqCst) {
+            self.drain(device);
+        }
+    }
+
+    fn is_unfinished(&self) -> bool {
+        self.unfinished.load(SeqCst)
     }
 }

@@ -45,7 +45,7 @@ impl MmioDevice for KernelRegion {
         // What this vCPU wrote before is older. The inbox stays locked, so
         // that the worker can't be about to carry it out.
         if let Some(mut inbox) = inbox {
-            inbox.drain(&*self.device);
+            self.inboxes.drain_locked(&mut inbox, &*self.device);
             self.region.write(offset, data);
         } else {
             self.region.write(offset, data);

@@ -33,6 +33,8 @@ const REFRESH_AGAIN: Duration = Duration::from_micros(250);
 const SHARE: u32 = 20;
 /// What it may run at once after it has been idle.
 const RESERVE: Duration = Duration::from_millis(2);
+/// When to go on with an inbox that was left unfinished.
+const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
 const TURN: usize = 64;
 
@@ -164,6 +166,7 @@ impl Turns {
             for event in &events[..count] {
                 self.answer(event.data());
             }
+            self.plan.inboxes.finish(&*self.plan.device);
             // Looks have a bound of their own.
             let used = sys::thread_cpu_time().saturating_sub(cpu_before);
             self.refresh_when_due();
@@ -173,7 +176,10 @@ impl Turns {
     }
 
     fn wait(&self, events: &mut [EpollEvent]) -> std::io::Result<usize> {
-        let wait = self.refresh_at.saturating_duration_since(Instant::now());
+        let mut wait = self.refresh_at.saturating_duration_since(Instant::now());
+        if self.plan.inboxes.is_unfinished() {
+            wait = wait.min(FINISH);
+        }
         // Up to the next millisecond, or the last one would be spent spinning.
         let wait = i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
         match self.epoll.wait(wait, events) {
@@ -188,9 +194,8 @@ impl Turns {
             CHANGED => return self.changed.store(true, Relaxed),
             _ => {}
         }
-        let inbox = usize::try_from(what).ok();
-        if let Some(mut inbox) = inbox.and_then(|index| self.plan.inboxes.locked(index)) {
-            inbox.drain(&*self.plan.device);
+        if let Ok(index) = usize::try_from(what) {
+            self.plan.inboxes.drain_one(index, &*self.plan.device);
         }
     }
 
