@@ -35,7 +35,19 @@ pub struct CounterSnapshot {
     pub source_failures: u64,
 }
 
-/// The live form of [`CounterSnapshot`].
+/// How one vCPU's registers were reached so far. Reads from memory are no exits, and nobody can
+/// count them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accesses {
+    /// Reads that exited to the VMM, illegal ones too.
+    pub reads_exited: u64,
+    /// Writes that exited to the VMM, illegal ones too.
+    pub writes_exited: u64,
+    /// Writes of set_perf that ended in the kernel, as far as the VMM has learned of them.
+    pub writes_in_kernel: u64,
+}
+
+/// The live form of [`CounterSnapshot`] and [`Accesses`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub requests: Counter,
@@ -48,6 +60,9 @@ pub(crate) struct Counters {
     pub not_applicable: Counter,
     pub illegal: Counter,
     pub source_failures: Counter,
+    pub reads_exited: Counter,
+    pub writes_exited: Counter,
+    pub writes_in_kernel: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +83,14 @@ impl Counter {
 }
 
 impl Counters {
+    pub fn accesses(&self) -> Accesses {
+        Accesses {
+            reads_exited: self.reads_exited.get(),
+            writes_exited: self.writes_exited.get(),
+            writes_in_kernel: self.writes_in_kernel.get(),
+        }
+    }
+
     pub fn snapshot(&self) -> CounterSnapshot {
         CounterSnapshot {
             requests: self.requests.get(),

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
-use crate::counters::{Counter, CounterSnapshot, Counters};
+use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Monotonic};
 use crate::pages::RegisterPages;
@@ -48,6 +48,17 @@ impl fmt::Debug for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ns", self.0.now_ns())
     }
+}
+
+/// Where a vCPU's domain stands at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What the domain's newest request asks for; `None` when there is none.
+    pub asked: Option<Khz>,
+    /// What that request is to the host's scheduler.
+    pub demand: Demand,
+    /// What the vCPU was last told that it gets.
+    pub cur_perf: Khz,
 }
 
 /// What a vCPU's page remembers. A cache line of its own, for vCPUs write it all the time.
@@ -159,6 +170,25 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
+    /// Counts `count` writes to the set_perf of `vcpu` that ended in the kernel. What they ask for
+    /// comes by [`Self::write`] and [`Self::count_coalesced`].
+    pub fn count_in_kernel(&self, vcpu: VcpuId, count: u64) {
+        if let Some(page) = self.vcpus.get(vcpu.index()) {
+            page.counters.writes_in_kernel.add(count);
+        }
+    }
+
+    /// Counts an access of `vcpu` that came over a bus.
+    pub(crate) fn count_exit(&self, vcpu: Option<VcpuId>, write: bool) {
+        let Some(page) = vcpu.and_then(|vcpu| self.vcpus.get(vcpu.index())) else {
+            return;
+        };
+        match write {
+            true => page.counters.writes_exited.bump(),
+            false => page.counters.reads_exited.bump(),
+        }
+    }
+
     /// Counts `count` requests of `vcpu` that a newer one of its domain has overtaken before they
     /// got here.
     pub fn count_coalesced(&self, vcpu: VcpuId, count: u64) {
@@ -215,6 +245,25 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     pub fn counters(&self, vcpu: VcpuId) -> Option<CounterSnapshot> {
         let page = self.vcpus.get(vcpu.index())?;
         Some(page.counters.snapshot())
+    }
+
+    /// How the registers of `vcpu` were reached, if there is one.
+    #[must_use]
+    pub fn accesses(&self, vcpu: VcpuId) -> Option<Accesses> {
+        let page = self.vcpus.get(vcpu.index())?;
+        Some(page.counters.accesses())
+    }
+
+    /// Where `vcpu` stands, if there is one. Calls nobody.
+    #[must_use]
+    pub fn standing(&self, vcpu: VcpuId) -> Option<Standing> {
+        let page = self.vcpus.get(vcpu.index())?;
+        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        Some(Standing {
+            asked: newest.map(|request| request.khz),
+            demand: newest.map_or(Demand::NONE, |request| self.demand(request)),
+            cur_perf: Khz(page.cur_perf.load(Relaxed)),
+        })
     }
 
     /// Accesses to the padding behind the last vCPU's page.

@@ -48,6 +48,7 @@ mod counters;
 mod device;
 mod domain;
 pub mod fakes;
+mod histogram;
 #[cfg(feature = "host")]
 pub mod host;
 mod limit;
@@ -61,8 +62,9 @@ mod table;
 mod units;
 
 pub use config::{ConfigError, DeviceConfig, VcpuSpec};
-pub use counters::CounterSnapshot;
-pub use device::Device;
+pub use counters::{Accesses, CounterSnapshot};
+pub use device::{Device, Standing};
+pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, RateLimit};
 pub use mmio::{MmioRegion, region_size};
 pub use pages::{PageMemory, PagesError, RegisterPages};

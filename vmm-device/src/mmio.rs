@@ -46,6 +46,7 @@ impl<A: Actuator, S: Source, E: Events> MmioRegion<A, S, E> {
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let (vcpu, in_page) = self.split(offset);
+        self.device.count_exit(vcpu, false);
         match (vcpu, ReadReg::decode(in_page, data.len())) {
             (Some(vcpu), Some(reg)) => {
                 data.copy_from_slice(&self.device.read(vcpu, reg).to_le_bytes());
@@ -63,6 +64,7 @@ impl<A: Actuator, S: Source, E: Events> MmioRegion<A, S, E> {
     /// dropped.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let (vcpu, in_page) = self.split(offset);
+        self.device.count_exit(vcpu, true);
         let reg = WriteReg::decode(in_page, data.len());
         match (vcpu, reg, <[u8; 4]>::try_from(data)) {
             (Some(vcpu), Some(reg), Ok(bytes)) => {

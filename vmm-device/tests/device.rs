@@ -555,3 +555,45 @@ fn configurations_are_checked() {
         })
     );
 }
+
+#[test]
+fn each_access_that_exits_is_counted_where_it_went() {
+    let bench = bench(ClampMode::Floor);
+    let accesses = |vcpu| bench.region.device().accesses(VcpuId(vcpu));
+    bench.read(0, REG_CUR_PERF);
+    bench.read(0, REG_SET_PERF);
+    bench.write(0, REG_SET_PERF, LITTLE[1]);
+    bench.write(2, REG_PERFTBL_SEL, 1);
+    bench.write(3, REG_SET_PERF, LITTLE[1]);
+    bench.region.device().count_in_kernel(VcpuId(2), 5);
+    bench.region.device().count_in_kernel(VcpuId(9), 5);
+    let counted = |reads_exited, writes_exited, writes_in_kernel| {
+        Some(Accesses {
+            reads_exited,
+            writes_exited,
+            writes_in_kernel,
+        })
+    };
+    assert_eq!(accesses(0), counted(2, 1, 0), "illegal ones too");
+    assert_eq!(accesses(1), counted(0, 0, 0));
+    assert_eq!(accesses(2), counted(0, 1, 5));
+    assert_eq!((accesses(3), bench.counters(2).requests), (None, 0));
+}
+
+#[test]
+fn a_vcpu_stands_where_its_domain_does() {
+    let bench = bench(ClampMode::Floor);
+    let standing = |vcpu| bench.region.device().standing(VcpuId(vcpu));
+    let before = standing(0).expect("a vCPU");
+    assert_eq!((before.asked, before.demand), (None, Demand::NONE));
+    assert_eq!(before.cur_perf, Khz(1_800_000));
+    bench.write(1, REG_SET_PERF, LITTLE[0]);
+    bench.read(0, REG_CUR_PERF);
+    let after = standing(0).expect("a vCPU");
+    assert_eq!(after.asked, Some(Khz(LITTLE[0])));
+    assert_eq!(after.demand.min.get(), 109, "329 / 3");
+    assert_eq!(after.cur_perf, Khz(1_200_000));
+    bench.region.device().reset();
+    assert_eq!(standing(0).expect("a vCPU").asked, None);
+    assert_eq!(standing(3), None);
+}
