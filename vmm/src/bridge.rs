@@ -19,6 +19,7 @@ use vcpufreq_device::{
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
+    bridge_stats::BridgeStats,
     config::RunConfig,
     facts::{HostCpus, HostTree},
     housekeeper::Housekeeper,
@@ -27,6 +28,7 @@ use crate::{
     },
     run::warn,
     run_report::{Observer, Summary},
+    stats,
     vm::{
         Cpufreq, Hooks,
         bus::MmioDevice,
@@ -43,6 +45,7 @@ pub struct Bridge {
     device: Arc<BridgeDevice>,
     housekeeper: Housekeeper,
     in_kernel: Option<KernelPath>,
+    stats: Option<stats::Server>,
 }
 
 /// What the path `kernel` adds.
@@ -84,10 +87,17 @@ impl Bridge {
             .map(|plan| KernelPath::start(&device, config, plan, &mut cpufreq))
             .transpose()?;
         let housekeeper = Housekeeper::start(device.clone(), observer.clone())?;
+        let in_kvm = cpufreq.in_kernel.as_ref();
+        let stats = BridgeStats {
+            device: device.clone(),
+            observer: observer.clone(),
+            taken: in_kvm.map(|in_kvm| in_kvm.taken.clone()),
+        };
         let bridge = Self {
             device,
             housekeeper,
             in_kernel,
+            stats: stats.serve(),
         };
         Ok((bridge, cpufreq))
     }
@@ -105,6 +115,9 @@ impl Bridge {
 
     /// Ends its threads; what came of the guest's requests.
     pub fn stop(self) -> Summary {
+        if let Some(stats) = self.stats {
+            stats.stop();
+        }
         if let Some(path) = self.in_kernel {
             let KernelPath {
                 inboxes, worker, ..
@@ -156,6 +169,7 @@ impl KernelPath {
             pages,
             doorbells,
             lost: worker.lost(),
+            taken: Arc::default(),
         });
         let region: Arc<dyn MmioDevice> = cpufreq.device.clone();
         cpufreq.device = Arc::new(KernelRegion::new(region, device.clone(), inboxes.clone()));

@@ -66,6 +66,24 @@ pub enum Command {
     /// Print the device-tree part alone, for use with other VMMs
     #[command(after_help = EXIT_CODES)]
     Dt(Box<DtArgs>),
+    /// Print what a running VMM counts
+    #[command(after_help = EXIT_CODES)]
+    Stats {
+        /// The VMM's process; not needed when only one runs
+        pid: Option<u32>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what a running VMM counts, alive; q ends
+    #[command(after_help = EXIT_CODES)]
+    Top {
+        /// The VMM's process; not needed when only one runs
+        pid: Option<u32>,
+        /// Time between two looks, ms
+        #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+        every: u64,
+    },
     /// Remove what killed runs left behind, and nothing else
     #[command(after_help = EXIT_CODES)]
     Cleanup,

@@ -2,6 +2,7 @@
 //! The parts of the `vcpufreq` program.
 
 pub mod bridge;
+mod bridge_stats;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
@@ -26,5 +27,6 @@ pub mod resolve;
 pub mod run;
 pub mod run_report;
 pub mod state;
+pub mod stats;
 mod sys;
 pub mod vm;

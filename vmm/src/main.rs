@@ -6,6 +6,7 @@ use std::{
     io::{self, Write},
     path::Path,
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -22,6 +23,7 @@ use vcpufreq::{
     options::one_line,
     run,
     state::StateDir,
+    stats,
 };
 
 /// The exit code of errors.
@@ -71,6 +73,11 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             print(&dt_command::dt(&args, &HostTree::default())?)?;
             Ok(0)
         }
+        Command::Stats { pid, json } => stats(pid, json),
+        Command::Top { pid, every } => {
+            let path = stats::choose(&StateDir::of_user()?, pid)?;
+            stats::top(&path, Duration::from_millis(every)).map(|()| 0)
+        }
         Command::Cleanup => cleanup(),
         Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
     }
@@ -102,6 +109,17 @@ fn doctor(json: bool) -> anyhow::Result<u8> {
         print(doctor::text(&findings).as_bytes())?;
     }
     Ok(code)
+}
+
+fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
+    let stats = stats::ask(&stats::choose(&StateDir::of_user()?, pid)?)?;
+    let text = if json {
+        format!("{:#}\n", serde_json::to_value(&stats)?)
+    } else {
+        stats::table(&stats)
+    };
+    print(text.as_bytes())?;
+    Ok(0)
 }
 
 fn cleanup() -> anyhow::Result<u8> {

@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::vm::probe::PathFacts;
 
 /// How an access of the guest reaches the device, the best last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Path {
     /// Each access exits to the VMM.
+    #[default]
     Exit,
     /// Reads from memory, writes by ioeventfd.
     Kernel,

@@ -165,8 +165,9 @@ fn check_kvm(config: &RunConfig) -> anyhow::Result<()> {
 }
 
 fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWriter>)> {
+    let vcpus = config.vcpus.len();
     let Some(path) = &config.events else {
-        return Ok((Arc::default(), None));
+        return Ok((Arc::new(Observer::new(vcpus, None)), None));
     };
     let (queue, writer) = events::open(path).with_context(|| {
         format!(
@@ -174,7 +175,7 @@ fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWri
             path.display()
         )
     })?;
-    Ok((Arc::new(Observer::new(Some(queue))), Some(writer)))
+    Ok((Arc::new(Observer::new(vcpus, Some(queue))), Some(writer)))
 }
 
 fn run_guest(

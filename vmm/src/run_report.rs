@@ -6,7 +6,7 @@ use std::{
     sync::{
         OnceLock,
         atomic::{
-            AtomicBool,
+            AtomicBool, AtomicU64,
             Ordering::{Relaxed, SeqCst},
         },
     },
@@ -14,28 +14,84 @@ use std::{
 };
 
 use vcpufreq_device::{
-    ActuateError, Actuator, CounterSnapshot, Device, Event, Events, Source, VcpuId,
+    ActuateError, Actuator, CounterSnapshot, Device, Event, Events, Histogram, HistogramSnapshot,
+    Source, VcpuId,
 };
 
-use crate::events::EventQueue;
+use crate::{events::EventQueue, sys};
 
 /// Sees every event on the thread on which it happens; takes no lock and calls
-/// nothing.
+/// nothing but the clock.
 #[derive(Debug, Default)]
 pub struct Observer {
     queue: Option<EventQueue>,
+    latencies: Box<[Latency]>,
     source_failed: AtomicBool,
     limited: AtomicBool,
     housekeeper: OnceLock<Thread>,
     first_refusal: OnceLock<ActuateError>,
 }
 
+/// How long a vCPU's requests take.
+#[derive(Debug, Default)]
+struct Latency {
+    /// When the newest one that nothing has become of yet arrived,
+    /// CLOCK_MONOTONIC in ns; 0 when there is none.
+    arrived_ns: AtomicU64,
+    /// From there to its clamp being in force.
+    clamp_after: Histogram,
+}
+
+impl Latency {
+    fn take_ns(&self) -> Option<u64> {
+        let arrived_ns = self.arrived_ns.swap(0, Relaxed);
+        (arrived_ns > 0).then(|| sys::monotonic_ns().saturating_sub(arrived_ns))
+    }
+}
+
 impl Observer {
-    /// One that also writes to an events file.
-    pub fn new(queue: Option<EventQueue>) -> Self {
+    /// One for a VM of so many vCPUs, that may also write to an events file.
+    pub fn new(vcpus: usize, queue: Option<EventQueue>) -> Self {
         Self {
             queue,
+            latencies: (0..vcpus).map(|_| Latency::default()).collect(),
             ..Self::default()
+        }
+    }
+
+    /// How long requests of a vCPU took from their arrival in the VMM until
+    /// their clamp was in force: from the event `request` to `applied`.
+    pub fn clamp_after(&self, vcpu: VcpuId) -> HistogramSnapshot {
+        let latency = self.latencies.get(vcpu.index());
+        latency.map_or_else(HistogramSnapshot::default, |latency| {
+            latency.clamp_after.snapshot()
+        })
+    }
+
+    /// Requests that a reset makes have no arrival, and no time.
+    fn time(&self, event: &Event) {
+        let of = |vcpu: VcpuId| self.latencies.get(vcpu.index());
+        match event {
+            Event::Request { vcpu, .. } => {
+                if let Some(latency) = of(*vcpu) {
+                    latency.arrived_ns.store(sys::monotonic_ns(), Relaxed);
+                }
+            }
+            Event::Applied { vcpu, .. } => {
+                if let Some(latency) = of(*vcpu)
+                    && let Some(ns) = latency.take_ns()
+                {
+                    latency.clamp_after.record(ns);
+                }
+            }
+            Event::Unchanged { vcpu, .. }
+            | Event::Refused { vcpu, .. }
+            | Event::NotApplicable { vcpu, .. } => {
+                if let Some(latency) = of(*vcpu) {
+                    latency.arrived_ns.store(0, Relaxed);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -72,6 +128,7 @@ impl Observer {
 
 impl Events for Observer {
     fn record(&self, event: &Event) {
+        self.time(event);
         match event {
             Event::Limited { .. } => self.wake_housekeeper(),
             Event::SourceFailed { .. } => self.source_failed.store(true, Relaxed),

@@ -176,6 +176,11 @@ impl StateDir {
         self.0.join(format!("{pid}.json"))
     }
 
+    /// Where the VMM `pid` answers to `vcpufreq stats`.
+    pub fn socket_path(&self, pid: u32) -> PathBuf {
+        socket_of(&self.record_path(pid))
+    }
+
     /// Writes a record, all of it or nothing.
     ///
     /// # Errors
@@ -262,12 +267,13 @@ fn is_ours(groups: &Groups, pid: u32) -> bool {
     name == Some(&format!("{}{pid}", vcpufreq_device::host::GROUP_PREFIX))
 }
 
-/// Removes a record and what a killed writer left of it.
+/// Removes a record, what a killed writer left of it, and its VMM's socket.
 ///
 /// # Errors
 /// What the file system refused.
 pub fn remove(path: &Path) -> io::Result<()> {
     remove_file(&unfinished(path))?;
+    remove_file(&socket_of(path))?;
     remove_file(path)
 }
 
@@ -283,6 +289,11 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
         let _ = fs::remove_dir(dir);
     }
     Ok(())
+}
+
+/// The socket of the VMM whose record is at `path`.
+fn socket_of(path: &Path) -> PathBuf {
+    path.with_extension("sock")
 }
 
 /// A record that is being written.

@@ -179,7 +179,7 @@ impl Inbox {
             return true;
         };
         let more = self.last.is_some();
-        let news = self.tell_coalesced(latest, device);
+        let news = self.tell_untold(latest, device);
         let before = self.carried_out.take();
         let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
         if news || !same {
@@ -189,11 +189,15 @@ impl Inbox {
         !more
     }
 
-    /// Whether `latest` was signalled since the last call.
-    fn tell_coalesced(&mut self, latest: Latest, device: &dyn Requests) -> bool {
+    /// Tells of the signals since the last call; whether `latest` is one of
+    /// them.
+    fn tell_untold(&mut self, latest: Latest, device: &dyn Requests) -> bool {
         let mut news = false;
         for bell in &mut self.bells {
             let mut untold = std::mem::take(&mut bell.untold);
+            if untold > 0 {
+                device.finished(bell.vcpu, untold);
+            }
             if (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) {
                 // The one that is carried out counts there.
                 news = untold > 0;

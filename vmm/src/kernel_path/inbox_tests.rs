@@ -3,6 +3,7 @@
 //! looked, what is carried out is the last value, or, where nobody can tell,
 //! one that is no lower. No write is lost to the count.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
@@ -46,7 +47,7 @@ impl Bench {
 
 /// Remembers what reached the device.
 #[derive(Default)]
-struct Told(Mutex<(Vec<u32>, u64)>);
+struct Told(Mutex<(Vec<u32>, u64)>, AtomicU64);
 
 impl Told {
     fn requests(&self) -> Vec<u32> {
@@ -62,6 +63,10 @@ impl Requests for Told {
     fn request(&self, vcpu: VcpuId, khz: u32) {
         assert_eq!(vcpu, VCPU);
         self.0.lock().unwrap().0.push(khz);
+    }
+
+    fn finished(&self, _vcpu: VcpuId, count: u64) {
+        self.1.fetch_add(count, Relaxed);
     }
 
     fn coalesced(&self, _vcpu: VcpuId, count: u64) {
@@ -175,6 +180,7 @@ fn the_last_value_is_found_while_the_guest_writes() {
             }
         });
         while !bench.inbox.drain(&told) {}
+        assert_eq!(told.1.load(Relaxed), 50, "each signal once");
         let requests = told.requests();
         assert!(requests[requests.len() - 1] >= last, "round {round}");
         let total = requests.len() as u64 + told.coalesced_count();

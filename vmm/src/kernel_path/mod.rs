@@ -33,6 +33,8 @@ use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
 pub trait Requests: Send + Sync {
     /// The guest asks for `khz` in the register of `vcpu`.
     fn request(&self, vcpu: VcpuId, khz: u32);
+    /// KVM has finished so many writes to the set_perf of `vcpu`.
+    fn finished(&self, vcpu: VcpuId, count: u64);
     /// So many requests of `vcpu` were overtaken by a newer one.
     fn coalesced(&self, vcpu: VcpuId, count: u64);
     /// Learns cur_perf of `vcpu` and shows it in its page.
@@ -42,6 +44,10 @@ pub trait Requests: Send + Sync {
 impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
     fn request(&self, vcpu: VcpuId, khz: u32) {
         self.write(vcpu, WriteReg::SetPerf, khz);
+    }
+
+    fn finished(&self, vcpu: VcpuId, count: u64) {
+        self.count_in_kernel(vcpu, count);
     }
 
     fn coalesced(&self, vcpu: VcpuId, count: u64) {

@@ -8,6 +8,7 @@
 //! detached: no access is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, VmFd};
@@ -37,6 +38,27 @@ pub struct InKernel {
     pub doorbells: Arc<[Doorbell]>,
     /// Readable when nobody answers the doorbells any more.
     pub lost: Arc<EventFd>,
+    /// What of it KVM has taken.
+    pub taken: Arc<Taken>,
+}
+
+/// What KVM answers itself now, for whoever asks.
+#[derive(Debug, Default)]
+pub struct Taken {
+    reads: AtomicBool,
+    writes: AtomicBool,
+}
+
+impl Taken {
+    /// Whether reads come from memory.
+    pub fn reads(&self) -> bool {
+        self.reads.load(Relaxed)
+    }
+
+    /// Whether writes of table entries end in KVM.
+    pub fn writes(&self) -> bool {
+        self.writes.load(Relaxed)
+    }
 }
 
 /// What KVM handles of one virtual machine.
@@ -44,6 +66,7 @@ pub struct Attached<'a> {
     vm: &'a VmFd,
     slot: kvm_userspace_memory_region,
     doorbells: &'a [Doorbell],
+    taken: &'a Taken,
 }
 
 impl InKernel {
@@ -61,6 +84,7 @@ impl InKernel {
             vm,
             slot,
             doorbells: &[],
+            taken: &self.taken,
         };
         if let Err(error) = sys::set_slot(vm, slot) {
             attached.slot.memory_size = 0;
@@ -83,6 +107,7 @@ impl InKernel {
                 self.doorbells.len()
             ));
         }
+        attached.tell();
         attached
     }
 }
@@ -108,6 +133,13 @@ impl Attached<'_> {
             // Fails for want of memory only; then the page stays as it is.
             let _ = sys::set_slot(self.vm, self.slot);
         }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let Taken { reads, writes } = self.taken;
+        reads.store(self.slot.memory_size > 0, Relaxed);
+        writes.store(!self.doorbells.is_empty(), Relaxed);
     }
 
     fn disconnect(&mut self) {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
+use vcpufreq::vm::in_kernel::{Doorbell, InKernel, Taken};
 use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::RegisterPages;
 
@@ -55,6 +55,12 @@ struct Path {
     counted: Arc<Counted>,
 }
 
+impl Path {
+    fn taken(&self) -> Arc<Taken> {
+        self.in_kernel.as_ref().unwrap().taken.clone()
+    }
+}
+
 fn doorbells(vcpus: u16) -> Vec<Doorbell> {
     let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let of = |vcpu| {
@@ -90,6 +96,7 @@ fn path() -> Path {
             pages,
             doorbells,
             lost,
+            taken: Arc::default(),
         }),
         counted: Arc::new(Counted {
             inner: Arc::new(region),
@@ -192,6 +199,8 @@ impl Requests for Panics {
         panic!("as the test wants");
     }
 
+    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
+
     fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
 
     fn refresh(&self, _vcpu: VcpuId) {}
@@ -250,6 +259,8 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
 fn a_guest_that_resets_has_it_again() {
     let Some(kvm) = kvm_or_skip() else { return };
     let mut path = path();
+    let taken = path.taken();
+    assert_eq!((taken.reads(), taken.writes()), (false, false));
     let request = |khz| Code::default().read(0x00, 0).write(0x04, khz);
     let codes = vec![
         request(TABLE_KHZ[0]).triple_fault(),
@@ -259,6 +270,9 @@ fn a_guest_that_resets_has_it_again() {
     assert_eq!(supervised(&kvm, &mut path, codes), (0, 2));
     assert_eq!(path.counted.exits(), (0, 0));
     assert_eq!(applied(&path), [170, 341, 512]);
+    assert_eq!((taken.reads(), taken.writes()), (true, true));
+    let accesses = path.bench.region.device().accesses(VcpuId(0)).unwrap();
+    assert_eq!((accesses.writes_exited, accesses.writes_in_kernel), (0, 3));
 }
 
 #[test]
@@ -273,6 +287,7 @@ fn a_dead_worker_loses_no_request() {
     })
     .unwrap();
     path.in_kernel.as_mut().unwrap().lost = worker.lost();
+    let taken = path.taken();
     // Asks until a request exits: mov eax, 600000; mov ds:[4], eax; then
     // waits for the device to have been asked, by cur_perf.
     let code = Code::default()
@@ -302,6 +317,7 @@ fn a_dead_worker_loses_no_request() {
         assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
     });
     assert_eq!(path.counted.exits().1, 1, "the last write exits");
+    assert_eq!((taken.reads(), taken.writes()), (false, false));
     let applied = applied(&path);
     assert_eq!(applied[applied.len() - 1], 170);
     drop(worker);
@@ -324,6 +340,7 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
         pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
         doorbells: doorbells.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+        taken: Arc::default(),
     };
     // A refusal would be a warning, and `Told` panics at one.
     let mut attached = in_kernel.attach(&vm, 0, &Told::default());
@@ -353,6 +370,7 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
         pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
         doorbells: twice.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+        taken: Arc::default(),
     };
     let warned = Warned::default();
     let too_high = u32::MAX;
@@ -361,11 +379,14 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("KVM refused a read-only slot"));
     assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
+    let taken = &in_kernel.taken;
+    assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
     let again = InKernel {
         pages: in_kernel.pages.clone(),
         doorbells: doorbells(1).into(),
         lost: in_kernel.lost.clone(),
+        taken: in_kernel.taken.clone(),
     };
     let _ = again.attach(&vm, 0, &Told::default());
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The reader's end: which VMM, and what it says.
+
+use std::{
+    io::Read,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+
+use super::Stats;
+use crate::{
+    facts::HostTree,
+    state::{Standing, StateDir},
+};
+
+/// How long a VMM may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Asks the VMM whose socket is at `path`.
+///
+/// # Errors
+/// When there is none, or it doesn't answer.
+pub fn ask(path: &Path) -> anyhow::Result<Stats> {
+    let mut socket = UnixStream::connect(path).with_context(|| {
+        format!(
+            "no VMM answers at {}; it has ended, or runs with --no-bridge",
+            path.display()
+        )
+    })?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let mut text = String::new();
+    socket
+        .read_to_string(&mut text)
+        .context("the VMM doesn't answer; try again")?;
+    serde_json::from_str(&text).context("the VMM's answer can't be read; is it of another version?")
+}
+
+/// The socket of VMM `pid`, or of the only one that runs.
+///
+/// # Errors
+/// When there is none, or more than one and no `pid`.
+pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
+    if let Some(pid) = pid {
+        return Ok(dir.socket_path(pid));
+    }
+    let host = HostTree::default();
+    let records = dir
+        .list()?
+        .into_iter()
+        .filter_map(|(_, record)| record.ok());
+    let running: Vec<_> = records
+        .filter(|record| record.owner.standing(&host) == Standing::InUse)
+        .map(|record| record.owner.pid)
+        .collect();
+    match running[..] {
+        [pid] => Ok(dir.socket_path(pid)),
+        [] => bail!("no VMM of this user runs; start one with vcpufreq run"),
+        _ => {
+            let pids: Vec<_> = running.iter().map(u32::to_string).collect();
+            bail!(
+                "several VMMs run; give the process of one: {}",
+                pids.join(", ")
+            )
+        }
+    }
+}

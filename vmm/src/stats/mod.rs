@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a running VMM counts, for `vcpufreq stats` and `vcpufreq top`.
+//!
+//! ```text
+//! device, paths ─▶ Stats ─▶ JSON on a unix socket beside the VMM's record ─▶ stats, top
+//! ```
+//! Each connection gets one [`Stats`] and is closed.
+
+mod client;
+mod server;
+mod text;
+mod top;
+
+use serde::{Deserialize, Serialize};
+use vcpufreq_device::{CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot};
+
+use crate::path::Path;
+
+pub use client::{ask, choose};
+pub use server::Server;
+pub use text::table;
+pub use top::top;
+
+/// A virtual machine at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Process of the VMM.
+    pub pid: u32,
+    /// CLOCK_MONOTONIC when it was taken, ns.
+    pub at_ns: u64,
+    /// Its vCPUs, by number.
+    pub vcpus: Vec<VcpuStats>,
+    /// Accesses behind the last vCPU's page.
+    pub accesses_outside: u64,
+}
+
+/// A vCPU at one moment, and what was counted of it since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuStats {
+    /// Its number.
+    pub vcpu: u16,
+    /// Its performance domain.
+    pub domain: u32,
+    /// How its registers are reached now: `kernel` while KVM answers reads or
+    /// requests of table entries. Which accesses exit all the same is in
+    /// `accesses`.
+    pub path: Path,
+    /// The pCPU that its thread is on, if that is known.
+    pub pcpu: Option<u32>,
+    /// That pCPU's frequency, kHz.
+    pub pcpu_khz: Option<u32>,
+    /// What its domain asks for, kHz.
+    pub asks_khz: Option<u32>,
+    /// What it was last told that it gets, kHz.
+    pub gets_khz: u32,
+    /// The clamp that its domain's request stands for, 0 to 1024.
+    pub uclamp: (u16, u16),
+    /// How the guest reached its registers.
+    pub accesses: Accesses,
+    /// What became of its requests.
+    pub counts: Counts,
+    /// How long requests took until their clamp was in force, those that
+    /// changed it. Not from the guest's write on: from the request's arrival in
+    /// the VMM (path `exit`), or from when the worker, awake, takes it up (path
+    /// `kernel`; its wake-up comes before). Time that the limit makes a request
+    /// wait is in it. A request that is settled at the moment in which the next
+    /// one arrives may have no time, so that `n` can be below `applied`.
+    pub clamp_after: Times,
+}
+
+/// How a vCPU's registers were reached since the start. Reads from memory
+/// (path `kernel`) leave the guest for nobody, and nobody can count them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accesses {
+    /// Reads that exited to the VMM.
+    pub reads_exited: u64,
+    /// Writes that exited to the VMM, of any register.
+    pub writes_exited: u64,
+    /// Writes of set_perf that ended in the kernel; those that the worker
+    /// hasn't looked at yet are missing.
+    pub writes_in_kernel: u64,
+}
+
+impl Accesses {
+    /// Exits to the VMM.
+    #[must_use]
+    pub fn exits(&self) -> u64 {
+        self.reads_exited + self.writes_exited
+    }
+}
+
+impl From<vcpufreq_device::Accesses> for Accesses {
+    fn from(accesses: vcpufreq_device::Accesses) -> Self {
+        Self {
+            reads_exited: accesses.reads_exited,
+            writes_exited: accesses.writes_exited,
+            writes_in_kernel: accesses.writes_in_kernel,
+        }
+    }
+}
+
+/// What was counted of a vCPU. When no request is under way, `requests` is the
+/// sum of `applied`, `unchanged`, `superseded`, `coalesced`, `refused` and
+/// `not_applicable`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Writes of set_perf, and for each reset the request that it takes back.
+    pub requests: u64,
+    /// Requests that changed the host's clamp.
+    pub applied: u64,
+    /// Requests that were in force already.
+    pub unchanged: u64,
+    /// Requests overtaken by a newer one of the domain in the VMM.
+    pub superseded: u64,
+    /// Requests overtaken by a newer one before the worker saw them.
+    pub coalesced: u64,
+    /// Requests that had to wait for the limit; each is in another count too.
+    pub limited: u64,
+    /// Requests that the host refused.
+    pub refused: u64,
+    /// Requests to which clamps mean nothing.
+    pub not_applicable: u64,
+    /// Accesses outside the contract.
+    pub illegal: u64,
+    /// Reads of cur_perf for which the host had no answer.
+    pub source_failures: u64,
+}
+
+impl From<CounterSnapshot> for Counts {
+    fn from(counters: CounterSnapshot) -> Self {
+        Self {
+            requests: counters.requests,
+            applied: counters.applied,
+            unchanged: counters.unchanged,
+            superseded: counters.superseded,
+            coalesced: counters.coalesced,
+            limited: counters.limited,
+            refused: counters.refused,
+            not_applicable: counters.not_applicable,
+            illegal: counters.illegal,
+            source_failures: counters.source_failures,
+        }
+    }
+}
+
+/// A histogram of times.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// Times counted.
+    pub n: u64,
+    /// Half of them are below this, ns; a power of two.
+    pub p50_below_ns: Option<u64>,
+    /// 99 of 100 are below this, ns; a power of two.
+    pub p99_below_ns: Option<u64>,
+    /// Times from 0 ns, 1 ns, 2 ns, 4 ns and so on to the next bucket's, up to
+    /// the last bucket that has any.
+    pub buckets: Vec<u64>,
+}
+
+impl From<HistogramSnapshot> for Times {
+    fn from(histogram: HistogramSnapshot) -> Self {
+        let last = histogram.counts.iter().rposition(|&count| count > 0);
+        let used = last.map_or(0, |last| (last + 1).min(HISTOGRAM_BUCKETS));
+        Self {
+            n: histogram.n(),
+            p50_below_ns: histogram.below_ns(50),
+            p99_below_ns: histogram.below_ns(99),
+            buckets: histogram.counts[..used].to_vec(),
+        }
+    }
+}
+
+/// What can be asked for [`Stats`].
+pub trait Measured: Send + Sync {
+    /// How it stands now.
+    fn stats(&self) -> Stats;
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: what the server sends is what the client reads; a VMM that
+    //! isn't there, or that hangs up, is said in one line; the table has a line
+    //! for each vCPU.
+
+    use std::sync::Arc;
+
+    use vcpufreq_device::Histogram;
+
+    use super::*;
+
+    struct Fixed(Stats);
+
+    impl Measured for Fixed {
+        fn stats(&self) -> Stats {
+            self.0.clone()
+        }
+    }
+
+    fn sample() -> Stats {
+        let times = Histogram::default();
+        times.record(3_000);
+        let counts = CounterSnapshot {
+            requests: 7,
+            superseded: 2,
+            coalesced: 3,
+            limited: 1,
+            ..CounterSnapshot::default()
+        };
+        let vcpu = |vcpu| VcpuStats {
+            vcpu,
+            pcpu: Some(2),
+            asks_khz: Some(1_800_000),
+            gets_khz: 2_800_000,
+            counts: counts.into(),
+            clamp_after: times.snapshot().into(),
+            ..VcpuStats::default()
+        };
+        Stats {
+            pid: 42,
+            at_ns: 1,
+            vcpus: vec![vcpu(0), vcpu(1)],
+            accesses_outside: 0,
+        }
+    }
+
+    #[test]
+    fn sent_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.sock");
+        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        for _ in 0..3 {
+            assert_eq!(ask(&path).unwrap(), sample());
+        }
+        server.stop();
+        assert!(!path.exists());
+        let error = ask(&path).unwrap_err();
+        assert!(format!("{error:#}").contains("42.sock"), "{error:#}");
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.sock");
+        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        assert_eq!(ask(&path).unwrap().pid, 42);
+        drop(idle);
+        server.stop();
+    }
+
+    #[test]
+    fn a_line_for_each_vcpu() {
+        let text = table(&sample());
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].contains("ASKS"), "{text}");
+        let cells: Vec<_> = lines[1].split_whitespace().collect();
+        let start = ["0", "exit", "2", "1800.0", "2800.0"];
+        assert_eq!(cells[..5], start, "{text}");
+        // Requests, applied, coalesced, limited, refused.
+        assert_eq!(cells[6..11], ["7", "0", "3", "1", "0"], "{text}");
+    }
+
+    #[test]
+    fn times_end_with_the_last_bucket() {
+        let times = Times::from(HistogramSnapshot::default());
+        assert_eq!(times, Times::default());
+        let histogram = Histogram::default();
+        histogram.record(2);
+        assert_eq!(Times::from(histogram.snapshot()).buckets, [0, 0, 1]);
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMM's end: a socket that tells whoever may read the VMM's records.
+
+use std::{
+    fs, io,
+    io::Write,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use vcpufreq_device::host;
+
+use super::Measured;
+
+/// How long a client may take to read: what is sent fits a socket's buffer,
+/// unless somebody fills it on purpose.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The thread that answers.
+pub struct Server {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// Answers at `path`, in a directory that only this user may enter.
+    ///
+    /// # Errors
+    /// When the socket can't be made, or the thread not be started.
+    pub fn start(path: &Path, measured: Arc<dyn Measured>) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let answer_all = move || {
+            // Without uclamp it is a thread like any other.
+            let _ = host::clamp_current_thread_to_zero();
+            for client in listener.incoming() {
+                if stopped.load(SeqCst) {
+                    break;
+                }
+                match client {
+                    // A client that hangs up has lost its answer, nobody else's.
+                    Ok(client) => drop(answer(client, &*measured)),
+                    // No more open files, at the moment.
+                    Err(_) => std::thread::sleep(PATIENCE),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("stats".to_owned());
+        match thread.spawn(answer_all) {
+            Ok(thread) => Ok(Self {
+                path: path.to_owned(),
+                stop,
+                thread,
+            }),
+            Err(error) => {
+                // It was made just now.
+                let _ = fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes the socket and ends the thread.
+    pub fn stop(self) {
+        self.stop.store(true, SeqCst);
+        // Wakes it up. Without a socket nobody can, and the thread ends with
+        // the process.
+        let woken = UnixStream::connect(&self.path).is_ok();
+        let _ = fs::remove_file(&self.path);
+        if woken {
+            // A panic of that thread was reported when it happened.
+            let _ = self.thread.join();
+        }
+    }
+}
+
+fn answer(mut client: UnixStream, measured: &dyn Measured) -> io::Result<()> {
+    client.set_write_timeout(Some(PATIENCE))?;
+    let text = serde_json::to_string(&measured.stats())?;
+    client.write_all(text.as_bytes())
+}
