@@ -94,7 +94,7 @@ const BOOTS: &[Boot] = &[
         ..boot("2+2", &["governor", "opps-exact", "domain"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot("2+2", &["no-exit", "order", "two-guests"]),
+    boot("2+2", &["no-exit", "order", "two-guests", "stats"]),
     Boot {
         driver: Mainline,
         ..boot("2+2", &["no-exit", "no-dip"])

@@ -16,6 +16,7 @@ mod no_exit;
 mod opps;
 mod order;
 mod speed;
+mod stats;
 mod two_guests;
 mod unpinned;
 
@@ -60,6 +61,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
         "order" => order::run(plan),
+        "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
         "pin-offline" => failure::pin_offline(plan),

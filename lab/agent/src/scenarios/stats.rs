@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq stats --json` on a running VMM says what the guest did and what
+//! its events file says, by each path, over a reset too; after kill -9 the
+//! socket that it asked is gone.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Plan, Policy, first_cpus, let_ticks_pass, registers};
+use crate::vm::{Setup, Vm, events};
+
+const PATHS: [&str; 2] = ["exit", "kernel"];
+/// Reads and writes of a vCPU's registers at once.
+const MANY: u64 = 300;
+/// Further ones after a reset.
+const FEW: u64 = 40;
+/// Writes of a value that isn't in the table: they exit by every path.
+const ODD: u64 = 5;
+/// How fast a vCPU may ask, and how often at once: less than [`ODD`].
+const LIMIT: &str = "200:2";
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut results = Vec::new();
+    for path in PATHS {
+        results.push(by_path(path, &policies).with_context(|| format!("path {path}"))?);
+    }
+    let killed = after_kill(&policies)?;
+    let held = results.iter().chain([&killed]).all(|r| r["held"] == true);
+    Ok(json!({ "held": held, "by_path": results, "after_kill": killed }))
+}
+
+/// Without a driver: nobody else asks.
+fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
+    let setup =
+        Setup::mirroring(&first_cpus(policies)).with(&["--path", path, "--rate-limit", LIMIT]);
+    let mut vm = Vm::boot(&setup)?;
+    access(&mut vm, policies, MANY)?;
+    let before = stats(&vm)?;
+    let wrong_before = differences(&before, path, MANY, 0)?;
+    vm.tell("restart")?;
+    vm.expect("@ready", Duration::from_secs(120))?;
+    access(&mut vm, policies, FEW)?;
+    let after = stats(&vm)?;
+    let wrong_after = differences(&after, path, MANY + FEW, 1)?;
+    let said = vm.quit()?;
+    Ok(json!({
+        "held": wrong_before.is_empty() && wrong_after.is_empty(),
+        "path": path, "wrong": wrong_before, "wrong_after_reset": wrong_after,
+        "stats": after["vcpus"], "vmm_said": said,
+    }))
+}
+
+/// On each vCPU: `count` reads of cur_perf, then `count` writes of its table's
+/// ends in turn, [`ODD`] of another value, and a read of a register that has none.
+fn access(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<()> {
+    let base = registers(vm)?;
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let page = base + 0x1000 * u64::try_from(vcpu)?;
+        let (low, high) = (policy.min(), policy.max());
+        let set_perf = page + 4;
+        vm.ask(format!("loads {vcpu} {page:#x} {count}"))?;
+        vm.ask(format!("stores {vcpu} {set_perf:#x} {count} {low} {high}"))?;
+        vm.ask(format!("stores {vcpu} {set_perf:#x} {ODD} {}", low + 1))?;
+        vm.ask(format!("loads {vcpu} {:#x} 1", page + 0x18))?;
+    }
+    // What waits for the limit gets its turn, and the file is written.
+    let_ticks_pass();
+    sleep(Duration::from_millis(100));
+    Ok(())
+}
+
+fn stats(vm: &Vm) -> Result<Value> {
+    let pid = vm.pid().to_string();
+    let output = Command::new("/bin/vcpufreq")
+        .args(["stats", "--json", &pid])
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "stats: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).context("stats --json")
+}
+
+/// What the stats say and shouldn't. Each vCPU has made `count` reads and
+/// writes of table entries, and the other accesses before and after each of
+/// `resets`.
+fn differences(stats: &Value, path: &str, count: u64, resets: u64) -> Result<Vec<Value>> {
+    let events = events()?;
+    let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
+    let mut wrong = Vec::new();
+    for (vcpu, seen) in vcpus.iter().enumerate() {
+        let mut expect = |what: &str, seen: &Value, expected: Value| {
+            if *seen != expected {
+                wrong.push(json!({ "vcpu": vcpu, what: seen, "expected": expected }));
+            }
+        };
+        let (once, odd) = (1 + resets, ODD * (1 + resets));
+        // A page that is in memory reads 0 where there is no register.
+        let (exited, in_kernel) = match path {
+            "exit" => ((count + once, count + odd), 0),
+            _ => ((0, odd), count),
+        };
+        expect("path", &seen["path"], path.into());
+        let accesses = json!({
+            "reads_exited": exited.0, "writes_exited": exited.1, "writes_in_kernel": in_kernel,
+        });
+        expect("accesses", &seen["accesses"], accesses);
+        let counts = counted(&events, vcpu, resets);
+        // What is settled while the next request arrives has no time.
+        let applied = counts["applied"].as_u64().unwrap_or_default() - resets;
+        let timed = seen["clamp_after"]["n"].as_u64().unwrap_or_default();
+        expect("timed", &(1..=applied).contains(&timed).into(), true.into());
+        // Else this is no test of these two.
+        expect("limited", &(counts["limited"] != 0).into(), true.into());
+        let coalesced = (counts["coalesced"] != 0).into();
+        expect("coalesced", &coalesced, (path == "kernel").into());
+        let all = json!(count + odd + resets);
+        expect("requests", &counts["requests"], all);
+        expect("counts", &seen["counts"], counts);
+    }
+    Ok(wrong)
+}
+
+/// A vCPU's counts, from the events. A reset takes the last request back, which
+/// is a request without an event of its own.
+fn counted(events: &[Value], vcpu: usize, resets: u64) -> Value {
+    let of_vcpu = |kind: &'static str| {
+        let it = move |event: &&Value| event["vcpu"] == vcpu && event["event"] == kind;
+        events.iter().filter(it)
+    };
+    let count = |kind| of_vcpu(kind).count() as u64;
+    let coalesced: u64 = of_vcpu("coalesced")
+        .filter_map(|event| event["count"].as_u64())
+        .sum();
+    json!({
+        "requests": count("request") + coalesced + resets,
+        "applied": count("applied"),
+        "unchanged": count("unchanged"),
+        "superseded": count("superseded"),
+        "coalesced": coalesced,
+        "limited": count("limited"),
+        "refused": count("refused"),
+        "not_applicable": count("not_applicable"),
+        "illegal": count("illegal_access"),
+        "source_failures": count("source_failed"),
+    })
+}
+
+/// The socket is there while the VMM runs, and not when it was killed; then
+/// `stats` says so, with exit code 2.
+fn after_kill(policies: &[Policy]) -> Result<Value> {
+    let vm = Vm::boot(&Setup::mirroring(&first_cpus(policies)))?;
+    let pid = vm.pid();
+    let socket = format!("/run/vcpufreq/{pid}.sock");
+    let there = Path::new(&socket).exists();
+    vm.kill()?;
+    sleep(Duration::from_secs(1));
+    let left: Vec<_> = fs::read_dir("/run/vcpufreq")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().display().to_string())
+        .collect();
+    let output = Command::new("/bin/vcpufreq").arg("stats").output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = output.status.code() == Some(2) && said.lines().count() == 1;
+    Ok(json!({
+        "held": there && left.is_empty() && refused,
+        "socket_was_there": there, "left": left, "stats_said": said.trim(),
+    }))
+}
