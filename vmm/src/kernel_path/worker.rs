@@ -4,7 +4,9 @@
 //!
 //! Requests take at most a twentieth of the time: after a turn it sleeps 20 times
 //! as long as the turn took of its CPU, unless it had been idle for as long
-//! before, up to a reserve. It has no part in the vCPUs' cgroups, its own clamp
+//! before, up to a reserve. A turn that was charged for more than it did (an
+//! interrupt, a hypervisor below) doesn't keep the next request waiting for
+//! longer than [`NAP`]: what is left of its debt is paid by later naps. It has no part in the vCPUs' cgroups, its own clamp
 //! is 0 so that it neither lifts nor holds a pCPU's frequency, and it stays off
 //! the pCPUs that vCPUs are pinned to where there are others.
 
@@ -33,6 +35,10 @@ const REFRESH_AGAIN: Duration = Duration::from_micros(250);
 const SHARE: u32 = 20;
 /// What it may run at once after it has been idle.
 const RESERVE: Duration = Duration::from_millis(2);
+/// The longest that a request waits for the worker's share.
+const NAP: Duration = Duration::from_millis(10);
+/// Debt that is remembered, in time of the CPU.
+const DEBT: Duration = Duration::from_millis(10);
 /// When to go on with an inbox that was left unfinished.
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
@@ -204,6 +210,7 @@ impl Turns {
     /// while something changes.
     fn refresh_when_due(&mut self) {
         let started = Instant::now();
+        let cpu_before = sys::thread_cpu_time();
         if self.changed.swap(false, Relaxed) {
             self.refresh_at = self.refresh_at.min(self.refresh_not_before);
         }
@@ -213,7 +220,7 @@ impl Turns {
         for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
             self.plan.device.refresh(vcpu);
         }
-        let took = started.elapsed();
+        let took = sys::thread_cpu_time().saturating_sub(cpu_before);
         self.refresh_at = started + REFRESH.max(took * 20);
         self.refresh_not_before = started + REFRESH_AGAIN.max(took * 10);
     }
@@ -225,9 +232,10 @@ impl Turns {
     }
 }
 
-/// How long the worker may still run now.
+/// How long the worker may still run now, and what it has run too long.
 struct Budget {
     left: Duration,
+    debt: Duration,
     since: Instant,
 }
 
@@ -235,6 +243,7 @@ impl Budget {
     fn new(since: Instant) -> Self {
         Self {
             left: RESERVE,
+            debt: Duration::ZERO,
             since,
         }
     }
@@ -244,9 +253,11 @@ impl Budget {
     fn after(&mut self, used: Duration, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.since) / SHARE;
         self.since = now;
-        let left = (self.left + earned).min(RESERVE);
+        let left = (self.left + earned.saturating_sub(self.debt)).min(RESERVE);
+        let debt = self.debt.saturating_sub(earned) + used.saturating_sub(left);
         self.left = left.saturating_sub(used);
-        used.saturating_sub(left) * SHARE
+        self.debt = debt.min(DEBT);
+        (self.debt * SHARE).min(NAP)
     }
 }
 
@@ -262,11 +273,27 @@ mod tests {
         let start = Instant::now();
         let mut budget = Budget::new(start);
         assert_eq!(budget.after(2 * MS, start), Duration::ZERO);
-        assert_eq!(budget.after(MS, start), 20 * MS);
-        assert_eq!(budget.after(MS, start + 20 * MS), Duration::ZERO);
-        assert_eq!(budget.after(MS, start + 20 * MS), 20 * MS);
+        assert_eq!(budget.after(MS / 4, start), 5 * MS);
+        assert_eq!(budget.after(MS / 4, start + 5 * MS), 5 * MS);
         // A long idle time earns no more than the reserve.
         let later = start + 1000 * MS;
-        assert_eq!(budget.after(3 * MS, later), 20 * MS);
+        assert_eq!(budget.after(2 * MS + MS / 4, later), 5 * MS);
+    }
+
+    #[test]
+    fn a_debt_is_paid_by_naps_that_requests_can_wait_for() {
+        let start = Instant::now();
+        let mut budget = Budget::new(start);
+        let mut nap = budget.after(RESERVE + 3 * MS, start);
+        let mut slept = Duration::ZERO;
+        while nap > Duration::ZERO {
+            assert!(nap <= NAP);
+            slept += nap;
+            nap = budget.after(Duration::ZERO, start + slept);
+        }
+        assert_eq!(slept, 3 * MS * SHARE);
+        // One that was charged for a second doesn't pay for it for ever.
+        assert_eq!(budget.after(1000 * MS, start + slept), NAP);
+        assert_eq!(budget.debt, DEBT);
     }
 }

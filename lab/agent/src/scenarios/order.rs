@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -59,9 +61,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
         vm.ask(line)?;
         let during = vm.clamp(0)?;
         hog.stop()?;
+        let util = asked.last().map(|&khz| low.util(khz)).context("no value")?;
+        wait_for(|| Ok(vm.clamp(0)? == (util, util)))?;
+        // And no older one comes later.
         let_ticks_pass();
         let after = vm.clamp(0)?;
-        let util = asked.last().map(|&khz| low.util(khz)).context("no value")?;
         // While the worker couldn't run nothing changed: else this is no test.
         if after != (util, util) || during != before {
             wrong.push(json!({
@@ -74,6 +78,17 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({
         "held": wrong.is_empty(), "patterns": PATTERNS.len(), "wrong": wrong, "vmm_said": said,
     }))
+}
+
+/// Looks every millisecond of a second; what came of it is the caller's to see.
+fn wait_for(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    for _ in 0..1000 {
+        if done()? {
+            break;
+        }
+        sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Binds the VMM's worker to a CPU.
