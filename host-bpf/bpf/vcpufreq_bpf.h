@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	1	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	2	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -65,7 +65,7 @@ struct vcpufreq_bpf_policy {
 	__u64 interval_ns;	/* between two requests on average; 0: no limit */
 	__u64 burst_ns;		/* requests may come ahead of that by this much */
 	__u32 table_len;
-	__u32 pad;
+	__u32 tell;		/* 1: the VMM is told of each request */
 	__u32 table_khz[VCPUFREQ_BPF_TABLE_MAX];	/* rising */
 };
 
@@ -111,13 +111,32 @@ struct vcpufreq_bpf_vm {
 	__u64 strangers;	/* accesses to the padding behind the last page */
 };
 
+/* What an event is about. */
+enum vcpufreq_bpf_kind {
+	VCPUFREQ_BPF_APPLY,	/* the domain's demand is to be put into force */
+	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
+	VCPUFREQ_BPF_TOLD,	/* a request, and what became of it */
+};
+
+/* What became of a request. */
+enum vcpufreq_bpf_outcome {
+	VCPUFREQ_BPF_IN_KERNEL,		/* the module puts it into force */
+	VCPUFREQ_BPF_IS_UNCHANGED,
+	VCPUFREQ_BPF_IS_LIMITED,
+	VCPUFREQ_BPF_LEFT_TO_WORKER,
+	VCPUFREQ_BPF_IS_REFUSED,
+	VCPUFREQ_BPF_IS_NOT_APPLICABLE,
+};
+
 /* To the worker. */
 struct vcpufreq_bpf_event {
 	__u32 vcpu;		/* whose register */
 	__u32 domain;
-	__u32 deferred;		/* 1: not before due_ns */
-	__u32 pad;
-	__u64 due_ns;
+	__u32 kind;		/* enum vcpufreq_bpf_kind */
+	__u32 khz;		/* what was asked for; not for APPLY */
+	__u64 ns;		/* CLOCK_MONOTONIC: not before, or when it was made */
+	__u32 demand;		/* of TOLD only, as the next */
+	__u32 outcome;		/* enum vcpufreq_bpf_outcome */
 };
 
 /* What vcpufreq_register and vcpufreq_refresh are run with. */

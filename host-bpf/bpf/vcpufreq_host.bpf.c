@@ -103,7 +103,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 262144);
 } events SEC(".maps");
 
 /* The program that is in force, for the stub. */
@@ -256,13 +256,13 @@ static __always_inline bool limited(struct vcpufreq_bpf_vcpu *vcpu,
 }
 
 static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *under_way,
-					struct vcpufreq_bpf_event event)
+					struct vcpufreq_bpf_event *event)
 {
 	if (__sync_lock_test_and_set(under_way, 1)) {
 		count(&vcpu->coalesced);
 		return;
 	}
-	if (bpf_ringbuf_output(&events, &event, sizeof(event), 0)) {
+	if (bpf_ringbuf_output(&events, event, sizeof(*event), 0)) {
 		count(&vcpu->dropped);
 		__sync_lock_test_and_set(under_way, 0);
 		return;
@@ -273,7 +273,7 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
 /*
  * Has a demand put into force by the module, on behalf of the current vCPU.
  * Another vCPU of the domain may do so at the same time: whoever comes last
- * looks what is wanted by then.
+ * looks what is wanted by then. Returns an outcome.
  */
 __noinline int actuate(__u32 id, __u32 writer, __u32 number)
 {
@@ -283,11 +283,11 @@ __noinline int actuate(__u32 id, __u32 writer, __u32 number)
 	__u32 demand;
 
 	if (!domain || !vcpu)
-		return 0;
+		return VCPUFREQ_BPF_IS_REFUSED;
 	for (int i = 0; i < 4; i++) {
 		demand = *(volatile __u32 *)&domain->demand;
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
-			return 0;
+			break;
 		if (bpf_ksym_exists(vcpufreq_host_request))
 			error = vcpufreq_host_request(number, writer, demand & 0xffff,
 						      demand >> 16);
@@ -298,22 +298,62 @@ __noinline int actuate(__u32 id, __u32 writer, __u32 number)
 	}
 	if (!error) {
 		count(&vcpu->in_kernel);
-		return 0;
+		return VCPUFREQ_BPF_IN_KERNEL;
 	}
 	/* The next request is to try again, whatever it asks for. */
 	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);
-	count(error == -95 ? &vcpu->not_applicable : &vcpu->refused);	/* EOPNOTSUPP */
-	return 0;
+	if (error == -95) {	/* EOPNOTSUPP */
+		count(&vcpu->not_applicable);
+		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
+	}
+	count(&vcpu->refused);
+	return VCPUFREQ_BPF_IS_REFUSED;
+}
+
+/* What becomes of a request; `event` has what was asked for, and gets the demand. */
+static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
+				    const struct vcpufreq_bpf_policy *policy,
+				    struct vcpufreq_bpf_domain *domain, __u32 writer,
+				    struct vcpufreq_bpf_event *event)
+{
+	__u64 now = event->ns;
+	__u32 granted;
+
+	event->demand = request_to_demand(policy, event->khz, &granted);
+	if (limited(vcpu, policy, now)) {
+		count(&vcpu->limited);
+		event->kind = VCPUFREQ_BPF_DEFERRED;
+		event->ns = vcpu->due_ns - policy->burst_ns;
+		tell_worker(vcpu, &vcpu->deferred, event);
+		event->ns = now;
+		return VCPUFREQ_BPF_IS_LIMITED;
+	}
+	__sync_lock_test_and_set(&domain->granted_khz, granted);
+	if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
+		refresh(event->vcpu);
+	if (policy->actuator == VCPUFREQ_BPF_NOBODY) {
+		count(&vcpu->not_applicable);
+		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
+	}
+	if (__sync_lock_test_and_set(&domain->demand, event->demand) == event->demand) {
+		count(&vcpu->unchanged);
+		return VCPUFREQ_BPF_IS_UNCHANGED;
+	}
+	vcpu->moving_ns = now;
+	if (policy->actuator == VCPUFREQ_BPF_KFUNC)
+		return actuate(event->vcpu, writer, event->domain);
+	event->kind = VCPUFREQ_BPF_APPLY;
+	tell_worker(vcpu, &domain->pending, event);
+	return VCPUFREQ_BPF_LEFT_TO_WORKER;
 }
 
 __noinline int request(__u32 id, __u32 khz, __u32 writer)
 {
 	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
 	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
-	struct vcpufreq_bpf_event event = { .vcpu = id };
+	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz };
 	struct vcpufreq_bpf_domain *domain;
-	__u64 now = bpf_ktime_get_ns(), n;
-	__u32 demand, granted;
+	__u64 n;
 
 	if (!policy || !vcpu)
 		return 0;
@@ -321,35 +361,18 @@ __noinline int request(__u32 id, __u32 khz, __u32 writer)
 	if (!domain)
 		return 0;
 	event.domain = policy->domain;
+	event.ns = bpf_ktime_get_ns();
 	n = __sync_fetch_and_add(&vcpu->requests, 1) + 1;
 	count(&vcpu->generations[setup.generation & 1]);
-	vcpu->latest_ns = now;
+	vcpu->latest_ns = event.ns;
 	__sync_lock_test_and_set(&vcpu->latest, n << 32 | khz);
 
-	if (limited(vcpu, policy, now)) {
-		count(&vcpu->limited);
-		event.deferred = 1;
-		event.due_ns = vcpu->due_ns - policy->burst_ns;
-		tell_worker(vcpu, &vcpu->deferred, event);
-		return 0;
+	event.outcome = answer(vcpu, policy, domain, writer, &event);
+	if (policy->tell) {
+		event.kind = VCPUFREQ_BPF_TOLD;
+		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
+			count(&vcpu->dropped);
 	}
-	demand = request_to_demand(policy, khz, &granted);
-	__sync_lock_test_and_set(&domain->granted_khz, granted);
-	if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
-		refresh(id);
-	if (policy->actuator == VCPUFREQ_BPF_NOBODY) {
-		count(&vcpu->not_applicable);
-		return 0;
-	}
-	if (__sync_lock_test_and_set(&domain->demand, demand) == demand) {
-		count(&vcpu->unchanged);
-		return 0;
-	}
-	vcpu->moving_ns = now;
-	if (policy->actuator == VCPUFREQ_BPF_KFUNC)
-		actuate(id, writer, event.domain);
-	else
-		tell_worker(vcpu, &domain->pending, event);
 	return 0;
 }
 

@@ -22,7 +22,7 @@ use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes, refused};
 use crate::policy::VcpuPolicy;
 use crate::probe::probe;
-use crate::worker::{Event, Worker};
+use crate::worker::{Waiting, Worker};
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
@@ -255,6 +255,14 @@ impl HostBpf {
         Ok(generation)
     }
 
+    /// Detaches the programs for good. The pages stay, for whoever keeps them true from now on, and
+    /// so do the counters.
+    pub fn detach(&self) {
+        let mut programs = self.programs();
+        programs.stub = None;
+        programs.loaded.detach();
+    }
+
     /// Receives the events. Call it once.
     ///
     /// # Errors
@@ -263,34 +271,90 @@ impl HostBpf {
         Worker::new(&self.programs().loaded.map("events")?)
     }
 
-    /// Has what an event stands for put into force by `apply`, which is called again when the
-    /// guest has changed its mind meanwhile. Whether `apply` succeeded.
-    pub fn serve(&self, event: &Event, mut apply: impl FnMut(u32, Demand) -> bool) -> bool {
-        let index = usize::try_from(event.domain).unwrap_or(usize::MAX);
-        let (Some(vcpu), Some(domain)) =
-            (self.vcpus.get(event.vcpu.index()), self.domains.get(index))
-        else {
+    /// Has a request that waits put into force by `apply`, which is called again when the guest
+    /// has changed its mind meanwhile. Whether `apply` succeeded.
+    pub fn serve(&self, waiting: &Waiting, apply: impl FnMut(u32, Demand) -> bool) -> bool {
+        let (Some(vcpu), Some(domain)) = (
+            self.vcpus.get(waiting.vcpu.index()),
+            self.domain(waiting.domain),
+        ) else {
             return false;
         };
-        if event.not_before_ns.is_some() {
+        if waiting.not_before_ns.is_some() {
             vcpu.deferred.store(0, SeqCst);
-            self.grant(event.vcpu, vcpu, domain);
+            self.grant(waiting.vcpu, vcpu, domain);
         } else {
             domain.pending.store(0, SeqCst);
         }
+        self.settle(waiting.domain, apply)
+    }
+
+    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does. `false` also
+    /// when it isn't known what that is.
+    pub fn settle(&self, domain: u32, mut apply: impl FnMut(u32, Demand) -> bool) -> bool {
+        let Some(entry) = self.domain(domain) else {
+            return false;
+        };
         loop {
-            let wanted = domain.demand.load(SeqCst);
+            let wanted = entry.demand.load(SeqCst);
             if wanted == NO_DEMAND {
                 return false;
             }
-            if !apply(event.domain, unpack(wanted)) {
-                self.forget(event.domain);
+            if !apply(domain, unpack(wanted)) {
+                self.forget(domain);
                 return false;
             }
-            if domain.demand.load(SeqCst) == wanted {
+            if entry.demand.load(SeqCst) == wanted {
                 return true;
             }
         }
+    }
+
+    /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
+    /// is still to be put into force ([`Self::settle`]).
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn reset(&self) -> Result<(), BpfError> {
+        // What waits for a token stands for nothing then.
+        for vcpu in self.vcpus.all() {
+            vcpu.latest.fetch_and(!u64::from(u32::MAX), SeqCst);
+        }
+        for domain in self.domains.all() {
+            domain.granted_khz.store(0, SeqCst);
+            domain.demand.store(pack(Demand::NONE), SeqCst);
+        }
+        let vcpus = (0..=u16::MAX).take(self.vcpus.all().len());
+        for vcpu in vcpus {
+            self.programs().loaded.call("vcpufreq_refresh", vcpu)?;
+        }
+        Ok(())
+    }
+
+    /// Makes `khz` the request of a vCPU's domain, as if the guest had written it, unless it has
+    /// written since `count` requests; still to be put into force ([`Self::settle`]).
+    pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64) {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let (Some(policy), Some(entry)) =
+            (policies.get(vcpu.index()), self.vcpus.get(vcpu.index()))
+        else {
+            return;
+        };
+        let Some(domain) = self.domain(policy.domain) else {
+            return;
+        };
+        let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
+        if entry.requests.load(SeqCst) == count {
+            domain.granted_khz.store(decision.granted.0, SeqCst);
+            domain.demand.store(pack(decision.demand), SeqCst);
+        }
+    }
+
+    /// What a domain asks for; `None` when it asks for nothing.
+    #[must_use]
+    pub fn asked(&self, domain: u32) -> Option<Khz> {
+        let granted = self.domain(domain)?.granted_khz.load(SeqCst);
+        (granted != 0).then_some(Khz(granted))
     }
 
     /// Makes a deferred request the domain's, unless a later one comes meanwhile.
@@ -314,10 +378,13 @@ impl HostBpf {
     /// Says that a domain's clamp is not what the programs take it for, so that the next request
     /// is put into force whatever it asks for.
     pub fn forget(&self, domain: u32) {
-        let index = usize::try_from(domain).unwrap_or(usize::MAX);
-        if let Some(domain) = self.domains.get(index) {
+        if let Some(domain) = self.domain(domain) {
             domain.demand.store(NO_DEMAND, SeqCst);
         }
+    }
+
+    fn domain(&self, index: u32) -> Option<&DomainEntry> {
+        self.domains.get(usize::try_from(index).ok()?)
     }
 
     /// The last request of a vCPU's register; `None` when there is no such vCPU.
@@ -331,6 +398,20 @@ impl HostBpf {
             count: half(latest >> 32),
             at_ns: entry.latest_ns.load(SeqCst),
         })
+    }
+
+    /// How many requests of a vCPU's register the programs have seen; 0 when there is no such vCPU.
+    #[must_use]
+    pub fn seen(&self, vcpu: VcpuId) -> u64 {
+        let entry = self.vcpus.get(vcpu.index());
+        entry.map_or(0, |entry| entry.requests.load(SeqCst))
+    }
+
+    /// What a domain wants in force; `None` when that isn't known.
+    #[must_use]
+    pub fn wanted(&self, domain: u32) -> Option<Demand> {
+        let wanted = self.domain(domain)?.demand.load(SeqCst);
+        (wanted != NO_DEMAND).then(|| unpack(wanted))
     }
 
     /// What was counted for a vCPU.
@@ -424,7 +505,7 @@ fn pack(demand: Demand) -> u32 {
     u32::from(demand.min.get()) | u32::from(demand.max.get()) << 16
 }
 
-fn unpack(bits: u32) -> Demand {
+pub(crate) fn unpack(bits: u32) -> Demand {
     let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
     Demand {
         min: util(bits),

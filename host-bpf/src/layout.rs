@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const LAYOUT: u32 = 2;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -22,6 +22,9 @@ pub(crate) const REPORT_REQUEST: u32 = 2;
 pub(crate) const BY_WORKER: u32 = 0;
 pub(crate) const BY_KFUNC: u32 = 1;
 pub(crate) const BY_NOBODY: u32 = 2;
+pub(crate) const APPLY: u32 = 0;
+pub(crate) const DEFERRED: u32 = 1;
+pub(crate) const TOLD: u32 = 2;
 
 /// `struct vcpufreq_bpf_cpu`.
 #[derive(Debug)]
@@ -49,7 +52,7 @@ pub(crate) struct PolicyEntry {
     pub interval_ns: u64,
     pub burst_ns: u64,
     pub table_len: u32,
-    pub pad: u32,
+    pub tell: u32,
     pub table_khz: [u32; TABLE_MAX],
 }
 
@@ -109,7 +112,7 @@ pub(crate) struct PageEntry {
 }
 
 /// Size of `struct vcpufreq_bpf_event`, bytes.
-pub(crate) const EVENT_SIZE: usize = 24;
+pub(crate) const EVENT_SIZE: usize = 32;
 /// Size of `struct vcpufreq_bpf_call`, bytes.
 pub(crate) const CALL_SIZE: usize = 8;
 
@@ -146,7 +149,7 @@ pub struct Counters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Events for which there was no room.
+    /// Events for which there was no room; only those that tell of requests can be.
     pub dropped: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,

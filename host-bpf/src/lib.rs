@@ -44,7 +44,7 @@ pub use module::{Applied, DEVICE, HostModule, Target};
 pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]
-pub use worker::{Event, Worker};
+pub use worker::{Event, Outcome, Told, Waiting, Worker};
 
 #[cfg(feature = "load")]
 pub use said::verify;

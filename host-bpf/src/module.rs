@@ -150,14 +150,14 @@ impl HostModule {
     ///
     /// # Errors
     /// What the scheduler said.
-    pub fn apply(&self, domain: u32, demand: Demand) -> Result<(), BpfError> {
-        let apply = Apply {
+    pub fn apply(&self, domain: u32, demand: Demand) -> io::Result<()> {
+        let mut apply = Apply {
             domain,
             min: demand.min.get().into(),
             max: demand.max.get().into(),
             pad: 0,
         };
-        self.call("clamping a domain", APPLY, apply)
+        ioctl(self.file.as_fd(), APPLY, &mut apply)
     }
 
     /// What was done for a domain.

@@ -88,6 +88,11 @@ impl Loaded {
         Ok(())
     }
 
+    /// Detaches its programs; the maps stay.
+    pub(crate) fn detach(&mut self) {
+        self.links.clear();
+    }
+
     /// The kernel's number of the stub.
     pub(crate) fn stub_id(&self) -> Option<u32> {
         let stub = self.program(STUB).ok()?;

@@ -35,6 +35,8 @@ pub struct VcpuPolicy {
     pub actuate: ActuateBy,
     /// How often; `None`: as often as the guest likes.
     pub limit: Option<RateLimit>,
+    /// Whether the VMM is told of each request, and what became of it.
+    pub tell: bool,
 }
 
 impl VcpuPolicy {
@@ -77,7 +79,7 @@ impl VcpuPolicy {
             interval_ns,
             burst_ns: interval_ns * u64::from(burst - 1),
             table_len: self.spec.table.register_len(),
-            pad: 0,
+            tell: self.tell.into(),
             table_khz,
         }
     }

@@ -190,7 +190,7 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         "-p",
         "vcpufreq-lab-agent",
         "--features",
-        "vcpufreq-lab-agent/bpf",
+        "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
     ]);
     root.run("building the programs for arm64", "env", &args)?;
     step.done();

@@ -165,7 +165,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             }
             WriteReg::PerftblSel => {
                 page.selected.store(value, Relaxed);
-                self.show_memory(vcpu);
+                self.show_selected(vcpu);
             }
         }
     }
@@ -186,6 +186,19 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         match write {
             true => page.counters.writes_exited.bump(),
             false => page.counters.reads_exited.bump(),
+        }
+    }
+
+    /// Makes `khz` the request of the domain of `vcpu`, unless that has had one: what another way
+    /// to the host has carried out, or left undone, before this device got the guest's requests.
+    pub fn inherit(&self, vcpu: VcpuId, khz: Khz) {
+        let Some(page) = self.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let domain = &self.domains[page.domain];
+        if domain.inherit(Request { vcpu, khz }) {
+            page.counters.requests.bump();
+            self.settle(domain);
         }
     }
 
@@ -230,7 +243,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     pub fn reset(&self) {
         for (vcpu, page) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             page.selected.store(0, Relaxed);
-            self.show_memory(vcpu);
+            self.show_selected(vcpu);
         }
         for domain in &self.domains {
             if let Some(Request { vcpu, .. }) = domain.newest().filter(Request::asks) {
@@ -396,8 +409,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         };
         match told {
             Ok(khz) => {
-                page.cur_perf.store(khz.0, Relaxed);
+                let before = page.cur_perf.swap(khz.0, Relaxed);
                 self.show(vcpu, ReadReg::CurPerf, khz.0);
+                if before != khz.0 {
+                    self.events.record(&Event::Moved { vcpu, khz });
+                }
                 khz
             }
             Err(error) => {

@@ -87,6 +87,11 @@ impl Domain {
         self.newest.put(request)
     }
 
+    /// Makes `request` the newest unless there has been one; whether it did.
+    pub fn inherit(&self, request: Request) -> bool {
+        self.newest.put_first(request)
+    }
+
     /// Sees to it that the newest request is put into force, by this thread or by another one that
     /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
     pub fn settle(&self, mut apply: impl FnMut(Request, Option<Demand>) -> Option<Demand>) {
@@ -147,6 +152,11 @@ impl Newest {
     fn put(&self, request: Request) -> Option<Request> {
         let before = self.0.swap(pack(request) | PENDING, SeqCst);
         (before & PENDING != 0).then(|| unpack(before))
+    }
+
+    fn put_first(&self, request: Request) -> bool {
+        let word = pack(request) | PENDING;
+        self.0.compare_exchange(0, word, SeqCst, SeqCst).is_ok()
     }
 
     fn take(&self) -> Option<Request> {

@@ -130,6 +130,14 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         {
             let cur_perf = page.cur_perf.load(Relaxed);
             self.show(vcpu, ReadReg::CurPerf, cur_perf);
+            self.show_selected(vcpu);
+        }
+    }
+
+    /// Shows the table entry that is selected. Not cur_perf: somebody may be about to show a
+    /// newer one.
+    pub(crate) fn show_selected(&self, vcpu: VcpuId) {
+        if self.pages.get().is_some() {
             let entry = self.read(vcpu, ReadReg::PerftblRd);
             self.show(vcpu, ReadReg::PerftblRd, entry);
         }

@@ -193,6 +193,13 @@ pub enum Event {
         /// Why not.
         reason: &'static str,
     },
+    /// cur_perf was learned, and is another one than before.
+    Moved {
+        /// Whose.
+        vcpu: VcpuId,
+        /// What the guest is told.
+        khz: Khz,
+    },
     /// An access that the contract doesn't have. Read as 0, or dropped.
     IllegalAccess {
         /// Whose page; `None` in the padding after the last one.

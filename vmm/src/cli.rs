@@ -127,6 +127,9 @@ pub struct RunArgs {
     /// one [default: auto]
     #[arg(long, value_name = "PATH")]
     pub path: Option<PathChoice>,
+    /// The programs of the path bpf [default: /usr/lib/vcpufreq/vcpufreq_host.bpf.o]
+    #[arg(long, value_name = "FILE")]
+    pub bpf_object: Option<PathBuf>,
     /// Say on stderr why each path is taken or not
     #[arg(long)]
     pub explain: bool,
@@ -214,6 +217,7 @@ impl RunArgs {
             clamp: self.clamp,
             actuator: self.actuator,
             path: self.path,
+            bpf_object: self.bpf_object.clone(),
             explain: self.explain.then_some(true),
             report: self.report,
             rate_limit: self.rate_limit,

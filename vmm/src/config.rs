@@ -25,6 +25,9 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 /// The default KVM device.
 pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
 
+/// Where the programs of the path `bpf` are installed.
+pub const DEFAULT_BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq_host.bpf.o";
+
 /// The default limit on a vCPU's requests. schedutil in a guest makes 1,000 a
 /// second at most, as long as nobody sets its rate_limit_us.
 pub const DEFAULT_RATE_LIMIT: RateLimit = RateLimit {
@@ -71,6 +74,8 @@ pub struct RunConfig {
     pub actuator: ActuatorChoice,
     /// How accesses reach the device.
     pub path: PathChoice,
+    /// The programs of the path `bpf`, [`DEFAULT_BPF_OBJECT`] unless told.
+    pub bpf_object: PathBuf,
     /// Whether to say why.
     pub explain: bool,
     /// What cur_perf tells.

@@ -156,7 +156,7 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
         domains: count(facts.cpus.policies.len()),
         pcpus: count(facts.cpus.cpus.len()),
     };
-    let offers = path::offers(&facts.paths, &needs, facts.open_files);
+    let offers = path::offers(facts.bpf.clone(), &facts.paths, &needs, facts.open_files);
     let finding = |Offer { path, possible }| {
         let subject = match path {
             Path::Exit => return None,
@@ -166,9 +166,11 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
         Some(match possible {
             Ok(how) => Finding::good(subject, "possible", how),
             // What isn't in this program is no fault of the host.
-            Err(why) if path == Path::Bpf => Finding::good(subject, "not possible", why),
+            Err(why) if path == Path::Bpf && !cfg!(feature = "bpf") => {
+                Finding::good(subject, "not possible", why)
+            }
             Err(why) => Finding::limit(subject, "not possible", why)
-                .change("do what the reason says; until then each access exits to the VMM"),
+                .change("do what the reason says; until then it is the next path's turn"),
         })
     };
     offers.into_iter().filter_map(finding).collect()

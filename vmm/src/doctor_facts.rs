@@ -9,7 +9,8 @@ use serde::Serialize;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
-    energy_model,
+    bridge::{self, BpfPlan},
+    config, energy_model,
     facts::{HostCpus, HostTree},
     sys,
     vm::probe::PathFacts,
@@ -94,6 +95,8 @@ pub struct Live {
     pub kvm: Result<KvmFacts, String>,
     /// What KVM takes over of the vcpufreq registers, or why nothing is known.
     pub paths: Result<PathFacts, String>,
+    /// How BPF would work here, or why it doesn't.
+    pub bpf: Result<String, String>,
     /// Whether a thread can be clamped, or why not.
     pub uclamp: Result<(), String>,
     /// The cgroup that a VM's would be in, or why there is none.
@@ -107,6 +110,9 @@ impl Live {
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
+            bpf: bridge::offer_bpf(&BpfPlan {
+                object: config::DEFAULT_BPF_OBJECT.into(),
+            }),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
             cgroup: offer
                 .cgroup
@@ -125,6 +131,8 @@ pub struct DoctorFacts {
     pub kvm: Result<KvmFacts, String>,
     /// What KVM takes over of the vcpufreq registers, or why nothing is known.
     pub paths: Result<PathFacts, String>,
+    /// How BPF would work here, or why it doesn't.
+    pub bpf: Result<String, String>,
     /// Files that this process may have open.
     pub open_files: u64,
     /// Whether a thread can be clamped, or why not.
@@ -164,6 +172,7 @@ impl DoctorFacts {
             arch: arch.to_owned(),
             kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
             paths: live.paths,
+            bpf: live.bpf,
             open_files: sys::open_files_at_most(),
             uclamp: live.uclamp,
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),

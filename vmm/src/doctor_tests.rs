@@ -43,6 +43,7 @@ fn live() -> Live {
             ioeventfds: Ok(()),
             coherent: true,
         }),
+        bpf: Ok("by programs".to_owned()),
         uclamp: Ok(()),
         cgroup: Ok("/sys/fs/cgroup".to_owned()),
     }
@@ -171,6 +172,7 @@ fn what_the_running_kernel_lacks_is_found() {
 #[test]
 fn an_empty_tree_is_findings_and_no_panic() {
     let live = Live {
+        bpf: Err("no BPF".to_owned()),
         kvm: Err("absent".into()),
         paths: Err("absent".into()),
         uclamp: Err("absent".into()),

@@ -49,9 +49,16 @@ pub struct EventQueue {
 
 impl Events for EventQueue {
     fn record(&self, event: &Event) {
+        self.record_at(event, sys::monotonic_ns(), Tid::current().get());
+    }
+}
+
+impl EventQueue {
+    /// Records what happened at `t_ns` (CLOCK_MONOTONIC) on thread `tid`.
+    pub fn record_at(&self, event: &Event, t_ns: u64, tid: i32) {
         let stamped = Stamped {
-            t_ns: sys::monotonic_ns(),
-            tid: Tid::current().get(),
+            t_ns,
+            tid,
             event: *event,
         };
         if self.queue.try_send(stamped).is_err() {

@@ -2,7 +2,6 @@
 //! The parts of the `vcpufreq` program.
 
 pub mod bridge;
-mod bridge_stats;
 pub mod cleanup;
 pub mod cli;
 pub mod config;

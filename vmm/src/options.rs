@@ -86,6 +86,8 @@ pub struct RunOptions {
     pub actuator: Option<Actuator>,
     /// How accesses reach the device.
     pub path: Option<PathChoice>,
+    /// The programs of the path `bpf`.
+    pub bpf_object: Option<PathBuf>,
     /// Say why which path is taken.
     pub explain: Option<bool>,
     /// What cur_perf tells.
@@ -157,6 +159,7 @@ impl RunOptions {
             clamp: self.clamp.or(file.clamp),
             actuator: self.actuator.or(file.actuator),
             path: self.path.or(file.path),
+            bpf_object: self.bpf_object.or(file.bpf_object),
             explain: self.explain.or(file.explain),
             report: self.report.or(file.report),
             rate_limit: self.rate_limit.or(file.rate_limit),

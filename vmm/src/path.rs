@@ -80,27 +80,50 @@ pub struct Offer {
     pub possible: Result<String, String>,
 }
 
-/// What the host offers, the best first. `open_files` is the limit of them.
-pub fn offers(facts: &Result<PathFacts, String>, needs: &Needs, open_files: u64) -> Vec<Offer> {
-    let kernel = match facts {
-        Ok(facts) => kernel(facts, needs, open_files),
-        Err(why) => Err(why.clone()),
+/// What the host offers, the best first. `bpf` is how BPF would work here;
+/// `open_files` is the limit of them.
+pub fn offers(
+    bpf: Result<String, String>,
+    facts: &Result<PathFacts, String>,
+    needs: &Needs,
+    open_files: u64,
+) -> Vec<Offer> {
+    let (kernel, in_kvm) = match facts {
+        Ok(facts) => (kernel(facts, needs, open_files), bpf_in_kvm(facts)),
+        Err(why) => (Err(why.clone()), Err(why.clone())),
     };
-    let bpf = Err("this program is built without BPF; take --path kernel".to_owned());
+    let bpf = bpf.and_then(|how| in_kvm.map(|()| how));
     let exit = Ok("each access exits to the VMM; every host has it".to_owned());
     [(Path::Bpf, bpf), (Path::Kernel, kernel), (Path::Exit, exit)]
         .map(|(path, possible)| Offer { path, possible })
         .into()
 }
 
-fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+/// What the path `bpf` needs of KVM.
+fn bpf_in_kvm(facts: &PathFacts) -> Result<(), String> {
+    in_kvm(facts)?;
+    match facts.coherent {
+        true => Ok(()),
+        false => Err(
+            "a guest's reads go past the host's caches (no FEAT_S2FWB), which BPF can't clean; \
+             take --path kernel"
+                .to_owned(),
+        ),
+    }
+}
+
+fn in_kvm(facts: &PathFacts) -> Result<(), String> {
     facts.readonly_slots.clone().map_err(|why| {
         format!("{why}, as for a protected VM; use a host that isn't in protected mode")
     })?;
     facts
         .ioeventfds
         .clone()
-        .map_err(|why| format!("{why}; use a kernel with CONFIG_EVENTFD and KVM's ioeventfds"))?;
+        .map_err(|why| format!("{why}; use a kernel with CONFIG_EVENTFD and KVM's ioeventfds"))
+}
+
+fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+    in_kvm(facts)?;
     let needed = needs.open_files();
     if needed > open_files {
         return Err(format!(
@@ -144,6 +167,12 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     }
 }
 
+/// Why a path isn't possible, if so.
+pub fn why_not(offers: &[Offer], path: Path) -> Option<&str> {
+    let offer = offers.iter().find(|offer| offer.path == path)?;
+    offer.possible.as_ref().err().map(String::as_str)
+}
+
 /// A line for each path, the best first.
 pub fn explain(offers: &[Offer], taken: Path) -> String {
     let lines = offers.iter().map(|Offer { path, possible }| {
@@ -170,6 +199,10 @@ mod tests {
         pcpus: 8,
     };
 
+    fn no_bpf() -> Result<String, String> {
+        Err("this program is built without BPF".to_owned())
+    }
+
     fn facts() -> PathFacts {
         PathFacts {
             readonly_slots: Ok(()),
@@ -179,14 +212,14 @@ mod tests {
     }
 
     fn why_no_kernel(facts: Result<PathFacts, String>, open_files: u64) -> String {
-        let offers = offers(&facts, &NEEDS, open_files);
+        let offers = offers(no_bpf(), &facts, &NEEDS, open_files);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Exit));
         choose(PathChoice::Kernel, &offers).unwrap_err()
     }
 
     #[test]
     fn the_best_offer_is_taken_unless_another_is_asked_for() {
-        let offers = offers(&Ok(facts()), &NEEDS, 65_536);
+        let offers = offers(no_bpf(), &Ok(facts()), &NEEDS, 65_536);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
         assert_eq!(choose(PathChoice::Exit, &offers), Ok(Path::Exit));
         assert!(choose(PathChoice::Bpf, &offers).is_err());
@@ -216,7 +249,7 @@ mod tests {
         let why = why_no_kernel(Ok(facts()), needed - 1);
         assert!(why.contains("64 vCPUs with 1024 table entries"), "{why}");
         assert!(why.contains(&format!("ulimit -Hn {needed}")), "{why}");
-        let offers = offers(&Ok(facts()), &NEEDS, needed);
+        let offers = offers(no_bpf(), &Ok(facts()), &NEEDS, needed);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
     }
 
@@ -226,7 +259,22 @@ mod tests {
             coherent: false,
             ..facts()
         };
-        let text = explain(&offers(&Ok(facts), &NEEDS, 65_536), Path::Kernel);
+        let text = explain(&offers(no_bpf(), &Ok(facts), &NEEDS, 65_536), Path::Kernel);
         assert!(text.contains("no FEAT_S2FWB"), "{text}");
+    }
+
+    #[test]
+    fn bpf_is_the_best_where_caches_are_coherent() {
+        let how = || Ok("by programs".to_owned());
+        let best = offers(how(), &Ok(facts()), &NEEDS, 65_536);
+        assert_eq!(choose(PathChoice::Auto, &best), Ok(Path::Bpf));
+        let facts = PathFacts {
+            coherent: false,
+            ..facts()
+        };
+        let best = offers(how(), &Ok(facts), &NEEDS, 65_536);
+        assert_eq!(choose(PathChoice::Auto, &best), Ok(Path::Kernel));
+        let why = choose(PathChoice::Bpf, &best).unwrap_err();
+        assert!(why.contains("no FEAT_S2FWB"), "{why}");
     }
 }

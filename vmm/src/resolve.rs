@@ -51,6 +51,10 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
         clamp: clamp_mode(options.clamp),
         actuator: actuator_choice(options.actuator),
         path: options.path.unwrap_or_default(),
+        bpf_object: options
+            .bpf_object
+            .clone()
+            .unwrap_or_else(|| config::DEFAULT_BPF_OBJECT.into()),
         explain: options.explain.unwrap_or(false),
         report: report(options.report),
         rate_limit: match options.rate_limit {

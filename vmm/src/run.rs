@@ -19,7 +19,7 @@ use vcpufreq_device::{
 };
 
 use crate::{
-    bridge::{Bridge, BridgeDevice, KernelPlan},
+    bridge::{self, BpfPlan, Bridge, BridgeDevice, KernelPlan, Plans},
     cli::RunArgs,
     config::RunConfig,
     doctor_facts::{KvmFacts, headroom_of},
@@ -79,8 +79,8 @@ fn run_and_report(config: &RunConfig, host: &HostTree, offer: Option<Offer>) -> 
 struct Offer {
     chosen: Chosen,
     source: SysfsSource,
-    /// The path `kernel`, if that is taken.
-    kernel: Option<KernelPlan>,
+    /// The paths that may be taken.
+    plans: Plans,
 }
 
 impl Offer {
@@ -95,11 +95,11 @@ impl Offer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
-        let kernel = choose_path(config)?;
+        let plans = choose_path(config)?;
         Ok(Self {
             chosen,
             source,
-            kernel,
+            plans,
         })
     }
 
@@ -112,26 +112,31 @@ impl Offer {
     }
 }
 
-/// Which path the guest's accesses take; `None` is `exit`.
-fn choose_path(config: &RunConfig) -> anyhow::Result<Option<KernelPlan>> {
+/// Which paths the guest's accesses may take.
+fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
+    let bpf = BpfPlan {
+        object: config.bpf_object.clone(),
+    };
     let facts = PathFacts::ask(&config.kvm_device);
-    let offers = path::offers(&facts, &needs(config), sys::open_files_at_most());
+    let files = sys::open_files_at_most();
+    let offers = path::offers(bridge::offer_bpf(&bpf), &facts, &needs(config), files);
     let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
     if config.explain {
         eprintln!("{}", path::explain(&offers, taken));
     }
-    match facts {
-        Ok(facts) if taken == Path::Kernel => Ok(Some(KernelPlan {
-            clean: !facts.coherent,
-        })),
-        _ => {
-            let kernel = offers.iter().find(|offer| offer.path == Path::Kernel);
-            if let (PathChoice::Auto, Some(Err(why))) = (config.path, kernel.map(|k| &k.possible)) {
-                warn(&format!("each access exits to the VMM: {why}"));
-            }
-            Ok(None)
-        }
+    let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
+    let clean = facts.is_ok_and(|facts| !facts.coherent);
+    if taken == Path::Exit
+        && config.path == PathChoice::Auto
+        && let Some(why) = path::why_not(&offers, Path::Kernel)
+    {
+        warn(&format!("each access exits to the VMM: {why}"));
     }
+    Ok(Plans {
+        bpf: (taken == Path::Bpf).then_some(bpf),
+        only_bpf: config.path == PathChoice::Bpf,
+        kernel: (taken >= Path::Kernel && offered(Path::Kernel)).then_some(KernelPlan { clean }),
+    })
 }
 
 fn needs(config: &RunConfig) -> Needs {
@@ -189,9 +194,9 @@ fn run_guest(
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
         .map(|offer| {
-            let kernel = offer.kernel;
+            let plans = offer.plans.clone();
             let device = make_device(config, host, offer, observer)?;
-            Bridge::start(device, config, kernel, observer)
+            Bridge::start(device, config, &plans, observer)
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();

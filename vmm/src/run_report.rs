@@ -40,13 +40,31 @@ struct Latency {
     arrived_ns: AtomicU64,
     /// From there to its clamp being in force.
     clamp_after: Histogram,
+    /// When the newest request arrived whose clamp no other frequency has
+    /// followed yet; 0 when there is none.
+    moving_ns: AtomicU64,
+    /// From there to another frequency.
+    freq_after: Histogram,
 }
 
 impl Latency {
-    fn take_ns(&self) -> Option<u64> {
+    fn applied(&self) {
         let arrived_ns = self.arrived_ns.swap(0, Relaxed);
-        (arrived_ns > 0).then(|| sys::monotonic_ns().saturating_sub(arrived_ns))
+        if let Some(ns) = since(arrived_ns) {
+            self.clamp_after.record(ns);
+            self.moving_ns.store(arrived_ns, Relaxed);
+        }
     }
+
+    fn moved(&self) {
+        if let Some(ns) = since(self.moving_ns.swap(0, Relaxed)) {
+            self.freq_after.record(ns);
+        }
+    }
+}
+
+fn since(then_ns: u64) -> Option<u64> {
+    (then_ns > 0).then(|| sys::monotonic_ns().saturating_sub(then_ns))
 }
 
 impl Observer {
@@ -68,6 +86,30 @@ impl Observer {
         })
     }
 
+    /// How long it took from a request's arrival until the vCPU's frequency was
+    /// seen to have changed, which is at a look or a read of cur_perf.
+    pub fn freq_after(&self, vcpu: VcpuId) -> HistogramSnapshot {
+        let latency = self.latencies.get(vcpu.index());
+        latency.map_or_else(HistogramSnapshot::default, |latency| {
+            latency.freq_after.snapshot()
+        })
+    }
+
+    /// A request that arrived at `t_ns` elsewhere, on thread `tid`, and what
+    /// became of it.
+    pub fn told(&self, events: &[Event], t_ns: u64, tid: i32) {
+        if let Some(queue) = &self.queue {
+            for event in events {
+                queue.record_at(event, t_ns, tid);
+            }
+        }
+    }
+
+    /// Whether events are written to a file.
+    pub fn writes_events(&self) -> bool {
+        self.queue.is_some()
+    }
+
     /// Requests that a reset makes have no arrival, and no time.
     fn time(&self, event: &Event) {
         let of = |vcpu: VcpuId| self.latencies.get(vcpu.index());
@@ -78,10 +120,13 @@ impl Observer {
                 }
             }
             Event::Applied { vcpu, .. } => {
-                if let Some(latency) = of(*vcpu)
-                    && let Some(ns) = latency.take_ns()
-                {
-                    latency.clamp_after.record(ns);
+                if let Some(latency) = of(*vcpu) {
+                    latency.applied();
+                }
+            }
+            Event::Moved { vcpu, .. } => {
+                if let Some(latency) = of(*vcpu) {
+                    latency.moved();
                 }
             }
             Event::Unchanged { vcpu, .. }
@@ -136,6 +181,8 @@ impl Events for Observer {
                 // Only the first one is kept.
                 let _ = self.first_refusal.set(*error);
             }
+            // The file is about requests.
+            Event::Moved { .. } => return,
             _ => {}
         }
         if let Some(queue) = &self.queue {
@@ -161,13 +208,23 @@ impl Summary {
         }
     }
 
+    /// The same with what was counted elsewhere.
+    #[must_use]
+    pub fn with(self, counted: CounterSnapshot) -> Self {
+        Self {
+            sum: add(self.sum, counted),
+            ..self
+        }
+    }
+
     /// Requests that the host refused.
     pub fn refused(&self) -> u64 {
         self.sum.refused
     }
 }
 
-fn add(a: CounterSnapshot, b: CounterSnapshot) -> CounterSnapshot {
+/// The sum of two.
+pub fn add(a: CounterSnapshot, b: CounterSnapshot) -> CounterSnapshot {
     CounterSnapshot {
         requests: a.requests + b.requests,
         applied: a.applied + b.applied,

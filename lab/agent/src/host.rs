@@ -59,6 +59,13 @@ fn carry_out() -> Result<()> {
     let scenarios = plan["scenarios"]
         .as_array()
         .context("a plan without scenarios")?;
+    // Scenarios about it load it themselves.
+    std::fs::create_dir_all("/usr/lib")?;
+    std::os::unix::fs::symlink("/lab/bpf", "/usr/lib/vcpufreq")?;
+    let names = scenarios.iter().filter_map(Value::as_str);
+    if !names.into_iter().any(|name| name.starts_with("bpf-")) {
+        insmod("vcpufreq_host", "")?;
+    }
     for name in scenarios {
         let name = name.as_str().context("a scenario's name")?;
         if name == "shell" {

@@ -26,6 +26,9 @@ use crate::policy::Demand;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
+/// Of a file that somebody else has written to: no clamp.
+const UNKNOWN: u16 = u16::MAX;
+
 /// Clamps the group of a domain.
 #[derive(Debug)]
 pub struct CgroupActuator {
@@ -105,6 +108,15 @@ impl CgroupActuator {
         write(&file, &tid.to_string()).map_err(io::Error::other)?;
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)
+    }
+
+    /// Says that somebody else writes the clamps from now on: what they hold isn't known.
+    pub fn forget(&self) {
+        for group in &self.domains {
+            for file in [&group.min, &group.max] {
+                file.value.store(UNKNOWN, Relaxed);
+            }
+        }
     }
 
     /// Whether all of the threads are of a kind that clamps mean nothing to. Normally looks at one.

@@ -139,6 +139,15 @@ impl HostActuator {
         }
     }
 
+    /// Says that somebody else clamps from now on: what is in force isn't known.
+    pub fn forget(&self) {
+        match self {
+            Self::Cgroup(actuator) => actuator.forget(),
+            // It remembers nothing.
+            Self::Thread(_) => {}
+        }
+    }
+
     /// The groups to remove in the end, if there are any.
     #[must_use]
     pub fn record(&self) -> Option<&GroupRecord> {

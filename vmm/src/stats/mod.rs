@@ -66,6 +66,9 @@ pub struct VcpuStats {
     /// wait is in it. A request that is settled at the moment in which the next
     /// one arrives may have no time, so that `n` can be below `applied`.
     pub clamp_after: Times,
+    /// From where `clamp_after` begins until the vCPU's frequency was another
+    /// one. By `exit` and `kernel` seen at the next read of cur_perf or look.
+    pub freq_after: Times,
 }
 
 /// How a vCPU's registers were reached since the start. Reads from memory

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What of the vcpufreq registers KVM answers itself: reads from the register
-//! pages in a read-only memory slot, writes of set_perf by ioeventfds.
+//! pages in a read-only memory slot, writes of set_perf by ioeventfds, each of
+//! one value or of any.
 //!
 //! All of it belongs to the virtual machine in KVM, which a reset of the guest
 //! makes anew; pages and eventfds outlive it. Whatever KVM refuses takes the
@@ -16,16 +17,15 @@ use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::CPUFREQ_BASE;
-use super::pages::PageMapping;
 use super::{Hooks, sys};
 
-/// An eventfd that one value in one vCPU's set_perf signals.
+/// An eventfd that writes of one vCPU's set_perf signal.
 #[derive(Debug)]
 pub struct Doorbell {
     /// Whose register.
     pub vcpu: VcpuId,
-    /// The value.
-    pub khz: u32,
+    /// The value that signals; `None`: any.
+    pub khz: Option<u32>,
     /// What it signals.
     pub event: Arc<EventFd>,
 }
@@ -33,13 +33,25 @@ pub struct Doorbell {
 /// What KVM shall handle.
 pub struct InKernel {
     /// What the guest reads.
-    pub pages: Arc<PageMapping>,
+    pub pages: Arc<dyn SlotMemory>,
     /// What its writes signal; other values exit.
     pub doorbells: Arc<[Doorbell]>,
     /// Readable when nobody answers the doorbells any more.
     pub lost: Arc<EventFd>,
+    /// The path is of no use without the doorbells: KVM's refusal loses it.
+    pub all_or_nothing: bool,
     /// What of it KVM has taken.
     pub taken: Arc<Taken>,
+}
+
+/// Memory that a slot shows to the guest; it stays where it is as long as it
+/// lives.
+pub trait SlotMemory: Send + Sync {
+    /// Where it is in this process, on a page boundary.
+    fn address(&self) -> u64;
+
+    /// Its bytes, a multiple of the host's page size.
+    fn size(&self) -> u64;
 }
 
 /// What KVM answers itself now, for whoever asks.
@@ -47,6 +59,8 @@ pub struct InKernel {
 pub struct Taken {
     reads: AtomicBool,
     writes: AtomicBool,
+    /// A refusal has been told; it is the same after each reset.
+    told: AtomicBool,
 }
 
 impl Taken {
@@ -62,50 +76,42 @@ impl Taken {
 }
 
 /// What KVM handles of one virtual machine.
-pub struct Attached<'a> {
-    vm: &'a VmFd,
+pub struct Attached<'vm> {
+    vm: &'vm VmFd,
     slot: kvm_userspace_memory_region,
-    doorbells: &'a [Doorbell],
-    taken: &'a Taken,
+    /// So many of the doorbells are connected.
+    connected: usize,
+    in_kernel: Arc<InKernel>,
 }
 
 impl InKernel {
     /// Makes `vm` handle all of it. `slot` is the number of a free memory slot.
     /// What KVM refuses is a warning, and is left to the exit.
-    pub fn attach<'a>(&'a self, vm: &'a VmFd, slot: u32, hooks: &dyn Hooks) -> Attached<'a> {
-        let slot = kvm_userspace_memory_region {
-            slot,
-            flags: KVM_MEM_READONLY,
-            guest_phys_addr: CPUFREQ_BASE,
-            memory_size: self.pages.size(),
-            userspace_addr: self.pages.address(),
-        };
+    pub fn attach<'vm>(
+        self: &Arc<Self>,
+        vm: &'vm VmFd,
+        slot: u32,
+        hooks: &dyn Hooks,
+    ) -> Attached<'vm> {
         let mut attached = Attached {
             vm,
-            slot,
-            doorbells: &[],
-            taken: &self.taken,
+            slot: kvm_userspace_memory_region {
+                slot,
+                flags: KVM_MEM_READONLY,
+                guest_phys_addr: CPUFREQ_BASE,
+                memory_size: self.pages.size(),
+                userspace_addr: self.pages.address(),
+            },
+            connected: 0,
+            in_kernel: self.clone(),
         };
-        if let Err(error) = sys::set_slot(vm, slot) {
-            attached.slot.memory_size = 0;
-            hooks.on_warning(&format!(
-                "KVM refused a read-only slot for the vcpufreq registers ({error}): each read \
-                 exits to the VMM; see vcpufreq doctor"
-            ));
-        }
-        let refused = self
-            .doorbells
-            .iter()
-            .position(|bell| bell.connect(vm).is_err());
-        let connected = refused.unwrap_or(self.doorbells.len());
-        attached.doorbells = &self.doorbells[..connected];
-        if let Some(at) = refused {
-            attached.disconnect();
-            hooks.on_warning(&format!(
-                "KVM refused ioeventfd {at} of {}: each request exits to the VMM; see vcpufreq \
-                 doctor",
-                self.doorbells.len()
-            ));
+        let refused = [attached.show(), attached.connect()];
+        let told = self.taken.told.load(Relaxed);
+        for refused in refused.into_iter().flatten() {
+            self.taken.told.store(true, Relaxed);
+            if !told {
+                hooks.on_warning(&refused);
+            }
         }
         attached.tell();
         attached
@@ -113,13 +119,25 @@ impl InKernel {
 }
 
 impl Doorbell {
-    fn place(&self) -> IoEventAddress {
-        IoEventAddress::Mmio(CPUFREQ_BASE + u64::from(self.vcpu.0) * REGION_STRIDE + REG_SET_PERF)
+    fn place(&self) -> u64 {
+        CPUFREQ_BASE + u64::from(self.vcpu.0) * REGION_STRIDE + REG_SET_PERF
     }
 
     fn connect(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-        // A u32 makes KVM match writes of four bytes only.
-        vm.register_ioevent(&self.event, &self.place(), self.khz)
+        match self.khz {
+            // A u32 makes KVM match writes of four bytes only.
+            Some(khz) => vm.register_ioevent(&self.event, &IoEventAddress::Mmio(self.place()), khz),
+            None => sys::ioeventfd_of_any(vm, self.place(), &self.event, true),
+        }
+    }
+
+    fn disconnect(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+        match self.khz {
+            Some(khz) => {
+                vm.unregister_ioevent(&self.event, &IoEventAddress::Mmio(self.place()), khz)
+            }
+            None => sys::ioeventfd_of_any(vm, self.place(), &self.event, false),
+        }
     }
 }
 
@@ -136,18 +154,49 @@ impl Attached<'_> {
         self.tell();
     }
 
+    /// Readable when this is to be detached.
+    pub fn lost(&self) -> &EventFd {
+        &self.in_kernel.lost
+    }
+
+    /// Shows the pages; what to say when KVM doesn't.
+    fn show(&mut self) -> Option<String> {
+        let error = sys::set_slot(self.vm, self.slot).err()?;
+        self.slot.memory_size = 0;
+        Some(format!(
+            "KVM refused a read-only slot for the vcpufreq registers ({error}): each read exits \
+             to the VMM; see vcpufreq doctor"
+        ))
+    }
+
+    /// Connects the doorbells, or none of them.
+    fn connect(&mut self) -> Option<String> {
+        let bells = &self.in_kernel.doorbells;
+        let refused = bells.iter().position(|bell| bell.connect(self.vm).is_err());
+        self.connected = refused.unwrap_or(bells.len());
+        let (at, all) = (refused?, bells.len());
+        self.disconnect();
+        if self.in_kernel.all_or_nothing {
+            // A full counter is readable too.
+            let _ = self.in_kernel.lost.write(1);
+        }
+        Some(format!(
+            "KVM refused ioeventfd {at} of {all}: each request exits to the VMM; see vcpufreq \
+             doctor"
+        ))
+    }
+
     fn tell(&self) {
-        let Taken { reads, writes } = self.taken;
+        let Taken { reads, writes, .. } = &*self.in_kernel.taken;
         reads.store(self.slot.memory_size > 0, Relaxed);
-        writes.store(!self.doorbells.is_empty(), Relaxed);
+        writes.store(self.connected > 0, Relaxed);
     }
 
     fn disconnect(&mut self) {
-        for bell in std::mem::take(&mut self.doorbells) {
+        for bell in &self.in_kernel.doorbells[..self.connected] {
             // What was registered can be taken back.
-            let _ = self
-                .vm
-                .unregister_ioevent(&bell.event, &bell.place(), bell.khz);
+            let _ = bell.disconnect(self.vm);
         }
+        self.connected = 0;
     }
 }

@@ -62,8 +62,11 @@ pub trait Hooks: Send + Sync {
 
     /// Called when nobody answers the doorbells of [`in_kernel`] any more, with
     /// KVM's part of it taken back: the device gets all accesses from now on,
-    /// and what was signalled before is still unanswered.
-    fn on_path_lost(&self) {}
+    /// and what was signalled before is still unanswered. What KVM shall do
+    /// instead, if anything.
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
 
     /// Called when the guest has ended, before the vCPU threads end.
     fn on_end(&self) {}
@@ -88,7 +91,7 @@ pub struct Cpufreq {
     /// Bytes of the region.
     pub size: u64,
     /// What KVM answers itself; all exits without it.
-    pub in_kernel: Option<InKernel>,
+    pub in_kernel: Option<Arc<InKernel>>,
 }
 
 /// Why a virtual machine has ended.

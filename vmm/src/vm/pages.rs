@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU32;
 use vcpufreq_device::PageMemory;
 use vm_memory::MmapRegion;
 
+use super::in_kernel::SlotMemory;
 use super::sys;
 
 /// Zeroed memory, mapped as long as this lives.
@@ -31,14 +32,14 @@ impl PageMapping {
         let region = MmapRegion::new(size).map_err(io::Error::other)?;
         Ok(Self { region, clean })
     }
+}
 
-    /// Where it is in this process.
-    pub fn address(&self) -> u64 {
+impl SlotMemory for PageMapping {
+    fn address(&self) -> u64 {
         self.region.as_ptr().expose_provenance() as u64
     }
 
-    /// Bytes.
-    pub fn size(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.region.size() as u64
     }
 }

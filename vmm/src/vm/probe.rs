@@ -10,6 +10,7 @@ use serde::Serialize;
 use vcpufreq_device::REGION_ALIGN;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::in_kernel::SlotMemory;
 use super::layout::CPUFREQ_BASE;
 use super::pages::PageMapping;
 use super::{arch, open_kvm, sys};

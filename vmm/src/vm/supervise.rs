@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use anyhow::Context;
-use kvm_ioctls::Kvm;
+use kvm_ioctls::{Kvm, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
@@ -41,8 +41,7 @@ pub fn supervise(
     let mut input = Input::open().context("can't set up the terminal")?;
     let (mut resets, mut unclaimed) = (0, 0);
     // What KVM does not do any more in this run it does in no later one.
-    let mut lost = false;
-    let in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.as_ref());
+    let mut in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.clone());
     loop {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .context("can't make an eventfd")?;
@@ -53,10 +52,14 @@ pub fn supervise(
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
         attach_cpufreq(&mut bus, host)?;
         let bus = Arc::new(bus);
-        let slot = machine.memory.next_slot();
-        let mut attached = in_kernel
-            .filter(|_| !lost)
-            .map(|path| (path, path.attach(&machine.vm, slot, &*host.hooks)));
+        let mut path = KernelPart {
+            attached: None,
+            in_kernel: &mut in_kernel,
+            vm: &machine.vm,
+            slot: machine.memory.next_slot(),
+            hooks: &*host.hooks,
+        };
+        path.attach();
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
@@ -68,12 +71,11 @@ pub fn supervise(
             console: &console,
             input: &mut input,
             signals: (&signals, &signalled),
-            in_kernel: &mut attached,
-            hooks: &*host.hooks,
+            path,
         };
         let ended = watch.until_end();
+        drop(watch);
         drop(running);
-        lost |= attached.is_none();
         unclaimed += bus.unclaimed();
         match ended? {
             Ended::Reset => resets += 1,
@@ -100,14 +102,38 @@ impl Drop for Running<'_> {
     }
 }
 
+/// What KVM does of the registers, and in whose place.
+struct KernelPart<'a, 'm> {
+    attached: Option<Attached<'m>>,
+    in_kernel: &'a mut Option<Arc<InKernel>>,
+    vm: &'m VmFd,
+    slot: u32,
+    hooks: &'a dyn Hooks,
+}
+
+impl KernelPart<'_, '_> {
+    fn attach(&mut self) {
+        let attach = |path: &Arc<InKernel>| path.attach(self.vm, self.slot, self.hooks);
+        self.attached = self.in_kernel.as_ref().map(attach);
+    }
+
+    /// Falls back on what comes next.
+    fn lost(&mut self) {
+        if let Some(mut attached) = self.attached.take() {
+            attached.detach();
+            *self.in_kernel = self.hooks.on_path_lost();
+            self.attach();
+        }
+    }
+}
+
 /// What is watched while the guest runs.
 struct Watch<'a, 'm> {
     threads: &'a mut VcpuThreads,
     console: &'a Console,
     input: &'a mut Input,
     signals: (&'a sys::EndingSignals, &'a EventFd),
-    in_kernel: &'a mut Option<(&'m InKernel, Attached<'m>)>,
-    hooks: &'a dyn Hooks,
+    path: KernelPart<'a, 'm>,
 }
 
 impl Watch<'_, '_> {
@@ -120,9 +146,7 @@ impl Watch<'_, '_> {
                 Some(signalled.as_raw_fd()),
                 Some(self.console.room_event().as_raw_fd()),
                 self.input.source(),
-                self.in_kernel
-                    .as_ref()
-                    .map(|(path, _)| path.lost.as_raw_fd()),
+                self.path.attached.as_ref().map(|a| a.lost().as_raw_fd()),
             ]);
             let [ended, ending, room, typed, lost] = ready.context("can't wait for the guest")?;
             // The user before the guest: one that does nothing but reset must
@@ -140,9 +164,8 @@ impl Watch<'_, '_> {
                 // Nothing to read means that it was read before: no error.
                 let _ = self.console.room_event().read();
             }
-            if lost && let Some((_, mut attached)) = self.in_kernel.take() {
-                attached.detach();
-                self.hooks.on_path_lost();
+            if lost {
+                self.path.lost();
             }
         }
     }

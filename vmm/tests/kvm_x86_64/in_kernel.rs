@@ -51,7 +51,8 @@ impl MmioDevice for Counted {
 struct Path {
     bench: Bench,
     inboxes: Arc<Inboxes>,
-    in_kernel: Option<InKernel>,
+    in_kernel: Option<Arc<InKernel>>,
+    next: Option<Arc<InKernel>>,
     counted: Arc<Counted>,
 }
 
@@ -66,7 +67,7 @@ fn doorbells(vcpus: u16) -> Vec<Doorbell> {
     let of = |vcpu| {
         TABLE_KHZ.map(|khz| Doorbell {
             vcpu: VcpuId(vcpu),
-            khz,
+            khz: Some(khz),
             event: event(),
         })
     };
@@ -82,7 +83,7 @@ fn path() -> Path {
     device.refresh(VcpuId(0));
     let doorbells: Arc<[Doorbell]> = doorbells(1).into();
     let bells = doorbells.iter();
-    let bells = bells.map(|bell| (bell.vcpu, bell.khz, bell.event.clone()));
+    let bells = bells.filter_map(|bell| Some((bell.vcpu, bell.khz?, bell.event.clone())));
     let inboxes = Inboxes::new(
         vec![Inbox::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],
@@ -92,12 +93,14 @@ fn path() -> Path {
     Path {
         bench,
         inboxes,
-        in_kernel: Some(InKernel {
+        in_kernel: Some(Arc::new(InKernel {
             pages,
             doorbells,
             lost,
+            all_or_nothing: false,
             taken: Arc::default(),
-        }),
+        })),
+        next: None,
         counted: Arc::new(Counted {
             inner: Arc::new(region),
             reads: AtomicUsize::new(0),
@@ -211,6 +214,8 @@ struct Drains {
     inboxes: Arc<Inboxes>,
     device: Arc<dyn Requests>,
     lost: Mutex<usize>,
+    /// What comes after the path that was lost.
+    next: Mutex<Option<Arc<InKernel>>>,
 }
 
 impl Hooks for Drains {
@@ -222,9 +227,10 @@ impl Hooks for Drains {
         self.inboxes.drain(&*self.device);
     }
 
-    fn on_path_lost(&self) {
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
         *self.lost.lock().unwrap() += 1;
         self.inboxes.drain(&*self.device);
+        self.next.lock().unwrap().take()
     }
 
     fn on_warning(&self, text: &str) {
@@ -237,6 +243,7 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
         inboxes: path.inboxes.clone(),
         device: path.bench.region.device().clone(),
         lost: Mutex::default(),
+        next: Mutex::new(path.next.take()),
     });
     let host = Host {
         hooks: hooks.clone(),
@@ -286,7 +293,8 @@ fn a_dead_worker_loses_no_request() {
         avoid: Vec::new(),
     })
     .unwrap();
-    path.in_kernel.as_mut().unwrap().lost = worker.lost();
+    let in_kernel = path.in_kernel.as_mut().unwrap();
+    Arc::get_mut(in_kernel).unwrap().lost = worker.lost();
     let taken = path.taken();
     // Asks until a request exits: mov eax, 600000; mov ds:[4], eax; then
     // waits for the device to have been asked, by cur_perf.
@@ -323,6 +331,70 @@ fn a_dead_worker_loses_no_request() {
     drop(worker);
 }
 
+/// An eventfd for any value, as the path `bpf` has it; lost at its second
+/// write's signal, after which the path `kernel` takes over.
+#[test]
+fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let mut path = path();
+    let event = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let next = path.in_kernel.take().unwrap();
+    let first = |lost| {
+        Arc::new(InKernel {
+            pages: next.pages.clone(),
+            doorbells: [Doorbell {
+                vcpu: VcpuId(0),
+                khz: None,
+                event: event.clone(),
+            }]
+            .into(),
+            lost,
+            all_or_nothing: true,
+            taken: next.taken.clone(),
+        })
+    };
+    // 12345 is in no table; two bytes are no request, and exit.
+    let code = Code::default().write(0x04, 12_345).write(0x04, 1).halt();
+    path.in_kernel = Some(first(next.lost.clone()));
+    assert_eq!(supervised(&kvm, &mut path, vec![code]), (0, 0));
+    assert_eq!(event.read().unwrap(), 2);
+    assert_eq!(path.counted.exits(), (0, 0));
+
+    let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    lost.write(1).unwrap();
+    path.in_kernel = Some(first(lost));
+    path.next = Some(next.clone());
+    // Reads cur_perf until it is 777, which is said when the next path is in
+    // place, then asks.
+    let code = Code::default()
+        .raw(&[0x66, 0xa1, 0x00, 0x00]) // again: mov eax, ds:[0]
+        .raw(&[0x66, 0x3d]) // cmp eax, 777
+        .raw(&777_u32.to_le_bytes())
+        .raw(&[0x75, 0xf4]) // jne again
+        .write(0x04, TABLE_KHZ[1])
+        .halt();
+    let taken = path.taken();
+    let device = path.bench.region.device().clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while Arc::strong_count(&next) < 3 {
+                std::thread::yield_now();
+            }
+            device.source().set(Some(PcpuPerf {
+                pcpu: 0,
+                khz: Khz(777),
+                khz_max: Khz(1_800_000),
+                capacity: Util::new(512).unwrap(),
+            }));
+            device.refresh(VcpuId(0));
+        });
+        assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
+    });
+    assert_eq!(path.counted.exits().1, 0, "the request ends in KVM");
+    assert_eq!(applied(&path), [341]);
+    assert_eq!((taken.reads(), taken.writes()), (true, true));
+}
+
 #[test]
 fn sixty_four_vcpus_are_within_kvms_limits() {
     let Some(kvm) = kvm_or_skip() else { return };
@@ -331,17 +403,18 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
         .flat_map(|vcpu| {
             (1..=16).map(move |khz| Doorbell {
                 vcpu: VcpuId(vcpu),
-                khz,
+                khz: Some(khz),
                 event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
             })
         })
         .collect();
-    let in_kernel = InKernel {
+    let in_kernel = Arc::new(InKernel {
         pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
         doorbells: doorbells.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+        all_or_nothing: false,
         taken: Arc::default(),
-    };
+    });
     // A refusal would be a warning, and `Told` panics at one.
     let mut attached = in_kernel.attach(&vm, 0, &Told::default());
     attached.detach();
@@ -366,12 +439,13 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     // The same value twice: KVM takes the first and refuses the second.
     let mut twice = doorbells(1);
     twice.extend(doorbells(1));
-    let in_kernel = InKernel {
+    let in_kernel = Arc::new(InKernel {
         pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
         doorbells: twice.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+        all_or_nothing: false,
         taken: Arc::default(),
-    };
+    });
     let warned = Warned::default();
     let too_high = u32::MAX;
     let _ = in_kernel.attach(&vm, too_high, &warned);
@@ -382,11 +456,12 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let taken = &in_kernel.taken;
     assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
-    let again = InKernel {
+    let again = Arc::new(InKernel {
         pages: in_kernel.pages.clone(),
         doorbells: doorbells(1).into(),
         lost: in_kernel.lost.clone(),
+        all_or_nothing: false,
         taken: in_kernel.taken.clone(),
-    };
+    });
     let _ = again.attach(&vm, 0, &Told::default());
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, HostBpf, HostModule, Target};
+use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule, Target};
 
 use super::super::opps::{Dips, LIGHT_US, dips};
 use super::group::Group;
@@ -171,7 +171,10 @@ fn beside_worker<T>(
             set_fifo_priority(0)?;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 for event in worker.wait(Duration::from_millis(50))? {
-                    host.serve(&event, |_, demand| {
+                    let Event::Waiting(waiting) = event else {
+                        continue;
+                    };
+                    host.serve(&waiting, |_, demand| {
                         super::group::write_util(min, demand.min.get().into()).is_ok()
                     });
                 }

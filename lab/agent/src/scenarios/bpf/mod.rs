@@ -61,6 +61,7 @@ fn like(policy: &Policy, domain: u32) -> Result<VcpuPolicy> {
         report: Report::Exact,
         actuate: ActuateBy::Worker,
         limit: None,
+        tell: false,
     })
 }
 

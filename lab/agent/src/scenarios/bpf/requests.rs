@@ -6,10 +6,10 @@ use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
-use vcpufreq_host_bpf::{ActuateBy, Counters, HostBpf, HostModule, Target, VcpuPolicy};
+use vcpufreq_host_bpf::{ActuateBy, Counters, Event, HostBpf, HostModule, Target, VcpuPolicy};
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
@@ -203,12 +203,15 @@ fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     let (_, _) = vcpu.timed(stores(times, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let after = vcpu.counters()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
-    let deferred = events.iter().all(|event| event.not_before_ns.is_some());
     let mut served = true;
     for event in &events {
-        served &= vcpu
-            .host
-            .serve(event, |domain, demand| module.apply(domain, demand).is_ok());
+        let Event::Waiting(waiting) = event else {
+            bail!("told of a request that nobody wanted told: {event:?}");
+        };
+        served &= waiting.not_before_ns.is_some();
+        served &= vcpu.host.serve(waiting, |domain, demand| {
+            module.apply(domain, demand).is_ok()
+        });
     }
     let clamp = own_clamp()?;
     let last = FROM_KHZ + STEP_KHZ * 599;
@@ -217,7 +220,6 @@ fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     let passed = after.in_kernel - before.in_kernel;
     let limited = after.limited - before.limited;
     let held = events.len() == 1
-        && deferred
         && served
         && passed + limited == times
         && (10..=15).contains(&passed)

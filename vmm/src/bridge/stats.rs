@@ -21,9 +21,13 @@ pub struct BridgeStats<A, S> {
     pub device: Arc<Device<A, S, Arc<Observer>>>,
     /// Who sees its events.
     pub observer: Arc<Observer>,
-    /// What KVM answers itself, if it was asked to.
-    pub taken: Option<Arc<Taken>>,
+    /// What KVM answers itself.
+    pub taken: Arc<Taken>,
+    /// Adds what another path than `exit` and `kernel` knows of a vCPU.
+    pub more: Box<More>,
 }
+
+type More = dyn Fn(VcpuId, &mut VcpuStats) + Send + Sync;
 
 impl<A: Actuator + 'static, S: Source + 'static> BridgeStats<A, S> {
     /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
@@ -45,8 +49,7 @@ impl<A: Actuator + 'static, S: Source + 'static> BridgeStats<A, S> {
 impl<A: Actuator, S: Source> BridgeStats<A, S> {
     fn path(&self, spec: &VcpuSpec) -> Path {
         let table = spec.table.entries().len() > 1;
-        let by_kernel = |taken: &Arc<Taken>| taken.reads() || (table && taken.writes());
-        match self.taken.as_ref().is_some_and(by_kernel) {
+        match self.taken.reads() || (table && self.taken.writes()) {
             true => Path::Kernel,
             false => Path::Exit,
         }
@@ -56,7 +59,7 @@ impl<A: Actuator, S: Source> BridgeStats<A, S> {
         let standing = self.device.standing(vcpu);
         let here = self.device.source().sample(vcpu).ok();
         let asked = standing.and_then(|standing| standing.asked);
-        VcpuStats {
+        let mut stats = VcpuStats {
             vcpu: vcpu.0,
             domain: spec.domain.0,
             path: self.path(spec),
@@ -70,7 +73,10 @@ impl<A: Actuator, S: Source> BridgeStats<A, S> {
             accesses: self.device.accesses(vcpu).unwrap_or_default().into(),
             counts: self.device.counters(vcpu).unwrap_or_default().into(),
             clamp_after: self.observer.clamp_after(vcpu).into(),
-        }
+            freq_after: self.observer.freq_after(vcpu).into(),
+        };
+        (self.more)(vcpu, &mut stats);
+        stats
     }
 }
 
@@ -124,7 +130,8 @@ mod tests {
         let bridge = BridgeStats {
             device,
             observer,
-            taken: Some(Arc::default()),
+            taken: Arc::default(),
+            more: Box::new(|_, _| ()),
         };
         let stats = bridge.stats();
         let [vcpu] = &stats.vcpus[..] else {

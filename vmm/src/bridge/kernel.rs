@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `kernel` of a bridge: its parts, joined.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::Context;
+use vcpufreq_device::{DeviceConfig, DomainId, VcpuId, host::Tid};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{BridgeDevice, Guest};
+use crate::facts::{HostCpus, HostTree};
+use crate::kernel_path::{
+    Changes, Inbox, Inboxes, KernelRegion, LastWrites, Plan, Recorder, Unknown, Worker,
+};
+use crate::run::warn;
+use crate::vm::bus::MmioDevice;
+use crate::vm::in_kernel::{Doorbell, InKernel, SlotMemory};
+
+/// How the path `kernel` is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelPlan {
+    /// Each store to the pages has to be cleaned out of the cache.
+    pub clean: bool,
+}
+
+/// The path `kernel`, running.
+pub struct KernelPath {
+    inboxes: Arc<Inboxes>,
+    recorder: Option<Arc<Recorder>>,
+    changes: Option<Changes>,
+    worker: Worker,
+}
+
+impl KernelPath {
+    /// Starts it; what KVM is to do shows `pages`, which the device stores to.
+    ///
+    /// # Errors
+    /// What the host refused: memory, threads or open files.
+    pub fn start(
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        pages: Arc<dyn SlotMemory>,
+    ) -> anyhow::Result<(Self, InKernel)> {
+        let host = HostTree::default();
+        let config = device.config();
+        let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+        let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
+        let recorder = Recorder::new(&host, vcpus, pages.size());
+        if guest.explain {
+            eprintln!("{}", order(recorder.as_ref().err()));
+        }
+        let recorder = recorder.ok().map(Arc::new);
+        let last_writes: Arc<dyn LastWrites> = match &recorder {
+            Some(recorder) => recorder.clone(),
+            None => Arc::new(Unknown),
+        };
+        let inboxes = inboxes(config, &doorbells, &last_writes)?;
+        let worker = Worker::start(Plan {
+            inboxes: inboxes.clone(),
+            device: device.clone(),
+            vcpus: guest.threads.clone(),
+            avoid: guest.pcpus_of_vcpus.clone(),
+        })?;
+        let pcpus = HostCpus::read(&host).online().0;
+        let changes = Changes::watch(&host, worker.epoll(), &pcpus, vcpus);
+        if guest.explain {
+            eprintln!("{}", freshness(changes.as_ref().err()));
+        }
+        let in_kernel = InKernel {
+            pages,
+            doorbells,
+            lost: worker.lost(),
+            all_or_nothing: false,
+            taken: guest.taken.clone(),
+        };
+        let path = Self {
+            inboxes,
+            recorder,
+            changes: changes.ok(),
+            worker,
+        };
+        Ok((path, in_kernel))
+    }
+
+    /// `region`, with requests in the order in which they were written.
+    pub fn region(
+        &self,
+        region: Arc<dyn MmioDevice>,
+        device: &Arc<BridgeDevice>,
+    ) -> Arc<dyn MmioDevice> {
+        let inboxes = self.inboxes.clone();
+        Arc::new(KernelRegion::new(region, device.clone(), inboxes))
+    }
+
+    /// Says that `vcpu` runs on thread `tid`. What the host doesn't permit for
+    /// that thread makes the path less exact, and is a warning.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) {
+        let recorded = self.recorder.as_ref().map(|r| r.register_thread(vcpu, tid));
+        let watched = self.changes.as_ref().map(|c| c.register_thread(vcpu, tid));
+        let refused = [recorded, watched].into_iter().flatten();
+        for error in refused.filter_map(Result::err) {
+            warn(&format!(
+                "vCPU {vcpu}: {error:#}; the path kernel goes on without, see --explain"
+            ));
+        }
+    }
+
+    /// Carries out what waits.
+    pub fn drain(&self, device: &BridgeDevice) {
+        self.inboxes.drain(device);
+    }
+
+    /// Ends it; what waits is carried out.
+    pub fn stop(self, device: &BridgeDevice) {
+        drop(self.worker);
+        self.inboxes.drain(device);
+    }
+}
+
+/// An eventfd for each entry of each vCPU's table. One entry is no table: any
+/// value up to it may be asked for, so that requests exit.
+fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
+    let mut doorbells = Vec::new();
+    for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
+        if let entries @ [_, _, ..] = spec.table.entries() {
+            for khz in entries.iter().map(|khz| khz.0) {
+                let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+                let event = event.context("can't make an eventfd for each table entry")?;
+                doorbells.push(Doorbell {
+                    vcpu,
+                    khz: Some(khz),
+                    event: Arc::new(event),
+                });
+            }
+        }
+    }
+    Ok(doorbells)
+}
+
+fn inboxes(
+    config: &DeviceConfig,
+    doorbells: &[Doorbell],
+    last_writes: &Arc<dyn LastWrites>,
+) -> anyhow::Result<Arc<Inboxes>> {
+    let domains = config.domains();
+    let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
+    for domain in &domains {
+        bells.insert(*domain, Vec::new());
+    }
+    for Doorbell { vcpu, khz, event } in doorbells {
+        if let Some(khz) = khz {
+            let domain = config.vcpus[vcpu.index()].domain;
+            let of_domain = bells.entry(domain).or_default();
+            of_domain.push((*vcpu, *khz, event.clone()));
+        }
+    }
+    let inboxes = bells.into_values();
+    let inboxes = inboxes.map(|bells| Inbox::new(bells, last_writes.clone()));
+    let inboxes = inboxes
+        .collect::<Result<Vec<_>, _>>()
+        .context("can't watch the guest's requests")?;
+    let of_vcpu = config.vcpus.iter();
+    let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
+    Ok(Inboxes::new(inboxes, of_vcpu.collect()))
+}
+
+/// How requests of one table entry that comes back are put in order.
+fn order(unknown: Option<&anyhow::Error>) -> String {
+    match unknown {
+        None => {
+            "path kernel: the order of requests that come together is kvm:kvm_mmio's".to_owned()
+        }
+        Some(why) => format!(
+            "path kernel: of requests that come together the highest counts when an earlier one \
+             comes back, until the next one: {why:#}"
+        ),
+    }
+}
+
+/// How soon cur_perf is true again.
+fn freshness(unknown: Option<&anyhow::Error>) -> String {
+    match unknown {
+        None => "path kernel: cur_perf follows migrations and frequency changes".to_owned(),
+        Some(why) => {
+            format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")
+        }
+    }
+}
