@@ -18,7 +18,7 @@ const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
 
 /// How long requests that came too fast wait for their turn, at least and at
 /// most: whoever floods the device wakes this thread no more often than that.
-const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
+pub const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
 
 /// The running thread.
 pub struct Housekeeper {

@@ -2,6 +2,7 @@
 //! The parts of the `vcpufreq` program.
 
 pub mod bridge;
+mod budget;
 pub mod cleanup;
 pub mod cli;
 pub mod config;

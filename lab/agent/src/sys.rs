@@ -59,6 +59,28 @@ pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
     })
 }
 
+/// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and
+/// CAP_BPF leave its bounding set, and with that root's set at the next exec.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn drop_bpf_capabilities(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    const CAPS: [libc::c_ulong; 3] = [21, 38, 39];
+    let drop = || {
+        for cap in CAPS {
+            // SAFETY: takes plain numbers.
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls only.
+    unsafe { command.pre_exec(drop) };
+}
+
 /// `struct sched_attr` of `<linux/sched/types.h>`.
 #[derive(Debug, Default)]
 #[repr(C)]

@@ -70,7 +70,12 @@ pub struct Vm {
 impl Vm {
     /// Starts a guest, and waits until it can be talked to and has settled.
     pub fn boot(setup: &Setup) -> Result<Self> {
-        let mut vm = Self::start(setup)?;
+        Self::boot_prepared(setup, |_| ())
+    }
+
+    /// The same, with a VMM whose start `prepare` has a say in.
+    pub fn boot_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
+        let mut vm = Self::start_prepared(setup, prepare)?;
         vm.expect("@ready", BOOT)?;
         vm.settle(setup.pins.len())?;
         Ok(vm)
@@ -95,9 +100,15 @@ impl Vm {
 
     /// Starts a guest; it has not booted when this returns.
     pub fn start(setup: &Setup) -> Result<Self> {
+        Self::start_prepared(setup, |_| ())
+    }
+
+    fn start_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         // A file of an earlier guest would be taken for this one's.
         let _ = fs::remove_file(EVENTS);
-        let mut child = command(setup)
+        let mut command = command(setup);
+        prepare(&mut command);
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

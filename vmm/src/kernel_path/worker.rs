@@ -2,11 +2,7 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time: after a turn it sleeps 20 times
-//! as long as the turn took of its CPU, unless it had been idle for as long
-//! before, up to a reserve. A turn that was charged for more than it did (an
-//! interrupt, a hypervisor below) doesn't keep the next request waiting for
-//! longer than [`NAP`]: what is left of its debt is paid by later naps. It has no part in the vCPUs' cgroups, its own clamp
+//! Requests take at most a twentieth of the time ([`Budget`]). It has no part in the vCPUs' cgroups, its own clamp
 //! is 0 so that it neither lifts nor holds a pCPU's frequency, and it stays off
 //! the pCPUs that vCPUs are pinned to where there are others.
 
@@ -24,6 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::changes::CHANGED;
 use super::{Inboxes, Requests};
+use crate::budget::Budget;
 use crate::vm::sys;
 
 /// How often cur_perf is looked after, at most; a tick of a host with HZ = 250,
@@ -31,14 +28,6 @@ use crate::vm::sys;
 const REFRESH: Duration = Duration::from_millis(4);
 /// How soon after a look the next one comes, when there was a change.
 const REFRESH_AGAIN: Duration = Duration::from_micros(250);
-/// Part of the time that the worker may run: one in this many.
-const SHARE: u32 = 20;
-/// What it may run at once after it has been idle.
-const RESERVE: Duration = Duration::from_millis(2);
-/// The longest that a request waits for the worker's share.
-const NAP: Duration = Duration::from_millis(10);
-/// Debt that is remembered, in time of the CPU.
-const DEBT: Duration = Duration::from_millis(10);
 /// When to go on with an inbox that was left unfinished.
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
@@ -229,71 +218,5 @@ impl Turns {
     fn keep_out_of_the_way(&self) {
         let _ = sys::stay_off(&self.plan.avoid);
         let _ = host::clamp_current_thread_to_zero();
-    }
-}
-
-/// How long the worker may still run now, and what it has run too long.
-struct Budget {
-    left: Duration,
-    debt: Duration,
-    since: Instant,
-}
-
-impl Budget {
-    fn new(since: Instant) -> Self {
-        Self {
-            left: RESERVE,
-            debt: Duration::ZERO,
-            since,
-        }
-    }
-
-    /// After a turn that took `used` of the CPU: how long to sleep before the
-    /// next one.
-    fn after(&mut self, used: Duration, now: Instant) -> Duration {
-        let earned = now.saturating_duration_since(self.since) / SHARE;
-        self.since = now;
-        let left = (self.left + earned.saturating_sub(self.debt)).min(RESERVE);
-        let debt = self.debt.saturating_sub(earned) + used.saturating_sub(left);
-        self.left = left.saturating_sub(used);
-        self.debt = debt.min(DEBT);
-        (self.debt * SHARE).min(NAP)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! The worker may run a twentieth of the time, and a reserve at once.
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    #[test]
-    fn the_budget_is_a_twentieth_of_the_time() {
-        let start = Instant::now();
-        let mut budget = Budget::new(start);
-        assert_eq!(budget.after(2 * MS, start), Duration::ZERO);
-        assert_eq!(budget.after(MS / 4, start), 5 * MS);
-        assert_eq!(budget.after(MS / 4, start + 5 * MS), 5 * MS);
-        // A long idle time earns no more than the reserve.
-        let later = start + 1000 * MS;
-        assert_eq!(budget.after(2 * MS + MS / 4, later), 5 * MS);
-    }
-
-    #[test]
-    fn a_debt_is_paid_by_naps_that_requests_can_wait_for() {
-        let start = Instant::now();
-        let mut budget = Budget::new(start);
-        let mut nap = budget.after(RESERVE + 3 * MS, start);
-        let mut slept = Duration::ZERO;
-        while nap > Duration::ZERO {
-            assert!(nap <= NAP);
-            slept += nap;
-            nap = budget.after(Duration::ZERO, start + slept);
-        }
-        assert_eq!(slept, 3 * MS * SHARE);
-        // One that was charged for a second doesn't pay for it for ever.
-        assert_eq!(budget.after(1000 * MS, start + slept), NAP);
-        assert_eq!(budget.debt, DEBT);
     }
 }

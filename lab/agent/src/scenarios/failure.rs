@@ -178,6 +178,8 @@ fn leftovers() -> Result<Vec<String>> {
                 .map(|entry| entry.path().display().to_string()),
         );
     }
+    #[cfg(feature = "bpf")]
+    found.extend(super::bpf::left());
     Ok(found)
 }
 

@@ -9,6 +9,8 @@ mod demo;
 mod domain;
 mod driver;
 mod failure;
+#[cfg(feature = "bpf")]
+mod fallbacks;
 mod flood;
 mod frequency;
 mod idle;
@@ -40,6 +42,10 @@ pub struct Plan {
 
 /// Carries out a scenario by name.
 pub fn run(name: &str, plan: &Plan) -> Result<Value> {
+    #[cfg(feature = "bpf")]
+    if name == "fallbacks" {
+        return fallbacks::run(plan);
+    }
     #[cfg(feature = "bpf")]
     if let Some(result) = bpf::run(name, plan) {
         return result;

@@ -76,7 +76,7 @@ fn access(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<()> {
     Ok(())
 }
 
-fn stats(vm: &Vm) -> Result<Value> {
+pub(super) fn stats(vm: &Vm) -> Result<Value> {
     let pid = vm.pid().to_string();
     let output = Command::new("/bin/vcpufreq")
         .args(["stats", "--json", &pid])

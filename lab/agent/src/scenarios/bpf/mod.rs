@@ -96,9 +96,22 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
     HostBpf::start(config, khz).context("starting the BPF programs")
 }
 
+/// Programs and maps of the host's that are loaded now.
+pub fn left() -> Vec<String> {
+    use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
+    let programs = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
+    let programs = programs.filter(|name| name.starts_with("vcpufreq"));
+    let maps = MapInfoIter::default().filter(|map| map.name == "policies");
+    let maps = maps.map(|map| format!("BPF map {}", map.id));
+    programs
+        .map(|name| format!("BPF program {name}"))
+        .chain(maps)
+        .collect()
+}
+
 /// Removes the host module. The kernel frees programs, which hold it, a little later than it closes
 /// them.
-fn unload_module() -> Result<()> {
+pub fn unload_module() -> Result<()> {
     for _ in 0..100 {
         if crate::deeds::rmmod("vcpufreq_host").is_ok() {
             return Ok(());

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the path `bpf` falls back on, at start and while the guest runs: each
+//! time the guest's requests are carried out, and the reason is said.
+
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::{MapCore as _, MapHandle};
+use nix::mount::{MsFlags, mount, umount};
+use serde_json::{Value, json};
+
+use super::bpf::unload_module;
+use super::{Plan, Policy, ask_for, set_governor, stats::stats};
+use crate::deeds::insmod;
+use crate::sys::drop_bpf_capabilities;
+use crate::vm::{Setup, Vm};
+
+const BTF: &str = "/sys/kernel/btf";
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+/// The VMM looks ten times a second for requests that nobody saw.
+const LOOKS: Duration = Duration::from_secs(1);
+
+/// Each case in turn; the last one can't be taken back, so this is the last
+/// scenario of its boot.
+pub fn run(plan: &Plan) -> Result<Value> {
+    let mut rows = vec![detached(plan)?];
+    unload_module()?;
+    rows.push(started(
+        plan,
+        "without the module",
+        "bpf",
+        "isn't loaded",
+        |_| (),
+    )?);
+    insmod("vcpufreq_host", "")?;
+    mount(
+        None::<&str>,
+        BTF,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )?;
+    let row = started(
+        plan,
+        "without BTF",
+        "kernel",
+        "CONFIG_DEBUG_INFO_BTF",
+        |_| (),
+    );
+    umount(BTF)?;
+    rows.push(row?);
+    rows.push(started(
+        plan,
+        "without CAP_BPF",
+        "kernel",
+        "lacks CAP_",
+        |command| {
+            drop_bpf_capabilities(command);
+        },
+    )?);
+    rows.push(no_object(plan)?);
+    mount(
+        Some("securityfs"),
+        "/sys/kernel/security",
+        Some("securityfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )?;
+    fs::write(LOCKDOWN, "confidentiality").context("lockdown")?;
+    rows.push(started(plan, "in lockdown", "kernel", "lockdown", |_| ())?);
+    let held = rows.iter().all(|row| row["held"] == true);
+    Ok(json!({ "held": held, "rows": rows }))
+}
+
+/// A guest on the last policy, whose start is prepared by `prepare`: by which
+/// path it runs, with which reason, and whether each OPP is in force.
+fn started(
+    plan: &Plan,
+    what: &str,
+    path: &str,
+    reason: &str,
+    prepare: impl FnOnce(&mut Command),
+) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--explain"]);
+    let mut vm = Vm::boot_prepared(&setup, prepare)?;
+    plan.load_driver(&mut vm)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let wrong = wrong_clamps(&mut vm, policy)?;
+    let taken = stats(&vm)?["vcpus"][0]["path"].clone();
+    let said = vm.quit()?;
+    let line = said.lines().find(|line| line.contains(reason));
+    Ok(json!({
+        "held": wrong.is_empty() && taken == path && line.is_some(), "case": what,
+        "path": taken, "reason": line, "wrong": wrong,
+    }))
+}
+
+/// The object isn't where it is looked for.
+fn no_object(plan: &Plan) -> Result<Value> {
+    fs::rename("/usr/lib/vcpufreq", "/usr/lib/elsewhere")?;
+    let row = started(
+        plan,
+        "without the object",
+        "kernel",
+        "no BPF object at",
+        |_| (),
+    );
+    fs::rename("/usr/lib/elsewhere", "/usr/lib/vcpufreq")?;
+    row
+}
+
+/// An administrator takes the program away from the running guest: the path
+/// `kernel` takes over, no request is lost, and no program stays.
+fn detached(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
+    };
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let mut wrong = wrong_clamps(&mut vm, policy)?;
+    let before = stats(&vm)?["vcpus"][0].clone();
+    take_program_away()?;
+    // The request that shows it, twice: until somebody has seen one, the
+    // highest frequency is what a guest without an answer gets.
+    let mut meanwhile = Vec::new();
+    let second = policy.opps.get(1).copied().context("a policy of one OPP")?;
+    for khz in [policy.max(), second, policy.max()] {
+        ask_for(&mut vm, 0, khz)?;
+        sleep(LOOKS / 4);
+        meanwhile.push(vm.clamp(0)?.0);
+    }
+    sleep(LOOKS);
+    wrong.extend(wrong_clamps(&mut vm, policy)?);
+    let after = stats(&vm)?["vcpus"][0].clone();
+    // Of the selection, when the driver was loaded.
+    let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
+    let said = vm.quit()?;
+    let line = said
+        .lines()
+        .find(|line| line.contains("the path bpf is lost"));
+    // Never below what was asked for.
+    let floor = policy.util(second);
+    let held = wrong.is_empty()
+        && before["path"] == "bpf"
+        && after["path"] == "kernel"
+        && exited(&before) == exited(&after)
+        && meanwhile.iter().all(|&clamp| clamp >= floor)
+        && line.is_some();
+    Ok(json!({
+        "held": held, "case": "program taken away", "path": after["path"], "reason": line,
+        "vmm_said": said, "wrong": wrong, "clamps_meanwhile": meanwhile, "writes_exited": [exited(&before), exited(&after)],
+    }))
+}
+
+/// Asks for every OPP; those whose clamp isn't in force.
+fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
+    let mut wrong = Vec::new();
+    for &khz in policy.opps.iter().chain(policy.opps.first()) {
+        ask_for(vm, 0, khz)?;
+        let util = policy.util(khz);
+        let mut clamp = vm.clamp(0)?;
+        for _ in 0..100 {
+            if clamp == (util, util) {
+                break;
+            }
+            sleep(Duration::from_millis(1));
+            clamp = vm.clamp(0)?;
+        }
+        if clamp != (util, util) {
+            wrong.push(json!({ "khz": khz, "util": util, "clamp": clamp }));
+        }
+    }
+    Ok(wrong)
+}
+
+/// Empties the slot that the VMM's stub calls into.
+fn take_program_away() -> Result<()> {
+    let slots = MapInfoIter::default().find(|map| map.name == "slots");
+    let slots = slots.ok_or_else(|| anyhow!("no VMM has programs"))?;
+    MapHandle::from_map_id(slots.id)?.delete(&0_u32.to_ne_bytes())?;
+    Ok(())
+}

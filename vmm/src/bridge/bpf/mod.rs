@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `bpf` of a bridge: programs in the host's kernel answer the guest.
+//!
+//! Each vCPU's set_perf has an eventfd that nobody waits for: KVM finishes the
+//! write, the program on its tracepoint does what is to be done. The eventfds
+//! count what KVM finished, so that writes that the programs didn't see are
+//! found: the highest frequency is asked for then, until the next request.
+
+mod events;
+mod setup;
+mod worker;
+
+use std::fs::File;
+use std::path::Path as FilePath;
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::Context;
+use vcpufreq_device::{
+    CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, PageMemory,
+    VcpuId, host::Tid,
+};
+use vcpufreq_host_bpf::{self as host_bpf, BpfPages, HostBpf, HostModule, VmConfig};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{BpfPlan, BridgeDevice, Guest};
+use crate::facts::HostTree;
+use crate::path::Path;
+use crate::run::warn;
+use crate::run_report::{Observer, add};
+use crate::stats::VcpuStats;
+use crate::vm::in_kernel::{InKernel, SlotMemory};
+use crate::vm::layout::CPUFREQ_BASE;
+use setup::{khz_of, open_module, pcpus, policies};
+
+/// How the path `bpf` would work here, or why it doesn't.
+///
+/// # Errors
+/// What is missing, and what to do about it.
+pub fn offer(plan: &BpfPlan) -> Result<String, String> {
+    host_bpf::probe(FilePath::new("/")).map_err(|error| error.to_string())?;
+    if let Err(error) = File::open(&plan.object) {
+        return Err(format!(
+            "no BPF object at {} ({error}); build it (make -C host-bpf/bpf) and name it with \
+             --bpf-object",
+            plan.object.display()
+        ));
+    }
+    let writes = match HostModule::is_loaded() {
+        true => "requests by BPF and the module vcpufreq_host, in force before the guest goes on",
+        false => {
+            "requests by BPF and a worker, for the module vcpufreq_host isn't loaded (see \
+             host-module/README.md)"
+        }
+    };
+    Ok(format!("reads from memory that BPF keeps true; {writes}"))
+}
+
+/// The path `bpf`, running.
+pub struct BpfPath {
+    shared: Arc<Shared>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    host: Arc<HostBpf>,
+    module: Option<HostModule>,
+    device: Arc<BridgeDevice>,
+    observer: Arc<Observer>,
+    domains: Vec<DomainId>,
+    /// What the module could not put into force, as far as it was told, for
+    /// each domain.
+    refusals: Box<[AtomicU64]>,
+    vcpus: Box<[Vcpu]>,
+    pcpus_of_vcpus: Vec<u32>,
+    lost: Arc<EventFd>,
+    why_lost: OnceLock<String>,
+    stop: AtomicBool,
+}
+
+/// A vCPU, as far as the programs don't know it.
+struct Vcpu {
+    /// Index of its domain.
+    domain: u32,
+    /// What KVM signals at each write.
+    signal: Arc<EventFd>,
+    signals: AtomicU64,
+    /// Signals of writes that the programs have not seen.
+    missed: AtomicU64,
+    /// How many they had seen by then.
+    seen_at_miss: AtomicU64,
+    tid: AtomicI32,
+    applied: AtomicU64,
+    refused: AtomicU64,
+    not_applicable: AtomicU64,
+    /// Requests that the programs count as the module's, and that it could not
+    /// put into force when its turn came.
+    failed: AtomicU64,
+    /// From a request to its clamp, when the worker did it.
+    clamp_after: Histogram,
+}
+
+impl BpfPath {
+    /// Loads and attaches the programs, and starts the worker.
+    ///
+    /// # Errors
+    /// What the host refused; then nothing of it is left.
+    pub fn start(
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        plan: &BpfPlan,
+        observer: &Arc<Observer>,
+    ) -> anyhow::Result<(Self, InKernel)> {
+        let domains = device.config().domains();
+        let module = open_module(device, &domains);
+        let module = module.unwrap_or_else(|error| {
+            warn(&format!(
+                "the module vcpufreq_host can't be used ({error:#}): a worker carries out requests"
+            ));
+            None
+        });
+        let host = HostTree::default();
+        let config = VmConfig {
+            object: plan.object.clone(),
+            base: CPUFREQ_BASE,
+            vcpus: policies(device, &domains, module.is_some(), observer.writes_events()),
+            pcpus: pcpus(&host),
+        };
+        let bpf = HostBpf::start(config, |pcpu| khz_of(&host, pcpu))?;
+        let bpf = Arc::new(bpf);
+        let worker = bpf.worker()?;
+        if module.is_some() {
+            device.actuator().forget();
+        }
+        let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let vcpus = device.config().vcpus.iter().map(|spec| {
+            let domain = domains.partition_point(|id| *id < spec.domain);
+            Ok(Vcpu::new(u32::try_from(domain)?, Arc::new(event()?)))
+        });
+        let vcpus = vcpus.collect::<anyhow::Result<Box<[_]>>>();
+        let shared = Arc::new(Shared {
+            host: bpf.clone(),
+            module,
+            device: device.clone(),
+            observer: observer.clone(),
+            refusals: domains.iter().map(|_| AtomicU64::new(0)).collect(),
+            domains,
+            vcpus: vcpus.context("can't make an eventfd for each vCPU")?,
+            pcpus_of_vcpus: guest.pcpus_of_vcpus.clone(),
+            lost: Arc::new(event().context("can't make an eventfd")?),
+            why_lost: OnceLock::new(),
+            stop: AtomicBool::new(false),
+        });
+        let in_kernel = shared.in_kernel(guest.taken.clone());
+        let thread = Builder::new().name("requests".to_owned());
+        let working = shared.clone();
+        let thread = thread
+            .spawn(move || working.work(&worker))
+            .context("can't start the thread that carries out requests")?;
+        let path = Self {
+            shared,
+            worker: Mutex::new(Some(thread)),
+        };
+        Ok((path, in_kernel))
+    }
+
+    /// The pages, as the device stores to them.
+    pub fn memory(&self) -> Box<dyn PageMemory> {
+        Box::new(BpfPages(self.shared.host.clone()))
+    }
+
+    /// Says that the calling thread runs `vcpu`.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn register_thread(&self, vcpu: VcpuId) -> anyhow::Result<()> {
+        if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
+            known.tid.store(Tid::current().get(), Relaxed);
+        }
+        Ok(self.shared.host.register_thread(vcpu)?)
+    }
+
+    /// Takes the guest's requests back.
+    pub fn reset(&self) {
+        let shared = &self.shared;
+        if let Err(error) = shared.host.reset() {
+            warn(&format!(
+                "the guest's requests can't be taken back: {error}"
+            ));
+        }
+        for domain in shared.all_domains() {
+            shared.settle(domain);
+        }
+    }
+
+    /// Detaches the programs and hands the guest's requests over to the device,
+    /// which gets all new ones by now; says why.
+    pub fn hand_over(&self, device: &BridgeDevice) -> String {
+        let shared = &self.shared;
+        self.stop();
+        shared.host.detach();
+        shared.look();
+        for domain in shared.all_domains() {
+            if let Some((vcpu, khz)) = shared.newest(domain) {
+                device.inherit(vcpu, khz);
+            }
+        }
+        let why = shared.why_lost.get();
+        why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone)
+    }
+
+    /// Ends its thread; all is counted by then.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, SeqCst);
+        let thread = self
+            .worker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+        self.shared.look_at_module();
+    }
+
+    /// What was counted for a vCPU here, and not by the device.
+    pub fn counters(&self, vcpu: VcpuId) -> CounterSnapshot {
+        let shared = &self.shared;
+        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
+        let Some(known) = shared.vcpus.get(vcpu.index()) else {
+            return CounterSnapshot::default();
+        };
+        let failed = known.failed.load(Relaxed);
+        CounterSnapshot {
+            requests: by_programs.requests,
+            applied: by_programs.in_kernel.saturating_sub(failed) + known.applied.load(Relaxed),
+            unchanged: by_programs.unchanged,
+            coalesced: by_programs.coalesced,
+            limited: by_programs.limited,
+            refused: by_programs.refused + failed + known.refused.load(Relaxed),
+            not_applicable: by_programs.not_applicable + known.not_applicable.load(Relaxed),
+            ..CounterSnapshot::default()
+        }
+    }
+
+    /// Adds what is known here of a vCPU.
+    pub fn tell(&self, vcpu: VcpuId, stats: &mut VcpuStats) {
+        let shared = &self.shared;
+        let Some(known) = shared.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let counters = self.counters(vcpu);
+        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
+        stats.accesses.writes_in_kernel += counters.requests;
+        let device = shared.device.counters(vcpu).unwrap_or_default();
+        stats.counts = add(device, counters).into();
+        if self.is_lost() {
+            return;
+        }
+        stats.path = Path::Bpf;
+        stats.asks_khz = shared.host.asked(known.domain).map(|khz| khz.0);
+        stats.gets_khz = shared.host.cur_perf(vcpu).map_or(0, |khz| khz.0);
+        let clamp = shared.host.wanted(known.domain).unwrap_or(Demand::NONE);
+        stats.uclamp = (clamp.min.get(), clamp.max.get());
+        let in_module = shared.module.as_ref();
+        let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
+        stats.clamp_after = match in_module {
+            Some(applied) => histogram(&applied.after_ns).into(),
+            None => known.clamp_after.snapshot().into(),
+        };
+        stats.freq_after = histogram(&by_programs.freq_after).into();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.shared.stop.load(SeqCst)
+    }
+}
+
+impl Vcpu {
+    fn new(domain: u32, signal: Arc<EventFd>) -> Self {
+        Self {
+            domain,
+            signal,
+            signals: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            seen_at_miss: AtomicU64::new(u64::MAX),
+            tid: AtomicI32::new(0),
+            applied: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            not_applicable: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            clamp_after: Histogram::default(),
+        }
+    }
+}
+
+/// The pages, as a slot shows them.
+struct Shown(Arc<HostBpf>);
+
+impl SlotMemory for Shown {
+    fn address(&self) -> u64 {
+        self.0.pages().address.expose_provenance().get() as u64
+    }
+
+    fn size(&self) -> u64 {
+        self.0.pages().len as u64
+    }
+}
+
+/// Bucket *n* of the kernel's side starts at 2^n ns.
+fn histogram(buckets: &[u32]) -> HistogramSnapshot {
+    let mut counts = [0; HISTOGRAM_BUCKETS];
+    for (to, from) in counts[1..].iter_mut().zip(buckets) {
+        *to = u64::from(*from);
+    }
+    HistogramSnapshot { counts }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the programs start with.
+
+use std::fs::OpenOptions;
+use std::os::fd::AsFd;
+
+use vcpufreq_device::{DomainId, Khz, Util, host::HostActuator};
+use vcpufreq_host_bpf::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
+
+use crate::bridge::BridgeDevice;
+use crate::facts::{HostCpus, HostTree};
+
+/// The module, bound to all domains; `None` when it isn't loaded, or can't act
+/// for these.
+pub(super) fn open_module(
+    device: &BridgeDevice,
+    domains: &[DomainId],
+) -> anyhow::Result<Option<HostModule>> {
+    if !HostModule::is_loaded() {
+        return Ok(None);
+    }
+    let specs = &device.config().vcpus;
+    let module = HostModule::open(u16::try_from(specs.len())?, u16::try_from(domains.len())?)?;
+    for (index, domain) in (0..).zip(domains) {
+        match device.actuator() {
+            HostActuator::Cgroup(groups) => {
+                let group = groups.record().domain(*domain);
+                let open = |name| OpenOptions::new().write(true).open(group.join(name));
+                let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
+                let (min, max) = (min.as_fd(), max.as_fd());
+                module.bind(index, Target::Group { min, max })?;
+            }
+            // By the one that asks: of several vCPUs, the others stay as they are.
+            HostActuator::Thread(_) => {
+                if specs.iter().filter(|spec| spec.domain == *domain).count() > 1 {
+                    return Ok(None);
+                }
+                module.bind(index, Target::Thread)?;
+            }
+        }
+    }
+    Ok(Some(module))
+}
+
+pub(super) fn policies(
+    device: &BridgeDevice,
+    domains: &[DomainId],
+    module: bool,
+    tell: bool,
+) -> Vec<VcpuPolicy> {
+    let config = device.config();
+    let policy = |spec: &vcpufreq_device::VcpuSpec| VcpuPolicy {
+        spec: spec.clone(),
+        domain: u32::try_from(domains.partition_point(|id| *id < spec.domain)).unwrap_or(u32::MAX),
+        clamp: config.mode,
+        headroom: config.headroom,
+        report: config.report,
+        actuate: match module {
+            true => ActuateBy::Kfunc,
+            false => ActuateBy::Worker,
+        },
+        limit: config.rate_limit,
+        tell,
+    };
+    config.vcpus.iter().map(policy).collect()
+}
+
+/// The pCPUs whose frequency the host tells.
+pub(super) fn pcpus(host: &HostTree) -> Vec<Pcpu> {
+    let cpus = HostCpus::read(host);
+    let known = cpus.cpus.iter().filter_map(|cpu| {
+        Some(Pcpu {
+            number: cpu.id,
+            capacity: Util::saturating(cpu.capacity_or_full().into()),
+            khz_max: Khz(cpus.policy_of(cpu.id)?.top_khz()?),
+        })
+    });
+    known.collect()
+}
+
+pub(super) fn khz_of(host: &HostTree, pcpu: u32) -> Option<Khz> {
+    let file = format!("sys/devices/system/cpu/cpu{pcpu}/cpufreq/scaling_cur_freq");
+    host.number(file).map(Khz)
+}

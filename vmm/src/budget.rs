@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The share of the time that a worker may run: after a turn it sleeps 20 times
+//! as long as the turn took of its CPU, unless it had been idle for as long
+//! before, up to a reserve. A turn that was charged for more than it did (an
+//! interrupt, a hypervisor below) doesn't keep the next request waiting for
+//! longer than [`NAP`]: what is left of its debt is paid by later naps.
+
+use std::time::{Duration, Instant};
+
+/// Part of the time that a worker may run: one in this many.
+const SHARE: u32 = 20;
+/// What it may run at once after it has been idle.
+const RESERVE: Duration = Duration::from_millis(2);
+/// The longest that a request waits for the worker's share.
+const NAP: Duration = Duration::from_millis(10);
+/// Debt that is remembered, in time of the CPU.
+const DEBT: Duration = Duration::from_millis(10);
+
+/// How long a worker may still run now, and what it has run too long.
+pub struct Budget {
+    left: Duration,
+    debt: Duration,
+    since: Instant,
+}
+
+impl Budget {
+    /// Of a worker that starts at `since`.
+    pub fn new(since: Instant) -> Self {
+        Self {
+            left: RESERVE,
+            debt: Duration::ZERO,
+            since,
+        }
+    }
+
+    /// After a turn that took `used` of the CPU: how long to sleep before the
+    /// next one.
+    pub fn after(&mut self, used: Duration, now: Instant) -> Duration {
+        let earned = now.saturating_duration_since(self.since) / SHARE;
+        self.since = now;
+        let left = (self.left + earned.saturating_sub(self.debt)).min(RESERVE);
+        let debt = self.debt.saturating_sub(earned) + used.saturating_sub(left);
+        self.left = left.saturating_sub(used);
+        self.debt = debt.min(DEBT);
+        (self.debt * SHARE).min(NAP)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! The worker may run a twentieth of the time, and a reserve at once.
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_budget_is_a_twentieth_of_the_time() {
+        let start = Instant::now();
+        let mut budget = Budget::new(start);
+        assert_eq!(budget.after(2 * MS, start), Duration::ZERO);
+        assert_eq!(budget.after(MS / 4, start), 5 * MS);
+        assert_eq!(budget.after(MS / 4, start + 5 * MS), 5 * MS);
+        // A long idle time earns no more than the reserve.
+        let later = start + 1000 * MS;
+        assert_eq!(budget.after(2 * MS + MS / 4, later), 5 * MS);
+    }
+
+    #[test]
+    fn a_debt_is_paid_by_naps_that_requests_can_wait_for() {
+        let start = Instant::now();
+        let mut budget = Budget::new(start);
+        let mut nap = budget.after(RESERVE + 3 * MS, start);
+        let mut slept = Duration::ZERO;
+        while nap > Duration::ZERO {
+            assert!(nap <= NAP);
+            slept += nap;
+            nap = budget.after(Duration::ZERO, start + slept);
+        }
+        assert_eq!(slept, 3 * MS * SHARE);
+        // One that was charged for a second doesn't pay for it for ever.
+        assert_eq!(budget.after(1000 * MS, start + slept), NAP);
+        assert_eq!(budget.debt, DEBT);
+    }
+}
