@@ -47,6 +47,14 @@ const fn boot(topology: &'static str, scenarios: &'static [&'static str]) -> Boo
 const BOOTS: &[Boot] = &[
     boot("2+2", &["kill"]),
     boot("2+2", &["flood"]),
+    Boot {
+        path: Some("kernel"),
+        ..boot("2+2", &["kill", "flood"])
+    },
+    Boot {
+        path: Some("exit"),
+        ..boot("2+2", &["kill"])
+    },
     boot(
         "4+3+1",
         &["capacity", "opps-exact", "opps-floor", "no-dip", "uclamp"],
@@ -94,7 +102,14 @@ const BOOTS: &[Boot] = &[
         ..boot("2+2", &["governor", "opps-exact", "domain"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot("2+2", &["no-exit", "order", "two-guests", "stats"]),
+    boot("2+2", &["no-exit", "two-guests", "stats", "fallbacks"]),
+    Boot {
+        path: Some("kernel"),
+        ..boot(
+            "2+2",
+            &["no-exit", "order", "opps-exact", "no-dip", "two-guests"],
+        )
+    },
     Boot {
         driver: Mainline,
         ..boot("2+2", &["no-exit", "no-dip"])
