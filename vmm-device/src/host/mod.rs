@@ -59,7 +59,8 @@ impl HostRoot {
     }
 
     /// `path`, which the host calls by an absolute name.
-    pub(crate) fn join(&self, path: &Path) -> PathBuf {
+    #[must_use]
+    pub fn join(&self, path: &Path) -> PathBuf {
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 }
