@@ -228,6 +228,25 @@ impl Profile {
         profile.settings.check(name)?;
         Ok(profile)
     }
+
+    /// With these settings in place of its own: a table as that of a profile's `[settings]`.
+    ///
+    /// # Errors
+    /// What is wrong with one of them, in one line; `name` is where they are from.
+    pub fn with(mut self, name: &str, settings: toml::Table) -> Result<Self, ProfileError> {
+        let wrong = |error: String| ProfileError::Wrong {
+            name: name.to_owned(),
+            why: error.split_whitespace().collect::<Vec<_>>().join(" "),
+        };
+        let own = toml::Table::try_from(&self.settings);
+        let mut all = own.map_err(|error| wrong(error.to_string()))?;
+        all.extend(settings);
+        self.settings = all
+            .try_into()
+            .map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        self.settings.check(name)?;
+        Ok(self)
+    }
 }
 
 impl Settings {

@@ -10,6 +10,7 @@ use crate::{
     options::{Actuator, Clamp, Report, RunOptions, one_line},
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
+    rt_cli::RtCommand,
 };
 
 const EXIT_CODES: &str = "\
@@ -84,6 +85,9 @@ pub enum Command {
         #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
         every: u64,
     },
+    /// Tune this host for real-time guests: plan, apply, check, restore
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Rt(RtCommand),
     /// Remove what killed runs left behind, and nothing else
     #[command(after_help = EXIT_CODES)]
     Cleanup,

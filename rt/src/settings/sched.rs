@@ -36,32 +36,52 @@ fn sysctl(sheet: &mut Sheet, name: &str, want: Option<impl ToString>) {
     }
 }
 
-fn server_files(cx: &Context) -> Vec<String> {
-    let servers = SERVERS.into_iter().filter(|server| {
-        // One that this kernel lacks is no limit.
-        cx.look.list(&format!("{DEBUG}/{server}")) != Err(Unread::Missing)
-    });
+/// The servers' runtimes on the real-time CPUs; none on a kernel without servers.
+///
+/// Which it is can't be told while debugfs is hidden or not mounted.
+fn server_files(cx: &Context) -> Result<Vec<String>, Unread> {
+    let names = match cx.look.list(DEBUG) {
+        Err(Unread::Missing) if is_mounted(cx) => Vec::new(),
+        Err(Unread::Missing) => return Err(Unread::Refused),
+        names => names?,
+    };
+    let servers = SERVERS
+        .into_iter()
+        .filter(|server| names.iter().any(|name| name == server));
     let of = |server| {
         cx.rt
             .iter()
             .map(move |cpu| format!("{DEBUG}/{server}/cpu{cpu}/runtime"))
     };
-    servers.flat_map(of).collect()
+    Ok(servers.flat_map(of).collect())
+}
+
+fn is_mounted(cx: &Context) -> bool {
+    let top = cx.look.list("/sys/kernel/debug");
+    top.is_ok_and(|names| !names.is_empty())
 }
 
 fn servers(cx: &Context, sheet: &mut Sheet) {
     let Some(want) = cx.settings().fair_server_runtime_ns else {
         return;
     };
-    let files = server_files(cx);
-    if files.is_empty() {
-        sheet.absent(
-            format!("{DEBUG}/fair_server"),
-            "before Linux 6.12 there is none",
-        );
-    }
-    for path in files {
-        sheet.file(path, Format::Text, want);
+    match server_files(cx) {
+        Ok(files) if files.is_empty() => {
+            sheet.absent(
+                format!("{DEBUG}/fair_server"),
+                "before Linux 6.12 there is none",
+            );
+        }
+        Ok(files) => {
+            for path in files {
+                sheet.file(path, Format::Text, want);
+            }
+        }
+        Err(Unread::Denied) => sheet.cannot(DEBUG.to_owned(), Unread::Denied),
+        Err(_) => sheet.unseen(
+            DEBUG,
+            "debugfs is not mounted; mount -t debugfs debugfs /sys/kernel/debug",
+        ),
     }
 }
 
@@ -70,7 +90,10 @@ fn unthrottled(cx: &Context) -> Effect {
     if cx.settings().rt_runtime_us != Some(-1) {
         return Effect::Effective;
     }
-    for path in server_files(cx) {
+    let Ok(files) = server_files(cx) else {
+        return Effect::Unseen(format!("{DEBUG} can't be read: the fair servers are there"));
+    };
+    for path in files {
         match cx.look.read(&path).as_deref() {
             Ok("0") | Err(Unread::Missing) => {}
             Ok(ns) => {

@@ -34,7 +34,15 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "events are not written to the trace buffer",
         plan: |cx, sheet| {
             if let Some(want) = cx.settings().tracing {
-                sheet.file(format!("{TRACING}/tracing_on"), Format::Text, want);
+                let path = format!("{TRACING}/tracing_on");
+                // Where it isn't mounted it may have been used from elsewhere.
+                match cx.look.list(TRACING) {
+                    Ok(names) if names.is_empty() => sheet.unseen(
+                        path,
+                        "tracefs is not mounted; mount -t tracefs tracefs /sys/kernel/tracing",
+                    ),
+                    _ => sheet.file(path, Format::Text, want),
+                }
             }
         },
         effect: untraced,

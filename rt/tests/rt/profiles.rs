@@ -67,3 +67,16 @@ fn a_wrong_profile_is_one_line() {
         "{line}"
     );
 }
+
+#[test]
+fn single_settings_can_be_other_ones() {
+    let profile = Profile::shipped("kvm-rt").unwrap();
+    let other = |text: &str| profile.clone().with("rt.toml", text.parse().unwrap());
+    let changed = other("governor = 'performance'\nidle-states-off = 'deep'").unwrap();
+    assert_eq!(changed.settings.governor.as_deref(), Some("performance"));
+    assert_eq!(changed.settings.rcuc, profile.settings.rcuc);
+    for (text, said) in [("govrnor = 'x'", "govrnor"), ("rcuc = 'fifo:0'", "fifo:1")] {
+        let line = other(text).unwrap_err().to_string();
+        assert!(line.contains(said) && line.contains("rt.toml"), "{line}");
+    }
+}

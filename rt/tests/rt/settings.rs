@@ -143,6 +143,12 @@ fn the_fair_server_keeps_real_time_tasks_from_the_whole_cpu() {
     host.remove("/sys/kernel/debug/sched/fair_server");
     host.remove("/sys/kernel/debug/sched/ext_server");
     assert_eq!(alone.effect("rt-runtime-us"), Effect::Effective);
+    host.remove("/sys/kernel/debug/sched");
+    assert!(matches!(alone.effect("rt-runtime-us"), Effect::Unseen(_)));
+    assert!(
+        both.plan().unseen[0].why.contains("mount"),
+        "an empty debugfs isn't mounted"
+    );
 }
 
 #[test]
