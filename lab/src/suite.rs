@@ -87,7 +87,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor"])
+        ..boot("2+2", &["boot", "capacity", "governor", "rt-settings"])
     },
     Boot {
         driver: Mainline,

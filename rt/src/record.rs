@@ -2,6 +2,8 @@
 //! The record of what was before: on disk before the first change, removed after the last one is
 //! undone. It is of one boot: after another, the kernel's files are as that boot made them.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -14,6 +16,10 @@ use crate::{
 
 /// Where the record is, beside those of VMMs.
 pub const PATH: &str = "/run/vcpufreq/rt.json";
+/// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
+/// work item.
+const LOOKS: u32 = 50;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// One value as it was.
@@ -101,8 +107,14 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
         Target::Thread { pid, .. } => host.schedule(*pid, value),
     };
     written.map_err(|error| error.to_string())?;
+    for _ in 0..LOOKS {
+        match target.now(host) {
+            Ok(now) if target.same(&now, value) => return Ok(()),
+            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
+            Err(_) => break,
+        }
+    }
     match target.now(host) {
-        Ok(now) if target.same(&now, value) => Ok(()),
         Ok(now) => Err(format!("the kernel made it '{now}'")),
         Err(_) => Err("it can't be read back".to_owned()),
     }

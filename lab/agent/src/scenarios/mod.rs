@@ -15,6 +15,7 @@ mod idle;
 mod no_exit;
 mod opps;
 mod order;
+mod rt_settings;
 mod speed;
 mod stats;
 mod two_guests;
@@ -69,6 +70,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
+        "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
     }
