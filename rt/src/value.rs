@@ -20,6 +20,8 @@ pub enum Format {
     /// The controllers of a cgroup's children: of the text, whether `cpuset` is there, as
     /// `+cpuset` or `-cpuset`, which is also what is written.
     CpusetController,
+    /// The same for `cpu`.
+    CpuController,
     /// A resctrl schemata line for L3 in several: `L3:0=ff;1=ff`, masks of cache ways.
     Schemata,
 }
@@ -32,10 +34,8 @@ impl Format {
         match self {
             Self::Text | Self::List | Self::Mask => text.to_owned(),
             Self::Choice => chosen(text).unwrap_or(text).to_owned(),
-            Self::CpusetController => {
-                let on = text.split_whitespace().any(|name| name == "cpuset");
-                if on { "+cpuset" } else { "-cpuset" }.to_owned()
-            }
+            Self::CpusetController => controller(text, "cpuset"),
+            Self::CpuController => controller(text, "cpu"),
             Self::Schemata => {
                 let mut lines = text.lines().map(str::trim);
                 let line = lines.find(|line| line.starts_with("L3:"));
@@ -53,9 +53,14 @@ impl Format {
             }
             Self::List => a == b || a.parse::<Cpus>().is_ok_and(|a| Ok(a) == b.parse()),
             Self::Schemata => ways(a) == ways(b),
-            Self::Text | Self::Choice | Self::CpusetController => a == b,
+            Self::Text | Self::Choice | Self::CpusetController | Self::CpuController => a == b,
         }
     }
+}
+
+fn controller(text: &str, controller: &str) -> String {
+    let on = text.split_whitespace().any(|name| name == controller);
+    format!("{}{controller}", if on { '+' } else { '-' })
 }
 
 /// `madvise` of `always [madvise] never`.
@@ -113,6 +118,7 @@ mod tests {
             (Format::Choice, "none", "none"),
             (Format::CpusetController, "cpu io", "-cpuset"),
             (Format::CpusetController, "cpu cpuset io", "+cpuset"),
+            (Format::CpuController, "cpuset io", "-cpu"),
             (
                 Format::Schemata,
                 "    MB:0=100\n    L3:0=ff;1=f0\n",

@@ -21,6 +21,8 @@ use crate::{
 };
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// There with uclamp.
+const CLAMPS: &str = "/proc/sys/kernel/sched_util_clamp_min";
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "cpuset",
@@ -38,8 +40,8 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     let Some(kind) = cx.settings().cpuset else {
         return;
     };
-    match cx.look.read(&format!("{ROOT}/cgroup.controllers")) {
-        Ok(names) if names.split_whitespace().any(|name| name == "cpuset") => {}
+    let controllers = match cx.look.read(&format!("{ROOT}/cgroup.controllers")) {
+        Ok(names) if names.split_whitespace().any(|name| name == "cpuset") => names,
         Ok(_) => {
             return sheet.absent(
                 format!("{ROOT}/cpuset"),
@@ -47,32 +49,27 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             );
         }
         Err(why) => return sheet.cannot(format!("{ROOT}/cgroup.controllers"), why),
-    }
+    };
     if cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated")) == Err(Unread::Missing) {
         return sheet.absent(
             format!("{ROOT}/cpuset.cpus.isolated"),
             "before Linux 6.7 a cpuset can't be cut off below a group; boot with isolcpus",
         );
     }
-    sheet.file(
-        format!("{ROOT}/cgroup.subtree_control"),
-        Format::CpusetController,
-        "+cpuset",
-    );
+    // Clamps of the guest's groups, where this kernel has them.
+    let clamps = cx.look.read(CLAMPS).is_ok() && controllers.split_whitespace().any(|c| c == "cpu");
+    control(sheet, ROOT, clamps);
     for guest in &cx.partition.guests {
         let top = group(&guest.name);
         let cpus = &guest.cpus;
         sheet.dir(top.clone());
-        let control = format!("{top}/cgroup.subtree_control");
-        sheet.inside(control, Format::CpusetController, "+cpuset");
+        inner_control(sheet, &top, true, clamps);
         sheet.inside(format!("{top}/cpuset.cpus.exclusive"), Format::List, cpus);
         for name in ["rest", "rt"] {
-            sheet.dir(format!("{top}/{name}"));
-            sheet.inside(
-                format!("{top}/{name}/cgroup.type"),
-                Format::Text,
-                "threaded",
-            );
+            let dir = format!("{top}/{name}");
+            sheet.dir(dir.clone());
+            sheet.inside(format!("{dir}/cgroup.type"), Format::Text, "threaded");
+            inner_control(sheet, &dir, false, clamps);
         }
         let own = |name: &str| format!("{top}/rt/cpuset.cpus{name}");
         sheet.inside(own(""), Format::List, cpus);
@@ -82,6 +79,27 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             CpusetPartition::Root => "root",
         };
         sheet.inside(own(".partition"), Format::Text, word);
+    }
+}
+
+/// The controllers of the root's children.
+fn control(sheet: &mut Sheet, dir: &str, clamps: bool) {
+    let file = || format!("{dir}/cgroup.subtree_control");
+    sheet.file(file(), Format::CpusetController, "+cpuset");
+    if clamps {
+        sheet.file(file(), Format::CpuController, "+cpu");
+    }
+}
+
+/// Of the children of a group that is made; and no cap on their clamps.
+fn inner_control(sheet: &mut Sheet, dir: &str, cpuset: bool, clamps: bool) {
+    let file = || format!("{dir}/cgroup.subtree_control");
+    if cpuset {
+        sheet.inside(file(), Format::CpusetController, "+cpuset");
+    }
+    if clamps {
+        sheet.inside(file(), Format::CpuController, "+cpu");
+        sheet.inside(format!("{dir}/cpu.uclamp.min"), Format::Text, "max");
     }
 }
 

@@ -337,7 +337,11 @@ impl FakeKernel {
     fn make_group(&self, path: &str) -> io::Result<()> {
         fs::create_dir(self.real(path))?;
         let cgroup = ["cgroup.type", "cgroup.subtree_control", "cpuset.cpus"];
-        let cpuset = ["cpuset.cpus.exclusive", "cpuset.cpus.partition"];
+        let cpuset = [
+            "cpuset.cpus.exclusive",
+            "cpuset.cpus.partition",
+            "cpu.uclamp.min",
+        ];
         let names = if path.starts_with(CGROUP) {
             [&cgroup[..], &cpuset].concat()
         } else {
