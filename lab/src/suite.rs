@@ -90,6 +90,11 @@ const BOOTS: &[Boot] = &[
         ..boot("2+2", &["boot", "capacity", "governor", "rt-settings"])
     },
     Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot("4+3+1", &["rt-guest"])
+    },
+    Boot {
         driver: Mainline,
         ..boot("2+2", &["governor", "opps-exact", "domain"])
     },

@@ -131,3 +131,64 @@ pub fn check_free(dir: &StateDir, host: &HostTree, mine: &Record) -> anyhow::Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    //! Promises: bounds come back as they were, and a pCPU has one real-time guest.
+    use vcpufreq_device::host::KernelTree;
+
+    use super::*;
+    use crate::{fake_host::FakeHost, state::Owner};
+
+    fn traces(cpus: &[u32]) -> RtTraces {
+        let bound = |cpu: &u32| IdleBound {
+            cpu: *cpu,
+            old: "n/a".to_owned(),
+        };
+        RtTraces {
+            cpus: cpus.to_vec(),
+            idle: cpus.iter().map(bound).collect(),
+            partition: None,
+        }
+    }
+
+    #[test]
+    fn bounds_come_back_and_a_cpu_that_is_gone_is_no_error() {
+        let host = FakeHost::two_plus_two();
+        host.write(
+            "sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us",
+            "50",
+        );
+        let undone = traces(&[3, 9]).undo(&host.root(), &KernelTree, 7, Duration::ZERO);
+        assert!(undone.unwrap().is_empty());
+        let now = fs::read_to_string(bound_file(&host.root(), 3)).unwrap();
+        assert_eq!(now, "n/a");
+    }
+
+    #[test]
+    fn a_cpu_of_a_running_guest_is_refused() {
+        let host = FakeHost::empty();
+        host.write("proc/sys/kernel/random/boot_id", "boot");
+        let stat = |pid: u32| format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
+        let record = |pid: u32, cpus: &[u32]| {
+            host.write(&format!("proc/{pid}/stat"), stat(pid));
+            Record {
+                owner: Owner::of(&host.root(), pid).unwrap(),
+                groups: None,
+                rt: Some(traces(cpus)),
+            }
+        };
+        let dir = StateDir::at(host.root().path("run"));
+        dir.write(&record(7, &[2, 3])).unwrap();
+        let free = |pid, cpus: &[u32]| check_free(&dir, &host.root(), &record(pid, cpus));
+        assert!(free(7, &[3]).is_ok(), "its own");
+        assert!(free(8, &[1]).is_ok());
+        let line = free(8, &[3]).unwrap_err().to_string();
+        assert!(
+            line.contains("CPU 3") && line.contains("process 7"),
+            "{line}"
+        );
+        host.remove("proc/7");
+        assert!(free(8, &[3]).is_ok(), "it has ended");
+    }
+}

@@ -256,10 +256,10 @@ fn json_of(line: &[&str]) -> Result<Value> {
     serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
 }
 
-type State = BTreeMap<String, String>;
+pub(super) type State = BTreeMap<String, String>;
 
 /// Paths that are in only one of two states, or have another value there.
-fn changes(before: &State, after: &State) -> Vec<String> {
+pub(super) fn changes(before: &State, after: &State) -> Vec<String> {
     let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let differ = paths
         .into_iter()
@@ -309,7 +309,7 @@ const OWN_WAY: &[&str] = &[
 ];
 
 /// All values, with every cgroup and every kernel thread's scheduling.
-fn everything() -> Result<State> {
+pub(super) fn everything() -> Result<State> {
     let mut state = State::new();
     for (folder, ends) in KEPT {
         collect(Path::new(folder), ends, &mut state);
