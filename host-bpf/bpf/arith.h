@@ -6,16 +6,19 @@
 #ifndef VCPUFREQ_ARITH_H
 #define VCPUFREQ_ARITH_H
 
-/* floor(capacity * khz / perf_max), times the headroom's fraction: below 2^45. */
+/*
+ * floor(capacity * khz / perf_max), times the headroom's fraction: below 2^45;
+ * and not below the VMM's lower bound.
+ */
 static __always_inline __u32 request_to_demand(const struct vcpufreq_bpf_policy *p,
 					       __u32 khz, __u32 *granted)
 {
 	__u64 num, den;
-	__u32 min;
+	__u32 min, max;
 
 	*granted = khz;
 	if (!khz)
-		return VCPUFREQ_BPF_DEMAND(0, 1024);
+		return VCPUFREQ_BPF_DEMAND(p->floor, 1024);
 	if (khz > p->perf_max_khz)
 		*granted = p->perf_max_khz;
 	num = (__u64)p->capacity * *granted * p->headroom_num;
@@ -23,7 +26,10 @@ static __always_inline __u32 request_to_demand(const struct vcpufreq_bpf_policy 
 	min = den ? num / den : 0;
 	if (min > 1024)
 		min = 1024;
-	return VCPUFREQ_BPF_DEMAND(min, p->clamp == VCPUFREQ_BPF_EXACT ? min : 1024);
+	if (min < p->floor)
+		min = p->floor;
+	max = p->clamp == VCPUFREQ_BPF_EXACT ? min : 1024;
+	return VCPUFREQ_BPF_DEMAND(min, max);
 }
 
 /*

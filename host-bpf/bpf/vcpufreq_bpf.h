@@ -65,7 +65,8 @@ struct vcpufreq_bpf_policy {
 	__u64 interval_ns;	/* between two requests on average; 0: no limit */
 	__u64 burst_ns;		/* requests may come ahead of that by this much */
 	__u32 table_len;
-	__u32 tell;		/* 1: the VMM is told of each request */
+	__u16 tell;		/* 1: the VMM is told of each request */
+	__u16 floor;		/* no clamp is below it, 0..1024 */
 	__u32 table_khz[VCPUFREQ_BPF_TABLE_MAX];	/* rising */
 };
 

@@ -320,10 +320,15 @@ impl HostBpf {
         for vcpu in self.vcpus.all() {
             vcpu.latest.fetch_and(!u64::from(u32::MAX), SeqCst);
         }
-        for domain in self.domains.all() {
-            domain.granted_khz.store(0, SeqCst);
-            domain.demand.store(pack(Demand::NONE), SeqCst);
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        for policy in policies.iter() {
+            if let Some(domain) = self.domain(policy.domain) {
+                domain.granted_khz.store(0, SeqCst);
+                let none = policy.raised(Demand::NONE);
+                domain.demand.store(pack(none), SeqCst);
+            }
         }
+        drop(policies);
         let vcpus = (0..=u16::MAX).take(self.vcpus.all().len());
         for vcpu in vcpus {
             self.programs().loaded.call("vcpufreq_refresh", vcpu)?;
@@ -346,7 +351,9 @@ impl HostBpf {
         let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
         if entry.requests.load(SeqCst) == count {
             domain.granted_khz.store(decision.granted.0, SeqCst);
-            domain.demand.store(pack(decision.demand), SeqCst);
+            domain
+                .demand
+                .store(pack(policy.raised(decision.demand)), SeqCst);
         }
     }
 
@@ -368,7 +375,9 @@ impl HostBpf {
             let asked = u32::try_from(latest & u64::from(u32::MAX)).unwrap_or(u32::MAX);
             let decision = demand(&policy.spec, Khz(asked), policy.clamp, policy.headroom);
             domain.granted_khz.store(decision.granted.0, SeqCst);
-            domain.demand.store(pack(decision.demand), SeqCst);
+            domain
+                .demand
+                .store(pack(policy.raised(decision.demand)), SeqCst);
             if vcpu.latest.load(SeqCst) == latest {
                 return;
             }

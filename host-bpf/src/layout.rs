@@ -52,7 +52,8 @@ pub(crate) struct PolicyEntry {
     pub interval_ns: u64,
     pub burst_ns: u64,
     pub table_len: u32,
-    pub tell: u32,
+    pub tell: u16,
+    pub floor: u16,
     pub table_khz: [u32; TABLE_MAX],
 }
 

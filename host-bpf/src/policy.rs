@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use vcpufreq_device::{ClampMode, Headroom, RateLimit, Report, VcpuSpec};
+use vcpufreq_device::{ClampMode, Demand, Headroom, RateLimit, Report, Util, VcpuSpec};
 
 use crate::layout::{self, PolicyEntry, TABLE_MAX};
 
@@ -35,11 +35,22 @@ pub struct VcpuPolicy {
     pub actuate: ActuateBy,
     /// How often; `None`: as often as the guest likes.
     pub limit: Option<RateLimit>,
+    /// No clamp is below it; zero is none.
+    pub floor: Util,
     /// Whether the VMM is told of each request, and what became of it.
     pub tell: bool,
 }
 
 impl VcpuPolicy {
+    /// `demand`, not below the lower bound.
+    #[cfg_attr(not(feature = "load"), allow(dead_code))]
+    pub(crate) fn raised(&self, demand: Demand) -> Demand {
+        Demand {
+            min: demand.min.max(self.floor),
+            max: demand.max.max(self.floor),
+        }
+    }
+
     /// As the programs read it.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
     pub(crate) fn entry(&self) -> PolicyEntry {
@@ -80,6 +91,7 @@ impl VcpuPolicy {
             burst_ns: interval_ns * u64::from(burst - 1),
             table_len: self.spec.table.register_len(),
             tell: self.tell.into(),
+            floor: self.floor.get(),
             table_khz,
         }
     }

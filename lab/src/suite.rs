@@ -95,7 +95,12 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor"])
+        ..boot("2+2", &["boot", "capacity", "governor", "rt-settings"])
+    },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot("4+3+1", &["rt-guest"])
     },
     Boot {
         driver: Mainline,

@@ -82,6 +82,14 @@ impl<'a> Cleaner<'a> {
                 self.groups(&GroupRecord::from(groups), cleaned)
             }),
         };
+        let removed = removed.and_then(|()| match &record.rt {
+            Some(rt) if record.owner.standing(self.host) == Standing::Stale => {
+                let undone = rt.undo(self.host, self.tree, record.owner.pid, self.patience)?;
+                cleaned.removed.extend(undone);
+                Ok(())
+            }
+            _ => Ok(()),
+        });
         match removed.map_err(|error| error.to_string()).and_then(|()| {
             state::remove(path).map_err(|error| format!("{}: {error}", path.display()))
         }) {

@@ -76,7 +76,8 @@ impl Scene {
             enabled_cpu: false,
         };
         let groups = Some(groups);
-        self.state.write(&Record { owner, groups }).unwrap();
+        let rt = None;
+        self.state.write(&Record { owner, groups, rt }).unwrap();
     }
 
     /// Process 7 runs.

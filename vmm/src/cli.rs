@@ -10,6 +10,8 @@ use crate::{
     options::{Actuator, Clamp, Report, RunOptions, one_line},
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
+    rt_cli::RtCommand,
+    rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
 
 const EXIT_CODES: &str = "\
@@ -84,6 +86,9 @@ pub enum Command {
         #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
         every: u64,
     },
+    /// Tune this host for real-time guests: plan, apply, check, restore
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Rt(RtCommand),
     /// Remove what killed runs left behind, and nothing else
     #[command(after_help = EXIT_CODES)]
     Cleanup,
@@ -117,6 +122,19 @@ pub struct RunArgs {
     /// The vCPUs.
     #[command(flatten)]
     pub vcpus: VcpuArgs,
+    /// Real-time vCPUs, each pinned to a pCPU of its own: fifo:PRIORITY,
+    /// rr:PRIORITY or deadline:RUNTIME/PERIOD in µs; memory is locked then
+    #[arg(long, value_name = "VCPUS=POLICY")]
+    pub rt: Vec<PerVcpu<RtPolicy>>,
+    /// Performance in kHz that requests can't undercut
+    #[arg(long, value_name = "VCPUS=KHZ")]
+    pub floor: Vec<PerVcpu<u32>>,
+    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
+    #[arg(long, value_name = "US")]
+    pub resume_latency_us: Option<ResumeLatency>,
+    /// Guest memory of huge pages: 2M or 1G
+    #[arg(long, value_name = "SIZE")]
+    pub hugepages: Option<PageSize>,
     /// What a request sets: the floor alone, or the ceiling too [default: floor]
     #[arg(long, value_name = "MODE")]
     pub clamp: Option<Clamp>,
@@ -209,7 +227,7 @@ pub struct DtArgs {
 impl RunArgs {
     /// The flags, completed from the config file.
     pub fn options(&self) -> Result<RunOptions, ConfigError> {
-        let flags = RunOptions {
+        let mut flags = RunOptions {
             kernel: self.kernel.clone(),
             initrd: self.initrd.clone(),
             cmdline: self.cmdline.clone(),
@@ -224,8 +242,12 @@ impl RunArgs {
             events: self.events.clone(),
             dump_dtb: self.dump_dtb.clone(),
             kvm_device: self.kvm_device.clone(),
+            resume_latency_us: self.resume_latency_us,
+            hugepages: self.hugepages,
             ..self.vcpus.options()
         };
+        flags.set(&self.rt, |vcpu| &mut vcpu.rt);
+        flags.set(&self.floor, |vcpu| &mut vcpu.floor);
         completed(flags, self.config.as_ref())
     }
 }
@@ -322,11 +344,17 @@ mod tests {
             "--explain",
             "--report=request",
             "--rate-limit=100:3",
+            "--rt=2=fifo:3",
+            "--floor=2=600000",
+            "--resume-latency-us=50",
+            "--hugepages=2M",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
-            rate-limit='100:3'\n[vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
-            ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n[vcpu.3]\ndomain=9\n";
+            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\n\
+            [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
+            ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
+            rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n";
         assert_eq!(flags, RunOptions::from_toml(toml).unwrap());
     }
 

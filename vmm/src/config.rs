@@ -11,7 +11,7 @@ use thiserror::Error;
 use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
-use crate::path::PathChoice;
+use crate::{path::PathChoice, rt_guest::RtConfig};
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;
@@ -88,6 +88,8 @@ pub struct RunConfig {
     pub dump_dtb: Option<PathBuf>,
     /// Whether the guest is told its stolen time (`KVM_ARM_VCPU_PVTIME`).
     pub pvtime: bool,
+    /// Its real-time side.
+    pub rt: RtConfig,
     /// The KVM device, [`DEFAULT_KVM_DEVICE`] unless told.
     pub kvm_device: PathBuf,
 }

@@ -11,6 +11,7 @@ use crate::{
     cleanup::{Cleaned, Cleaner},
     facts::HostTree,
     guardian::Guardian,
+    rt_traces::{self, RtTraces},
     state::{self, Owner, Record, StateDir},
 };
 
@@ -24,6 +25,7 @@ const TRY_EVERY: Duration = Duration::from_millis(5);
 pub struct Footprint {
     dir: StateDir,
     groups: Option<GroupRecord>,
+    rt: Option<RtTraces>,
     guardian: Guardian,
 }
 
@@ -33,8 +35,13 @@ impl Footprint {
     /// removed.
     ///
     /// # Errors
-    /// When there can't be a record or a guardian; nothing is left then.
-    pub fn begin(groups: Option<GroupRecord>, report: impl Fn(&str)) -> anyhow::Result<Self> {
+    /// When there can't be a record or a guardian, or a real-time pCPU is
+    /// another guest's; nothing is left then.
+    pub fn begin(
+        groups: Option<GroupRecord>,
+        rt: Option<RtTraces>,
+        report: impl Fn(&str),
+    ) -> anyhow::Result<Self> {
         let host = HostTree::default();
         let dir = StateDir::of_user()?;
         let Cleaned { left, .. } = Cleaner::new(&host).by_records(&dir)?;
@@ -45,15 +52,23 @@ impl Footprint {
         let record = Record {
             owner,
             groups: groups.clone().map(Into::into),
+            rt: rt.clone(),
         };
         let footprint = Self {
             dir,
             groups,
+            rt,
             guardian,
         };
-        match footprint.dir.write(&record) {
+        let mine = footprint.dir.write(&record).and_then(|()| {
+            // After the record: of two that start at once, one sees the other.
+            rt_traces::check_free(&footprint.dir, &host, &record)
+        });
+        match mine {
             Ok(()) => Ok(footprint),
             Err(error) => {
+                // There is nothing else to remove yet.
+                drop(state::remove(&footprint.dir.record_path(pid)));
                 footprint.guardian.dismiss();
                 Err(error)
             }
@@ -68,6 +83,11 @@ impl Footprint {
     pub fn erase(self) -> anyhow::Result<()> {
         if let Some(groups) = &self.groups {
             remove_groups(groups).context("can't remove this VM's cgroup")?;
+        }
+        if let Some(rt) = &self.rt {
+            let host = HostTree::default();
+            rt.undo(&host, &KernelTree, process::id(), TRY_EVERY * TRIES)
+                .context("can't undo what was changed for real-time vCPUs")?;
         }
         let path = self.dir.record_path(process::id());
         state::remove(&path).with_context(|| format!("can't remove {}", path.display()))?;

@@ -21,7 +21,7 @@ use vcpufreq::{
     facts::HostTree,
     guardian,
     options::one_line,
-    run,
+    rt_command, run,
     state::StateDir,
     stats,
 };
@@ -78,6 +78,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             let path = stats::choose(&StateDir::of_user()?, pid)?;
             stats::top(&path, Duration::from_millis(every)).map(|()| 0)
         }
+        Command::Rt(command) => rt_command::rt(&command),
         Command::Cleanup => cleanup(),
         Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
     }

@@ -10,6 +10,7 @@ use crate::{
     config::ConfigError,
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
+    rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
 
 /// The clamp mode, in the user's words.
@@ -60,6 +61,10 @@ pub struct VcpuOptions {
     pub ipc_ratio: Option<IpcRatio>,
     /// Its capacity, 1..=1024.
     pub capacity: Option<u16>,
+    /// How the host schedules it, if it is real-time.
+    pub rt: Option<RtPolicy>,
+    /// Performance in kHz that its requests can't undercut.
+    pub floor: Option<u32>,
 }
 
 /// What the user says of the guest.
@@ -100,6 +105,10 @@ pub struct RunOptions {
     pub dump_dtb: Option<PathBuf>,
     /// The KVM device.
     pub kvm_device: Option<PathBuf>,
+    /// Wake-up latency of the real-time vCPUs' pCPUs.
+    pub resume_latency_us: Option<ResumeLatency>,
+    /// What guest memory is made of.
+    pub hugepages: Option<PageSize>,
     /// Per vCPU. In TOML a key is a list of vCPUs, as `[vcpu.0-3]`.
     #[serde(default, rename = "vcpu", deserialize_with = "by_vcpu")]
     pub vcpus: BTreeMap<u32, VcpuOptions>,
@@ -166,6 +175,8 @@ impl RunOptions {
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
             kvm_device: self.kvm_device.or(file.kvm_device),
+            resume_latency_us: self.resume_latency_us.or(file.resume_latency_us),
+            hugepages: self.hugepages.or(file.hugepages),
             vcpus: self.vcpus,
         }
     }
@@ -197,6 +208,8 @@ impl VcpuOptions {
         self.domain = self.domain.or(other.domain);
         self.ipc_ratio = self.ipc_ratio.or(other.ipc_ratio);
         self.capacity = self.capacity.or(other.capacity);
+        self.rt = self.rt.or(other.rt);
+        self.floor = self.floor.or(other.floor);
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
     facts::{HostCpus, Pcpu, Policy},
     options::{self, Actuator, Clamp, RunOptions, VcpuOptions},
     parse::CpuList,
+    rt_guest::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
 };
 
@@ -41,12 +42,14 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
     let image = Kernel::open(&kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
     Placement::new(&image, initrd.as_ref(), mem_mib)?;
+    let vcpus = vcpus(options, host, count)?;
     Ok(RunConfig {
+        rt: RtConfig::new(options, &vcpus, mem_mib, &host.online())?,
         kernel,
         initrd: options.initrd.clone(),
         cmdline,
         mem_mib,
-        vcpus: vcpus(options, host, count)?,
+        vcpus,
         bridge: !options.no_bridge.unwrap_or(false),
         clamp: clamp_mode(options.clamp),
         actuator: actuator_choice(options.actuator),

@@ -29,6 +29,7 @@ use crate::{
     guest_topology,
     path::{self, Needs, Path, PathChoice},
     resolve,
+    rt_guest::RtGuest,
     run_report::{Observer, Summary},
     sys,
     vm::{self, Hooks, VmError, layout, probe::PathFacts},
@@ -58,16 +59,27 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
         let arch = std::env::consts::ARCH;
         return Err(VmError::NotThereYet { arch }.into());
     }
-    let footprint = Footprint::begin(offer.as_ref().and_then(Offer::groups), warn)?;
-    let ran = run_and_report(&config, &host, offer);
+    let rt = RtGuest::of_host(&config, &host)?;
+    let groups = offer.as_ref().and_then(Offer::groups);
+    let groups = groups.filter(|_| rt.partition().is_none());
+    rt.leave_cpus(&host)?;
+    let footprint = Footprint::begin(groups, rt.traces(&host), warn)?;
+    let ran = rt
+        .begin(&host)
+        .and_then(|()| run_and_report(&config, &host, offer, rt));
     let erased = footprint.erase();
     let code = ran?;
     erased.map(|()| code)
 }
 
-fn run_and_report(config: &RunConfig, host: &HostTree, offer: Option<Offer>) -> anyhow::Result<u8> {
+fn run_and_report(
+    config: &RunConfig,
+    host: &HostTree,
+    offer: Option<Offer>,
+    rt: RtGuest,
+) -> anyhow::Result<u8> {
     let (observer, writer) = observe(config)?;
-    let ran = run_guest(config, host, offer, &observer);
+    let ran = run_guest((config, host, rt), offer, &observer);
     let written = writer.map(EventWriter::finish).transpose();
     let (code, summary) = ran?;
     let events = written.context("the events file is not complete")?;
@@ -184,8 +196,7 @@ fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWri
 }
 
 fn run_guest(
-    config: &RunConfig,
-    host: &HostTree,
+    (config, host, rt): (&RunConfig, &HostTree, RtGuest),
     offer: Option<Offer>,
     observer: &Arc<Observer>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
@@ -195,15 +206,17 @@ fn run_guest(
     let bridge = offer
         .map(|offer| {
             let plans = offer.plans.clone();
-            let device = make_device(config, host, offer, observer)?;
+            let device = make_device((config, host, &rt), offer, observer)?;
             Bridge::start(device, config, &plans, observer)
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
     let guest = vm::Host {
-        hooks: bridge
-            .as_ref()
-            .map_or_else(|| Arc::new(NoBridge) as Arc<dyn Hooks>, Bridge::hooks),
+        hooks: rt.hooks(
+            bridge
+                .as_ref()
+                .map_or_else(|| Arc::new(NoBridge) as Arc<dyn Hooks>, Bridge::hooks),
+        ),
         cpufreq,
     };
     let report = vm::run(config, &machine, &guest);
@@ -216,8 +229,7 @@ fn run_guest(
 }
 
 fn make_device(
-    config: &RunConfig,
-    host: &HostTree,
+    (config, host, rt): (&RunConfig, &HostTree, &RtGuest),
     offer: Offer,
     observer: &Arc<Observer>,
 ) -> anyhow::Result<BridgeDevice> {
@@ -228,13 +240,25 @@ fn make_device(
         rate_limit: config.rate_limit,
         ..resolve::device_config(&config.vcpus, config.clamp, headroom)?
     };
-    let actuator = make_actuator(config, &offer.chosen)?;
+    let actuator = make_actuator(config, rt, &offer.chosen)?;
+    let actuator = actuator.with_floors(rt.floors());
     let source = Arc::new(offer.source);
     Ok(Device::new(device, actuator, source, observer.clone())?)
 }
 
-fn make_actuator(config: &RunConfig, chosen: &Chosen) -> anyhow::Result<HostActuator> {
+fn make_actuator(
+    config: &RunConfig,
+    rt: &RtGuest,
+    chosen: &Chosen,
+) -> anyhow::Result<HostActuator> {
     let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
+    if let Some(groups) = rt
+        .partition()
+        .filter(|_| chosen.kind != ActuatorKind::Thread)
+    {
+        return HostActuator::in_partition(groups, &domains)
+            .context("can't clamp in the real-time partition; see vcpufreq rt check");
+    }
     let build = |kind| HostActuator::build(kind, &KernelTree, &domains);
     match build(&chosen.kind) {
         Err(why) if config.actuator == ActuatorChoice::Auto => {

@@ -18,7 +18,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::GroupRecord;
 
-use crate::facts::HostTree;
+use crate::{facts::HostTree, rt_traces::RtTraces};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = "/run/vcpufreq";
@@ -57,6 +57,9 @@ pub struct Record {
     pub owner: Owner,
     /// Its cgroups, if it makes any.
     pub groups: Option<Groups>,
+    /// What it changes for real-time vCPUs, if it has any.
+    #[serde(default)]
+    pub rt: Option<RtTraces>,
 }
 
 /// What a record says about now.

@@ -29,6 +29,7 @@ fn record(pid: u32) -> Record {
             origin: "/sys/fs/cgroup/init".into(),
             enabled_cpu: true,
         }),
+        rt: None,
     }
 }
 

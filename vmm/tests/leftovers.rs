@@ -75,7 +75,8 @@ impl Vmm {
             origin: cgroups.to_owned(),
             enabled_cpu: false,
         });
-        let record = Record { owner, groups };
+        let rt = None;
+        let record = Record { owner, groups, rt };
         Self {
             child,
             group,

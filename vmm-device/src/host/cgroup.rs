@@ -315,7 +315,7 @@ fn is_abandoned(root: &HostRoot, group: &Path, pid: u32) -> bool {
     !alive && empty
 }
 
-fn make_threaded(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
+pub(super) fn make_threaded(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
     make(tree, dir)?;
     write(&dir.join("cgroup.type"), "threaded")
 }
@@ -326,7 +326,7 @@ fn make(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
         .map_err(|error| CgroupError::File { path, error })
 }
 
-fn unmake(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
+pub(super) fn unmake(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
     let path = dir.to_path_buf();
     match tree.remove(dir) {
         Ok(()) => Ok(()),
@@ -338,7 +338,7 @@ fn unmake(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
     }
 }
 
-fn children(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+pub(super) fn children(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     let failed = |error| CgroupError::File {
         path: dir.to_path_buf(),
         error,

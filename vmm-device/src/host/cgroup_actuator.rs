@@ -14,7 +14,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::cgroup::{self, CgroupError, CgroupTree, GroupRecord, write};
@@ -32,7 +32,8 @@ const UNKNOWN: u16 = u16::MAX;
 /// Clamps the group of a domain.
 #[derive(Debug)]
 pub struct CgroupActuator {
-    record: GroupRecord,
+    /// Of the groups that it has made; none in a partition.
+    record: Option<GroupRecord>,
     /// In order of their numbers.
     domains: Box<[DomainGroup]>,
     threads: DomainThreads,
@@ -41,6 +42,8 @@ pub struct CgroupActuator {
 #[derive(Debug)]
 struct DomainGroup {
     id: DomainId,
+    /// Its `cgroup.threads`.
+    members: PathBuf,
     min: ClampFile,
     max: ClampFile,
 }
@@ -72,12 +75,13 @@ impl CgroupActuator {
         ids.dedup();
         let made = cgroup::create(tree, &record, &ids, pid);
         let opened = made.and_then(|()| {
-            let groups = ids.iter().map(|id| DomainGroup::open(&record, *id));
+            let groups = ids.iter();
+            let groups = groups.map(|id| DomainGroup::open(&record.domain(*id), *id));
             groups.collect::<Result<_, _>>()
         });
         match opened {
             Ok(domains_open) => Ok(Self {
-                record,
+                record: Some(record),
                 domains: domains_open,
                 threads: DomainThreads::new(domains),
             }),
@@ -89,10 +93,29 @@ impl CgroupActuator {
         }
     }
 
-    /// What removes the groups again, from this process or another one.
+    /// For groups that are there: `group` tells that of a domain. Who made them removes them.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn within(
+        group: impl Fn(DomainId) -> PathBuf,
+        domains: &[DomainId],
+    ) -> Result<Self, CgroupError> {
+        let mut ids = domains.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        let groups = ids.iter().map(|id| DomainGroup::open(&group(*id), *id));
+        Ok(Self {
+            record: None,
+            domains: groups.collect::<Result<_, _>>()?,
+            threads: DomainThreads::new(domains),
+        })
+    }
+
+    /// What removes the groups that it has made, from this process or another one.
     #[must_use]
-    pub fn record(&self) -> &GroupRecord {
-        &self.record
+    pub fn record(&self) -> Option<&GroupRecord> {
+        self.record.as_ref()
     }
 
     /// Says that `vcpu` runs on thread `tid`, and moves that into its domain's group. The
@@ -104,8 +127,7 @@ impl CgroupActuator {
     /// thread's own clamp, it is in its group all the same.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
-        let file = self.record.domain(domain).join("cgroup.threads");
-        write(&file, &tid.to_string()).map_err(io::Error::other)?;
+        write(&self.group(domain)?.members, &tid.to_string()).map_err(io::Error::other)?;
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)
     }
@@ -117,6 +139,18 @@ impl CgroupActuator {
                 file.value.store(UNKNOWN, Relaxed);
             }
         }
+    }
+
+    /// The directory of a domain's group.
+    #[must_use]
+    pub fn dir(&self, domain: DomainId) -> Option<&Path> {
+        self.group(domain).ok()?.members.parent()
+    }
+
+    fn group(&self, domain: DomainId) -> io::Result<&DomainGroup> {
+        let found = self.domains.binary_search_by_key(&domain, |group| group.id);
+        let index = found.map_err(|_| io::ErrorKind::NotFound)?;
+        Ok(&self.domains[index])
     }
 
     /// Whether all of the threads are of a kind that clamps mean nothing to. Normally looks at one.
@@ -140,18 +174,18 @@ impl CgroupActuator {
 
 impl Actuator for CgroupActuator {
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
-        let found = self.domains.binary_search_by_key(&domain, |group| group.id);
-        let index = found.map_err(|_| ActuateError::NoThread { domain })?;
+        let group = self.group(domain);
+        let group = group.map_err(|_| ActuateError::NoThread { domain })?;
         self.check_applies(domain)?;
-        self.domains[index].set(demand)
+        group.set(demand)
     }
 }
 
 impl DomainGroup {
-    fn open(record: &GroupRecord, id: DomainId) -> Result<Self, CgroupError> {
-        let dir = record.domain(id);
+    fn open(dir: &Path, id: DomainId) -> Result<Self, CgroupError> {
         Ok(Self {
             id,
+            members: dir.join("cgroup.threads"),
             min: ClampFile::open(&dir.join("cpu.uclamp.min"), Demand::NONE.min)?,
             max: ClampFile::open(&dir.join("cpu.uclamp.max"), Demand::NONE.max)?,
         })

@@ -4,16 +4,18 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::path::Path;
 
 use super::HostRoot;
 use super::cgroup::{CgroupError, CgroupTree, GroupRecord};
 use super::cgroup_actuator::CgroupActuator;
+use super::partition::PartitionGroups;
 use super::placement::Placement;
 use super::sys::Tid;
 use super::thread_actuator::{ThreadActuator, uclamp_available};
 use crate::policy::Demand;
 use crate::ports::{ActuateError, Actuator};
-use crate::units::{DomainId, VcpuId};
+use crate::units::{DomainId, Util, VcpuId};
 
 /// What the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,13 +69,20 @@ pub enum ChoiceError {
     NoCgroup(#[from] CgroupError),
 }
 
-/// Either actuator.
+/// Either actuator, with lower bounds that no request undercuts.
 #[derive(Debug)]
-pub enum HostActuator {
-    /// On groups.
-    Cgroup(CgroupActuator),
-    /// On threads.
-    Thread(ThreadActuator),
+pub struct HostActuator {
+    on: On,
+    domains: Box<[DomainId]>,
+    /// In order of the vCPUs, as `domains`; empty: none.
+    floors: Box<[Util]>,
+}
+
+/// What is clamped.
+#[derive(Debug)]
+enum On {
+    Groups(CgroupActuator),
+    Threads(ThreadActuator),
 }
 
 impl ActuatorFacts {
@@ -120,12 +129,60 @@ impl HostActuator {
         tree: &dyn CgroupTree,
         domains: &[DomainId],
     ) -> Result<Self, CgroupError> {
-        match kind {
+        let on = match kind {
             ActuatorKind::Cgroup(place) => {
-                CgroupActuator::create(tree, place, domains).map(Self::Cgroup)
+                On::Groups(CgroupActuator::create(tree, place, domains)?)
             }
-            ActuatorKind::Thread => Ok(Self::Thread(ThreadActuator::new(domains))),
+            ActuatorKind::Thread => On::Threads(ThreadActuator::new(domains)),
+        };
+        Ok(Self::new(on, domains))
+    }
+
+    /// On the groups that somebody else has made in a real-time partition.
+    ///
+    /// # Errors
+    /// When they can't be opened.
+    pub fn in_partition(
+        groups: &PartitionGroups,
+        domains: &[DomainId],
+    ) -> Result<Self, CgroupError> {
+        let on = CgroupActuator::within(|domain| groups.domain(domain), domains)?;
+        Ok(Self::new(On::Groups(on), domains))
+    }
+
+    fn new(on: On, domains: &[DomainId]) -> Self {
+        Self {
+            on,
+            domains: domains.into(),
+            floors: Box::default(),
         }
+    }
+
+    /// With a lower bound for each vCPU, in order of their numbers; a domain's is the highest of
+    /// its vCPUs'. It is in force from a thread's registration on. Zero is none.
+    #[must_use]
+    pub fn with_floors(self, floors: Vec<Util>) -> Self {
+        Self {
+            floors: floors.into(),
+            ..self
+        }
+    }
+
+    /// The directory of a domain's group, when domains have groups.
+    #[must_use]
+    pub fn group(&self, domain: DomainId) -> Option<&Path> {
+        match &self.on {
+            On::Groups(actuator) => actuator.dir(domain),
+            On::Threads(_) => None,
+        }
+    }
+
+    /// The lower bound of a domain's clamps; zero is none.
+    #[must_use]
+    pub fn floor(&self, domain: DomainId) -> Util {
+        let members = self.domains.iter().zip(&self.floors);
+        let floors = members.filter_map(|(of, floor)| (*of == domain).then_some(*floor));
+        floors.max().unwrap_or(Util::ZERO)
     }
 
     /// Says that `vcpu` runs on thread `tid`. Call it on that thread before it runs the guest.
@@ -133,36 +190,53 @@ impl HostActuator {
     /// # Errors
     /// What the kernel said; `NotFound` when there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
-        match self {
-            Self::Cgroup(actuator) => actuator.register_thread(vcpu, tid),
-            Self::Thread(actuator) => actuator.register_thread(vcpu, tid),
+        match &self.on {
+            On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,
+            On::Threads(actuator) => actuator.register_thread(vcpu, tid)?,
+        }
+        let domain = *self
+            .domains
+            .get(vcpu.index())
+            .ok_or(io::ErrorKind::NotFound)?;
+        if self.floor(domain) == Util::ZERO {
+            return Ok(());
+        }
+        match self.apply(domain, Demand::NONE) {
+            // A SCHED_DEADLINE thread's floor is its bandwidth.
+            Ok(()) | Err(ActuateError::NotApplicable { .. }) => Ok(()),
+            Err(error) => Err(io::Error::other(error)),
         }
     }
 
     /// Says that somebody else clamps from now on: what is in force isn't known.
     pub fn forget(&self) {
-        match self {
-            Self::Cgroup(actuator) => actuator.forget(),
+        match &self.on {
+            On::Groups(actuator) => actuator.forget(),
             // It remembers nothing.
-            Self::Thread(_) => {}
+            On::Threads(_) => {}
         }
     }
 
     /// The groups to remove in the end, if there are any.
     #[must_use]
     pub fn record(&self) -> Option<&GroupRecord> {
-        match self {
-            Self::Cgroup(actuator) => Some(actuator.record()),
-            Self::Thread(_) => None,
+        match &self.on {
+            On::Groups(actuator) => actuator.record(),
+            On::Threads(_) => None,
         }
     }
 }
 
 impl Actuator for HostActuator {
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
-        match self {
-            Self::Cgroup(actuator) => actuator.apply(domain, demand),
-            Self::Thread(actuator) => actuator.apply(domain, demand),
+        let floor = self.floor(domain);
+        let demand = Demand {
+            min: demand.min.max(floor),
+            max: demand.max.max(floor),
+        };
+        match &self.on {
+            On::Groups(actuator) => actuator.apply(domain, demand),
+            On::Threads(actuator) => actuator.apply(domain, demand),
         }
     }
 }

@@ -83,13 +83,13 @@ fn the_schedulers_clamp_is_the_demand_and_nothing_stays() {
         check_clamps(&actuator, tid, "SCHED_FIFO");
     });
     let rest = effective_clamp(Tid::current());
-    let removed = remove(&KernelTree, actuator.record());
+    let removed = remove(&KernelTree, actuator.record().unwrap());
 
     // Only now, so that a failure leaves no groups behind.
     other.and(fifo).unwrap();
     removed.unwrap();
     assert!(rest.is_none_or(|clamp| clamp == (0, 1024)), "{rest:?}");
-    assert!(!actuator.record().group.exists());
+    assert!(!actuator.record().unwrap().group.exists());
     let home = Placement::find(&HostRoot::default()).unwrap();
     assert_eq!(home, place, "process and controller are as they were");
 }

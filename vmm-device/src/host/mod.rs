@@ -13,6 +13,7 @@ mod cgroup_actuator;
 mod choice;
 #[cfg(test)]
 mod kernel_tests;
+mod partition;
 mod placement;
 mod source;
 mod sys;
@@ -29,6 +30,7 @@ pub use cgroup_actuator::CgroupActuator;
 pub use choice::{
     ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
 };
+pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use source::{SourceSetupError, SysfsSource};
 pub use sys::Tid;
@@ -59,7 +61,8 @@ impl HostRoot {
     }
 
     /// `path`, which the host calls by an absolute name.
-    pub(crate) fn join(&self, path: &Path) -> PathBuf {
+    #[must_use]
+    pub fn join(&self, path: &Path) -> PathBuf {
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 }

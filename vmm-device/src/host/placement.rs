@@ -124,7 +124,7 @@ fn mount_point(root: &HostRoot) -> Result<PathBuf, CgroupError> {
 }
 
 /// The calling process' own group, by cgroups(7): the line `0::/path`.
-fn own_group(root: &HostRoot, mount: &Path) -> Result<PathBuf, CgroupError> {
+pub(super) fn own_group(root: &HostRoot, mount: &Path) -> Result<PathBuf, CgroupError> {
     let groups = read(&root.own_process().join("cgroup"))?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     match own {

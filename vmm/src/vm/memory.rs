@@ -10,10 +10,11 @@ use kvm_ioctls::VmFd;
 use thiserror::Error;
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion,
+    MmapRegion, mmap::MmapRegionError,
 };
 
 use super::sys;
+use crate::rt_options::PageSize;
 
 /// Why memory can't be given to the guest.
 #[derive(Debug, Error)]
@@ -79,6 +80,7 @@ pub struct Region {
 /// All memory of one guest.
 #[derive(Default)]
 pub struct Memory {
+    pages: PageSize,
     map: GuestMemoryMmap,
     slots: u32,
 }
@@ -89,6 +91,14 @@ impl Memory {
         Self::default()
     }
 
+    /// No memory yet; what is a multiple of `pages` will be made of these.
+    pub fn of_pages(pages: PageSize) -> Self {
+        Self {
+            pages,
+            ..Self::default()
+        }
+    }
+
     /// Maps zeroed host memory for `region` and makes it a slot of `vm`.
     ///
     /// The slot lives as long as `vm`, so `self` has to outlive the last run of
@@ -97,7 +107,7 @@ impl Memory {
         let Region { base, size, access } = region;
         let place = || MemoryError::Place { base, size };
         let len = usize::try_from(size).map_err(|_| place())?;
-        let mapping = MmapRegion::new(len).map_err(|error| MemoryError::Map {
+        let mapping = self.map_host(len).map_err(|error| MemoryError::Map {
             base,
             size,
             source: std::io::Error::other(error),
@@ -129,6 +139,22 @@ impl Memory {
     /// The number of the first slot that isn't taken.
     pub fn next_slot(&self) -> u32 {
         self.slots
+    }
+
+    /// Host memory; of huge pages, they are set aside at once, so that there is
+    /// no shortage later.
+    fn map_host(&self, len: usize) -> Result<MmapRegion, MmapRegionError> {
+        let page = self.pages.bytes();
+        let whole = u64::try_from(len).is_ok_and(|len| page > 0 && len.is_multiple_of(page));
+        if !whole {
+            return MmapRegion::new(len);
+        }
+        let size = match self.pages {
+            PageSize::Gib1 => libc::MAP_HUGE_1GB,
+            PageSize::Mib2 | PageSize::Base => libc::MAP_HUGE_2MB,
+        };
+        let flags = libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_HUGETLB | size;
+        MmapRegion::build(None, len, libc::PROT_READ | libc::PROT_WRITE, flags)
     }
 
     /// The memory by guest-physical address.

@@ -41,6 +41,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_dt::Machine;
 
 use crate::config::RunConfig;
+use crate::rt_options::PageSize;
 use bus::{Bus, MmioDevice};
 use image::{Initrd, Kernel, Placement};
 use in_kernel::InKernel;
@@ -49,6 +50,15 @@ use vcpu::VcpuThreads;
 
 /// What the rest of the program does at certain moments of a virtual machine.
 pub trait Hooks: Send + Sync {
+    /// Called once on each vCPU's thread, before it is pinned: here it may be
+    /// moved to where it is allowed to be.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Called once on each vCPU's thread, which is pinned already and hasn't
     /// run guest code; `tid` is its id in the kernel. The thread stays the
     /// same over resets of the guest.
@@ -216,6 +226,8 @@ pub struct LinuxBoot<'a> {
     pub vcpus: u16,
     /// Whether the guest is told its stolen time.
     pub pvtime: bool,
+    /// What its memory is made of.
+    pub pages: PageSize,
     /// Whom to warn.
     pub hooks: &'a dyn Hooks,
 }
@@ -245,6 +257,7 @@ pub fn run(config: &RunConfig, machine: &Machine, host: &Host) -> anyhow::Result
         fdt: &fdt,
         vcpus,
         pvtime: config.pvtime,
+        pages: config.rt.pages,
         hooks: &*host.hooks,
     })?;
     let kvm = open_kvm(&config.kvm_device)?;

@@ -241,6 +241,8 @@ impl ThreadBody {
 
     fn prepare(&self) -> anyhow::Result<()> {
         let index = self.index;
+        let vcpu = VcpuId(u16::try_from(index).context("too many vCPUs")?);
+        self.hooks.on_vcpu_thread_start(vcpu, sys::gettid())?;
         if !self.pin.is_empty() {
             sys::pin_thread(&self.pin).with_context(|| {
                 format!(
@@ -249,8 +251,7 @@ impl ThreadBody {
                 )
             })?;
         }
-        let vcpu = u16::try_from(index).context("too many vCPUs")?;
-        self.hooks.on_vcpu_thread(VcpuId(vcpu), sys::gettid())
+        self.hooks.on_vcpu_thread(vcpu, sys::gettid())
     }
 }
 

@@ -17,6 +17,8 @@ mod idle;
 mod no_exit;
 mod opps;
 mod order;
+mod rt_guest;
+mod rt_settings;
 mod speed;
 mod stats;
 mod two_guests;
@@ -75,6 +77,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
+        "rt-guest" => rt_guest::run(plan),
+        "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
     }

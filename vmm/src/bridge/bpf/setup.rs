@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
-use vcpufreq_device::{DomainId, Khz, Util, host::HostActuator};
+use vcpufreq_device::{DomainId, Khz, Util};
 use vcpufreq_host_bpf::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
 
 use crate::bridge::BridgeDevice;
@@ -22,22 +22,19 @@ pub(super) fn open_module(
     let specs = &device.config().vcpus;
     let module = HostModule::open(u16::try_from(specs.len())?, u16::try_from(domains.len())?)?;
     for (index, domain) in (0..).zip(domains) {
-        match device.actuator() {
-            HostActuator::Cgroup(groups) => {
-                let group = groups.record().domain(*domain);
-                let open = |name| OpenOptions::new().write(true).open(group.join(name));
-                let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
-                let (min, max) = (min.as_fd(), max.as_fd());
-                module.bind(index, Target::Group { min, max })?;
-            }
-            // By the one that asks: of several vCPUs, the others stay as they are.
-            HostActuator::Thread(_) => {
-                if specs.iter().filter(|spec| spec.domain == *domain).count() > 1 {
-                    return Ok(None);
-                }
-                module.bind(index, Target::Thread)?;
-            }
+        if let Some(group) = device.actuator().group(*domain) {
+            let open = |name| OpenOptions::new().write(true).open(group.join(name));
+            let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
+            let (min, max) = (min.as_fd(), max.as_fd());
+            module.bind(index, Target::Group { min, max })?;
+            continue;
         }
+        // By the one that asks: of several vCPUs, the others stay as they are.
+        let members = specs.iter().filter(|spec| spec.domain == *domain);
+        if members.count() > 1 {
+            return Ok(None);
+        }
+        module.bind(index, Target::Thread)?;
     }
     Ok(Some(module))
 }
@@ -60,6 +57,7 @@ pub(super) fn policies(
             false => ActuateBy::Worker,
         },
         limit: config.rate_limit,
+        floor: device.actuator().floor(spec.domain),
         tell,
     };
     config.vcpus.iter().map(policy).collect()

@@ -121,6 +121,7 @@ impl Shared {
         // The first reason is the one to tell.
         let _ = self.why_lost.set(why.into());
         self.stop.store(true, SeqCst);
+        self.device.actuator().forget();
         // A full counter is readable too.
         let _ = self.lost.write(1);
     }

@@ -62,6 +62,7 @@ fn like(policy: &Policy, domain: u32) -> Result<VcpuPolicy> {
         actuate: ActuateBy::Worker,
         limit: None,
         tell: false,
+        floor: Util::ZERO,
     })
 }
 

@@ -41,7 +41,7 @@ impl Boot for LinuxGuest<'_> {
         self.check_address_space(kvm)?;
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
-        let mut memory = Memory::new();
+        let mut memory = Memory::of_pages(self.boot.pages);
         let ram = Region {
             base: layout::RAM_BASE,
             size: self.boot.place.ram_size,

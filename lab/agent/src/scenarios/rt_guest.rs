@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq run --rt` on a real RT kernel: real-time vCPUs are alone on their pCPUs, their
+//! requests move the frequency of these and no lower than the floor, and nothing of it is left
+//! when the VMM is killed.
+//!
+//! The last pCPU has to have a policy of its own (topology 4+3+1): a light load's frequency is that
+//! of the other pCPUs while it sleeps.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::frequency::host_runs_at;
+use super::{Plan, Policy, ask_for, let_load_decay, rt_settings, set_governor};
+use crate::sysfs;
+use crate::trace::Trace;
+use crate::vm::{self, Setup, Vm};
+
+/// The guest's boot, in the host's time.
+const BOOT: Duration = Duration::from_secs(120);
+/// After that its own work is done.
+const SETTLED: Duration = Duration::from_secs(4);
+const BOUND_US: &str = "50";
+const HUGE_MIB: u64 = 256;
+/// The bridge's threads; the first by the path `kernel` only, which the lab's hosts offer.
+const OF_THE_BRIDGE: [&str; 2] = ["requests", "housekeeper"];
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let little = policies.first().context("no policy")?.cpu();
+    let big = policies.last().context("no policy")?;
+    let cpu = big.cpu();
+    ensure!(
+        big.cpus == [cpu],
+        "CPU {cpu} shares its policy; use the topology 4+3+1"
+    );
+    // As the lab's own looks leave it.
+    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    let before = rt_settings::everything()?;
+    rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    let floor = *big.opps.get(1).context("no second OPP")?;
+    let mut vm = fifo_guest(plan, (little, cpu), floor)?;
+    let alone = alone(plan, &vm, cpu)?;
+    let beside = who_runs(&mut vm, cpu)?;
+    let rows = requests(&mut vm, big, floor)?;
+    let refused = second_guest(cpu)?;
+    let occupied = rt(&["restore"], 2).is_ok();
+    vm.kill()?;
+    sleep(Duration::from_secs(1));
+    let bound = sysfs::text(bound_file(cpu))?;
+    rt(&["restore"], 0)?;
+    let left = rt_settings::changes(&before, &rt_settings::everything()?);
+    let others = other_policies(plan, little, cpu)?;
+    let left_after = rt_settings::changes(&before, &rt_settings::everything()?);
+    let right = rows.iter().all(|row| row["right"] == true);
+    Ok(json!({
+        "held": alone["held"] == true && beside["held"] == true && right && refused && occupied && bound == "0"
+            && left.is_empty() && others["held"] == true && left_after.is_empty(),
+        "alone": alone, "ran_there": beside, "requests": rows, "second_guest_refused": refused,
+        "restore_refused_while_it_ran": occupied, "bound_after_kill": bound, "left": left,
+        "other_policies": others, "left_after_them": left_after,
+    }))
+}
+
+/// A housekeeping vCPU, and a SCHED_FIFO one on `cpu`.
+fn fifo_guest(plan: &Plan, (little, cpu): (u32, u32), floor: u32) -> Result<Vm> {
+    let floor = format!("1={floor}");
+    let options = [
+        "--rt",
+        "1=fifo:1",
+        "--resume-latency-us",
+        BOUND_US,
+        "--floor",
+        &floor,
+    ];
+    boot(plan, &plan.mirroring(&[little, cpu]).with(&options))
+}
+
+/// Boots; a real-time thread has no utilization to settle by.
+fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
+    let mut vm = Vm::start(setup)?;
+    vm.expect("@ready", BOOT)?;
+    sleep(SETTLED);
+    plan.load_driver(&mut vm)?;
+    Ok(vm)
+}
+
+/// Nobody but the vCPU's thread may run on its pCPU, and that thread only there.
+fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
+    let mut intruders = Vec::new();
+    let mut vcpu = String::new();
+    let threads = vm::threads(vm.pid())?;
+    let names: Vec<&str> = threads.iter().map(|(_, name)| name.as_str()).collect();
+    // Or there was nothing to keep off.
+    let by_exit = plan.path.as_deref() == Some("exit");
+    let mut bridges = OF_THE_BRIDGE.iter().skip(usize::from(by_exit));
+    let bridges = bridges.all(|name| names.contains(name));
+    for (tid, name) in &threads {
+        let allowed = allowed(vm.pid(), *tid)?;
+        if name == "vcpu1" {
+            vcpu = allowed;
+        } else if allowed.split(',').any(|part| covers(part, cpu)) {
+            intruders.push(format!("{name} on {allowed}"));
+        }
+    }
+    let tid = vm.vcpu_tid(1)?;
+    let scheduling = scheduling(vm.pid(), tid)?;
+    let other = scheduling_of(vm, 0)?;
+    let status = sysfs::text(format!("/proc/{}/status", vm.pid()))?;
+    let locked: u64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmLck:"))
+        .and_then(|text| text.trim().trim_end_matches(" kB").parse().ok())
+        .context("no VmLck")?;
+    let bound = sysfs::text(bound_file(cpu))?;
+    let elsewhere = sysfs::text(bound_file(0))?;
+    let held = intruders.is_empty()
+        && bridges
+        && vcpu == cpu.to_string()
+        && scheduling == "1 1"
+        && other == "0 0"
+        && locked >= HUGE_MIB * 1024
+        && bound == BOUND_US
+        && elsewhere == "0";
+    Ok(json!({
+        "held": held, "threads": names, "other_threads_there": intruders, "vcpu_allowed_on": vcpu,
+        "priority_and_policy": scheduling, "locked_kib": locked, "bound_us": bound,
+    }))
+}
+
+/// Who ran on the pCPU in 10 s: the vCPU, and kernel threads that are that CPU's own, by name.
+fn who_runs(vm: &mut Vm, cpu: u32) -> Result<Value> {
+    vm.ask("start light periodic 1 20000 2000")?;
+    let trace = Trace::start()?;
+    sleep(Duration::from_secs(10));
+    let seen = trace.stop()?;
+    vm.ask("stop light")?;
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for switch in seen.switches.iter().filter(|switch| switch.cpu == cpu) {
+        *counts.entry(switch.next.0.clone()).or_default() += 1;
+    }
+    // `ktimers/7`, `kworker/7:1`.
+    let own = format!("/{cpu}");
+    let vcpu = counts.get("vcpu1").copied().unwrap_or(0);
+    let others = counts.keys().filter(|name| *name != "vcpu1");
+    let strangers: Vec<&String> = others.filter(|name| !name.contains(&own)).collect();
+    Ok(json!({
+        "held": strangers.is_empty() && vcpu >= 500, "times_switched_to": counts,
+        "strangers": strangers,
+    }))
+}
+
+fn allowed(pid: u32, tid: i32) -> Result<String> {
+    let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    Ok(line.context("no Cpus_allowed_list")?.trim().to_owned())
+}
+
+/// Whether `3` or `0-3` has the CPU.
+fn covers(part: &str, cpu: u32) -> bool {
+    let (first, last) = part.split_once('-').unwrap_or((part, part));
+    let number = |text: &str| text.trim().parse::<u32>();
+    matches!((number(first), number(last)), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
+}
+
+fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
+    scheduling(vm.pid(), vm.vcpu_tid(vcpu)?)
+}
+
+/// Priority and policy: fields 40 and 41 of proc_pid_stat(5).
+fn scheduling(pid: u32, tid: i32) -> Result<String> {
+    let stat = sysfs::text(format!("/proc/{pid}/task/{tid}/stat"))?;
+    let rest = stat.rsplit_once(')').context("no name in stat")?.1;
+    let fields: Vec<&str> = rest.split_whitespace().skip(37).take(2).collect();
+    Ok(fields.join(" "))
+}
+
+/// Each OPP up and down: the clamp is the request's or the floor's, and so is the frequency of a
+/// vCPU whose load is too light to move it.
+fn requests(vm: &mut Vm, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
+    set_governor(vm, 1, "userspace")?;
+    vm.ask("start light periodic 1 20000 2000")?;
+    // What the guest's boot used is forgotten.
+    let_load_decay();
+    let mut rows = Vec::new();
+    for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
+        ask_for(vm, 1, khz)?;
+        let wanted = khz.max(floor);
+        let runs_at = host_runs_at(policy, vm, wanted)?;
+        let (min, _) = vm.clamp(1)?;
+        let right = min == policy.util(wanted) && runs_at == wanted;
+        rows.push(json!({
+            "asked_khz": khz, "uclamp_min": min, "runs_at_khz": runs_at, "right": right,
+        }));
+    }
+    vm.ask("stop light")?;
+    Ok(rows)
+}
+
+/// Another guest on the same pCPU: one line, exit code 2.
+fn second_guest(cpu: u32) -> Result<bool> {
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[cpu]).with(&["--rt", "0=fifo:1"])
+    };
+    let output = vm::command(&setup).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let told = said.lines().count() == 1 && said.contains("already");
+    ensure!(told, "a second guest: {said}");
+    Ok(output.status.code() == Some(2))
+}
+
+/// RR with huge pages, and DEADLINE, whose requests don't apply; both without a partition.
+fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let pages = "/proc/sys/vm/nr_hugepages";
+    let before = sysfs::text(pages)?;
+    sysfs::write(pages, HUGE_MIB / 2)?;
+    let options = ["--rt", "1=rr:2", "--hugepages", "2M"];
+    let vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
+    let rr = scheduling_of(&vm, 1)?;
+    let free = huge_pages_free()?;
+    vm.quit()?;
+    sysfs::write(pages, before)?;
+    // Or a pinned thread needs a root domain of its own.
+    let runtime = "/proc/sys/kernel/sched_rt_runtime_us";
+    let limit = sysfs::text(runtime)?;
+    sysfs::write(runtime, -1)?;
+    let options = ["--rt", "1=deadline:8000/10000"];
+    let mut vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
+    let deadline = scheduling_of(&vm, 1)?;
+    set_governor(&mut vm, 1, "userspace")?;
+    ask_for(
+        &mut vm,
+        1,
+        Policy::all()?.last().context("no policy")?.min(),
+    )?;
+    let said = vm.quit()?;
+    sysfs::write(runtime, limit)?;
+    let counted = said.contains("not applicable") && !said.contains("not applicable 0");
+    Ok(json!({
+        "held": rr == "2 2" && free == 0 && deadline == "0 6" && counted,
+        "rr": rr, "huge_pages_free": free, "deadline": deadline, "vmm_said": said,
+    }))
+}
+
+fn huge_pages_free() -> Result<u64> {
+    let text = sysfs::text("/proc/meminfo")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    Ok(line.context("no HugePages_Free")?.trim().parse()?)
+}
+
+fn bound_file(cpu: u32) -> String {
+    format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
+}
+
+fn rt(line: &[&str], code: i32) -> Result<()> {
+    let output = Command::new("/bin/vcpufreq")
+        .arg("rt")
+        .args(line)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(code),
+        "rt {line:?}: {}: {said}",
+        output.status
+    );
+    Ok(())
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq rt` on a real kernel: plan → apply → check → restore leaves everything as before,
+//! also when apply or restore is killed at any line, when a file refuses the write, and after
+//! another boot.
+//!
+//! What "everything" is, this decides by itself: far more files than the plan lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{Plan, Policy};
+use crate::sysfs;
+
+const RECORD: &str = "/run/vcpufreq/rt.json";
+const CONFIG: &str = "/run/rt.toml";
+const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What kvm-rt leaves alone and the lab's kernel has, with values other than its own.
+const MORE: &str = "
+min-freq = 'max'
+schedutil-rate-limit-us = 500
+idle-states-off = 'deep'
+resume-latency-us = 'n/a'
+";
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let cpus = policies.last().map(|policy| policy.cpus.clone());
+    let cpu = cpus.and_then(|cpus| cpus.last().copied()).unwrap_or(0);
+    let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}");
+    fs::write(CONFIG, config)?;
+    let before = everything()?;
+    let (checked, cut_off) = there_and_back(&before, cpu)?;
+    let performance = with_performance(&before, cpu)?;
+    let applies = killed(&before, &[], &["apply", "--config", CONFIG])?;
+    let restores = killed(&before, &["apply", "--config", CONFIG], &["restore"])?;
+    let refused = refusals(&before)?;
+    let reboot = another_boot(&before)?;
+    Ok(json!({
+        "held": checked["held"] == true && cut_off && performance && refused && reboot
+            && applies.held() && restores.held(),
+        "files_compared": before.len(), "check": checked, "others_are_cut_off": cut_off,
+        "performance_there_and_back": performance,
+        "apply_killed": applies.json(), "restore_killed": restores.json(),
+        "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
+    }))
+}
+
+/// Applies, checks, restores.
+fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
+    let plan = json_of(&["plan", "--config", CONFIG, "--json"])?;
+    ensure!(everything()? == *before, "planning changed something");
+    succeeded(&["apply", "--config", CONFIG])?;
+    let changed = changes(before, &everything()?);
+    // Nobody outside of the guest's group can be put on its CPU.
+    let cut_off = bind(cpu).is_err();
+    let check = json_of(&["check", "--json"])?;
+    let none = Vec::new();
+    let settings = check["settings"].as_array().unwrap_or(&none);
+    let good = |one: &&Value| one["effect"] == "effective" && one["unset"] == json!([]);
+    let effective = settings.iter().filter(good).count();
+    let not: Vec<&Value> = settings.iter().filter(|one| !good(one)).collect();
+    succeeded(&["restore"])?;
+    let left = changes(before, &everything()?);
+    let planned = plan["plan"]["settings"].as_array().map_or(0, Vec::len);
+    let record_gone = !Path::new(RECORD).exists();
+    let held = not.is_empty() && effective == planned && left.is_empty() && record_gone;
+    let report = json!({
+        "held": held && changed.len() > 30 && bind(cpu).is_ok(), "settings": planned,
+        "effective": effective, "not": not, "files_changed": changed.len(),
+        "left_after_restore": left, "absent": plan["plan"]["absent"],
+        "unseen": plan["plan"]["unseen"], "cmdline": plan["plan"]["cmdline"],
+    });
+    Ok((report, cut_off))
+}
+
+/// The governor's own tunables go with it and come back: the vendors' profiles do that.
+fn with_performance(before: &State, cpu: u32) -> Result<bool> {
+    succeeded(&[
+        "apply",
+        "--profile",
+        "qcs6490",
+        "--guest",
+        &format!("plc={cpu}"),
+    ])?;
+    let check = json_of(&["check", "--json"])?;
+    let settings = check["settings"].as_array().context("no settings")?;
+    let effect = |name: &str| {
+        let one = settings.iter().find(|one| one["name"] == name);
+        one.map(|one| one["effect"].clone()).unwrap_or_default()
+    };
+    // PREEMPT_RT kernels don't expedite whatever they are told: check has to say so.
+    let told = effect("governor") == "effective" && effect("rcu-expedited") == "not";
+    succeeded(&["restore"])?;
+    Ok(told && everything()? == *before)
+}
+
+/// Kills at each line of output.
+#[derive(Debug, Default)]
+struct Killed {
+    times: usize,
+    /// Killed with something changed, and something still as before.
+    in_the_middle: usize,
+    left: Vec<String>,
+}
+
+impl Killed {
+    fn held(&self) -> bool {
+        self.left.is_empty() && self.in_the_middle * 2 > self.times && self.times > 20
+    }
+
+    fn json(&self) -> Value {
+        json!({ "times": self.times, "in_the_middle": self.in_the_middle, "left": self.left })
+    }
+}
+
+/// Kills `line` after each of its lines of output in turn, then restores.
+fn killed(before: &State, prepare: &[&str], line: &[&str]) -> Result<Killed> {
+    let mut killed = Killed::default();
+    succeeded(&["apply", "--config", CONFIG])?;
+    let all = changes(before, &everything()?).len();
+    succeeded(&["restore"])?;
+    for lines in 1.. {
+        if !prepare.is_empty() {
+            succeeded(prepare)?;
+        }
+        let ended = kill_after(line, lines)?;
+        let changed = changes(before, &everything()?).len();
+        killed.in_the_middle += usize::from(changed > 0 && changed < all);
+        succeeded(&["restore"])?;
+        let left = changes(before, &everything()?);
+        killed.left.extend(left);
+        if ended {
+            return Ok(killed);
+        }
+        killed.times += 1;
+    }
+    Ok(killed)
+}
+
+/// Runs it until it has printed so many lines, then kills it; whether it had ended before.
+fn kill_after(line: &[&str], lines: usize) -> Result<bool> {
+    let mut child = command(line).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    let seen = BufReader::new(output).lines().take(lines).count();
+    child.kill()?;
+    child.wait()?;
+    Ok(seen < lines)
+}
+
+/// A file that refuses the write in apply, and one that does in restore.
+fn refusals(before: &State) -> Result<bool> {
+    read_only(SWAPPINESS)?;
+    let applied = output(&["apply", "--config", CONFIG])?;
+    let said = String::from_utf8_lossy(&applied.stderr).contains(SWAPPINESS);
+    let named = applied.status.code() == Some(1) && said;
+    umount(SWAPPINESS)?;
+    succeeded(&["restore"])?;
+    let after_apply = everything()? == *before;
+    succeeded(&["apply", "--config", CONFIG])?;
+    read_only(SWAPPINESS)?;
+    let restored = output(&["restore"])?;
+    umount(SWAPPINESS)?;
+    let kept = restored.status.code() == Some(1) && Path::new(RECORD).exists();
+    let only_that = changes(before, &everything()?) == [SWAPPINESS];
+    succeeded(&["restore"])?;
+    Ok(named && after_apply && kept && only_that && everything()? == *before)
+}
+
+/// A file that can be read and not written.
+fn read_only(path: &str) -> Result<()> {
+    mount(
+        Some(path),
+        path,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>).context("remounting read-only")
+}
+
+/// With another boot id, restore removes the record and writes nothing.
+fn another_boot(before: &State) -> Result<bool> {
+    succeeded(&["apply", "--config", CONFIG])?;
+    let record = fs::read(RECORD)?;
+    let applied = everything()?;
+    fs::write("/run/boot_id", "another boot\n")?;
+    let over = mount(
+        Some("/run/boot_id"),
+        BOOT_ID,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    );
+    over.context("another boot id")?;
+    let restored = output(&["restore"]);
+    umount(BOOT_ID)?;
+    let closed = restored?.status.success() && !Path::new(RECORD).exists();
+    let untouched = everything()? == applied;
+    // This boot's again, or the host would stay as it is.
+    fs::create_dir_all("/run/vcpufreq")?;
+    fs::write(RECORD, record)?;
+    succeeded(&["restore"])?;
+    Ok(closed && untouched && everything()? == *before)
+}
+
+fn bind(cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(usize::try_from(cpu)?)?;
+    // A process of its own: this one shall stay where it may be.
+    let mut child = Command::new("/bin/busybox")
+        .args(["sleep", "100"])
+        .spawn()?;
+    let bound = sched_setaffinity(Pid::from_raw(i32::try_from(child.id())?), &set);
+    child.kill()?;
+    child.wait()?;
+    bound.context("binding")
+}
+
+fn command(line: &[&str]) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.arg("rt").args(line);
+    command
+}
+
+fn output(line: &[&str]) -> Result<Output> {
+    command(line).output().context("starting vcpufreq rt")
+}
+
+fn succeeded(line: &[&str]) -> Result<()> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "rt {line:?}: {}: {said}",
+        output.status
+    );
+    Ok(())
+}
+
+/// Of a command that may have findings.
+fn json_of(line: &[&str]) -> Result<Value> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
+}
+
+pub(super) type State = BTreeMap<String, String>;
+
+/// Paths that are in only one of two states, or have another value there.
+pub(super) fn changes(before: &State, after: &State) -> Vec<String> {
+    let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let differ = paths
+        .into_iter()
+        .filter(|path| before.get(*path) != after.get(*path));
+    differ.cloned().collect()
+}
+
+/// Folders below which every file counts, and how its name has to end.
+const KEPT: &[(&str, &[&str])] = &[
+    ("/proc/sys/kernel", &[""]),
+    ("/proc/sys/vm", &[""]),
+    ("/proc/irq", &["smp_affinity"]),
+    ("/sys/devices/virtual/workqueue", &["cpumask", "_requested"]),
+    (
+        "/sys/devices/system/cpu",
+        &[
+            "_governor",
+            "_min_freq",
+            "_max_freq",
+            "rate_limit_us",
+            "disable",
+            "latency_us",
+        ],
+    ),
+    ("/sys/kernel/debug/sched", &["runtime", "period"]),
+    ("/sys/kernel/mm/ksm", &["run"]),
+    ("/sys/module/kvm/parameters", &[""]),
+    (
+        "/sys/fs/cgroup",
+        &[
+            "control",
+            "type",
+            "cpus",
+            "exclusive",
+            "partition",
+            "isolated",
+        ],
+    ),
+];
+/// What changes by itself, or by looking.
+const OWN_WAY: &[&str] = &[
+    "ns_last_pid",
+    "/random/",
+    "detect_count",
+    "/pty/nr",
+    "/keys/",
+];
+
+/// All values, with every cgroup and every kernel thread's scheduling.
+pub(super) fn everything() -> Result<State> {
+    let mut state = State::new();
+    for (folder, ends) in KEPT {
+        collect(Path::new(folder), ends, &mut state);
+    }
+    for path in [
+        "/sys/kernel/tracing/tracing_on",
+        "/sys/kernel/rcu_expedited",
+    ] {
+        state.insert(path.to_owned(), sysfs::text(path)?);
+    }
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let path = entry.path();
+        let name = sysfs::text(path.join("comm")).unwrap_or_default();
+        let fixed = ["ktimers/", "rcuc/", "ksoftirqd/"];
+        if fixed.iter().any(|kind| name.starts_with(kind)) {
+            let stat = sysfs::text(path.join("stat"))?;
+            let fields: Vec<&str> = stat.split_whitespace().skip(39).take(2).collect();
+            state.insert(name, fields.join(" "));
+        }
+    }
+    Ok(state)
+}
+
+fn collect(folder: &Path, ends: &[&str], state: &mut State) {
+    let cgroup = folder.starts_with("/sys/fs/cgroup");
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.display().to_string();
+        if OWN_WAY.iter().any(|part| name.contains(part)) {
+            continue;
+        }
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
+        if kind.is_dir() {
+            if cgroup {
+                state.insert(name, "cgroup".to_owned());
+            }
+            collect(&path, ends, state);
+        } else if kind.is_file() && ends.iter().any(|end| name.ends_with(end)) {
+            // Some can only be written.
+            if let Ok(text) = sysfs::text(&path) {
+                state.insert(name, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Makes a plan's changes, after the old values are on disk.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{
+    host::Host,
+    partition::PartitionError,
+    plan::{Change, Plan, Target},
+    profile::Profile,
+    record::{self, Entry, PATH, Record, RecordError},
+};
+
+/// Why nothing was changed.
+#[derive(Debug, Error)]
+pub enum ApplyError {
+    /// The record of an earlier apply can't be judged.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// A CPU is another guest's.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// An earlier apply is in force.
+    #[error(
+        "{0} has real-time CPUs here already; run vcpufreq rt restore first, then apply for all guests at once"
+    )]
+    InForce(String),
+    /// The old values can't be put on disk.
+    #[error("{PATH} can't be written ({0}); run as root")]
+    Unrecorded(io::Error),
+    /// Another process is at it.
+    #[error("another vcpufreq rt is at work; wait until it has ended")]
+    Busy,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Changes made.
+    pub made: usize,
+    /// Changes that the kernel refused, with its reason.
+    pub refused: Vec<(String, String)>,
+    /// A record of an earlier boot was removed.
+    pub closed_earlier_boot: bool,
+}
+
+/// Makes the changes of `plan` that aren't made yet. `tell` gets each before it is made: the
+/// target's name, old value, new value.
+///
+/// A refused change doesn't stop the others: interrupts that their drivers manage refuse always.
+///
+/// # Errors
+/// When nothing was changed, why.
+pub fn apply(
+    host: &dyn Host,
+    plan: &Plan,
+    profile: (&str, &Profile),
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Applied, ApplyError> {
+    let closed_earlier_boot = close_earlier(host, plan)?;
+    let record = Record {
+        boot_id: record::boot_id(host)?,
+        profile_name: profile.0.to_owned(),
+        profile: profile.1.clone(),
+        partition: plan.partition.clone(),
+        entries: entries(plan),
+    };
+    // Held to the end: a restore in between would leave what comes after it.
+    let _held = host
+        .create(PATH, &record.text())
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::AlreadyExists => ApplyError::Busy,
+            _ => ApplyError::Unrecorded(error),
+        })?;
+    let mut applied = Applied {
+        closed_earlier_boot,
+        ..Applied::default()
+    };
+    let mut missing_dirs: Vec<String> = Vec::new();
+    for (_, change) in plan.changes().filter(|(_, change)| !change.is_set()) {
+        let name = change.target.name();
+        if missing_dirs.iter().any(|dir| name.starts_with(dir)) {
+            continue;
+        }
+        let Some(want) = &change.want else { continue };
+        tell(&name, change.now.as_deref().unwrap_or("new"), want);
+        match record::put(host, &change.target, want) {
+            Ok(()) => applied.made += 1,
+            Err(why) => {
+                if matches!(change.target, Target::Dir { .. }) {
+                    missing_dirs.push(format!("{name}/"));
+                }
+                applied.refused.push((name, why));
+            }
+        }
+    }
+    Ok(applied)
+}
+
+/// Removes the record of an earlier boot; one of this boot is an error.
+fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
+    let Some(record) = Record::read(host)? else {
+        return Ok(false);
+    };
+    if record.is_of_another_boot(host)? {
+        host.discard(PATH).map_err(ApplyError::Unrecorded)?;
+        return Ok(true);
+    }
+    for first in &record.partition.guests {
+        for second in &plan.partition.guests {
+            let cpus = first.cpus.and(&second.cpus);
+            if first.name != second.name && !cpus.is_empty() {
+                let (first, second) = (first.name.clone(), second.name.clone());
+                return Err(PartitionError::Taken {
+                    cpus,
+                    first,
+                    second,
+                }
+                .into());
+            }
+        }
+    }
+    let names = record.partition.guests.iter().map(|guest| &*guest.name);
+    Err(ApplyError::InForce(names.collect::<Vec<_>>().join(", ")))
+}
+
+/// What to bring back: all that will be changed or lost. Files of folders that are made go with
+/// them.
+fn entries(plan: &Plan) -> Vec<Entry> {
+    let lost = |change: &Change| change.want.is_none() || !change.is_set();
+    let changes = plan.changes().filter(|(_, change)| lost(change));
+    changes
+        .filter(|(_, change)| !matches!(change.target, Target::Inside { .. }))
+        .filter_map(|(setting, change)| {
+            Some(Entry {
+                setting: setting.to_owned(),
+                target: change.target.clone(),
+                old: change.now.clone()?,
+                new: change.want.clone(),
+            })
+        })
+        .collect()
+}

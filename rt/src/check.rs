@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Whether what is wanted is set, and whether it is effective on the CPUs that it is for.
+
+use serde::Serialize;
+
+use crate::{
+    host::Look,
+    partition::Partition,
+    plan::Plan,
+    profile::Profile,
+    settings::{self, Context},
+};
+
+/// Whether a setting does its work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "effect", content = "why")]
+pub enum Effect {
+    /// It does.
+    Effective,
+    /// It doesn't, and why.
+    Not(String),
+    /// It can't be told, and why.
+    Unseen(String),
+}
+
+/// A setting as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Its name.
+    pub name: &'static str,
+    /// How many files or threads it is about.
+    pub of: usize,
+    /// Those that aren't as wanted: name, value now, value wanted.
+    pub unset: Vec<(String, String, String)>,
+    /// Whether it does its work.
+    #[serde(flatten)]
+    pub effect: Effect,
+}
+
+impl Checked {
+    /// Set and effective.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.unset.is_empty() && self.effect == Effect::Effective
+    }
+}
+
+/// What is so of each setting of a plan, which shows the host as it is now.
+#[must_use]
+pub fn check(look: &dyn Look, plan: &Plan, profile: &Profile) -> Vec<Checked> {
+    let partition: &Partition = &plan.partition;
+    let cx = Context::new(look, partition, profile);
+    let settings = plan.settings.iter().map(|setting| {
+        let unset: Vec<_> = setting
+            .changes
+            .iter()
+            .filter(|change| !change.is_set())
+            .map(|change| {
+                let now = change.now.clone().unwrap_or_else(|| "not there".to_owned());
+                let want = change.want.clone().unwrap_or_default();
+                (change.target.name(), now, want)
+            })
+            .collect();
+        let effect = match settings::unit(setting.name) {
+            Some(unit) if unset.is_empty() => (unit.effect)(&cx),
+            _ => Effect::Not("it is not set".to_owned()),
+        };
+        Checked {
+            name: setting.name,
+            of: setting.changes.len(),
+            unset,
+            effect,
+        }
+    });
+    settings.collect()
+}

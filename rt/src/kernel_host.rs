@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The running host, or a directory tree that stands for it (for looking).
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use vcpufreq_device::host::HostRoot;
+
+use crate::{
+    host::{Held, Host, Look, Reading, Unread},
+    sys, value,
+};
+
+/// The host below a root; `/` is the running one.
+#[derive(Clone, Debug, Default)]
+pub struct KernelHost(HostRoot);
+
+impl KernelHost {
+    /// The host below `root`.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Self(HostRoot::at(root))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.join(Path::new(path))
+    }
+}
+
+impl From<io::Error> for Unread {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing,
+            io::ErrorKind::PermissionDenied => Self::Denied,
+            _ => Self::Refused,
+        }
+    }
+}
+
+impl Look for KernelHost {
+    fn read(&self, path: &str) -> Reading {
+        let text = fs::read(self.path(path))?;
+        Ok(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<String>, Unread> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path(path))? {
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        names.sort_by_key(|name| (name.parse::<u32>().unwrap_or(u32::MAX), name.clone()));
+        Ok(names)
+    }
+
+    fn writable(&self, path: &str) -> bool {
+        fs::metadata(self.path(path)).is_ok_and(|file| file.permissions().mode() & 0o222 != 0)
+    }
+
+    fn link_name(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        Some(target.file_name()?.to_str()?.to_owned())
+    }
+}
+
+impl Host for KernelHost {
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        let mut file = File::options().write(true).open(self.path(path))?;
+        // One call: the kernel takes each as a whole value.
+        match file.write(value.as_bytes())? {
+            written if written == value.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    fn make_dir(&self, path: &str) -> io::Result<()> {
+        fs::create_dir(self.path(path))
+    }
+
+    fn remove_dir(&self, path: &str) -> io::Result<()> {
+        fs::remove_dir(self.path(path))
+    }
+
+    fn schedule(&self, pid: u32, policy: &str) -> io::Result<()> {
+        let (policy, priority) = value::scheduling(policy).ok_or(io::ErrorKind::InvalidInput)?;
+        sys::set_scheduler(pid, policy, priority)
+    }
+
+    fn create(&self, path: &str, text: &str) -> io::Result<Held> {
+        let path = self.path(path);
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let unfinished = unfinished(&path);
+        let mut file = only_mine(&unfinished)?;
+        file.lock()?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        // Unlike a rename, a link never takes another's place.
+        let linked = fs::hard_link(&unfinished, &path);
+        fs::remove_file(&unfinished)?;
+        linked?;
+        File::open(dir)?.sync_all()?;
+        Ok(Held(file))
+    }
+
+    fn hold(&self, path: &str) -> io::Result<Held> {
+        let file = File::open(self.path(path))?;
+        file.try_lock()?;
+        Ok(Held(file))
+    }
+
+    fn replace(&self, path: &str, text: &str) -> io::Result<()> {
+        let path = self.path(path);
+        let unfinished = unfinished(&path);
+        let mut file = File::create(&unfinished)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&unfinished, &path)?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+
+    fn discard(&self, path: &str) -> io::Result<()> {
+        let path = self.path(path);
+        for file in [&path, &unfinished(&path)] {
+            match fs::remove_file(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        if let Some(dir) = path.parent() {
+            // Refused while there are other files.
+            let _ = fs::remove_dir(dir);
+        }
+        Ok(())
+    }
+}
+
+/// A file that is being written.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// A new file at `path`; what a killed process left there goes.
+fn only_mine(path: &Path) -> io::Result<File> {
+    let new = || File::options().write(true).create_new(true).open(path);
+    match new() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            File::open(path)?.try_lock()?;
+            fs::remove_file(path)?;
+            new()
+        }
+        made => made,
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Host tuning for real-time guests.
+//!
+//! ```text
+//! facts (Look) + Partition + Profile ─▶ plan ─▶ Plan: changes, each with reason and effect
+//!                                                │
+//!              record of the old values ◀── apply ├─▶ check: set? effective on these CPUs?
+//!                        └────────────▶ restore
+//! ```
+//! [`plan`] only looks. [`apply`] writes what the plan lists and nothing else, after the old
+//! values are on disk. [`restore`] brings those back, after a crash of either too. What only a
+//! reboot or the firmware can change is in the plan as text for people.
+//!
+//! It knows no VM and no virtual cpufreq device; it runs no thread and no daemon.
+
+mod apply;
+mod check;
+mod cpus;
+mod host;
+mod kernel_host;
+mod partition;
+mod plan;
+mod profile;
+mod record;
+mod restore;
+mod settings;
+mod sys;
+mod value;
+
+pub use apply::{Applied, ApplyError, apply};
+pub use check::{Checked, Effect, check};
+pub use cpus::Cpus;
+pub use host::{Held, Host, Look, Reading, Unread};
+pub use kernel_host::KernelHost;
+pub use partition::{Guest, Partition, PartitionError};
+pub use plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, plan};
+pub use profile::{
+    CpusetPartition, Frequency, IdleStates, IdleWord, Place, Profile, ProfileError, SHIPPED, Scope,
+    Settings,
+};
+pub use record::{Entry, PATH, Record, RecordError};
+pub use restore::{RestoreError, Restored, restore};
+pub use value::Format;

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is wanted of a host, whatever its CPUs: a TOML file. What a profile doesn't name is left
+//! as it is.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The shipped profiles: name and text.
+pub const SHIPPED: &[(&str, &str)] = &[
+    ("kvm-rt", include_str!("../profiles/kvm-rt.toml")),
+    ("qcs6490", include_str!("../profiles/qcs6490.toml")),
+    ("iq-9075", include_str!("../profiles/iq-9075.toml")),
+    ("iq-8275", include_str!("../profiles/iq-8275.toml")),
+    ("xeon-e5", include_str!("../profiles/xeon-e5.toml")),
+];
+
+/// A profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Profile {
+    /// What it is for, in a line.
+    pub description: String,
+    /// What can be changed while the host runs.
+    pub settings: Settings,
+    /// Words of the kernel's command line; `{rt}` and `{housekeeping}` stand for CPU lists.
+    pub cmdline: Vec<String>,
+    /// What the firmware's set-up must have, for people.
+    pub firmware: Vec<String>,
+    /// Options of the kernel's configuration.
+    pub kernel_config: Vec<String>,
+    /// Options of modules that are fixed when they are loaded, as `kvm.nx_huge_pages=N`.
+    pub module_options: Vec<String>,
+}
+
+/// Which CPUs a setting is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// The real-time CPUs alone.
+    #[default]
+    Rt,
+    /// All of the host's.
+    All,
+}
+
+/// Where something is moved to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// The housekeeping CPUs.
+    Housekeeping,
+}
+
+/// Which idle states are switched off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum IdleStates {
+    /// By number, 0 being the lightest.
+    Numbers(Vec<u32>),
+    /// All but the lightest, by the word `deep`; every one by `all`.
+    Word(IdleWord),
+}
+
+/// See [`IdleStates::Word`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IdleWord {
+    /// Every state.
+    All,
+    /// Every state but 0.
+    Deep,
+}
+
+/// How a cpuset is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpusetPartition {
+    /// No load balancing, and nobody's CPUs but this one's.
+    Isolated,
+    /// Nobody's CPUs but this one's, load balancing within: a root domain of its own, which
+    /// pinned SCHED_DEADLINE threads need.
+    Root,
+}
+
+/// A frequency in kHz, or the highest that the CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Frequency {
+    /// `cpuinfo_max_freq`.
+    Max,
+    /// `cpuinfo_min_freq`.
+    Min,
+    /// In kHz.
+    #[serde(untagged)]
+    Khz(u32),
+}
+
+/// What can be changed while the host runs, each with the kernel's own unit and range.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Settings {
+    /// `kernel.timer_migration`, 0 or 1.
+    pub timer_migration: Option<u8>,
+    /// `kernel.sched_rt_runtime_us`; -1 is no limit.
+    pub rt_runtime_us: Option<i64>,
+    /// Runtime of the fair and ext servers of each RT CPU, in ns per their period; 0 is none.
+    pub fair_server_runtime_ns: Option<u64>,
+    /// Where unbound kernel work runs.
+    pub workqueues: Option<Place>,
+    /// Where interrupts go that can be moved, new ones too.
+    pub interrupts: Option<Place>,
+    /// The cpufreq governor.
+    pub governor: Option<String>,
+    /// Of which CPUs' policies governor and frequencies are set.
+    pub frequency_cpus: Scope,
+    /// `scaling_min_freq`.
+    pub min_freq: Option<Frequency>,
+    /// `scaling_max_freq`.
+    pub max_freq: Option<Frequency>,
+    /// schedutil's `rate_limit_us`.
+    pub schedutil_rate_limit_us: Option<u32>,
+    /// `kernel.sched_util_clamp_min`, 0 to 1024.
+    pub util_clamp_min: Option<u32>,
+    /// `kernel.sched_util_clamp_max`, 0 to 1024.
+    pub util_clamp_max: Option<u32>,
+    /// `kernel.sched_util_clamp_min_rt_default`, 0 to 1024.
+    pub util_clamp_min_rt_default: Option<u32>,
+    /// Frequencies above the nominal one.
+    pub turbo: Option<bool>,
+    /// Idle states that are switched off.
+    pub idle_states_off: Option<IdleStates>,
+    /// Of which CPUs.
+    pub idle_cpus: Scope,
+    /// `pm_qos_resume_latency_us` of each RT CPU: µs, or `n/a` for none at all.
+    pub resume_latency_us: Option<String>,
+    /// A cpuset partition for each guest.
+    pub cpuset: Option<CpusetPartition>,
+    /// Which CPUs the lockup watchdogs watch.
+    pub watchdog: Option<Place>,
+    /// `kernel.nmi_watchdog`, 0 or 1.
+    pub nmi_watchdog: Option<u8>,
+    /// `tracing_on`, 0 or 1.
+    pub tracing: Option<u8>,
+    /// Kernel samepage merging, 0 to 2.
+    pub ksm: Option<u8>,
+    /// Transparent huge pages: always, madvise or never.
+    pub transparent_hugepages: Option<String>,
+    /// `vm.swappiness`, 0 to 200.
+    pub swappiness: Option<u8>,
+    /// `vm.compaction_proactiveness`, 0 to 100.
+    pub compaction_proactiveness: Option<u8>,
+    /// `kernel.numa_balancing`, 0 to 3.
+    pub numa_balancing: Option<u8>,
+    /// Whether thermal zones may slow the RT CPUs down.
+    pub thermal_throttling: Option<bool>,
+    /// `/sys/kernel/rcu_expedited`, 0 or 1.
+    pub rcu_expedited: Option<u8>,
+    /// Scheduling of `ktimers/N` of each RT CPU, as `fifo:2`.
+    pub ktimers: Option<String>,
+    /// Of `rcuc/N`.
+    pub rcuc: Option<String>,
+    /// Of `ksoftirqd/N`.
+    pub ksoftirqd: Option<String>,
+    /// KVM's polling before a vCPU sleeps, in ns.
+    pub halt_poll_ns: Option<u32>,
+    /// Ways of the last-level cache that are the RT CPUs' alone.
+    pub cache_ways: Option<u32>,
+}
+
+/// Why there is no profile.
+#[derive(Debug, Error)]
+pub enum ProfileError {
+    /// No shipped one has this name.
+    #[error("no profile is called '{0}'; there are {names}, or give a file's path", names = names())]
+    Unknown(String),
+    /// The text isn't a profile.
+    #[error("{name}: {why}; see docs/rt.md for the keys")]
+    Wrong {
+        /// Name or path.
+        name: String,
+        /// What the parser says.
+        why: String,
+    },
+    /// A value that the kernel would not take.
+    #[error("{name}: {key} = '{value}' is out of range; {range}")]
+    Range {
+        /// Name or path.
+        name: String,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is possible.
+        range: &'static str,
+    },
+}
+
+fn names() -> String {
+    let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+impl Profile {
+    /// The shipped profile with this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn shipped(name: &str) -> Result<Self, ProfileError> {
+        let found = SHIPPED.iter().find(|(of, _)| *of == name);
+        let (name, text) = found.ok_or_else(|| ProfileError::Unknown(name.to_owned()))?;
+        Self::parse(name, text)
+    }
+
+    /// A profile's text; `name` is for errors.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one line.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
+        let wrong = |error: toml::de::Error| ProfileError::Wrong {
+            name: name.to_owned(),
+            why: error
+                .to_string()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" "),
+        };
+        let profile: Self = toml::from_str(text).map_err(wrong)?;
+        profile.settings.check(name)?;
+        Ok(profile)
+    }
+
+    /// With these settings in place of its own: a table as that of a profile's `[settings]`.
+    ///
+    /// # Errors
+    /// What is wrong with one of them, in one line; `name` is where they are from.
+    pub fn with(mut self, name: &str, settings: toml::Table) -> Result<Self, ProfileError> {
+        let wrong = |error: String| ProfileError::Wrong {
+            name: name.to_owned(),
+            why: error.split_whitespace().collect::<Vec<_>>().join(" "),
+        };
+        let own = toml::Table::try_from(&self.settings);
+        let mut all = own.map_err(|error| wrong(error.to_string()))?;
+        all.extend(settings);
+        self.settings = all
+            .try_into()
+            .map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        self.settings.check(name)?;
+        Ok(self)
+    }
+}
+
+impl Settings {
+    /// What takes the limit off real-time tasks, if anything does.
+    #[must_use]
+    pub fn unthrottled(&self) -> Option<&'static str> {
+        match (self.rt_runtime_us, self.fair_server_runtime_ns) {
+            (Some(-1), _) => Some("rt-runtime-us = -1"),
+            (_, Some(0)) => Some("fair-server-runtime-ns = 0"),
+            _ => None,
+        }
+    }
+
+    fn check(&self, name: &str) -> Result<(), ProfileError> {
+        let bad = |key, value: String, range| {
+            Err(ProfileError::Range {
+                name: name.to_owned(),
+                key,
+                value,
+                range,
+            })
+        };
+        for (key, value) in [
+            ("util-clamp-min", self.util_clamp_min),
+            ("util-clamp-max", self.util_clamp_max),
+            ("util-clamp-min-rt-default", self.util_clamp_min_rt_default),
+        ] {
+            if let Some(value) = value.filter(|value| *value > 1024) {
+                return bad(key, value.to_string(), "0 to 1024");
+            }
+        }
+        for (key, text) in [
+            ("ktimers", &self.ktimers),
+            ("rcuc", &self.rcuc),
+            ("ksoftirqd", &self.ksoftirqd),
+        ] {
+            if let Some(text) = text
+                && crate::value::scheduling(text).is_none()
+            {
+                return bad(
+                    key,
+                    text.clone(),
+                    "fifo:1 to fifo:99, rr:1 to rr:99, other:0",
+                );
+            }
+        }
+        match &self.resume_latency_us {
+            Some(text) if text != "n/a" && text.parse::<i32>().is_err() => {
+                bad("resume-latency-us", text.clone(), "µs, or n/a")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The record of what was before: on disk before the first change, removed after the last one is
+//! undone. It is of one boot: after another, the kernel's files are as that boot made them.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{
+    host::{Host, Look, Unread},
+    partition::Partition,
+    plan::Target,
+    profile::Profile,
+};
+
+/// Where the record is, beside those of VMMs.
+pub const PATH: &str = "/run/vcpufreq/rt.json";
+/// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
+/// work item.
+const LOOKS: u32 = 50;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// One value as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The setting that changes it.
+    pub setting: String,
+    /// What is changed.
+    pub target: Target,
+    /// Its value before.
+    pub old: String,
+    /// The value that it gets; `None` when another change loses the old one.
+    pub new: Option<String>,
+}
+
+/// What was before, and what it was changed for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// `/proc/sys/kernel/random/boot_id`.
+    pub boot_id: String,
+    /// The profile's name.
+    pub profile_name: String,
+    /// What was wanted.
+    pub profile: Profile,
+    /// For whom.
+    pub partition: Partition,
+    /// The values, in the order in which they are changed.
+    pub entries: Vec<Entry>,
+}
+
+/// Why there is no telling what was before.
+#[derive(Debug, Error)]
+pub enum RecordError {
+    /// It can't be read.
+    #[error("{PATH} can't be read; run as root")]
+    Denied,
+    /// It isn't one.
+    #[error("{PATH} is no record of this program's ({0}); remove it by hand if it is not needed")]
+    Wrong(String),
+    /// The boot can't be told.
+    #[error("{BOOT_ID} can't be read; mount /proc")]
+    NoBootId,
+}
+
+impl Record {
+    /// The record on this host, if there is one.
+    ///
+    /// # Errors
+    /// When it can't be read or isn't one.
+    pub fn read(look: &dyn Look) -> Result<Option<Self>, RecordError> {
+        match look.read(PATH) {
+            Ok(text) => serde_json::from_str(&text)
+                .map(Some)
+                .map_err(|error| RecordError::Wrong(error.to_string())),
+            Err(Unread::Missing) => Ok(None),
+            Err(_) => Err(RecordError::Denied),
+        }
+    }
+
+    /// Whether it is of an earlier boot.
+    ///
+    /// # Errors
+    /// When this boot can't be told.
+    pub fn is_of_another_boot(&self, look: &dyn Look) -> Result<bool, RecordError> {
+        Ok(boot_id(look)? != self.boot_id)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        // Plain data: it can't fail.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
+    look.read(BOOT_ID).map_err(|_| RecordError::NoBootId)
+}
+
+/// Gives a target a value, and looks whether it has it.
+pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
+    let written = match target {
+        Target::File { path, .. } | Target::Inside { path, .. } => host.write(path, value),
+        Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
+        Target::Dir { path } => host.remove_dir(path),
+        Target::Thread { pid, .. } => host.schedule(*pid, value),
+    };
+    written.map_err(|error| error.to_string())?;
+    for _ in 0..LOOKS {
+        match target.now(host) {
+            Ok(now) if target.same(&now, value) => return Ok(()),
+            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
+            Err(_) => break,
+        }
+    }
+    match target.now(host) {
+        Ok(now) => Err(format!("the kernel made it '{now}'")),
+        Err(_) => Err("it can't be read back".to_owned()),
+    }
+}

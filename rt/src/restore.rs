@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Brings back what the record says was before, last change first; what is as before already is
+//! not written. So it may be killed and run again at any point, and so may apply before it.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{
+    host::{Host, Unread},
+    plan::{ABSENT, Target},
+    record::{self, Entry, PATH, Record, RecordError},
+    settings,
+};
+
+/// Why nothing was brought back.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// The record can't be judged.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// A guest runs.
+    #[error("{0} has threads in it: a guest still runs there; end it, then restore")]
+    Occupied(String),
+    /// Another process is at it.
+    #[error("another vcpufreq rt is at work; wait until it has ended")]
+    Busy,
+    /// The record can't be changed.
+    #[error("{PATH} can't be written ({0}); run as root")]
+    Unwritable(io::Error),
+}
+
+/// What came of it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// There is no record: nothing was changed.
+    Nothing,
+    /// The record was of an earlier boot: it is removed, and nothing was written.
+    EarlierBoot,
+    /// Values were brought back.
+    Done {
+        /// How many.
+        brought_back: usize,
+        /// What was gone, and so has no value to bring back.
+        gone: Vec<String>,
+        /// What could not be brought back, with the reason; the record keeps these.
+        left: Vec<(String, String)>,
+    },
+}
+
+/// Brings back what was. `tell` gets each change before it is made: the target's name, the value
+/// now, the old one.
+///
+/// # Errors
+/// When nothing was brought back, why.
+pub fn restore(
+    host: &dyn Host,
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Restored, RestoreError> {
+    if Record::read(host)?.is_none() {
+        // What a killed apply left of a record that it was writing.
+        return match host.discard(PATH) {
+            Ok(()) => Ok(Restored::Nothing),
+            Err(error) => Err(RestoreError::Unwritable(error)),
+        };
+    }
+    let _held = host.hold(PATH).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => RestoreError::Busy,
+        _ => RestoreError::Unwritable(error),
+    })?;
+    // Again: it may have gone or come before it was held.
+    let Some(record) = Record::read(host)? else {
+        return Ok(Restored::Nothing);
+    };
+    if record.is_of_another_boot(host)? {
+        host.discard(PATH).map_err(RestoreError::Unwritable)?;
+        return Ok(Restored::EarlierBoot);
+    }
+    if let Some(group) = settings::occupied(host, &record.partition) {
+        return Err(RestoreError::Occupied(group));
+    }
+    bring_back(host, record, tell)
+}
+
+fn bring_back(
+    host: &dyn Host,
+    record: Record,
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Restored, RestoreError> {
+    let (mut brought_back, mut gone) = (0, Vec::new());
+    let (mut left, mut kept) = (Vec::new(), Vec::new());
+    for entry in record.entries.iter().rev() {
+        let name = entry.target.name();
+        match one(host, entry, tell) {
+            Ok(Outcome::BroughtBack) => brought_back += 1,
+            Ok(Outcome::AsBefore) => {}
+            Ok(Outcome::Gone) => gone.push(name),
+            Err(why) => {
+                left.push((name, why));
+                kept.push(entry.clone());
+            }
+        }
+    }
+    let ended = if kept.is_empty() {
+        host.discard(PATH)
+    } else {
+        kept.reverse();
+        let rest = Record {
+            entries: kept,
+            ..record
+        };
+        host.replace(PATH, &rest.text())
+    };
+    ended.map_err(RestoreError::Unwritable)?;
+    Ok(Restored::Done {
+        brought_back,
+        gone,
+        left,
+    })
+}
+
+enum Outcome {
+    BroughtBack,
+    AsBefore,
+    Gone,
+}
+
+fn one(
+    host: &dyn Host,
+    entry: &Entry,
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Outcome, String> {
+    let Entry { target, old, .. } = entry;
+    let now = match target.now(host) {
+        Ok(now) => now,
+        Err(Unread::Missing) if comes_back(target) => {
+            return Err(
+                "it isn't there while its CPU is offline; bring it online and restore again"
+                    .to_owned(),
+            );
+        }
+        Err(Unread::Missing) => return Ok(Outcome::Gone),
+        Err(Unread::Denied) => return Err("it can't be read; run as root".to_owned()),
+        Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
+    };
+    if target.same(&now, old) {
+        return Ok(Outcome::AsBefore);
+    }
+    // A folder that was there and is gone was another's: it stays gone.
+    if matches!(target, Target::Dir { .. }) && now == ABSENT {
+        return Ok(Outcome::Gone);
+    }
+    tell(&target.name(), &now, old);
+    record::put(host, target, old).map(|()| Outcome::BroughtBack)
+}
+
+/// The kernel keeps a CPU's settings while it is offline; interrupts, queues and threads that go
+/// are gone.
+fn comes_back(target: &Target) -> bool {
+    target.name().starts_with("/sys/devices/system/cpu/")
+}

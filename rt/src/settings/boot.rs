@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The kernel's command line: what of the profile's is missing there.
+
+use super::{Context, Sheet};
+use crate::{cpus::Cpus, plan::Finding};
+
+const CMDLINE: &str = "/proc/cmdline";
+
+/// The words that are missing, as they have to stand on the command line.
+pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
+    let wanted = &cx.profile.cmdline;
+    if wanted.is_empty() {
+        return None;
+    }
+    let running = match cx.look.read(CMDLINE) {
+        Ok(text) => text,
+        Err(why) => {
+            sheet.cannot(CMDLINE.to_owned(), why);
+            return None;
+        }
+    };
+    let mut missing = Vec::new();
+    for word in wanted {
+        let word = word
+            .replace("{rt}", &cx.rt.to_string())
+            .replace("{housekeeping}", &cx.housekeeping().to_string());
+        match standing(&running, &word) {
+            Standing::There => {}
+            Standing::Missing => missing.push(word),
+            Standing::Other(other) => {
+                sheet.finding(Finding::Reboot(format!(
+                    "the command line has {other}; replace it by {word}"
+                )));
+                missing.push(word);
+            }
+        }
+    }
+    (!missing.is_empty()).then(|| missing.join(" "))
+}
+
+enum Standing<'a> {
+    There,
+    Missing,
+    Other(&'a str),
+}
+
+/// The kernel takes - and _ as one in names, and of two words of one name the last.
+fn standing<'a>(running: &'a str, word: &str) -> Standing<'a> {
+    let name = |word: &str| word.split('=').next().unwrap_or(word).replace('-', "_");
+    let value = |word: &str| word.split_once('=').map(|(_, value)| value.to_owned());
+    let found = running
+        .split_whitespace()
+        .rfind(|found| name(found) == name(word));
+    match found {
+        None => Standing::Missing,
+        Some(found) if same(value(found), value(word)) => Standing::There,
+        Some(found) => Standing::Other(found),
+    }
+}
+
+/// As texts or as CPU lists; flags such as `managed_irq,domain,3` as texts.
+fn same(a: Option<String>, b: Option<String>) -> bool {
+    let (Some(a), Some(b)) = (&a, &b) else {
+        return a == b;
+    };
+    a == b || a.parse::<Cpus>().is_ok_and(|a| Ok(a) == b.parse())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a word counts as there only with the value that is wanted.
+    use super::*;
+
+    #[test]
+    fn standings() {
+        let running = "console=ttyS0 nohz_full=3 rcu-nocbs=2,3 quiet irqaffinity=0-3 nohz_full=2-3";
+        for (word, expected) in [
+            ("nohz_full=2-3", "there"),
+            ("rcu_nocbs=2-3", "there"),
+            ("quiet", "there"),
+            ("irqaffinity=0-1", "irqaffinity=0-3"),
+            ("rcu_nocb_poll", "missing"),
+        ] {
+            let said = match standing(running, word) {
+                Standing::There => "there",
+                Standing::Missing => "missing",
+                Standing::Other(other) => other,
+            };
+            assert_eq!(said, expected, "{word}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A cpuset for each guest, that nobody else has CPUs of.
+//!
+//! ```text
+//! /sys/fs/cgroup/vcpufreq-rt.GUEST   a threaded domain: the VMM's process goes here
+//! ├── rt    the guest's CPUs, isolated: real-time vCPU threads
+//! └── rest  the housekeeping CPUs: the VMM's other threads
+//! ```
+//! It is a remote partition (Linux 6.7): `cpuset.cpus.exclusive` takes the CPUs from the root, not
+//! from a parent partition. Threaded, because a process' threads may only be in groups of one
+//! threaded domain.
+
+use super::{Context, Sheet, Unit};
+use crate::{
+    check::Effect,
+    cpus::Cpus,
+    host::{Look, Unread},
+    partition::Partition,
+    profile::CpusetPartition,
+    value::Format,
+};
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// There with uclamp.
+const CLAMPS: &str = "/proc/sys/kernel/sched_util_clamp_min";
+
+pub(super) const UNITS: &[Unit] = &[Unit {
+    name: "cpuset",
+    reason: "the scheduler puts nothing else on the guest's CPUs and doesn't balance over them",
+    plan,
+    effect,
+}];
+
+/// A guest's cgroup.
+fn group(guest: &str) -> String {
+    format!("{ROOT}/vcpufreq-rt.{guest}")
+}
+
+fn plan(cx: &Context, sheet: &mut Sheet) {
+    let Some(kind) = cx.settings().cpuset else {
+        return;
+    };
+    let controllers = match cx.look.read(&format!("{ROOT}/cgroup.controllers")) {
+        Ok(names) if names.split_whitespace().any(|name| name == "cpuset") => names,
+        Ok(_) => {
+            return sheet.absent(
+                format!("{ROOT}/cpuset"),
+                "cgroup v2 has no cpuset here; cgroup v1 may have it",
+            );
+        }
+        Err(why) => return sheet.cannot(format!("{ROOT}/cgroup.controllers"), why),
+    };
+    if cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated")) == Err(Unread::Missing) {
+        return sheet.absent(
+            format!("{ROOT}/cpuset.cpus.isolated"),
+            "before Linux 6.7 a cpuset can't be cut off below a group; boot with isolcpus",
+        );
+    }
+    // Clamps of the guest's groups, where this kernel has them.
+    let clamps = cx.look.read(CLAMPS).is_ok() && controllers.split_whitespace().any(|c| c == "cpu");
+    control(sheet, ROOT, clamps);
+    for guest in &cx.partition.guests {
+        let top = group(&guest.name);
+        let cpus = &guest.cpus;
+        sheet.dir(top.clone());
+        inner_control(sheet, &top, true, clamps);
+        sheet.inside(format!("{top}/cpuset.cpus.exclusive"), Format::List, cpus);
+        for name in ["rest", "rt"] {
+            let dir = format!("{top}/{name}");
+            sheet.dir(dir.clone());
+            sheet.inside(format!("{dir}/cgroup.type"), Format::Text, "threaded");
+            inner_control(sheet, &dir, false, clamps);
+        }
+        let own = |name: &str| format!("{top}/rt/cpuset.cpus{name}");
+        sheet.inside(own(""), Format::List, cpus);
+        sheet.inside(own(".exclusive"), Format::List, cpus);
+        let word = match kind {
+            CpusetPartition::Isolated => "isolated",
+            CpusetPartition::Root => "root",
+        };
+        sheet.inside(own(".partition"), Format::Text, word);
+    }
+}
+
+/// The controllers of the root's children.
+fn control(sheet: &mut Sheet, dir: &str, clamps: bool) {
+    let file = || format!("{dir}/cgroup.subtree_control");
+    sheet.file(file(), Format::CpusetController, "+cpuset");
+    if clamps {
+        sheet.file(file(), Format::CpuController, "+cpu");
+    }
+}
+
+/// Of the children of a group that is made; and no cap on their clamps.
+fn inner_control(sheet: &mut Sheet, dir: &str, cpuset: bool, clamps: bool) {
+    let file = || format!("{dir}/cgroup.subtree_control");
+    if cpuset {
+        sheet.inside(file(), Format::CpusetController, "+cpuset");
+    }
+    if clamps {
+        sheet.inside(file(), Format::CpuController, "+cpu");
+        sheet.inside(format!("{dir}/cpu.uclamp.min"), Format::Text, "max");
+    }
+}
+
+fn effect(cx: &Context) -> Effect {
+    let isolated = cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated"));
+    for guest in &cx.partition.guests {
+        let top = group(&guest.name);
+        let path = format!("{top}/rt/cpuset.cpus.partition");
+        match cx.look.read(&path).as_deref() {
+            Ok("isolated") => {
+                let cpus: Option<Cpus> = isolated.as_ref().ok().and_then(|text| text.parse().ok());
+                let left = guest.cpus.without(&cpus.unwrap_or_default());
+                if !left.is_empty() {
+                    return Effect::Not(format!(
+                        "CPU {left} is not isolated: {ROOT}/cpuset.cpus.isolated lacks it"
+                    ));
+                }
+            }
+            Ok("root") => {}
+            // "isolated invalid (why)": the kernel says it.
+            Ok(text) => return Effect::Not(format!("{path} is '{text}'")),
+            Err(Unread::Missing) => return Effect::Not(format!("{top} doesn't exist")),
+            Err(_) => return Effect::Unseen(format!("{path} can't be read")),
+        }
+    }
+    Effect::Effective
+}
+
+/// The first of these guests' cgroups that has processes or threads in it.
+pub(crate) fn occupied(look: &dyn Look, partition: &Partition) -> Option<String> {
+    let groups = partition.guests.iter().map(|guest| group(&guest.name));
+    let all = groups.flat_map(|top| [format!("{top}/rt"), format!("{top}/rest"), top]);
+    all.into_iter().find(|dir| {
+        let events = look.read(&format!("{dir}/cgroup.events"));
+        events.is_ok_and(|text| text.lines().any(|line| line.trim() == "populated 1"))
+    })
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Frequencies: governor, limits, utilization clamps, turbo.
+
+use super::{Context, Sheet, Unit, by_value};
+use crate::{check::Effect, cpus::Cpus, plan::Finding, profile::Frequency, value::Format};
+
+const CPU: &str = "/sys/devices/system/cpu";
+const KERNEL: &str = "/proc/sys/kernel";
+const BOOST: &str = "/sys/devices/system/cpu/cpufreq/boost";
+const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        name: "turbo",
+        reason: "a frequency that the package can't hold comes and goes",
+        plan: turbo,
+        effect: by_value,
+    },
+    Unit {
+        name: "governor",
+        reason: "who decides the frequency of a real-time CPU: performance holds the highest, schedutil gives what the guest asks for",
+        plan: governor,
+        effect: governed,
+    },
+    Unit {
+        name: "min-freq",
+        reason: "the frequency never falls below this",
+        plan: |cx, sheet| limit(cx, sheet, "scaling_min_freq", cx.settings().min_freq),
+        effect: by_value,
+    },
+    Unit {
+        name: "max-freq",
+        reason: "the frequency never rises above this",
+        plan: |cx, sheet| limit(cx, sheet, "scaling_max_freq", cx.settings().max_freq),
+        effect: by_value,
+    },
+    Unit {
+        name: "schedutil-rate-limit-us",
+        reason: "how soon after a change schedutil makes the next",
+        plan: rate_limit,
+        effect: by_value,
+    },
+    Unit {
+        name: "util-clamp-min",
+        reason: "the highest uclamp.min that has effect",
+        plan: |cx, sheet| knob(sheet, "sched_util_clamp_min", cx.settings().util_clamp_min),
+        effect: by_value,
+    },
+    Unit {
+        name: "util-clamp-max",
+        reason: "the highest uclamp.max that has effect",
+        plan: |cx, sheet| knob(sheet, "sched_util_clamp_max", cx.settings().util_clamp_max),
+        effect: by_value,
+    },
+    Unit {
+        name: "util-clamp-min-rt-default",
+        reason: "real-time threads without a clamp of their own ask for this; 1024 is the maximum, whatever the guest asks for",
+        plan: |cx, sheet| {
+            let want = cx.settings().util_clamp_min_rt_default;
+            knob(sheet, "sched_util_clamp_min_rt_default", want);
+        },
+        effect: by_value,
+    },
+];
+
+fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
+    if let Some(want) = want {
+        sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
+    }
+}
+
+/// The folders of the policies that have one of these CPUs online, with their CPUs.
+fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
+    let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
+    names.retain(|name| name.starts_with("policy"));
+    names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
+    let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
+    let with_cpus = dirs.filter_map(|dir| {
+        let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
+        let cpus: Cpus = text.replace(' ', ",").parse().ok()?;
+        Some((dir, cpus))
+    });
+    with_cpus
+        .filter(|(_, own)| !own.and(cpus).is_empty())
+        .collect()
+}
+
+fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, Cpus)> {
+    let cpus = cx.cpus_of(cx.settings().frequency_cpus);
+    let found = policies(cx, cpus);
+    if found.is_empty() {
+        sheet.absent(
+            format!("{CPU}/cpufreq"),
+            "this host's frequencies can't be set",
+        );
+    }
+    for (dir, own) in &found {
+        let others = own.without(&cx.rt);
+        if !own.and(&cx.rt).is_empty() && !others.is_empty() {
+            sheet.finding(Finding::Note(format!(
+                "CPU {others} shares the frequency of real-time CPU {} ({dir})",
+                own.and(&cx.rt)
+            )));
+        }
+    }
+    found
+}
+
+fn governor(cx: &Context, sheet: &mut Sheet) {
+    let Some(want) = &cx.settings().governor else {
+        return;
+    };
+    for (dir, _) in wanted(cx, sheet) {
+        let now = cx.look.read(&format!("{dir}/scaling_governor"));
+        let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
+        let available = known.is_ok_and(|names| names.split_whitespace().any(|name| name == want));
+        if !available && now.as_ref() != Ok(want) {
+            sheet.finding(Finding::Hand(format!(
+                "{dir}: governor {want} is not there; load the module cpufreq_{want}"
+            )));
+            continue;
+        }
+        if let Some(now) = now.ok().filter(|now| now != want) {
+            keep_tunables(cx, sheet, &dir, &now);
+        }
+        sheet.file(format!("{dir}/scaling_governor"), Format::Text, want);
+    }
+}
+
+/// A governor's tunables go with its last policy.
+fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
+    for folder in [
+        format!("{dir}/{governor}"),
+        format!("{CPU}/cpufreq/{governor}"),
+    ] {
+        for name in cx.look.list(&folder).unwrap_or_default() {
+            let path = format!("{folder}/{name}");
+            let listed = sheet
+                .changes
+                .iter()
+                .any(|change| change.target.name() == path);
+            if cx.look.writable(&path) && !listed {
+                sheet.keep(path);
+            }
+        }
+    }
+}
+
+/// `performance` shows in the frequency; what others choose depends on the load.
+fn governed(cx: &Context) -> Effect {
+    for (dir, own) in policies(cx, &cx.rt) {
+        if cx.look.read(&format!("{dir}/scaling_governor")).as_deref() != Ok("performance") {
+            continue;
+        }
+        let khz = |name: &str| cx.look.number(&format!("{dir}/{name}"));
+        match (khz("scaling_cur_freq"), khz("scaling_max_freq")) {
+            (Some(now), Some(max)) if now < max => {
+                return Effect::Not(format!("CPU {own} runs at {now} of {max} kHz"));
+            }
+            (Some(_), Some(_)) => {}
+            _ => return Effect::Unseen(format!("{dir} doesn't tell its frequency")),
+        }
+    }
+    Effect::Effective
+}
+
+fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
+    let Some(want) = want else { return };
+    for (dir, _) in wanted(cx, sheet) {
+        let end = |name: &str| cx.look.number(&format!("{dir}/{name}"));
+        let khz = match want {
+            Frequency::Max => end("cpuinfo_max_freq"),
+            Frequency::Min => end("cpuinfo_min_freq"),
+            Frequency::Khz(khz) => Some(khz.into()),
+        };
+        match khz {
+            Some(khz) => sheet.file(format!("{dir}/{file}"), Format::Text, khz),
+            None => sheet.absent(
+                format!("{dir}/cpuinfo_max_freq"),
+                "the CPU's range isn't told",
+            ),
+        }
+    }
+}
+
+fn rate_limit(cx: &Context, sheet: &mut Sheet) {
+    let Some(want) = cx.settings().schedutil_rate_limit_us else {
+        return;
+    };
+    for (dir, _) in wanted(cx, sheet) {
+        let common = format!("{CPU}/cpufreq/schedutil/rate_limit_us");
+        let own = format!("{dir}/schedutil/rate_limit_us");
+        let path = if cx.look.read(&common).is_ok() {
+            common
+        } else {
+            own
+        };
+        if sheet
+            .changes
+            .iter()
+            .all(|change| change.target.name() != path)
+        {
+            sheet.file(path, Format::Text, want);
+        }
+    }
+}
+
+fn turbo(cx: &Context, sheet: &mut Sheet) {
+    let Some(want) = cx.settings().turbo else {
+        return;
+    };
+    if cx.look.read(NO_TURBO).is_ok() {
+        sheet.file(NO_TURBO, Format::Text, u8::from(!want));
+    } else {
+        sheet.file(BOOST, Format::Text, u8::from(want));
+    }
+}

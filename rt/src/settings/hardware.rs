@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is looked at and never changed: the machine, its firmware, and what it was booted with.
+
+use super::{Context, Sheet};
+use crate::{cpus::Cpus, host::Unread, plan::Finding};
+
+const CPU: &str = "/sys/devices/system/cpu";
+
+/// All findings about the host.
+pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
+    kernel(cx, sheet);
+    kernel_config(cx, sheet);
+    siblings(cx, sheet);
+    aspm(cx, sheet);
+    security_modules(cx, sheet);
+    swap(cx, sheet);
+    numa(cx, sheet);
+    iommu(cx, sheet);
+    smi(cx, sheet);
+    for text in &cx.profile.firmware {
+        sheet.finding(Finding::Firmware(text.clone()));
+    }
+}
+
+fn kernel(cx: &Context, sheet: &mut Sheet) {
+    match cx.look.read("/proc/version") {
+        Ok(text) if text.contains("PREEMPT_RT") => {}
+        Ok(_) => sheet.finding(Finding::Reboot(
+            "this kernel is not PREEMPT_RT: latencies have no bound; boot one that is".to_owned(),
+        )),
+        Err(why) => sheet.cannot("/proc/version".to_owned(), why),
+    }
+}
+
+fn kernel_config(cx: &Context, sheet: &mut Sheet) {
+    if cx.profile.kernel_config.is_empty() {
+        return;
+    }
+    let release = cx
+        .look
+        .read("/proc/sys/kernel/osrelease")
+        .unwrap_or_default();
+    let path = format!("/boot/config-{release}");
+    let text = match cx.look.read(&path) {
+        Ok(text) => text,
+        Err(why) => {
+            return match why {
+                Unread::Missing => sheet.unseen(path, "the kernel's configuration isn't there"),
+                why => sheet.cannot(path, why),
+            };
+        }
+    };
+    for option in &cx.profile.kernel_config {
+        if !text
+            .lines()
+            .any(|line| line == format!("CONFIG_{option}=y"))
+        {
+            sheet.finding(Finding::Reboot(format!(
+                "this kernel lacks CONFIG_{option}; boot one that has it"
+            )));
+        }
+    }
+}
+
+/// Two threads of a core take turns on its execution units.
+fn siblings(cx: &Context, sheet: &mut Sheet) {
+    for cpu in cx.rt.iter() {
+        let path = format!("{CPU}/cpu{cpu}/topology/thread_siblings_list");
+        let Ok(text) = cx.look.read(&path) else {
+            continue;
+        };
+        let core: Cpus = text.parse().unwrap_or_default();
+        let others = core.without(&cx.rt).and(&cx.online);
+        if !others.is_empty() {
+            sheet.finding(Finding::Firmware(format!(
+                "CPU {others} is a hyperthread of real-time CPU {cpu}'s core: switch hyperthreading off, boot with nosmt, or write 0 to {CPU}/cpu{}/online",
+                others.iter().next().unwrap_or_default()
+            )));
+        }
+    }
+}
+
+fn aspm(cx: &Context, sheet: &mut Sheet) {
+    const PATH: &str = "/sys/module/pcie_aspm/parameters/policy";
+    if let Ok(text) = cx.look.read(PATH)
+        && !text.contains("[performance]")
+    {
+        sheet.finding(Finding::Hand(format!(
+            "PCIe links may sleep ({PATH} is '{text}'): for devices of a real-time guest, boot with pcie_aspm=off or write performance there"
+        )));
+    }
+}
+
+fn security_modules(cx: &Context, sheet: &mut Sheet) {
+    if let Ok(text) = cx.look.read("/sys/kernel/security/lsm") {
+        let minor = [
+            "capability",
+            "lockdown",
+            "yama",
+            "landlock",
+            "bpf",
+            "ima",
+            "evm",
+        ];
+        let major: Vec<&str> = text
+            .split(',')
+            .filter(|name| !minor.contains(name))
+            .collect();
+        if !major.is_empty() {
+            let names = major.join(", ");
+            sheet.finding(Finding::Note(format!(
+                "security modules are on ({names}): each system call pays for them; boot with lsm= if none is needed"
+            )));
+        }
+    }
+}
+
+fn swap(cx: &Context, sheet: &mut Sheet) {
+    let used = cx
+        .look
+        .read("/proc/swaps")
+        .is_ok_and(|text| text.lines().count() > 1);
+    if used {
+        sheet.finding(Finding::Hand(
+            "swap is on: memory that isn't locked can be written out; swapoff -a".to_owned(),
+        ));
+    }
+}
+
+fn numa(cx: &Context, sheet: &mut Sheet) {
+    const NODES: &str = "/sys/devices/system/node";
+    let names = cx.look.list(NODES).unwrap_or_default();
+    let nodes: Vec<&String> = names
+        .iter()
+        .filter(|name| name.starts_with("node"))
+        .collect();
+    if nodes.len() < 2 {
+        return;
+    }
+    for guest in &cx.partition.guests {
+        let has_cpus = |node: &&&String| {
+            let text = cx
+                .look
+                .read(&format!("{NODES}/{node}/cpulist"))
+                .unwrap_or_default();
+            text.parse()
+                .is_ok_and(|cpus: Cpus| !cpus.and(&guest.cpus).is_empty())
+        };
+        let of: Vec<&str> = nodes
+            .iter()
+            .filter(has_cpus)
+            .map(|node| node.as_str())
+            .collect();
+        let (name, of) = (&guest.name, of.join(" and "));
+        sheet.finding(Finding::Note(format!(
+            "{name}'s CPUs are of {of}: its memory belongs there too (numactl --membind), and its devices"
+        )));
+    }
+}
+
+fn iommu(cx: &Context, sheet: &mut Sheet) {
+    const GROUPS: &str = "/sys/kernel/iommu_groups";
+    let names = cx.look.list(GROUPS).unwrap_or_default();
+    let translated = names.iter().filter(|name| {
+        let kind = cx.look.read(&format!("{GROUPS}/{name}/type"));
+        kind.is_ok_and(|kind| kind.starts_with("DMA"))
+    });
+    let count = translated.count();
+    if count > 0 {
+        sheet.finding(Finding::Reboot(format!(
+            "the IOMMU translates for {count} of the host's own groups of devices; boot with iommu.passthrough=1 (on x86, iommu=pt)"
+        )));
+    }
+}
+
+/// System management interrupts, which stop a CPU behind the kernel's back: MSR 0x34 counts them.
+fn smi(cx: &Context, sheet: &mut Sheet) {
+    let x86 = cx
+        .look
+        .read("/proc/cpuinfo")
+        .is_ok_and(|text| text.contains("GenuineIntel"));
+    if x86 {
+        sheet.finding(Finding::Firmware(
+            "system management interrupts stop CPUs unseen: count them over a day (turbostat --show SMI), and switch off what causes them".to_owned(),
+        ));
+    }
+}

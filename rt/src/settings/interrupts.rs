@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Interrupts that can go to several CPUs.
+
+use super::{Context, Sheet, Unit};
+use crate::{check::Effect, cpus::Cpus, host::Unread, plan::Finding, value::Format};
+
+const DIR: &str = "/proc/irq";
+
+pub(super) const UNITS: &[Unit] = &[Unit {
+    name: "interrupts",
+    reason: "devices interrupt housekeeping CPUs only",
+    plan,
+    effect,
+}];
+
+fn plan(cx: &Context, sheet: &mut Sheet) {
+    if cx.settings().interrupts.is_none() {
+        return;
+    }
+    let mask = cx.housekeeping().mask();
+    sheet.file(format!("{DIR}/default_smp_affinity"), Format::Mask, &mask);
+    for irq in irqs(cx) {
+        let path = format!("{DIR}/{irq}/smp_affinity");
+        // Per-CPU interrupts have no writable mask: each CPU's are its own.
+        if !cx.look.writable(&path) {
+            continue;
+        }
+        let now = cx.look.read(&path).ok();
+        match now.as_deref().and_then(Cpus::from_mask) {
+            // It can't reach a real-time CPU: whoever put it there had a reason.
+            Some(cpus) if cpus.and(&cx.rt).is_empty() => {
+                sheet.file(path, Format::Mask, cpus.mask());
+            }
+            _ => sheet.file(path, Format::Mask, &mask),
+        }
+    }
+    irqbalance(cx, sheet);
+}
+
+fn irqs(cx: &Context) -> Vec<String> {
+    let mut names = cx.look.list(DIR).unwrap_or_default();
+    names.retain(|name| name.parse::<u32>().is_ok());
+    names
+}
+
+/// It moves interrupts back, unless told; what it was told isn't in any file of the kernel's.
+fn irqbalance(cx: &Context, sheet: &mut Sheet) {
+    if super::threads::named(cx.look, "irqbalance").is_empty() {
+        return;
+    }
+    let rt = &cx.rt;
+    sheet.finding(Finding::Hand(format!(
+        "irqbalance runs and moves interrupts back: put IRQBALANCE_BANNED_CPULIST={rt} into /etc/default/irqbalance and restart it, or stop it"
+    )));
+}
+
+/// Where the hardware sends each, which is what counts.
+fn effect(cx: &Context) -> Effect {
+    for irq in irqs(cx) {
+        if !cx.look.writable(&format!("{DIR}/{irq}/smp_affinity")) {
+            continue;
+        }
+        let path = format!("{DIR}/{irq}/effective_affinity");
+        let path = match cx.look.read(&path) {
+            Err(Unread::Missing) => format!("{DIR}/{irq}/smp_affinity"),
+            _ => path,
+        };
+        match cx.look.read(&path).map(|mask| Cpus::from_mask(&mask)) {
+            Ok(Some(cpus)) if cpus.and(&cx.rt).is_empty() => {}
+            Ok(Some(cpus)) => {
+                let reached = cpus.and(&cx.rt);
+                return Effect::Not(format!(
+                    "interrupt {irq} still goes to CPU {reached}; if its device's driver manages it, boot with isolcpus=managed_irq,{}",
+                    cx.rt
+                ));
+            }
+            // It has gone with its device.
+            Err(Unread::Missing) => {}
+            _ => return Effect::Unseen(format!("{path} can't be read")),
+        }
+    }
+    Effect::Effective
+}

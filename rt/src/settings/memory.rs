@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Memory management that makes threads wait or moves pages below them.
+
+use super::{Context, Sheet, Unit, by_value};
+use crate::{check::Effect, value::Format};
+
+const KSM: &str = "/sys/kernel/mm/ksm";
+const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        name: "ksm",
+        reason: "a write to a merged page waits until it is copied",
+        plan: |cx, sheet| file(sheet, &format!("{KSM}/run"), cx.settings().ksm),
+        effect: not_merged,
+    },
+    Unit {
+        name: "transparent-hugepages",
+        reason: "pages are not split and joined below a guest",
+        plan: |cx, sheet| {
+            if let Some(want) = &cx.settings().transparent_hugepages {
+                sheet.file(THP, Format::Choice, want);
+            }
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "swappiness",
+        reason: "memory that isn't locked stays in memory as long as it can",
+        plan: |cx, sheet| file(sheet, "/proc/sys/vm/swappiness", cx.settings().swappiness),
+        effect: by_value,
+    },
+    Unit {
+        name: "compaction-proactiveness",
+        reason: "the kernel moves no pages before somebody needs them",
+        plan: |cx, sheet| {
+            let path = "/proc/sys/vm/compaction_proactiveness";
+            file(sheet, path, cx.settings().compaction_proactiveness);
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "numa-balancing",
+        reason: "pages are not unmapped to see who uses them",
+        plan: |cx, sheet| {
+            let path = "/proc/sys/kernel/numa_balancing";
+            file(sheet, path, cx.settings().numa_balancing);
+        },
+        effect: by_value,
+    },
+];
+
+fn file(sheet: &mut Sheet, path: &str, want: Option<u8>) {
+    if let Some(want) = want {
+        sheet.file(path, Format::Text, want);
+    }
+}
+
+/// Stopped, it leaves what it has merged.
+fn not_merged(cx: &Context) -> Effect {
+    match cx.look.number(&format!("{KSM}/pages_shared")) {
+        Some(pages) if pages > 0 => Effect::Not(format!(
+            "{pages} pages are still merged; write 2 to {KSM}/run to part them"
+        )),
+        _ => Effect::Effective,
+    }
+}

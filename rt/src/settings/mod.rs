@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The settings: each is a unit with a name, a reason, the changes that it needs on this host,
+//! and a way to tell whether it is effective on the CPUs that it is for.
+
+mod boot;
+mod cache;
+mod cpuset;
+mod frequency;
+mod hardware;
+mod idle;
+mod interrupts;
+mod kvm;
+mod memory;
+mod rcu;
+mod sched;
+mod thermal;
+mod threads;
+mod watchdogs;
+mod workqueues;
+
+pub(crate) use cpuset::occupied;
+
+use crate::{
+    check::Effect,
+    cpus::Cpus,
+    host::{Look, Unread},
+    partition::{self, Partition},
+    plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, ThreadStat},
+    profile::{Profile, Scope, Settings},
+    value::Format,
+};
+
+/// What a unit decides by.
+pub(crate) struct Context<'a> {
+    pub look: &'a dyn Look,
+    pub partition: &'a Partition,
+    pub profile: &'a Profile,
+    pub rt: Cpus,
+    pub online: Cpus,
+}
+
+impl<'a> Context<'a> {
+    pub(crate) fn new(look: &'a dyn Look, partition: &'a Partition, profile: &'a Profile) -> Self {
+        let everyone = partition.rt().or(&partition.housekeeping);
+        Self {
+            look,
+            partition,
+            profile,
+            rt: partition.rt(),
+            online: partition::list(look, partition::ONLINE).unwrap_or(everyone),
+        }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.profile.settings
+    }
+
+    fn housekeeping(&self) -> &Cpus {
+        &self.partition.housekeeping
+    }
+
+    fn cpus_of(&self, scope: Scope) -> &Cpus {
+        match scope {
+            Scope::Rt => &self.rt,
+            Scope::All => &self.online,
+        }
+    }
+}
+
+/// A setting's code.
+pub(crate) struct Unit {
+    pub name: &'static str,
+    pub reason: &'static str,
+    /// The changes that it needs; none when the profile doesn't ask for it.
+    pub plan: fn(&Context, &mut Sheet),
+    /// Whether it does its work on the CPUs that it is for. For a switch that the kernel has once
+    /// for all CPUs, its value is the effect: [`by_value`].
+    pub effect: fn(&Context) -> Effect,
+}
+
+/// In the order in which they are made.
+pub(crate) const UNITS: &[&[Unit]] = &[
+    sched::UNITS,
+    rcu::UNITS,
+    memory::UNITS,
+    watchdogs::UNITS,
+    kvm::UNITS,
+    workqueues::UNITS,
+    interrupts::UNITS,
+    frequency::UNITS,
+    idle::UNITS,
+    thermal::UNITS,
+    threads::UNITS,
+    cache::UNITS,
+    cpuset::UNITS,
+];
+
+/// The unit with this name.
+pub(crate) fn unit(name: &str) -> Option<&'static Unit> {
+    let all = UNITS.iter().flat_map(|units| units.iter());
+    all.into_iter().find(|unit| unit.name == name)
+}
+
+/// The effect of a switch that holds for all CPUs.
+fn by_value(_: &Context) -> Effect {
+    Effect::Effective
+}
+
+/// What units write their wishes on.
+pub(crate) struct Sheet<'a> {
+    look: &'a dyn Look,
+    setting: &'static str,
+    changes: Vec<Change>,
+    absent: Vec<Absent>,
+    unseen: Vec<Absent>,
+    findings: Vec<Finding>,
+}
+
+impl Sheet<'_> {
+    /// A file's value.
+    fn file(&mut self, path: impl Into<String>, format: Format, want: impl ToString) {
+        self.shown(path.into(), None, format, want.to_string());
+    }
+
+    /// A file whose value another one shows.
+    fn shown(&mut self, path: String, shown_in: Option<String>, format: Format, want: String) {
+        let target = Target::File {
+            path,
+            format,
+            shown_in,
+        };
+        self.add(target, Some(want));
+    }
+
+    /// A file's value that another change loses.
+    fn keep(&mut self, path: String) {
+        let target = Target::File {
+            path,
+            format: Format::Text,
+            shown_in: None,
+        };
+        self.add(target, None);
+    }
+
+    fn dir(&mut self, path: String) {
+        self.add(Target::Dir { path }, Some(crate::plan::THERE.to_owned()));
+    }
+
+    /// A file of a folder that is made before it.
+    fn inside(&mut self, path: String, format: Format, want: impl ToString) {
+        let target = Target::Inside { path, format };
+        let now = target.now(self.look).ok();
+        self.changes.push(Change {
+            target,
+            now,
+            want: Some(want.to_string()),
+        });
+    }
+
+    fn thread(&mut self, pid: u32, name: String, want: &str) {
+        // A thread that has just ended needs nothing.
+        if let Ok(stat) = ThreadStat::read(self.look, pid) {
+            let target = Target::Thread {
+                pid,
+                name,
+                start_ticks: stat.start_ticks,
+            };
+            self.add(target, Some(want.to_owned()));
+        }
+    }
+
+    fn add(&mut self, target: Target, want: Option<String>) {
+        match target.now(self.look) {
+            Ok(now) => self.changes.push(Change {
+                target,
+                now: Some(now),
+                want,
+            }),
+            Err(why) => self.cannot(target.name(), why),
+        }
+    }
+
+    /// A file that can't be read.
+    fn cannot(&mut self, path: String, why: Unread) {
+        match why {
+            Unread::Missing => self.absent(path, "this kernel or machine doesn't have it"),
+            Unread::Denied => self.unseen(path, "not readable for this user; run as root"),
+            Unread::Refused => self.unseen(path, "the kernel refuses to read it"),
+        }
+    }
+
+    fn absent(&mut self, path: impl Into<String>, why: impl Into<String>) {
+        self.absent.push(Absent {
+            setting: self.setting,
+            path: path.into(),
+            why: why.into(),
+        });
+    }
+
+    fn unseen(&mut self, path: impl Into<String>, why: impl Into<String>) {
+        self.unseen.push(Absent {
+            setting: self.setting,
+            path: path.into(),
+            why: why.into(),
+        });
+    }
+
+    fn finding(&mut self, finding: Finding) {
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
+    }
+}
+
+pub(crate) fn plan(cx: &Context) -> Plan {
+    let mut sheet = Sheet {
+        look: cx.look,
+        setting: "",
+        changes: Vec::new(),
+        absent: Vec::new(),
+        unseen: Vec::new(),
+        findings: Vec::new(),
+    };
+    let mut settings = Vec::new();
+    for unit in UNITS.iter().flat_map(|units| units.iter()) {
+        sheet.setting = unit.name;
+        (unit.plan)(cx, &mut sheet);
+        let changes = std::mem::take(&mut sheet.changes);
+        if !changes.is_empty() {
+            settings.push(PlannedSetting {
+                name: unit.name,
+                reason: unit.reason,
+                changes,
+            });
+        }
+    }
+    sheet.setting = "host";
+    hardware::look(cx, &mut sheet);
+    sheet.setting = "cmdline";
+    let cmdline = boot::missing(cx, &mut sheet);
+    Plan {
+        partition: cx.partition.clone(),
+        settings,
+        absent: sheet.absent,
+        unseen: sheet.unseen,
+        cmdline,
+        findings: sheet.findings,
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The scheduler's own switches: where timers go, and how much of a CPU real-time tasks may have.
+
+use super::{Context, Sheet, Unit, by_value};
+use crate::{check::Effect, host::Unread, value::Format};
+
+const KERNEL: &str = "/proc/sys/kernel";
+const DEBUG: &str = "/sys/kernel/debug/sched";
+/// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
+const SERVERS: [&str; 2] = ["fair_server", "ext_server"];
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        name: "timer-migration",
+        reason: "timers of other CPUs are not moved to where they disturb",
+        plan: |cx, sheet| sysctl(sheet, "timer_migration", cx.settings().timer_migration),
+        effect: by_value,
+    },
+    Unit {
+        name: "rt-runtime-us",
+        reason: "a busy real-time vCPU is not stopped for a share of each second",
+        plan: |cx, sheet| sysctl(sheet, "sched_rt_runtime_us", cx.settings().rt_runtime_us),
+        effect: unthrottled,
+    },
+    Unit {
+        name: "fair-server-runtime-ns",
+        reason: "since Linux 6.12 it is this that stops real-time tasks for others' sake",
+        plan: servers,
+        effect: by_value,
+    },
+];
+
+fn sysctl(sheet: &mut Sheet, name: &str, want: Option<impl ToString>) {
+    if let Some(want) = want {
+        sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
+    }
+}
+
+/// The servers' runtimes on the real-time CPUs; none on a kernel without servers.
+///
+/// Which it is can't be told while debugfs is hidden or not mounted.
+fn server_files(cx: &Context) -> Result<Vec<String>, Unread> {
+    let names = match cx.look.list(DEBUG) {
+        Err(Unread::Missing) if is_mounted(cx) => Vec::new(),
+        Err(Unread::Missing) => return Err(Unread::Refused),
+        names => names?,
+    };
+    let servers = SERVERS
+        .into_iter()
+        .filter(|server| names.iter().any(|name| name == server));
+    let of = |server| {
+        cx.rt
+            .iter()
+            .map(move |cpu| format!("{DEBUG}/{server}/cpu{cpu}/runtime"))
+    };
+    Ok(servers.flat_map(of).collect())
+}
+
+fn is_mounted(cx: &Context) -> bool {
+    let top = cx.look.list("/sys/kernel/debug");
+    top.is_ok_and(|names| !names.is_empty())
+}
+
+fn servers(cx: &Context, sheet: &mut Sheet) {
+    let Some(want) = cx.settings().fair_server_runtime_ns else {
+        return;
+    };
+    match server_files(cx) {
+        Ok(files) if files.is_empty() => {
+            sheet.absent(
+                format!("{DEBUG}/fair_server"),
+                "before Linux 6.12 there is none",
+            );
+        }
+        Ok(files) => {
+            for path in files {
+                sheet.file(path, Format::Text, want);
+            }
+        }
+        Err(Unread::Denied) => sheet.cannot(DEBUG.to_owned(), Unread::Denied),
+        Err(_) => sheet.unseen(
+            DEBUG,
+            "debugfs is not mounted; mount -t debugfs debugfs /sys/kernel/debug",
+        ),
+    }
+}
+
+/// Without a limit only if no server takes its share.
+fn unthrottled(cx: &Context) -> Effect {
+    if cx.settings().rt_runtime_us != Some(-1) {
+        return Effect::Effective;
+    }
+    let Ok(files) = server_files(cx) else {
+        return Effect::Unseen(format!("{DEBUG} can't be read: the fair servers are there"));
+    };
+    for path in files {
+        match cx.look.read(&path).as_deref() {
+            Ok("0") | Err(Unread::Missing) => {}
+            Ok(ns) => {
+                return Effect::Not(format!(
+                    "{path} is {ns}: fair tasks still get a share of this CPU"
+                ));
+            }
+            Err(_) => return Effect::Unseen(format!("{path} can't be read")),
+        }
+    }
+    Effect::Effective
+}

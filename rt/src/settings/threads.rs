@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Kernel threads of the real-time CPUs, which must come before a busy vCPU of theirs.
+
+use super::{Context, Sheet, Unit, by_value};
+use crate::host::Look;
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        name: "ktimers",
+        reason: "on PREEMPT_RT it runs expired timers: below a busy vCPU they would wait for ever",
+        plan: |cx, sheet| of_cpus(cx, sheet, "ktimers", cx.settings().ktimers.as_deref()),
+        effect: by_value,
+    },
+    Unit {
+        name: "rcuc",
+        reason: "it runs RCU callbacks: below a busy vCPU memory would not be freed",
+        plan: |cx, sheet| of_cpus(cx, sheet, "rcuc", cx.settings().rcuc.as_deref()),
+        effect: by_value,
+    },
+    Unit {
+        name: "ksoftirqd",
+        reason: "it runs soft interrupts that others left",
+        plan: |cx, sheet| of_cpus(cx, sheet, "ksoftirqd", cx.settings().ksoftirqd.as_deref()),
+        effect: by_value,
+    },
+];
+
+fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
+    let Some(want) = want else { return };
+    for cpu in cx.rt.iter() {
+        let name = format!("{kind}/{cpu}");
+        let found = named(cx.look, &name);
+        if found.is_empty() {
+            sheet.absent(name.clone(), "this kernel has no such thread");
+        }
+        for pid in found {
+            sheet.thread(pid, name.clone(), want);
+        }
+    }
+}
+
+/// The processes and kernel threads with this name.
+pub(super) fn named(look: &dyn Look, name: &str) -> Vec<u32> {
+    let pids = look.list("/proc").unwrap_or_default();
+    let pids = pids.iter().filter_map(|pid| pid.parse::<u32>().ok());
+    pids.filter(|pid| look.read(&format!("/proc/{pid}/comm")).as_deref() == Ok(name))
+        .collect()
+}

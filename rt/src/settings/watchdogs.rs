@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Watchdogs and tracing.
+
+use super::{Context, Unit, by_value};
+use crate::{check::Effect, value::Format};
+
+const KERNEL: &str = "/proc/sys/kernel";
+const TRACING: &str = "/sys/kernel/tracing";
+
+pub(super) const UNITS: &[Unit] = &[
+    Unit {
+        name: "watchdog",
+        reason: "no watchdog timer wakes a real-time CPU; housekeeping stays watched",
+        plan: |cx, sheet| {
+            if cx.settings().watchdog.is_some() {
+                let path = format!("{KERNEL}/watchdog_cpumask");
+                sheet.file(path, Format::List, cx.housekeeping());
+            }
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "nmi-watchdog",
+        reason: "no interrupt that can't be masked looks for lock-ups",
+        plan: |cx, sheet| {
+            if let Some(want) = cx.settings().nmi_watchdog {
+                sheet.file(format!("{KERNEL}/nmi_watchdog"), Format::Text, want);
+            }
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "tracing",
+        reason: "events are not written to the trace buffer",
+        plan: |cx, sheet| {
+            if let Some(want) = cx.settings().tracing {
+                let path = format!("{TRACING}/tracing_on");
+                // Where it isn't mounted it may have been used from elsewhere.
+                match cx.look.list(TRACING) {
+                    Ok(names) if names.is_empty() => sheet.unseen(
+                        path,
+                        "tracefs is not mounted; mount -t tracefs tracefs /sys/kernel/tracing",
+                    ),
+                    _ => sheet.file(path, Format::Text, want),
+                }
+            }
+        },
+        effect: untraced,
+    },
+];
+
+/// A tracer that is chosen runs its hooks with the buffer off, too.
+fn untraced(cx: &Context) -> Effect {
+    match cx.look.read(&format!("{TRACING}/current_tracer")) {
+        Ok(tracer) if tracer == "nop" => Effect::Effective,
+        Ok(tracer) => Effect::Not(format!(
+            "the {tracer} tracer is on; write nop to {TRACING}/current_tracer"
+        )),
+        Err(_) => Effect::Unseen(format!("{TRACING}/current_tracer can't be read")),
+    }
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: restore brings back exactly what was, wherever apply or an earlier restore was killed,
+//! and whatever a file refuses; nothing is written that the plan didn't list; after another boot
+//! nothing is written at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vcpufreq_rt::{Partition, Plan, Profile, RestoreError, Restored, apply, check, plan, restore};
+
+use crate::{
+    fake::{CGROUP, CPU, FakeKernel},
+    partition::guest,
+};
+
+/// Everything at once, and the values are other ones than the fake host's.
+const EVERYTHING: &str = "
+cmdline = ['nohz_full={rt}', 'irqaffinity={housekeeping}']
+[settings]
+timer-migration = 0
+rt-runtime-us = -1
+fair-server-runtime-ns = 0
+workqueues = 'housekeeping'
+interrupts = 'housekeeping'
+governor = 'performance'
+frequency-cpus = 'all'
+min-freq = 1000000
+max-freq = 1000000
+util-clamp-min = 512
+util-clamp-max = 1000
+util-clamp-min-rt-default = 0
+turbo = false
+idle-states-off = 'deep'
+resume-latency-us = 'n/a'
+cpuset = 'isolated'
+watchdog = 'housekeeping'
+nmi-watchdog = 0
+tracing = 0
+ksm = 0
+transparent-hugepages = 'never'
+swappiness = 10
+compaction-proactiveness = 0
+numa-balancing = 0
+thermal-throttling = false
+rcu-expedited = 1
+ktimers = 'fifo:2'
+rcuc = 'fifo:4'
+ksoftirqd = 'rr:3'
+halt-poll-ns = 0
+cache-ways = 4
+";
+
+fn host() -> FakeKernel {
+    let host = FakeKernel::four();
+    host.put(&format!("{CPU}/cpufreq/boost"), "1");
+    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
+    host.put(
+        "/sys/fs/resctrl/schemata",
+        "    MB:0=100\nL3:0=fffff;1=fffff",
+    );
+    host.put("/sys/class/thermal/cooling_device0/type", "cpufreq-cpu2");
+    host.put("/sys/class/thermal/cooling_device0/cur_state", "0");
+    host.put("/sys/class/thermal/thermal_zone0/mode", "enabled");
+    host.link(
+        "/sys/class/thermal/thermal_zone0/cdev0",
+        "../cooling_device0",
+    );
+    host
+}
+
+fn planned(host: &FakeKernel) -> (Plan, Profile) {
+    let profile = Profile::parse("everything", EVERYTHING).unwrap();
+    let guests = vec![guest("plc", "3"), guest("hmi", "2")];
+    let partition = Partition::new(host, guests, None, None).unwrap();
+    (plan(host, &partition, &profile), profile)
+}
+
+/// How many changes were made; `None` when it was killed before any could be.
+fn try_apply(host: &FakeKernel) -> Option<usize> {
+    let (plan, profile) = planned(host);
+    let applied = apply(host, &plan, ("everything", &profile), &mut |_, _, _| {});
+    applied.ok().map(|applied| applied.made)
+}
+
+/// As the kernel reads them: a mask has many texts.
+fn values(host: &FakeKernel) -> BTreeMap<String, String> {
+    let mut all = host.snapshot();
+    for (path, text) in &mut all {
+        if path.ends_with("smp_affinity") {
+            *text = vcpufreq_rt::Cpus::from_mask(text).unwrap().mask();
+        }
+        // Where the hardware sends an interrupt is the kernel's choice.
+        if path.ends_with("effective_affinity") {
+            text.clear();
+        }
+        // `always madvise [x]` for any order.
+        if path.ends_with("transparent_hugepage/enabled") {
+            *text = vcpufreq_rt::Format::Choice.value(text);
+        }
+        if path.ends_with("resctrl/schemata") {
+            *text = vcpufreq_rt::Format::Schemata.value(text);
+        }
+    }
+    all.retain(|path, _| !path.starts_with("/run"));
+    all
+}
+
+#[test]
+fn applied_is_effective_and_restored_is_as_before() {
+    let host = host();
+    let before = values(&host);
+    let made = try_apply(&host).unwrap();
+    let (again, profile) = planned(&host);
+    for checked in check(&host, &again, &profile) {
+        assert!(checked.is_good(), "{checked:?}");
+    }
+    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { left, gone, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
+    assert!(made > 40, "{made}");
+    assert_eq!(values(&host), before);
+    assert!(!host.snapshot().contains_key("/run/vcpufreq"));
+    assert_eq!(
+        restore(&host, &mut |_, _, _| {}).unwrap(),
+        Restored::Nothing
+    );
+}
+
+#[test]
+fn nothing_is_touched_that_the_plan_does_not_list() {
+    let host = host();
+    let (plan, profile) = planned(&host);
+    let listed: BTreeSet<String> = plan
+        .changes()
+        .map(|(_, change)| change.target.name())
+        .collect();
+    apply(&host, &plan, ("everything", &profile), &mut |_, _, _| {}).unwrap();
+    restore(&host, &mut |_, _, _| {}).unwrap();
+    for path in host.touched.borrow().iter() {
+        let thread = path
+            .strip_prefix("/proc/")
+            .and_then(|rest| rest.strip_suffix("/stat"));
+        let known = match thread {
+            Some(pid) => listed
+                .iter()
+                .any(|name| name.ends_with(&format!("(thread {pid})"))),
+            None => listed.contains(path) || path == "/run/vcpufreq/rt.json",
+        };
+        assert!(known, "{path}");
+    }
+}
+
+#[test]
+fn planning_and_checking_touch_nothing() {
+    let host = host();
+    let before = host.snapshot();
+    let (plan, profile) = planned(&host);
+    assert!(!check(&host, &plan, &profile).is_empty());
+    assert_eq!(host.snapshot(), before);
+    assert!(host.touched.borrow().is_empty());
+}
+
+/// Kills `act` at each of its steps, before and after the step, and then restores; and counts.
+fn killed_everywhere(prepare: fn(&FakeKernel), act: fn(&FakeKernel)) -> usize {
+    let mut kills = 0;
+    for happens in [false, true] {
+        for step in 0.. {
+            let host = host();
+            let before = values(&host);
+            prepare(&host);
+            host.die_at(step, happens);
+            act(&host);
+            let all_done = host.steps.get() <= step;
+            host.revive();
+            let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+            assert!(
+                !matches!(&restored, Restored::Done { left, .. } if !left.is_empty()),
+                "step {step}: {restored:?}"
+            );
+            assert_eq!(values(&host), before, "killed at step {step}, {happens}");
+            assert!(!host.snapshot().contains_key("/run/vcpufreq/rt.json"));
+            if all_done {
+                break;
+            }
+            kills += 1;
+        }
+    }
+    kills
+}
+
+#[test]
+fn apply_killed_at_each_step() {
+    let kills = killed_everywhere(
+        |_| {},
+        |host| {
+            try_apply(host);
+        },
+    );
+    assert!(kills > 100, "{kills}");
+}
+
+#[test]
+fn restore_killed_at_each_step() {
+    let kills = killed_everywhere(
+        |host| {
+            try_apply(host);
+        },
+        |host| drop(restore(host, &mut |_, _, _| {})),
+    );
+    assert!(kills > 80, "{kills}");
+}
+
+#[test]
+fn files_that_refuse_in_apply() {
+    for part in [
+        "irq/15",
+        "workqueue/cpumask",
+        "vcpufreq-rt.plc/rt",
+        "/proc/31/",
+        "governor",
+    ] {
+        let host = host();
+        let before = values(&host);
+        host.refuse(part);
+        let (plan, profile) = planned(&host);
+        let applied = apply(&host, &plan, ("everything", &profile), &mut |_, _, _| {}).unwrap();
+        assert!(!applied.refused.is_empty(), "{part}");
+        host.relent();
+        restore(&host, &mut |_, _, _| {}).unwrap();
+        assert_eq!(values(&host), before, "{part}");
+    }
+}
+
+#[test]
+fn files_that_refuse_in_restore_stay_on_the_record() {
+    let host = host();
+    let before = values(&host);
+    try_apply(&host).unwrap();
+    host.refuse("swappiness");
+    host.refuse("subtree_control");
+    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { left, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    assert_eq!(left.len(), 3, "{left:?}");
+    host.relent();
+    restore(&host, &mut |_, _, _| {}).unwrap();
+    assert_eq!(values(&host), before);
+}
+
+#[test]
+fn after_a_reboot_nothing_is_written_and_the_record_is_closed() {
+    let host = host();
+    try_apply(&host).unwrap();
+    host.put("/proc/sys/kernel/random/boot_id", "boot-2");
+    let before = values(&host);
+    host.touched.borrow_mut().clear();
+    assert_eq!(
+        restore(&host, &mut |_, _, _| {}).unwrap(),
+        Restored::EarlierBoot
+    );
+    assert_eq!(values(&host), before);
+    assert_eq!(*host.touched.borrow(), ["/run/vcpufreq/rt.json"]);
+    assert_eq!(
+        restore(&host, &mut |_, _, _| {}).unwrap(),
+        Restored::Nothing
+    );
+}
+
+#[test]
+fn a_running_guest_is_not_pulled_from_under() {
+    let host = host();
+    try_apply(&host).unwrap();
+    let before = host.snapshot();
+    host.put(
+        &format!("{CGROUP}/vcpufreq-rt.plc/rt/cgroup.events"),
+        "populated 1\nfrozen 0",
+    );
+    let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
+    assert!(
+        matches!(&error, RestoreError::Occupied(group) if group.ends_with("plc/rt")),
+        "{error}"
+    );
+    host.remove(&format!("{CGROUP}/vcpufreq-rt.plc/rt/cgroup.events"));
+    assert_eq!(host.snapshot(), before);
+}
+
+#[test]
+fn a_value_that_was_there_before_is_neither_written_nor_recorded() {
+    let host = host();
+    host.put("/proc/sys/vm/swappiness", "10");
+    try_apply(&host).unwrap();
+    assert!(
+        !host
+            .touched
+            .borrow()
+            .iter()
+            .any(|path| path.contains("swappiness"))
+    );
+}
+
+#[test]
+fn tunables_come_back_with_their_governor() {
+    let host = host();
+    try_apply(&host).unwrap();
+    let rate = format!("{CPU}/cpufreq/policy2/schedutil/rate_limit_us");
+    assert!(!host.snapshot().contains_key(&rate));
+    restore(&host, &mut |_, _, _| {}).unwrap();
+    assert_eq!(host.snapshot()[&rate], "2000");
+}
+
+#[test]
+fn two_at_a_time_are_refused() {
+    let host = host();
+    try_apply(&host).unwrap();
+    let _held = vcpufreq_rt::Host::hold(&host, vcpufreq_rt::PATH).unwrap();
+    let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
+    assert!(matches!(error, RestoreError::Busy), "{error}");
+}

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A tree that behaves as the kernel does where that matters: masks come back in the kernel's
+//! form, governors take their tunables with them, cgroups have files, interrupts arrive somewhere.
+//! It can refuse a file, and die before or after any of its steps.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use tempfile::TempDir;
+use vcpufreq_rt::{Cpus, Held, Host, KernelHost, Look, Reading, Unread};
+
+pub const CPU: &str = "/sys/devices/system/cpu";
+pub const CGROUP: &str = "/sys/fs/cgroup";
+const WORKQUEUE: &str = "/sys/devices/virtual/workqueue";
+
+/// Removed with everything in it when dropped.
+pub struct FakeKernel {
+    dir: TempDir,
+    files: KernelHost,
+    /// Writes to paths that contain one of these fail.
+    refused: RefCell<Vec<String>>,
+    /// Steps until it dies; whether the last one still happens.
+    dies: Cell<Option<(usize, bool)>>,
+    /// Steps so far.
+    pub steps: Cell<usize>,
+    /// Every path that was written, made, removed or scheduled.
+    pub touched: RefCell<Vec<String>>,
+}
+
+impl FakeKernel {
+    pub fn empty() -> Self {
+        // In memory where there is such a place: thousands of small files are made.
+        let memory = Path::new("/dev/shm");
+        let dir = match memory.is_dir() {
+            true => TempDir::new_in(memory),
+            false => TempDir::new(),
+        };
+        let dir = dir.unwrap();
+        let files = KernelHost::at(dir.path());
+        let (refused, touched) = (RefCell::default(), RefCell::default());
+        let (dies, steps) = (Cell::new(None), Cell::new(0));
+        Self {
+            dir,
+            files,
+            refused,
+            dies,
+            steps,
+            touched,
+        }
+    }
+
+    /// Four CPUs: policies 0-1 and 2-3, everything that the settings know.
+    pub fn four() -> Self {
+        let host = Self::empty();
+        for (path, text) in [
+            ("/proc/sys/kernel/random/boot_id", "boot-1"),
+            ("/proc/sys/kernel/osrelease", "7.2.12-rt"),
+            ("/proc/version", "Linux version 7.2.12 #1 SMP PREEMPT_RT"),
+            ("/proc/cmdline", "console=ttyAMA0 irqaffinity=0-3"),
+            ("/proc/swaps", "Filename Type Size Used Priority"),
+            ("/proc/sys/kernel/timer_migration", "1"),
+            ("/proc/sys/kernel/sched_rt_runtime_us", "950000"),
+            ("/proc/sys/kernel/sched_util_clamp_min", "1024"),
+            ("/proc/sys/kernel/sched_util_clamp_max", "1024"),
+            ("/proc/sys/kernel/sched_util_clamp_min_rt_default", "1024"),
+            ("/proc/sys/kernel/watchdog_cpumask", "0-3"),
+            ("/proc/sys/kernel/nmi_watchdog", "1"),
+            ("/proc/sys/kernel/numa_balancing", "1"),
+            ("/proc/sys/vm/swappiness", "60"),
+            ("/proc/sys/vm/compaction_proactiveness", "20"),
+            ("/sys/kernel/tracing/tracing_on", "1"),
+            ("/sys/kernel/tracing/current_tracer", "nop"),
+            ("/sys/kernel/rcu_expedited", "0"),
+            ("/sys/kernel/rcu_normal", "0"),
+            ("/sys/kernel/mm/ksm/run", "1"),
+            ("/sys/kernel/mm/ksm/pages_shared", "0"),
+            (
+                "/sys/kernel/mm/transparent_hugepage/enabled",
+                "[always] madvise never",
+            ),
+            ("/sys/module/kvm/parameters/halt_poll_ns", "500000"),
+            ("/proc/irq/default_smp_affinity", "f"),
+        ] {
+            host.put(path, text);
+        }
+        host.cpus();
+        host.kernel_work();
+        host.cgroups();
+        host
+    }
+
+    fn cpus(&self) {
+        for name in ["online", "present"] {
+            self.put(&format!("{CPU}/{name}"), "0-3");
+        }
+        self.put(&format!("{CPU}/cpuidle/current_governor"), "menu");
+        for cpu in 0..4 {
+            for state in 0..3 {
+                let dir = format!("{CPU}/cpu{cpu}/cpuidle/state{state}");
+                self.put(&format!("{dir}/disable"), "0");
+            }
+            let power = format!("{CPU}/cpu{cpu}/power/pm_qos_resume_latency_us");
+            self.put(&power, "0");
+            for server in ["fair_server", "ext_server"] {
+                let runtime = format!("/sys/kernel/debug/sched/{server}/cpu{cpu}/runtime");
+                self.put(&runtime, "50000000");
+            }
+            for (n, name) in ["ktimers", "rcuc", "ksoftirqd"].into_iter().enumerate() {
+                let (policy, priority) = if name == "ksoftirqd" { (0, 0) } else { (1, 1) };
+                let pid = 10 + cpu * 10 + n;
+                self.thread(pid, &format!("{name}/{cpu}"), policy, priority);
+            }
+        }
+        for (policy, cpus, max) in [(0, "0 1", 1_800_000), (2, "2 3", 2_800_000)] {
+            let dir = format!("{CPU}/cpufreq/policy{policy}");
+            for (name, text) in [
+                ("affected_cpus", cpus.to_owned()),
+                ("scaling_governor", "schedutil".to_owned()),
+                (
+                    "scaling_available_governors",
+                    "performance schedutil".to_owned(),
+                ),
+                ("cpuinfo_min_freq", "600000".to_owned()),
+                ("cpuinfo_max_freq", max.to_string()),
+                ("scaling_min_freq", "600000".to_owned()),
+                ("scaling_max_freq", max.to_string()),
+                ("scaling_cur_freq", "600000".to_owned()),
+                ("schedutil/rate_limit_us", "2000".to_owned()),
+            ] {
+                self.put(&format!("{dir}/{name}"), &text);
+            }
+        }
+    }
+
+    fn kernel_work(&self) {
+        for (name, mask) in [("cpumask", "f"), ("cpumask_requested", "f")] {
+            self.put(&format!("{WORKQUEUE}/{name}"), mask);
+        }
+        for name in ["writeback", "scsi_tmf_0"] {
+            self.put(&format!("{WORKQUEUE}/{name}/cpumask"), "f");
+        }
+        // 1 is per CPU, 15 goes anywhere, 16 was put on CPU 1.
+        for (irq, mask, mode) in [(1, "f", 0o444), (15, "f", 0o644), (16, "2", 0o644)] {
+            let path = format!("/proc/irq/{irq}/smp_affinity");
+            self.put(&path, mask);
+            self.mode(&path, mode);
+            let arrives = if irq == 16 { "2" } else { "8" };
+            self.put(&format!("/proc/irq/{irq}/effective_affinity"), arrives);
+        }
+    }
+
+    fn cgroups(&self) {
+        self.put(&format!("{CGROUP}/cgroup.controllers"), "cpuset cpu memory");
+        self.put(&format!("{CGROUP}/cgroup.subtree_control"), "memory");
+        self.put(&format!("{CGROUP}/cpuset.cpus.isolated"), "");
+    }
+
+    fn thread(&self, pid: usize, name: &str, policy: i32, priority: i32) {
+        self.put(&format!("/proc/{pid}/comm"), name);
+        let middle = vec!["0"; 36].join(" ");
+        let text = format!("{pid} ({name}) S {middle} {priority} {policy} 0 0");
+        self.put(&format!("/proc/{pid}/stat"), &text);
+    }
+
+    /// Sets the scene: no step.
+    pub fn put(&self, path: &str, text: &str) {
+        let path = self.real(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{text}\n")).unwrap();
+    }
+
+    pub fn remove(&self, path: &str) {
+        let path = self.real(path);
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap();
+        } else {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    pub fn mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.real(path), fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    pub fn link(&self, path: &str, target: &str) {
+        std::os::unix::fs::symlink(target, self.real(path)).unwrap();
+    }
+
+    pub fn refuse(&self, part: &str) {
+        self.refused.borrow_mut().push(part.to_owned());
+    }
+
+    pub fn relent(&self) {
+        self.refused.borrow_mut().clear();
+    }
+
+    /// Dies at step `step` (from 0); whether that one still happens.
+    pub fn die_at(&self, step: usize, happens: bool) {
+        self.steps.set(0);
+        self.dies.set(Some((step, happens)));
+    }
+
+    pub fn revive(&self) {
+        self.dies.set(None);
+    }
+
+    fn real(&self, path: &str) -> std::path::PathBuf {
+        self.dir.path().join(path.trim_start_matches('/'))
+    }
+
+    /// Every file's text and every folder.
+    pub fn snapshot(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        let mut folders = vec![self.dir.path().to_path_buf()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(self.dir.path()).unwrap();
+                let name = format!("/{}", name.display());
+                if path.is_dir() {
+                    found.insert(name, "folder".to_owned());
+                    folders.push(path);
+                } else {
+                    found.insert(name, fs::read_to_string(&path).unwrap().trim().to_owned());
+                }
+            }
+        }
+        found
+    }
+
+    /// One step: whether it happens at all, and whether the caller hears of it.
+    fn step(&self, path: &str, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let killed = || Err(io::Error::other("killed"));
+        let number = self.steps.replace(self.steps.get() + 1);
+        match self.dies.get() {
+            Some((dies, happens)) if number == dies && happens => {
+                act()?;
+                killed()
+            }
+            Some((dies, _)) if number >= dies => killed(),
+            _ => {
+                self.touched.borrow_mut().push(path.to_owned());
+                act()
+            }
+        }
+    }
+
+    fn change(&self, path: &str, value: &str) -> io::Result<()> {
+        if !self.real(path).exists() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let (folder, name) = path.rsplit_once('/').unwrap();
+        let mask = || Cpus::from_mask(value).ok_or(io::ErrorKind::InvalidInput);
+        match name {
+            "smp_affinity" => {
+                let cpus = mask()?;
+                let first = cpus.iter().take(1).collect::<Cpus>();
+                self.put(&format!("{folder}/effective_affinity"), &first.mask());
+                self.put(path, &format!("0000{}", cpus.mask()));
+            }
+            "cpumask" if folder == WORKQUEUE => {
+                self.put(&format!("{WORKQUEUE}/cpumask_requested"), &mask()?.mask());
+                self.workqueue_mask();
+            }
+            "enabled" => self.put(path, &format!("always never [{value}]")),
+            "scaling_governor" => self.govern(folder, value),
+            "cgroup.subtree_control" => self.control(path, value),
+            "cpuset.cpus.partition" => {
+                self.put(path, value);
+                self.isolate();
+            }
+            _ => self.put(path, value),
+        }
+        Ok(())
+    }
+
+    fn text(&self, path: &str) -> String {
+        self.files.read(path).unwrap()
+    }
+
+    fn govern(&self, dir: &str, governor: &str) {
+        let path = format!("{dir}/scaling_governor");
+        if self.text(&path) == governor {
+            return;
+        }
+        self.put(&path, governor);
+        if governor == "schedutil" {
+            self.put(&format!("{dir}/schedutil/rate_limit_us"), "10000");
+            self.put(&format!("{dir}/scaling_cur_freq"), "600000");
+        } else {
+            self.remove(&format!("{dir}/schedutil"));
+            let max = self.text(&format!("{dir}/scaling_max_freq"));
+            self.put(&format!("{dir}/scaling_cur_freq"), &max);
+        }
+    }
+
+    fn control(&self, path: &str, value: &str) {
+        let now = self.text(path);
+        let (sign, changed) = value.split_at(1);
+        let mut names: Vec<&str> = now.split_whitespace().collect();
+        names.retain(|name| *name != changed);
+        if sign == "+" {
+            names.insert(0, changed);
+        }
+        self.put(path, &names.join(" "));
+    }
+
+    /// The CPUs of all isolated groups, below the root.
+    fn isolate(&self) {
+        let mut isolated = Cpus::default();
+        for (path, text) in self.snapshot() {
+            if path.ends_with("/cpuset.cpus.partition") && text == "isolated" {
+                let cpus = path.replace(".partition", "");
+                isolated = isolated.or(&self.text(&cpus).parse().unwrap());
+            }
+        }
+        self.put(
+            &format!("{CGROUP}/cpuset.cpus.isolated"),
+            &isolated.to_string(),
+        );
+        self.workqueue_mask();
+    }
+
+    fn workqueue_mask(&self) {
+        let requested = self.text(&format!("{WORKQUEUE}/cpumask_requested"));
+        let isolated = self.text(&format!("{CGROUP}/cpuset.cpus.isolated"));
+        let mask = Cpus::from_mask(&requested).unwrap();
+        let mask = mask.without(&isolated.parse().unwrap());
+        self.put(&format!("{WORKQUEUE}/cpumask"), &mask.mask());
+    }
+
+    fn make_group(&self, path: &str) -> io::Result<()> {
+        fs::create_dir(self.real(path))?;
+        let cgroup = ["cgroup.type", "cgroup.subtree_control", "cpuset.cpus"];
+        let cpuset = [
+            "cpuset.cpus.exclusive",
+            "cpuset.cpus.partition",
+            "cpu.uclamp.min",
+        ];
+        let names = if path.starts_with(CGROUP) {
+            [&cgroup[..], &cpuset].concat()
+        } else {
+            vec!["schemata", "cpus_list"]
+        };
+        for name in names {
+            self.put(&format!("{path}/{name}"), "");
+        }
+        Ok(())
+    }
+
+    fn remove_group(&self, path: &str) -> io::Result<()> {
+        let folders = fs::read_dir(self.real(path))?;
+        if folders
+            .into_iter()
+            .any(|entry| entry.unwrap().path().is_dir())
+        {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        self.remove(path);
+        self.isolate();
+        Ok(())
+    }
+
+    fn is_refused(&self, path: &str) -> io::Result<()> {
+        let refused = self.refused.borrow();
+        match refused.iter().any(|part| path.contains(part)) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Look for FakeKernel {
+    fn read(&self, path: &str) -> Reading {
+        self.files.read(path)
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<String>, Unread> {
+        self.files.list(path)
+    }
+
+    fn writable(&self, path: &str) -> bool {
+        self.files.writable(path)
+    }
+
+    fn link_name(&self, path: &str) -> Option<String> {
+        self.files.link_name(path)
+    }
+}
+
+impl Host for FakeKernel {
+    fn write(&self, path: &str, value: &str) -> io::Result<()> {
+        self.step(path, || {
+            self.is_refused(path)?;
+            self.change(path, value)
+        })
+    }
+
+    fn make_dir(&self, path: &str) -> io::Result<()> {
+        self.step(path, || {
+            self.is_refused(path)?;
+            self.make_group(path)
+        })
+    }
+
+    fn remove_dir(&self, path: &str) -> io::Result<()> {
+        self.step(path, || {
+            self.is_refused(path)?;
+            self.remove_group(path)
+        })
+    }
+
+    fn schedule(&self, pid: u32, policy: &str) -> io::Result<()> {
+        let path = format!("/proc/{pid}/stat");
+        self.step(&path, || {
+            self.is_refused(&path)?;
+            let name = self.text(&format!("/proc/{pid}/comm"));
+            let (kind, priority) = policy.split_once(':').unwrap();
+            let number = ["other", "fifo", "rr"].iter().position(|of| *of == kind);
+            let number = i32::try_from(number.unwrap()).unwrap();
+            let pid = usize::try_from(pid).unwrap();
+            self.thread(pid, &name, number, priority.parse().unwrap());
+            Ok(())
+        })
+    }
+
+    fn create(&self, path: &str, text: &str) -> io::Result<Held> {
+        let made = RefCell::new(None);
+        self.step(path, || {
+            fs::create_dir_all(self.real(Path::new(path).parent().unwrap().to_str().unwrap()))?;
+            *made.borrow_mut() = Some(self.files.create(path, text)?);
+            Ok(())
+        })?;
+        Ok(made.into_inner().unwrap())
+    }
+
+    fn hold(&self, path: &str) -> io::Result<Held> {
+        self.files.hold(path)
+    }
+
+    fn replace(&self, path: &str, text: &str) -> io::Result<()> {
+        self.step(path, || self.files.replace(path, text))
+    }
+
+    fn discard(&self, path: &str) -> io::Result<()> {
+        self.step(path, || self.files.discard(path))
+    }
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The promises of host tuning, on directory trees that stand for hosts.
+
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod partition;
+#[cfg(test)]
+mod profiles;
+#[cfg(test)]
+mod settings;

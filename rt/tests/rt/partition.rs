@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promise: a partition that can't be is refused, with one line that says what is wrong.
+
+use vcpufreq_rt::{ApplyError, Cpus, Guest, Partition, PartitionError, Profile, apply, plan};
+
+use crate::fake::{CPU, FakeKernel};
+
+pub fn guest(name: &str, cpus: &str) -> Guest {
+    let (name, cpus) = (name.to_owned(), cpus.parse().unwrap());
+    Guest { name, cpus }
+}
+
+fn refused(guests: &[(&str, &str)], housekeeping: Option<&str>) -> String {
+    let host = FakeKernel::four();
+    host.put(&format!("{CPU}/online"), "0-2");
+    let guests = guests
+        .iter()
+        .map(|(name, cpus)| guest(name, cpus))
+        .collect();
+    let housekeeping = housekeeping.map(|text| text.parse().unwrap());
+    let error = Partition::new(&host, guests, housekeeping, None).unwrap_err();
+    let line = error.to_string();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    line
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    for (guests, housekeeping, said) in [
+        (&[("a", "0-2")][..], None, "no CPU is left for housekeeping"),
+        (&[("a", "1-9")], None, "CPU 4-9 doesn't exist"),
+        (&[("a", "1")], Some("0,7"), "CPU 7 doesn't exist"),
+        (&[("a", "3")], None, "CPU 3 is offline"),
+        (
+            &[("a", "1"), ("b", "1-2")],
+            None,
+            "CPU 1 is wanted by b, and is a's",
+        ),
+        (&[("a", "1"), ("a", "2")], None, "two guests are called a"),
+        (&[("a", "1")], Some("0-1"), "can't be for housekeeping too"),
+        (&[("a", "")], None, "no guest has a CPU"),
+        (&[], None, "no guest has a CPU"),
+        (&[("../x", "1")], None, "is no name"),
+    ] {
+        let line = refused(guests, housekeeping);
+        assert!(line.contains(said), "{said}: {line}");
+    }
+}
+
+#[test]
+fn throttling_off_without_housekeeping_is_said_as_such() {
+    let host = FakeKernel::four();
+    for (text, said) in [
+        ("[settings]\nrt-runtime-us = -1", "rt-runtime-us = -1"),
+        (
+            "[settings]\nfair-server-runtime-ns = 0",
+            "fair-server-runtime-ns = 0",
+        ),
+    ] {
+        let profile = Profile::parse("test", text).unwrap();
+        let unthrottled = profile.settings.unthrottled();
+        let error = Partition::new(&host, vec![guest("a", "0-3")], None, unthrottled);
+        let line = error.unwrap_err().to_string();
+        assert!(
+            line.contains(said) && line.contains("stop this machine"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn housekeeping_is_what_guests_leave() {
+    let host = FakeKernel::four();
+    let partition = Partition::new(&host, vec![guest("a", "3")], None, None).unwrap();
+    assert_eq!(partition.housekeeping, "0-2".parse::<Cpus>().unwrap());
+}
+
+#[test]
+fn a_cpu_that_an_earlier_apply_gave_away_is_refused() {
+    let host = FakeKernel::four();
+    let profile = Profile::shipped("kvm-rt").unwrap();
+    let of = |name, cpus| {
+        let partition = Partition::new(&host, vec![guest(name, cpus)], None, None).unwrap();
+        let plan = plan(&host, &partition, &profile);
+        apply(&host, &plan, ("kvm-rt", &profile), &mut |_, _, _| {})
+    };
+    of("a", "3").unwrap();
+    let before = host.snapshot();
+    let taken = of("b", "2-3").unwrap_err();
+    assert!(
+        matches!(&taken, ApplyError::Partition(PartitionError::Taken { first, .. }) if first == "a"),
+        "{taken}"
+    );
+    let in_force = of("b", "2").unwrap_err();
+    assert!(in_force.to_string().contains("restore first"), "{in_force}");
+    assert_eq!(host.snapshot(), before);
+}

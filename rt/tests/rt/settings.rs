@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promise of each setting: which files it changes to what on this host, what it says where the
+//! host lacks them or hides them, and when it counts as effective.
+
+use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
+
+use crate::{
+    fake::{CGROUP, CPU, FakeKernel},
+    partition::guest,
+};
+
+struct Case<'a> {
+    host: &'a FakeKernel,
+    profile: Profile,
+    partition: Partition,
+}
+
+/// One guest on CPU 3, and these settings.
+fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
+    let profile = Profile::parse("test", &format!("[settings]\n{settings}")).unwrap();
+    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
+    Case {
+        host,
+        profile,
+        partition,
+    }
+}
+
+impl Case<'_> {
+    fn plan(&self) -> Plan {
+        plan(self.host, &self.partition, &self.profile)
+    }
+
+    /// `NAME now → want` of each change.
+    fn changes(&self) -> Vec<String> {
+        let plan = self.plan();
+        let lines = plan.changes().map(|(_, change)| {
+            let now = change.now.as_deref().unwrap_or("-");
+            let want = change.want.as_deref().unwrap_or("kept");
+            format!("{} {now} → {want}", change.target.name())
+        });
+        lines.collect()
+    }
+
+    /// Puts the plan into force, then asks whether `name` is effective.
+    fn effect(&self, name: &str) -> Effect {
+        let checked = check(self.host, &self.plan(), &self.profile);
+        let one = checked.into_iter().find(|one| one.name == name);
+        let one = one.unwrap_or_else(|| panic!("no {name}"));
+        assert!(one.unset.is_empty(), "{one:?}");
+        one.effect
+    }
+}
+
+fn is_not(effect: &Effect, said: &str) -> bool {
+    matches!(effect, Effect::Not(why) if why.contains(said))
+}
+
+#[test]
+fn plain_switches() {
+    let host = FakeKernel::four();
+    for (setting, line) in [
+        (
+            "timer-migration = 0",
+            "/proc/sys/kernel/timer_migration 1 → 0",
+        ),
+        (
+            "rt-runtime-us = -1",
+            "/proc/sys/kernel/sched_rt_runtime_us 950000 → -1",
+        ),
+        (
+            "util-clamp-min = 512",
+            "/proc/sys/kernel/sched_util_clamp_min 1024 → 512",
+        ),
+        (
+            "util-clamp-max = 512",
+            "/proc/sys/kernel/sched_util_clamp_max 1024 → 512",
+        ),
+        (
+            "util-clamp-min-rt-default = 128",
+            "/proc/sys/kernel/sched_util_clamp_min_rt_default 1024 → 128",
+        ),
+        (
+            "watchdog = 'housekeeping'",
+            "/proc/sys/kernel/watchdog_cpumask 0-3 → 0-2",
+        ),
+        ("nmi-watchdog = 0", "/proc/sys/kernel/nmi_watchdog 1 → 0"),
+        ("tracing = 0", "/sys/kernel/tracing/tracing_on 1 → 0"),
+        ("ksm = 0", "/sys/kernel/mm/ksm/run 1 → 0"),
+        (
+            "transparent-hugepages = 'madvise'",
+            "/sys/kernel/mm/transparent_hugepage/enabled always → madvise",
+        ),
+        ("swappiness = 10", "/proc/sys/vm/swappiness 60 → 10"),
+        (
+            "compaction-proactiveness = 0",
+            "/proc/sys/vm/compaction_proactiveness 20 → 0",
+        ),
+        (
+            "numa-balancing = 0",
+            "/proc/sys/kernel/numa_balancing 1 → 0",
+        ),
+        ("rcu-expedited = 1", "/sys/kernel/rcu_expedited 0 → 1"),
+        (
+            "halt-poll-ns = 0",
+            "/sys/module/kvm/parameters/halt_poll_ns 500000 → 0",
+        ),
+        (
+            "schedutil-rate-limit-us = 1000",
+            "/sys/devices/system/cpu/cpufreq/policy2/schedutil/rate_limit_us 2000 → 1000",
+        ),
+        (
+            "resume-latency-us = '20'",
+            "/sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us 0 → 20",
+        ),
+        (
+            "min-freq = 'max'",
+            "/sys/devices/system/cpu/cpufreq/policy2/scaling_min_freq 600000 → 2800000",
+        ),
+        (
+            "max-freq = 1000000",
+            "/sys/devices/system/cpu/cpufreq/policy2/scaling_max_freq 2800000 → 1000000",
+        ),
+    ] {
+        assert_eq!(case(&host, setting).changes(), [line]);
+    }
+}
+
+#[test]
+fn the_fair_server_keeps_real_time_tasks_from_the_whole_cpu() {
+    let host = FakeKernel::four();
+    let both = case(&host, "rt-runtime-us = -1\nfair-server-runtime-ns = 0");
+    assert_eq!(
+        both.changes()[1..],
+        [
+            "/sys/kernel/debug/sched/fair_server/cpu3/runtime 50000000 → 0",
+            "/sys/kernel/debug/sched/ext_server/cpu3/runtime 50000000 → 0",
+        ]
+    );
+    host.put("/proc/sys/kernel/sched_rt_runtime_us", "-1");
+    let alone = case(&host, "rt-runtime-us = -1");
+    assert!(is_not(&alone.effect("rt-runtime-us"), "fair_server/cpu3"));
+    host.remove("/sys/kernel/debug/sched/fair_server");
+    host.remove("/sys/kernel/debug/sched/ext_server");
+    assert_eq!(alone.effect("rt-runtime-us"), Effect::Effective);
+    host.remove("/sys/kernel/debug/sched");
+    assert!(matches!(alone.effect("rt-runtime-us"), Effect::Unseen(_)));
+    assert!(
+        both.plan().unseen[0].why.contains("mount"),
+        "an empty debugfs isn't mounted"
+    );
+}
+
+#[test]
+fn workqueues_leave_the_real_time_cpus() {
+    let host = FakeKernel::four();
+    let case = case(&host, "workqueues = 'housekeeping'");
+    let dir = "/sys/devices/virtual/workqueue";
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/cpumask f → 7"),
+            format!("{dir}/scsi_tmf_0/cpumask f → 7"),
+            format!("{dir}/writeback/cpumask f → 7"),
+        ]
+    );
+    for name in [
+        "cpumask_requested",
+        "scsi_tmf_0/cpumask",
+        "writeback/cpumask",
+    ] {
+        host.put(&format!("{dir}/{name}"), "7");
+    }
+    assert!(
+        is_not(&case.effect("workqueues"), "CPU 3"),
+        "the common mask counts"
+    );
+    host.put(&format!("{dir}/cpumask"), "7");
+    assert_eq!(case.effect("workqueues"), Effect::Effective);
+}
+
+#[test]
+fn interrupts_that_can_be_moved_are() {
+    let host = FakeKernel::four();
+    let case = case(&host, "interrupts = 'housekeeping'");
+    assert_eq!(
+        case.changes(),
+        [
+            "/proc/irq/default_smp_affinity f → 7",
+            "/proc/irq/15/smp_affinity f → 7",
+            "/proc/irq/16/smp_affinity 2 → 2",
+        ]
+    );
+    host.put("/proc/irq/default_smp_affinity", "7");
+    host.put("/proc/irq/15/smp_affinity", "7");
+    assert!(is_not(
+        &case.effect("interrupts"),
+        "interrupt 15 still goes to CPU 3"
+    ));
+    host.put("/proc/irq/15/effective_affinity", "1");
+    assert_eq!(case.effect("interrupts"), Effect::Effective);
+}
+
+#[test]
+fn irqbalance_has_to_be_told() {
+    let host = FakeKernel::four();
+    host.put("/proc/900/comm", "irqbalance");
+    let plan = case(&host, "interrupts = 'housekeeping'").plan();
+    let told = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
+    assert!(plan.findings.iter().any(told), "{:?}", plan.findings);
+}
+
+#[test]
+fn a_governor_takes_its_tunables_along() {
+    let host = FakeKernel::four();
+    let case = case(&host, "governor = 'performance'");
+    let dir = format!("{CPU}/cpufreq/policy2");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/schedutil/rate_limit_us 2000 → kept"),
+            format!("{dir}/scaling_governor schedutil → performance"),
+        ]
+    );
+    host.put(&format!("{dir}/scaling_governor"), "performance");
+    assert!(is_not(&case.effect("governor"), "600000 of 2800000"));
+    host.put(&format!("{dir}/scaling_cur_freq"), "2800000");
+    assert_eq!(case.effect("governor"), Effect::Effective);
+}
+
+#[test]
+fn a_governor_that_is_not_there_is_said() {
+    let host = FakeKernel::four();
+    let plan = case(&host, "governor = 'conservative'").plan();
+    assert_eq!(plan.changes().count(), 0);
+    let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("cpufreq_conservative"));
+    assert!(plan.findings.iter().any(said));
+}
+
+#[test]
+fn turbo_by_either_switch() {
+    let host = FakeKernel::four();
+    let case = case(&host, "turbo = false");
+    assert_eq!(case.plan().absent.len(), 1);
+    host.put(&format!("{CPU}/cpufreq/boost"), "1");
+    assert_eq!(case.changes(), [format!("{CPU}/cpufreq/boost 1 → 0")]);
+    host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
+    assert_eq!(
+        case.changes(),
+        [format!("{CPU}/intel_pstate/no_turbo 0 → 1")]
+    );
+}
+
+#[test]
+fn idle_states() {
+    let host = FakeKernel::four();
+    let states = |settings: &str| case(&host, settings).changes().len();
+    assert_eq!(states("idle-states-off = 'all'"), 3);
+    assert_eq!(states("idle-states-off = 'deep'"), 2);
+    assert_eq!(states("idle-states-off = [2]\nidle-cpus = 'all'"), 4);
+    host.put(&format!("{CPU}/cpu3/power/pm_qos_resume_latency_us"), "20");
+    let case = case(&host, "resume-latency-us = '20'");
+    assert_eq!(case.effect("resume-latency-us"), Effect::Effective);
+    host.put(&format!("{CPU}/cpuidle/current_governor"), "haltpoll");
+    assert!(is_not(&case.effect("resume-latency-us"), "haltpoll"));
+    host.remove(&format!("{CPU}/cpu3/cpuidle"));
+    assert!(is_not(
+        &case.effect("resume-latency-us"),
+        "nobody who heeds"
+    ));
+}
+
+#[test]
+fn a_cpuset_is_effective_when_the_kernel_says_so() {
+    let host = FakeKernel::four();
+    let case = case(&host, "cpuset = 'isolated'");
+    let top = format!("{CGROUP}/vcpufreq-rt.plc");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{CGROUP}/cgroup.subtree_control -cpuset → +cpuset"),
+            format!("{CGROUP}/cgroup.subtree_control -cpu → +cpu"),
+            format!("{top} absent → there"),
+            format!("{top}/cgroup.subtree_control - → +cpuset"),
+            format!("{top}/cgroup.subtree_control - → +cpu"),
+            format!("{top}/cpu.uclamp.min - → max"),
+            format!("{top}/cpuset.cpus.exclusive - → 3"),
+            format!("{top}/rest absent → there"),
+            format!("{top}/rest/cgroup.type - → threaded"),
+            format!("{top}/rest/cgroup.subtree_control - → +cpu"),
+            format!("{top}/rest/cpu.uclamp.min - → max"),
+            format!("{top}/rt absent → there"),
+            format!("{top}/rt/cgroup.type - → threaded"),
+            format!("{top}/rt/cgroup.subtree_control - → +cpu"),
+            format!("{top}/rt/cpu.uclamp.min - → max"),
+            format!("{top}/rt/cpuset.cpus - → 3"),
+            format!("{top}/rt/cpuset.cpus.exclusive - → 3"),
+            format!("{top}/rt/cpuset.cpus.partition - → isolated"),
+        ]
+    );
+    let profile = &case.profile;
+    vcpufreq_rt::apply(&host, &case.plan(), ("x", profile), &mut |_, _, _| {}).unwrap();
+    assert_eq!(case.effect("cpuset"), Effect::Effective);
+    host.put(&format!("{CGROUP}/cpuset.cpus.isolated"), "");
+    assert!(is_not(&case.effect("cpuset"), "CPU 3 is not isolated"));
+    let partition = format!("{top}/rt/cpuset.cpus.partition");
+    host.put(&partition, "isolated invalid (Cpu list not exclusive)");
+    let checked = check(&host, &case.plan(), profile);
+    assert_eq!(checked[0].unset.len(), 1, "{checked:?}");
+}
+
+#[test]
+fn before_remote_partitions_the_cpuset_is_absent() {
+    let host = FakeKernel::four();
+    host.remove(&format!("{CGROUP}/cpuset.cpus.isolated"));
+    let plan = case(&host, "cpuset = 'isolated'").plan();
+    assert_eq!(plan.changes().count(), 0);
+    assert!(plan.absent[0].why.contains("6.7"), "{:?}", plan.absent);
+}
+
+#[test]
+fn kernel_threads_of_the_real_time_cpus() {
+    let host = FakeKernel::four();
+    let all = "ktimers = 'fifo:2'\nrcuc = 'fifo:4'\nksoftirqd = 'fifo:2'";
+    assert_eq!(
+        case(&host, all).changes(),
+        [
+            "ktimers/3 (thread 40) fifo:1 → fifo:2",
+            "rcuc/3 (thread 41) fifo:1 → fifo:4",
+            "ksoftirqd/3 (thread 42) other:0 → fifo:2",
+        ]
+    );
+    host.remove("/proc/41");
+    assert_eq!(case(&host, all).plan().absent[0].path, "rcuc/3");
+}
+
+#[test]
+fn rcu_expedited_loses_against_rcu_normal() {
+    let host = FakeKernel::four();
+    host.put("/sys/kernel/rcu_expedited", "1");
+    let case = case(&host, "rcu-expedited = 1");
+    assert_eq!(case.effect("rcu-expedited"), Effect::Effective);
+    host.put("/sys/kernel/rcu_normal", "1");
+    assert!(is_not(&case.effect("rcu-expedited"), "wins"));
+}
+
+#[test]
+fn merged_pages_and_tracers_that_stay() {
+    let host = FakeKernel::four();
+    host.put("/sys/kernel/mm/ksm/run", "0");
+    host.put("/sys/kernel/mm/ksm/pages_shared", "12");
+    host.put("/sys/kernel/tracing/tracing_on", "0");
+    host.put("/sys/kernel/tracing/current_tracer", "function");
+    let case = case(&host, "ksm = 0\ntracing = 0");
+    assert!(is_not(&case.effect("ksm"), "12 pages"));
+    assert!(is_not(&case.effect("tracing"), "function"));
+}
+
+#[test]
+fn thermal_zones_that_slow_a_real_time_cpu() {
+    let host = FakeKernel::four();
+    let case = case(&host, "thermal-throttling = false");
+    assert_eq!(case.plan().absent.len(), 1);
+    let dir = "/sys/class/thermal";
+    for (n, cpu) in [(0, 0), (1, 3)] {
+        host.put(
+            &format!("{dir}/cooling_device{n}/type"),
+            &format!("cpufreq-cpu{cpu}"),
+        );
+        host.put(&format!("{dir}/cooling_device{n}/cur_state"), "0");
+        host.put(&format!("{dir}/thermal_zone{n}/mode"), "enabled");
+        host.link(
+            &format!("{dir}/thermal_zone{n}/cdev0"),
+            &format!("../cooling_device{n}"),
+        );
+    }
+    assert_eq!(
+        case.changes(),
+        [format!("{dir}/thermal_zone1/mode enabled → disabled")]
+    );
+    host.put(&format!("{dir}/thermal_zone1/mode"), "disabled");
+    assert_eq!(case.effect("thermal-throttling"), Effect::Effective);
+    host.put(&format!("{dir}/cooling_device1/cur_state"), "3");
+    assert!(is_not(
+        &case.effect("thermal-throttling"),
+        "slowed down now"
+    ));
+}
+
+#[test]
+fn cache_ways_are_divided() {
+    let host = FakeKernel::four();
+    let of = |ways: u32| case(&host, &format!("cache-ways = {ways}"));
+    assert!(of(4).plan().absent[0].why.contains("mount"));
+    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
+    host.put(
+        "/sys/fs/resctrl/schemata",
+        "    MB:0=100\n    L3:0=fffff;1=fffff",
+    );
+    assert_eq!(
+        of(4).changes(),
+        [
+            "/sys/fs/resctrl/schemata L3:0=fffff;1=fffff → L3:0=ffff0;1=ffff0",
+            "/sys/fs/resctrl/vcpufreq-rt absent → there",
+            "/sys/fs/resctrl/vcpufreq-rt/schemata - → L3:0=f;1=f",
+            "/sys/fs/resctrl/vcpufreq-rt/cpus_list - → 3",
+        ]
+    );
+    assert!(of(20).changes().is_empty(), "something is left for others");
+}
+
+#[test]
+fn the_command_line_is_said_exactly() {
+    let host = FakeKernel::four();
+    let text = "cmdline = ['nohz_full={rt}', 'irqaffinity={housekeeping}', 'console=ttyAMA0']";
+    let profile = Profile::parse("test", text).unwrap();
+    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+    let plan = plan(&host, &partition, &profile);
+    assert_eq!(plan.cmdline.as_deref(), Some("nohz_full=3 irqaffinity=0-2"));
+    let replaced = Finding::Reboot(
+        "the command line has irqaffinity=0-3; replace it by irqaffinity=0-2".into(),
+    );
+    assert!(plan.findings.contains(&replaced), "{:?}", plan.findings);
+}
+
+#[test]
+fn the_host_is_looked_at() {
+    let host = FakeKernel::four();
+    for (path, text) in [
+        ("/proc/version", "Linux version 7.2 SMP PREEMPT"),
+        ("/proc/swaps", "Filename\n/dev/sda2 partition 1 0 -2"),
+        ("/proc/cpuinfo", "vendor_id : GenuineIntel"),
+        (
+            "/sys/devices/system/cpu/cpu3/topology/thread_siblings_list",
+            "1,3",
+        ),
+        (
+            "/sys/module/pcie_aspm/parameters/policy",
+            "[default] performance",
+        ),
+        ("/sys/kernel/security/lsm", "capability,apparmor,bpf"),
+        ("/sys/devices/system/node/node0/cpulist", "0-1"),
+        ("/sys/devices/system/node/node1/cpulist", "2-3"),
+        ("/sys/kernel/iommu_groups/0/type", "DMA-FQ"),
+        ("/sys/module/kvm/parameters/nx_huge_pages", "Y"),
+        ("/boot/config-7.2.12-rt", "CONFIG_NO_HZ_FULL=y"),
+    ] {
+        host.put(path, text);
+    }
+    let text = "module-options = ['kvm.nx_huge_pages=N']\nkernel-config = ['PREEMPT_RT', 'NO_HZ_FULL']\nfirmware = ['turbo off']";
+    let profile = Profile::parse("test", text).unwrap();
+    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+    let said = format!("{:?}", plan(&host, &partition, &profile).findings);
+    for part in [
+        "not PREEMPT_RT",
+        "swapoff",
+        "turbostat",
+        "CPU 1 is a hyperthread of real-time CPU 3",
+        "PCIe links",
+        "apparmor",
+        "CPUs are of node1",
+        "iommu.passthrough",
+        "options kvm nx_huge_pages=N",
+        "lacks CONFIG_PREEMPT_RT",
+        "turbo off",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("lacks CONFIG_NO_HZ_FULL"));
+}
+
+#[test]
+fn what_cannot_be_seen_is_said() {
+    let host = FakeKernel::empty();
+    host.put(&format!("{CPU}/online"), "0-3");
+    let plan = case(&host, "swappiness = 10\nksm = 0").plan();
+    let absent: Vec<&str> = plan.absent.iter().map(|absent| absent.setting).collect();
+    assert_eq!(absent, ["ksm", "swappiness", "host"]);
+}

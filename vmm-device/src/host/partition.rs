@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM's groups in a real-time partition that somebody else has made (`vcpufreq rt apply`).
+//!
+//! ```text
+//! <top>/                         a threaded domain
+//!   rt/                          the isolated CPUs
+//!     vcpufreq.<pid>.domain<N>   the threads of real-time vCPUs; clamped
+//!   rest/                        the other CPUs
+//!     vcpufreq.<pid>.domain<N>   the threads of other vCPUs; clamped
+//!     vcpufreq.<pid>.rest        all threads that run no vCPU
+//! ```
+//! `top`, `rt` and `rest` have the cpu controller for their children, and no cap on
+//! `cpu.uclamp.min`. Removing kills nothing, and may be done by another process, and again.
+
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use super::HostRoot;
+use super::cgroup::{
+    CgroupError, CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, children, make_threaded, read,
+    unmake, write,
+};
+use super::placement::{cgroup_mount, own_group};
+use crate::units::DomainId;
+
+/// Where a VM's groups are; nothing is made by having it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionGroups {
+    /// The partition's group.
+    pub top: PathBuf,
+    /// Where the VM's process came from.
+    pub origin: PathBuf,
+    /// The VM's process.
+    pub pid: u32,
+    /// The domains of real-time vCPUs.
+    pub rt: Vec<DomainId>,
+}
+
+impl PartitionGroups {
+    /// For process `pid`, the calling one, in the partition `top`.
+    ///
+    /// # Errors
+    /// When its own group can't be told.
+    pub fn here(
+        root: &HostRoot,
+        top: PathBuf,
+        pid: u32,
+        rt: Vec<DomainId>,
+    ) -> Result<Self, CgroupError> {
+        let origin = own_group(root, &cgroup_mount(root)?)?;
+        Ok(Self {
+            top,
+            origin,
+            pid,
+            rt,
+        })
+    }
+
+    /// The group of `domain`.
+    #[must_use]
+    pub fn domain(&self, domain: DomainId) -> PathBuf {
+        let side = if self.rt.contains(&domain) {
+            "rt"
+        } else {
+            "rest"
+        };
+        let name = format!("{}{DOMAIN_PREFIX}{domain}", self.prefix());
+        self.top.join(side).join(name)
+    }
+
+    /// The group of the threads that run no vCPU.
+    #[must_use]
+    pub fn rest(&self) -> PathBuf {
+        let name = format!("{}{REST_NAME}", self.prefix());
+        self.top.join("rest").join(name)
+    }
+
+    fn prefix(&self) -> String {
+        format!("{GROUP_PREFIX}{}.", self.pid)
+    }
+
+    /// Makes the groups with one for each of `domains`, and moves the process there. What a dead
+    /// process of the same number left is taken away first.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn create(&self, tree: &dyn CgroupTree, domains: &[DomainId]) -> Result<(), CgroupError> {
+        self.remove(tree)?;
+        make_threaded(tree, &self.rest())?;
+        let mut ids = domains.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        for domain in ids {
+            make_threaded(tree, &self.domain(domain))?;
+        }
+        write(&self.rest().join("cgroup.procs"), &self.pid.to_string())
+    }
+
+    /// Removes the groups and moves the process, if it lives, to where it came from, or to the
+    /// partition's parent when that is gone. Nothing to do when they aren't there.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise what the
+    /// kernel said.
+    pub fn remove(&self, tree: &dyn CgroupTree) -> Result<(), CgroupError> {
+        let groups = self.found()?;
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let pid = self.pid.to_string();
+        let processes = read(&self.top.join("cgroup.procs")).unwrap_or_default();
+        if processes.split_whitespace().any(|process| process == pid) {
+            let parent = self.top.parent().unwrap_or(&self.top);
+            let home = write(&self.origin.join("cgroup.procs"), &pid);
+            // A process that has ended meanwhile needs no move; the rmdir below tells the rest.
+            drop(home.or_else(|_| write(&parent.join("cgroup.procs"), &pid)));
+        }
+        groups.iter().try_for_each(|group| unmake(tree, group))
+    }
+
+    /// Those of the groups that are there.
+    fn found(&self) -> Result<Vec<PathBuf>, CgroupError> {
+        let prefix = self.prefix();
+        let ours = |group: &PathBuf| {
+            let name = group.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(&prefix))
+        };
+        let mut found = Vec::new();
+        for side in ["rt", "rest"] {
+            let dir = self.top.join(side);
+            if dir.exists() {
+                found.extend(children(&dir)?.into_iter().filter(ours));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether threads are in the partition's real-time group: those of a guest that runs.
+    #[must_use]
+    pub fn is_taken(top: &Path) -> bool {
+        let events = read(&top.join("rt/cgroup.events"));
+        events.is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What can be said to `vcpufreq rt`: flags and file, and from there to a partition and a profile.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use serde::Deserialize;
+use vcpufreq_rt::{Cpus, Guest, Look, Partition, Profile, SHIPPED};
+
+use crate::options::one_line;
+
+/// The profile without another being named.
+const DEFAULT_PROFILE: &str = "kvm-rt";
+
+const CHECK_HELP: &str = "\
+Exit codes:
+  0  everything is set and effective
+  1  findings: something isn't, or can't be seen, or needs a reboot
+  2  error: one line on stderr with the cause and the next step";
+
+const PLAN_HELP: &str = "\
+Exit codes:
+  0  done
+  1  done, but not everything could be seen
+  2  error: one line on stderr with the cause and the next step";
+
+const CHANGE_HELP: &str = "\
+Exit codes:
+  0  done
+  1  done, but the kernel refused some, which are named on stderr
+  2  error, nothing was changed: one line on stderr with the cause and the next step";
+
+/// What `vcpufreq rt` can do.
+#[derive(Debug, Subcommand)]
+pub enum RtCommand {
+    /// Say what would be changed, and what only a reboot, the firmware or people can change
+    #[command(after_help = PLAN_HELP)]
+    Plan(RtArgs),
+    /// Change it, after the old values are on disk; prints old → new
+    #[command(after_help = CHANGE_HELP)]
+    Apply(RtArgs),
+    /// Say of each setting whether it is set and effective; without --guest, of what apply did
+    #[command(after_help = CHECK_HELP)]
+    Check(RtArgs),
+    /// Bring back exactly what was before apply
+    #[command(after_help = CHANGE_HELP)]
+    Restore {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the shipped profiles, or print one
+    Profiles {
+        /// The one to print.
+        name: Option<String>,
+    },
+}
+
+/// Options of plan, apply and check.
+#[derive(Debug, Default, Args)]
+pub struct RtArgs {
+    /// Read options from a TOML file: profile, housekeeping, [guest] with NAME = "CPUS", and
+    /// [settings] in place of the profile's; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A shipped profile, or a file's path [default: kvm-rt]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub profile: Option<String>,
+    /// A guest and the CPUs of its real-time vCPUs; may be repeated
+    #[arg(long, value_name = "NAME=CPUS")]
+    pub guest: Vec<GuestArg>,
+    /// CPUs for all else [default: those that no guest has]
+    #[arg(long, value_name = "CPUS")]
+    pub housekeeping: Option<Cpus>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Look at a copy of a host's /sys and /proc below this folder; not for apply
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub root: Option<PathBuf>,
+}
+
+/// `NAME=CPUS`.
+#[derive(Clone, Debug)]
+pub struct GuestArg(Guest);
+
+impl FromStr for GuestArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, cpus) = text.split_once('=').ok_or("write it as NAME=CPUS")?;
+        Ok(Self(Guest {
+            name: name.to_owned(),
+            cpus: cpus.parse()?,
+        }))
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RtFile {
+    profile: Option<String>,
+    housekeeping: Option<Cpus>,
+    guest: BTreeMap<String, Cpus>,
+    settings: toml::Table,
+}
+
+/// What is wanted, checked against a host.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Which CPUs are whose.
+    pub partition: Partition,
+    /// The profile's name or path.
+    pub profile_name: String,
+    /// What is to be set.
+    pub profile: Profile,
+}
+
+impl RtArgs {
+    /// Whether a partition is named at all.
+    #[must_use]
+    pub fn names_guests(&self) -> bool {
+        !self.guest.is_empty() || self.config.is_some()
+    }
+
+    /// The partition and profile for the host that `look` sees.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn wanted(&self, look: &dyn Look) -> anyhow::Result<Wanted> {
+        let file = match &self.config {
+            Some(path) => read_file(path)?,
+            None => RtFile::default(),
+        };
+        let named = self.profile.clone().or(file.profile);
+        let profile_name = named.unwrap_or_else(|| DEFAULT_PROFILE.to_owned());
+        let mut profile = read_profile(&profile_name)?;
+        if let Some(path) = self.config.as_ref().filter(|_| !file.settings.is_empty()) {
+            profile = profile.with(&path.display().to_string(), file.settings)?;
+        }
+        let from_file = file.guest.into_iter();
+        let guests = match self.guest.as_slice() {
+            [] => from_file.map(|(name, cpus)| Guest { name, cpus }).collect(),
+            flags => flags.iter().map(|guest| guest.0.clone()).collect(),
+        };
+        let housekeeping = self.housekeeping.clone().or(file.housekeeping);
+        let unthrottled = profile.settings.unthrottled();
+        Ok(Wanted {
+            partition: Partition::new(look, guests, housekeeping, unthrottled)?,
+            profile_name,
+            profile,
+        })
+    }
+}
+
+fn read_file(path: &Path) -> anyhow::Result<RtFile> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("{name} can't be read; check the path"))?;
+    toml::from_str(&text).map_err(|error| {
+        anyhow::anyhow!("{name}: {}; see docs/rt.md", one_line(&error.to_string()))
+    })
+}
+
+/// A shipped profile by its name, any other by its path.
+fn read_profile(name: &str) -> anyhow::Result<Profile> {
+    if !name.contains(['/', '.']) {
+        return Ok(Profile::shipped(name)?);
+    }
+    let text = std::fs::read_to_string(name)
+        .with_context(|| format!("profile {name} can't be read; check the path"))?;
+    Ok(Profile::parse(name, &text)?)
+}
+
+/// The names and descriptions of the shipped profiles, or one's text.
+///
+/// # Errors
+/// When none has this name.
+pub fn profiles(name: Option<&str>) -> anyhow::Result<String> {
+    let Some(name) = name else {
+        let mut text = String::new();
+        for (name, _) in SHIPPED {
+            let description = Profile::shipped(name)?.description;
+            text += &format!("{name:<10}{description}\n");
+        }
+        return Ok(text);
+    };
+    match SHIPPED.iter().find(|(of, _)| *of == name) {
+        Some((_, text)) => Ok((*text).to_owned()),
+        None => bail!(Profile::shipped(name).err().context("it is shipped")?),
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq rt`: the library in `rt/`, from the command line to output and exit code.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use vcpufreq_rt::{KernelHost, Record, Restored, apply, check, plan, restore};
+
+use crate::{
+    rt_cli::{RtArgs, RtCommand, Wanted, profiles},
+    rt_text,
+};
+
+/// Carries out a command; the exit code.
+///
+/// # Errors
+/// When nothing was done, why.
+pub fn rt(command: &RtCommand) -> anyhow::Result<u8> {
+    match command {
+        RtCommand::Plan(args) => plan_command(args),
+        RtCommand::Apply(args) => apply_command(args),
+        RtCommand::Check(args) => check_command(args),
+        RtCommand::Restore { json } => restore_command(*json),
+        RtCommand::Profiles { name } => {
+            print(&profiles(name.as_deref())?)?;
+            Ok(0)
+        }
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut output = io::stdout();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .context("can't write to stdout; check where it goes")
+}
+
+fn host(args: &RtArgs) -> KernelHost {
+    let root = args.root.as_deref();
+    root.map_or_else(KernelHost::default, KernelHost::at)
+}
+
+fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
+    let host = host(args);
+    let wanted = args.wanted(&host)?;
+    let plan = plan(&host, &wanted.partition, &wanted.profile);
+    if args.json {
+        let report = json!({ "profile": wanted.profile_name, "plan": plan });
+        print(&format!("{report:#}\n"))?;
+    } else {
+        print(&rt_text::plan(&plan, &wanted.profile_name))?;
+    }
+    Ok(u8::from(!plan.unseen.is_empty()))
+}
+
+/// Shows changes as they are made, or collects them for JSON. A reader that has gone doesn't stop
+/// what has begun.
+struct Teller {
+    json: bool,
+    told: Vec<Value>,
+}
+
+impl Teller {
+    fn new(json: bool) -> Self {
+        let told = Vec::new();
+        Self { json, told }
+    }
+
+    fn tell(&mut self, name: &str, old: &str, new: &str) {
+        if self.json {
+            self.told
+                .push(json!({ "name": name, "old": old, "new": new }));
+        } else {
+            let _ = writeln!(io::stdout(), "{name}: {old} → {new}");
+        }
+    }
+
+    /// Ends the output; the exit code.
+    fn end(self, refused: &[(String, String)], mut report: Value) -> anyhow::Result<u8> {
+        for (name, why) in refused {
+            eprintln!("vcpufreq: {name}: {why}");
+        }
+        if self.json {
+            report["changes"] = self.told.into();
+            let pairs = refused.iter();
+            report["refused"] = pairs
+                .map(|(name, why)| json!({ "name": name, "why": why }))
+                .collect();
+            print(&format!("{report:#}\n"))?;
+        }
+        Ok(u8::from(!refused.is_empty()))
+    }
+}
+
+fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
+    if args.root.is_some() {
+        bail!("apply changes the running host only; leave --root out");
+    }
+    let host = KernelHost::default();
+    let wanted = args.wanted(&host)?;
+    let plan = plan(&host, &wanted.partition, &wanted.profile);
+    let mut teller = Teller::new(args.json);
+    let profile = (wanted.profile_name.as_str(), &wanted.profile);
+    let applied = apply(&host, &plan, profile, &mut |name, old, new| {
+        teller.tell(name, old, new);
+    })?;
+    // What couldn't be seen of the machine is a matter of plan and check.
+    let hidden: Vec<_> = plan
+        .unseen
+        .iter()
+        .filter(|one| one.setting != "host")
+        .collect();
+    for unseen in &hidden {
+        eprintln!("vcpufreq: {}: {}", unseen.path, unseen.why);
+    }
+    let report = json!({
+        "made": applied.made, "closed_record_of_earlier_boot": applied.closed_earlier_boot,
+    });
+    let code = teller.end(&applied.refused, report)?;
+    Ok(code.max(u8::from(!hidden.is_empty())))
+}
+
+/// What is named, else what apply did.
+fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> {
+    const NAME: &str = "name guests with --guest to check a host without apply";
+    if args.names_guests() {
+        return args.wanted(host);
+    }
+    match Record::read(host).context(NAME)? {
+        Some(record) if !record.is_of_another_boot(host)? => Ok(Wanted {
+            partition: record.partition,
+            profile_name: record.profile_name,
+            profile: record.profile,
+        }),
+        _ => bail!("nothing is applied here; {NAME}"),
+    }
+}
+
+fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
+    let host = host(args);
+    let wanted = named_or_applied(args, &host)?;
+    let plan = plan(&host, &wanted.partition, &wanted.profile);
+    let checked = check(&host, &plan, &wanted.profile);
+    let good = checked.iter().all(vcpufreq_rt::Checked::is_good)
+        && plan.unseen.is_empty()
+        && plan.cmdline.is_none();
+    if args.json {
+        let report = json!({
+            "profile": wanted.profile_name, "partition": plan.partition, "settings": checked,
+            "cmdline": plan.cmdline, "findings": plan.findings, "absent": plan.absent,
+            "unseen": plan.unseen,
+        });
+        print(&format!("{report:#}\n"))?;
+    } else {
+        print(&rt_text::check(&plan, &checked, &wanted.profile_name))?;
+    }
+    Ok(u8::from(!good))
+}
+
+fn restore_command(json: bool) -> anyhow::Result<u8> {
+    let host = KernelHost::default();
+    let mut teller = Teller::new(json);
+    let restored = restore(&host, &mut |name, now, old| teller.tell(name, now, old))?;
+    match restored {
+        Restored::Nothing => {
+            eprintln!("vcpufreq: nothing was applied, nothing is changed");
+            teller.end(&[], json!({ "restored": "nothing" }))
+        }
+        Restored::EarlierBoot => {
+            eprintln!(
+                "vcpufreq: what was applied ended with an earlier boot; its record is closed, nothing is changed"
+            );
+            teller.end(&[], json!({ "restored": "earlier-boot" }))
+        }
+        Restored::Done {
+            brought_back,
+            gone,
+            left,
+        } => {
+            for name in &gone {
+                eprintln!("vcpufreq: {name} is gone, and its value with it");
+            }
+            let report = json!({ "restored": brought_back, "gone": gone });
+            teller.end(&left, report)
+        }
+    }
+}

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The real-time side of a guest: which vCPUs, what that asks of the host, and doing it.
+//!
+//! ```text
+//! options ─▶ RtConfig (pure) ─▶ RtGuest::of_host (looks) ─▶ record ─▶ begin ─▶ hooks on each thread
+//! ```
+//! Real-time vCPUs are pinned one to one. The VMM's other threads keep off their pCPUs, memory is
+//! locked, idle latency is bounded as long as the guest runs. Where `vcpufreq rt apply` has made a
+//! partition for these pCPUs, the threads go there.
+
+use std::{fs, path::PathBuf, process, sync::Arc};
+
+use anyhow::{Context, bail};
+use thiserror::Error;
+use vcpufreq_device::{
+    DomainId, Util, VcpuId,
+    host::{HostRoot, KernelTree, PartitionGroups},
+};
+use vcpufreq_rt::{KernelHost, Record};
+
+use crate::{
+    config::{RunConfig, VcpuConfig},
+    facts::HostTree,
+    options::RunOptions,
+    parse::CpuList,
+    rt_options::{PageSize, ResumeLatency, RtPolicy},
+    rt_sys,
+    rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
+    run::warn,
+    vm::{Hooks, in_kernel::InKernel, sys::pin_thread},
+};
+
+/// What is wanted, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RtConfig {
+    /// How each vCPU is scheduled; `None` for those that are not real-time.
+    pub policies: Vec<Option<RtPolicy>>,
+    /// A lower bound for each vCPU's requests.
+    pub floors: Vec<Util>,
+    /// The wake-up latency of the real-time vCPUs' pCPUs.
+    pub resume_latency: Option<ResumeLatency>,
+    /// What guest memory is made of.
+    pub pages: PageSize,
+}
+
+/// Why a guest can't be real-time like this.
+#[derive(Debug, Error)]
+pub enum RtError {
+    /// Not pinned to one pCPU.
+    #[error("vCPU {0} is real-time and has to be pinned to one pCPU; give --pin {0}=PCPU")]
+    NotPinned(usize),
+    /// A pCPU for two.
+    #[error("CPU {pcpu} is real-time vCPU {first}'s alone; pin vCPU {second} to another")]
+    Shared {
+        /// The pCPU.
+        pcpu: u32,
+        /// Whose it is.
+        first: usize,
+        /// Who may run there too.
+        second: usize,
+    },
+    /// Nothing left for the VMM's own threads.
+    #[error("real-time vCPUs have all of CPUs {0}; leave one for everything else")]
+    NoHousekeeping(CpuList),
+    /// A domain of both kinds.
+    #[error("domain {0} has real-time vCPUs and others; give --domain of their own")]
+    MixedDomain(DomainId),
+    /// A bound without anybody to bind it for.
+    #[error("--resume-latency-us is for real-time vCPUs' pCPUs; give --rt too")]
+    NoRtVcpu,
+    /// Memory that doesn't come out even.
+    #[error(
+        "{mem_mib} MiB of memory is no multiple of the huge pages' {page_mib} MiB; change --mem"
+    )]
+    OddMemory {
+        /// The guest's memory.
+        mem_mib: u64,
+        /// A page.
+        page_mib: u64,
+    },
+    /// A floor that the vCPU doesn't reach.
+    #[error(
+        "vCPU {vcpu}'s floor of {khz} kHz is not within its maximum of {max_khz} kHz; lower --floor"
+    )]
+    Floor {
+        /// The vCPU.
+        vcpu: usize,
+        /// What was asked for.
+        khz: u32,
+        /// Its highest frequency; 0 when it isn't known.
+        max_khz: u32,
+    },
+    /// A floor without requests.
+    #[error("--floor is a bound on requests, of which there are none with --no-bridge")]
+    FloorWithoutBridge,
+}
+
+impl RtConfig {
+    /// The real-time side of these options.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn new(
+        options: &RunOptions,
+        vcpus: &[VcpuConfig],
+        mem_mib: u64,
+        online: &CpuList,
+    ) -> Result<Self, RtError> {
+        let of = |vcpu: usize| {
+            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
+            options.vcpus.get(&number)
+        };
+        let policies: Vec<_> = (0..vcpus.len()).map(|vcpu| of(vcpu)?.rt).collect();
+        check_pins(&policies, vcpus, online)?;
+        let mut floors = Vec::new();
+        for (vcpu, config) in vcpus.iter().enumerate() {
+            let khz = of(vcpu).and_then(|options| options.floor);
+            floors.push(khz.map_or(Ok(Util::ZERO), |khz| floor(vcpu, config, khz))?);
+        }
+        if options.no_bridge == Some(true) && floors.iter().any(|floor| *floor > Util::ZERO) {
+            return Err(RtError::FloorWithoutBridge);
+        }
+        if options.resume_latency_us.is_some() && policies.iter().all(Option::is_none) {
+            return Err(RtError::NoRtVcpu);
+        }
+        let pages = options.hugepages.unwrap_or_default();
+        let page_mib = pages.bytes() >> 20;
+        if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
+            return Err(RtError::OddMemory { mem_mib, page_mib });
+        }
+        Ok(Self {
+            policies,
+            floors,
+            resume_latency: options.resume_latency_us,
+            pages,
+        })
+    }
+
+    fn has_rt(&self) -> bool {
+        self.policies.iter().any(Option::is_some)
+    }
+}
+
+/// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.
+fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> Result<Util, RtError> {
+    let max_khz = config.opps.last().map_or(0, |opp| opp.khz);
+    if khz > max_khz {
+        return Err(RtError::Floor { vcpu, khz, max_khz });
+    }
+    let util = u128::from(config.capacity.get()) * u128::from(khz);
+    Ok(Util::saturating(util / u128::from(max_khz.max(1))))
+}
+
+fn check_pins(
+    policies: &[Option<RtPolicy>],
+    vcpus: &[VcpuConfig],
+    online: &CpuList,
+) -> Result<(), RtError> {
+    let is_rt = |vcpu: usize| policies.get(vcpu).is_some_and(Option::is_some);
+    let mut taken = Vec::new();
+    for (first, config) in vcpus.iter().enumerate().filter(|(vcpu, _)| is_rt(*vcpu)) {
+        let &[pcpu] = config.pin.as_slice() else {
+            return Err(RtError::NotPinned(first));
+        };
+        for (second, other) in vcpus.iter().enumerate() {
+            if second != first && other.pin.contains(&pcpu) {
+                return Err(RtError::Shared {
+                    pcpu,
+                    first,
+                    second,
+                });
+            }
+            if other.domain == config.domain && !is_rt(second) {
+                return Err(RtError::MixedDomain(config.domain));
+            }
+        }
+        taken.push(pcpu);
+    }
+    if !taken.is_empty() && online.0.iter().all(|cpu| taken.contains(cpu)) {
+        return Err(RtError::NoHousekeeping(online.clone()));
+    }
+    Ok(())
+}
+
+/// The real-time side of one guest on this host.
+#[derive(Debug)]
+pub struct RtGuest {
+    config: RtConfig,
+    domains: Vec<DomainId>,
+    cpus: Vec<u32>,
+    partition: Option<PartitionGroups>,
+}
+
+impl RtGuest {
+    /// Looks for the partition that these vCPUs go to; changes nothing.
+    ///
+    /// # Errors
+    /// When a partition has some of the pCPUs only, or a guest runs there.
+    pub fn of_host(config: &RunConfig, host: &HostTree) -> anyhow::Result<Self> {
+        let pairs = config.vcpus.iter().zip(&config.rt.policies);
+        let rt: Vec<_> = pairs
+            .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
+            .collect();
+        let cpus: Vec<u32> = rt.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
+        let top = partition_of(&cpus, host)?;
+        let partition = top
+            .map(|top| {
+                let domains = rt.iter().map(|vcpu| vcpu.domain).collect();
+                PartitionGroups::here(&HostRoot::default(), top, process::id(), domains)
+            })
+            .transpose()?;
+        Ok(Self {
+            config: config.rt.clone(),
+            domains: config.vcpus.iter().map(|vcpu| vcpu.domain).collect(),
+            cpus,
+            partition,
+        })
+    }
+
+    /// The groups in a partition, if there is one.
+    pub fn partition(&self) -> Option<&PartitionGroups> {
+        self.partition.as_ref()
+    }
+
+    /// Lower bounds of the vCPUs' requests.
+    pub fn floors(&self) -> Vec<Util> {
+        self.config.floors.clone()
+    }
+
+    /// Takes this process off the real-time pCPUs; its later threads and the guardian with it.
+    ///
+    /// # Errors
+    /// When it may run nowhere else.
+    pub fn leave_cpus(&self, host: &HostTree) -> anyhow::Result<()> {
+        if self.cpus.is_empty() {
+            return Ok(());
+        }
+        let status = host.text("proc/self/status").unwrap_or_default();
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed: CpuList = allowed
+            .and_then(|list| list.parse().ok())
+            .unwrap_or_default();
+        let mut rest = allowed.0;
+        rest.retain(|cpu| !self.cpus.contains(cpu));
+        pin_thread(&rest).context(
+            "this process may run on the real-time CPUs only; start it where it may run on others",
+        )
+    }
+
+    /// What [`Self::begin`] will change.
+    pub fn traces(&self, host: &HostTree) -> Option<RtTraces> {
+        if !self.config.has_rt() {
+            return None;
+        }
+        let bounds = self
+            .cpus
+            .iter()
+            .filter(|_| self.config.resume_latency.is_some());
+        let idle = bounds.filter_map(|cpu| {
+            let old = fs::read_to_string(bound_file(host, *cpu)).ok()?;
+            let old = old.trim().to_owned();
+            Some(IdleBound { cpu: *cpu, old })
+        });
+        Some(RtTraces {
+            cpus: self.cpus.clone(),
+            idle: idle.collect(),
+            partition: self.partition.as_ref().map(|groups| InPartition {
+                top: groups.top.clone(),
+                origin: groups.origin.clone(),
+            }),
+        })
+    }
+
+    /// Changes the host; the record of that is written.
+    ///
+    /// # Errors
+    /// What the host refused.
+    pub fn begin(&self, host: &HostTree) -> anyhow::Result<()> {
+        if !self.config.has_rt() {
+            return Ok(());
+        }
+        if let Some(groups) = &self.partition {
+            groups
+                .create(&KernelTree, &self.domains)
+                .context("can't use the real-time partition; see vcpufreq rt check")?;
+        } else {
+            let cpus = CpuList(self.cpus.clone());
+            warn(&format!(
+                "CPU {cpus} is not set apart for this guest; vcpufreq rt apply --guest NAME={cpus} does that"
+            ));
+        }
+        if let Some(bound) = self.config.resume_latency {
+            for cpu in &self.cpus {
+                let path = bound_file(host, *cpu);
+                fs::write(&path, bound.to_string()).with_context(|| {
+                    format!(
+                        "can't bound the wake-up latency in {}; run as root",
+                        path.display()
+                    )
+                })?;
+            }
+        }
+        rt_sys::lock_memory()
+            .context("can't lock this guest's memory; run as root, or raise the limit (ulimit -l)")
+    }
+
+    /// `inner`, and before it what each real-time thread needs.
+    pub fn hooks(self, inner: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
+        match self.config.has_rt() {
+            true => Arc::new(RtHooks { rt: self, inner }),
+            false => inner,
+        }
+    }
+}
+
+/// The cgroup of the partition that has all of `cpus`.
+fn partition_of(cpus: &[u32], host: &HostTree) -> anyhow::Result<Option<PathBuf>> {
+    let look = KernelHost::default();
+    let record = match Record::read(&look) {
+        Ok(Some(record)) if !record.is_of_another_boot(&look)? => record,
+        // None, one of another boot, or not for this user's eyes.
+        _ => return Ok(None),
+    };
+    let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
+    let Some(guest) = record.partition.guests.iter().find(has) else {
+        return Ok(None);
+    };
+    let name = &guest.name;
+    if let Some(other) = cpus.iter().find(|cpu| !guest.cpus.contains(**cpu)) {
+        bail!(
+            "CPU {other} is not in the real-time partition of {name}, which has CPU {}; pin real-time vCPUs to one partition",
+            guest.cpus
+        );
+    }
+    let top = host.path(format!("sys/fs/cgroup/vcpufreq-rt.{name}"));
+    if !top.join("rt").is_dir() {
+        // Its profile makes none.
+        return Ok(None);
+    }
+    if PartitionGroups::is_taken(&top) {
+        bail!("a guest runs on {name}'s CPUs already; end it, or pin to other CPUs");
+    }
+    Ok(Some(top))
+}
+
+struct RtHooks {
+    rt: RtGuest,
+    inner: Arc<dyn Hooks>,
+}
+
+impl RtHooks {
+    fn policy(&self, vcpu: VcpuId) -> Option<RtPolicy> {
+        self.rt.config.policies.get(vcpu.index()).copied().flatten()
+    }
+}
+
+impl Hooks for RtHooks {
+    /// A thread is allowed on its pCPU only once it is in the partition.
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        if let (Some(groups), Some(domain)) =
+            (&self.rt.partition, self.rt.domains.get(vcpu.index()))
+        {
+            let path = groups.domain(*domain).join("cgroup.threads");
+            fs::write(&path, tid.to_string())
+                .with_context(|| format!("vCPU {vcpu} can't be put into {}", path.display()))?;
+        }
+        self.inner.on_vcpu_thread_start(vcpu, tid)
+    }
+
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        if let Some(policy) = self.policy(vcpu) {
+            rt_sys::schedule(tid, policy).with_context(|| match policy {
+                RtPolicy::Deadline { .. } => format!(
+                    "vCPU {vcpu} can't be SCHED_DEADLINE; it needs a CPU set apart by vcpufreq rt apply, or sched_rt_runtime_us = -1, and that much bandwidth"
+                ),
+                _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
+            })?;
+        }
+        self.inner.on_vcpu_thread(vcpu, tid)
+    }
+
+    fn on_reset(&self) {
+        self.inner.on_reset();
+    }
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        self.inner.on_path_lost()
+    }
+
+    fn on_end(&self) {
+        self.inner.on_end();
+    }
+
+    fn on_warning(&self, text: &str) {
+        self.inner.on_warning(text);
+    }
+}
+
+#[cfg(test)]
+#[path = "rt_guest_tests.rs"]
+mod tests;

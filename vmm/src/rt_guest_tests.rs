@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: a real-time guest that can't be is refused, with one line that says why; and being
+//! real-time keeps nothing from the bridge that it is told otherwise.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::{facts::HostCpus, fake_host::FakeHost, resolve};
+
+fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
+    let host = HostCpus::read(&FakeHost::two_plus_two().root());
+    let options = RunOptions::from_toml(toml).unwrap();
+    let count = resolve::vcpu_count(&options).unwrap();
+    let vcpus = resolve::vcpus(&options, &host, count).unwrap();
+    RtConfig::new(&options, &vcpus, mem_mib, &host.online()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    for (toml, said) in [
+        ("[vcpu.0]\nrt='fifo:1'", "pinned to one pCPU"),
+        ("[vcpu.0]\nrt='fifo:1'\npin='2-3'", "pinned to one pCPU"),
+        (
+            "cpus=2\n[vcpu.0]\nrt='fifo:1'\npin=3\n[vcpu.1]\npin='2-3'",
+            "pin vCPU 1 to another",
+        ),
+        (
+            "cpus=4\n[vcpu.0-3]\nrt='rr:1'\n[vcpu.0]\npin=0\n[vcpu.1]\npin=1\n[vcpu.2]\npin=2\n[vcpu.3]\npin=3",
+            "leave one",
+        ),
+        (
+            "cpus=2\n[vcpu.0-1]\ndomain=0\n[vcpu.0]\nrt='fifo:1'\npin=2\n[vcpu.1]\npin=3",
+            "domain 0 has real-time vCPUs and others",
+        ),
+        ("resume-latency-us='50'", "give --rt too"),
+        ("hugepages='1G'", "512 MiB of memory is no multiple"),
+        ("[vcpu.0]\npin=3\nfloor=2800001", "maximum of 2800000 kHz"),
+        (
+            "no-bridge=true\n[vcpu.0]\npin=3\nfloor=700000",
+            "--no-bridge",
+        ),
+    ] {
+        let line = config(toml, 512).unwrap_err();
+        assert!(line.contains(said), "{said}: {line}");
+    }
+}
+
+#[test]
+fn a_floor_is_a_clamp_as_a_request_would_be() {
+    let toml = "cpus=2\n[vcpu.0]\npin=3\nfloor=1400000\nrt='fifo:1'\n[vcpu.1]\npin=0";
+    let rt = config(toml, 512).unwrap();
+    let floors: Vec<u16> = rt.floors.iter().map(|floor| floor.get()).collect();
+    assert_eq!(floors, [512, 0]);
+    assert_eq!(rt.policies, [Some(RtPolicy::Fifo(1)), None]);
+}
+
+/// What the bridge would have heard.
+#[derive(Default)]
+struct Heard(Mutex<Vec<&'static str>>);
+
+impl Heard {
+    fn note(&self, what: &'static str) {
+        self.0.lock().unwrap().push(what);
+    }
+}
+
+impl Hooks for Heard {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        self.note("start");
+        Ok(())
+    }
+
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        self.note("thread");
+        Ok(())
+    }
+
+    fn on_reset(&self) {
+        self.note("reset");
+    }
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        self.note("path lost");
+        None
+    }
+
+    fn on_end(&self) {
+        self.note("end");
+    }
+
+    fn on_warning(&self, _text: &str) {
+        self.note("warning");
+    }
+}
+
+#[test]
+fn the_bridge_hears_of_every_moment() {
+    let toml = "cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0";
+    let rt = RtGuest {
+        config: config(toml, 512).unwrap(),
+        domains: vec![DomainId(0), DomainId(1)],
+        cpus: vec![3],
+        partition: None,
+    };
+    let heard = Arc::new(Heard::default());
+    let hooks = rt.hooks(heard.clone());
+    // The one that isn't real-time: the test's own thread is left as it is.
+    hooks.on_vcpu_thread_start(VcpuId(1), 0).unwrap();
+    hooks.on_vcpu_thread(VcpuId(1), 0).unwrap();
+    hooks.on_reset();
+    hooks.on_path_lost();
+    hooks.on_end();
+    hooks.on_warning("");
+    assert_eq!(
+        *heard.0.lock().unwrap(),
+        ["start", "thread", "reset", "path lost", "end", "warning"]
+    );
+}
