@@ -123,9 +123,15 @@ const BOOTS: &[Boot] = &[
         path: Some("exit"),
         ..boot("2+2", &["opps-exact", "opps-floor", "no-dip", "restart"])
     },
+    Boot {
+        path: Some("exit"),
+        driver: Mainline,
+        ..boot("2+2", &["opps-exact"])
+    },
     // Without FEAT_S2FWB.
     Boot {
         path: Some("kernel"),
+        driver: Mainline,
         cpu: "cortex-a76",
         ..boot("2+2", &["boot", "no-exit", "opps-exact"])
     },

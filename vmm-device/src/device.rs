@@ -189,6 +189,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
+    /// Says when the guest wrote what is written here next for `vcpu`: in ns of CLOCK_MONOTONIC.
+    pub fn written_at(&self, vcpu: VcpuId, at_ns: u64) {
+        self.events.record(&Event::Written { vcpu, at_ns });
+    }
+
     /// Makes `khz` the request of the domain of `vcpu`, unless that has had one: what another way
     /// to the host has carried out, or left undone, before this device got the guest's requests.
     pub fn inherit(&self, vcpu: VcpuId, khz: Khz) {

@@ -193,6 +193,13 @@ pub enum Event {
         /// Why not.
         reason: &'static str,
     },
+    /// The vCPU's next request was made earlier, at this time.
+    Written {
+        /// Whose register.
+        vcpu: VcpuId,
+        /// In ns of CLOCK_MONOTONIC.
+        at_ns: u64,
+    },
     /// cur_perf was learned, and is another one than before.
     Moved {
         /// Whose.

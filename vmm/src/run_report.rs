@@ -35,6 +35,8 @@ pub struct Observer {
 /// How long a vCPU's requests take.
 #[derive(Debug, Default)]
 struct Latency {
+    /// When the next one was made, where that is known; 0 otherwise.
+    written_ns: AtomicU64,
     /// When the newest one that nothing has become of yet arrived,
     /// CLOCK_MONOTONIC in ns; 0 when there is none.
     arrived_ns: AtomicU64,
@@ -48,6 +50,14 @@ struct Latency {
 }
 
 impl Latency {
+    fn arrived(&self) {
+        let at_ns = match self.written_ns.swap(0, Relaxed) {
+            0 => sys::monotonic_ns(),
+            written_ns => written_ns,
+        };
+        self.arrived_ns.store(at_ns, Relaxed);
+    }
+
     fn applied(&self) {
         let arrived_ns = self.arrived_ns.swap(0, Relaxed);
         if let Some(ns) = since(arrived_ns) {
@@ -116,12 +126,17 @@ impl Observer {
         match event {
             Event::Request { vcpu, .. } => {
                 if let Some(latency) = of(*vcpu) {
-                    latency.arrived_ns.store(sys::monotonic_ns(), Relaxed);
+                    latency.arrived();
                 }
             }
             Event::Applied { vcpu, .. } => {
                 if let Some(latency) = of(*vcpu) {
                     latency.applied();
+                }
+            }
+            Event::Written { vcpu, at_ns } => {
+                if let Some(latency) = of(*vcpu) {
+                    latency.written_ns.store(*at_ns, Relaxed);
                 }
             }
             Event::Moved { vcpu, .. } => {
@@ -182,7 +197,7 @@ impl Events for Observer {
                 let _ = self.first_refusal.set(*error);
             }
             // The file is about requests.
-            Event::Moved { .. } => return,
+            Event::Moved { .. } | Event::Written { .. } => return,
             _ => {}
         }
         if let Some(queue) = &self.queue {

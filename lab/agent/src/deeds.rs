@@ -106,6 +106,26 @@ impl Deeds {
                 let us = |word: &str| Ok::<_, anyhow::Error>(Duration::from_micros(word.parse()?));
                 Load::periodic(cpu.parse()?, us(period_us)?, us(busy_us)?)
             }
+            // All registers of so many vCPUs, and what is none.
+            ["flood-all", cpu, address, vcpus, low, high] => {
+                let base = address.strip_prefix("0x").context("an address is 0x...")?;
+                let base = u64::from_str_radix(base, 16)?;
+                let vcpus: u64 = vcpus.parse()?;
+                let values: [u32; 2] = [low.parse()?, high.parse()?];
+                let pages = (0..vcpus).map(|vcpu| Registers::map(base + vcpu * 0x1000));
+                let pages = pages.collect::<Result<Vec<_>>>()?;
+                let mut turn = 0_usize;
+                Load::repeat(cpu.parse()?, move || {
+                    turn ^= 1;
+                    for page in &pages {
+                        for offset in (0..0x20).step_by(4) {
+                            page.write(offset, values[turn]);
+                            page.read(offset);
+                        }
+                        page.write_of_other_widths(0x10, values[turn]);
+                    }
+                })
+            }
             [kind @ ("flood" | "changes"), cpu, address, low, high] => {
                 let (page, offset) = register(address)?;
                 let values: [u32; 2] = [low.parse()?, high.parse()?];
@@ -180,7 +200,7 @@ fn register(address: &str) -> Result<(Registers, usize)> {
 }
 
 /// The kernel's messages that contain a pattern.
-fn dmesg(pattern: &str) -> Result<String> {
+pub fn dmesg(pattern: &str) -> Result<String> {
     use std::io::{ErrorKind, Read as _};
     use std::os::unix::fs::OpenOptionsExt as _;
     let mut log = File::options()

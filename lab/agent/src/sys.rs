@@ -10,6 +10,11 @@ use anyhow::{Context, Result, ensure};
 
 /// Makes the calling thread SCHED_FIFO, or SCHED_OTHER with priority 0.
 pub fn set_fifo_priority(priority: i32) -> Result<()> {
+    set_fifo_priority_of(0, priority)
+}
+
+/// The same for the thread `tid`; 0 is the calling one.
+pub fn set_fifo_priority_of(tid: i32, priority: i32) -> Result<()> {
     let policy = if priority > 0 {
         libc::SCHED_FIFO
     } else {
@@ -19,7 +24,7 @@ pub fn set_fifo_priority(priority: i32) -> Result<()> {
         sched_priority: priority,
     };
     // SAFETY: `param` lives over the call, which only reads it.
-    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+    let result = unsafe { libc::sched_setscheduler(tid, policy, &raw const param) };
     ensure!(
         result == 0,
         "SCHED_FIFO {priority}: {}",
@@ -164,6 +169,17 @@ impl Registers {
         let register = unsafe { self.page.add(offset / 4) };
         // SAFETY: mapped and aligned.
         unsafe { register.read_volatile() }
+    }
+
+    /// Writes a byte, and eight, where a register has four.
+    pub fn write_of_other_widths(&self, offset: usize, value: u32) {
+        assert!(offset < PAGE && offset.is_multiple_of(8));
+        // SAFETY: within the page, as asserted.
+        let register = unsafe { self.page.add(offset / 4) };
+        // SAFETY: mapped; a byte is always aligned.
+        unsafe { register.cast::<u8>().write_volatile(1) };
+        // SAFETY: mapped and aligned to eight, as asserted.
+        unsafe { register.cast::<u64>().write_volatile(value.into()) };
     }
 
     /// Writes the register at a byte offset.

@@ -62,7 +62,11 @@ impl KernelPath {
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
         })?;
-        let pcpus = HostCpus::read(&host).online().0;
+        // The pCPUs that the vCPUs may run on: each event there wakes the worker.
+        let mut pcpus = HostCpus::read(&host).online().0;
+        if guest.all_pinned {
+            pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
+        }
         let changes = Changes::watch(&host, worker.epoll(), &pcpus, vcpus);
         if guest.explain {
             eprintln!("{}", freshness(changes.as_ref().err()));

@@ -81,6 +81,8 @@ pub struct Bridge {
 pub struct Guest {
     /// The pCPUs that vCPUs are pinned to.
     pub pcpus_of_vcpus: Vec<u32>,
+    /// Whether all of them are pinned.
+    pub all_pinned: bool,
     /// How many vCPUs there are threads of: in the order of their numbers.
     pub threads: Arc<AtomicU16>,
     /// What KVM answers itself.
@@ -132,6 +134,7 @@ impl Bridge {
             device: device.clone(),
             observer: observer.clone(),
             guest: Guest {
+                all_pinned: config.vcpus.iter().all(|vcpu| !vcpu.pin.is_empty()),
                 pcpus_of_vcpus: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
                 threads: Arc::default(),
                 taken: Arc::default(),

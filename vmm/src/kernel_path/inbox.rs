@@ -167,8 +167,8 @@ impl Inbox {
     /// The bell of the last write that was recorded. It can be one whose signal
     /// comes only now: then it is handed out again, and is in force already.
     fn recorded(&self) -> Option<usize> {
-        let (vcpu, khz) = self.last_writes.newest(&self.vcpus)?;
-        let is_it = |bell: &Bell| bell.vcpu == vcpu && bell.khz == khz;
+        let last = self.last_writes.newest(&self.vcpus)?;
+        let is_it = |bell: &Bell| (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
     }
 
@@ -183,6 +183,10 @@ impl Inbox {
         let before = self.carried_out.take();
         let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
         if news || !same {
+            let last = self.last_writes.newest(&self.vcpus);
+            if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
+                device.written(latest.vcpu, last.at_ns);
+            }
             device.request(latest.vcpu, latest.khz);
         }
         self.carried_out = Some(latest).filter(|_| more);

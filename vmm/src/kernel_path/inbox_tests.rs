@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{LastWrites, Requests, Unknown};
+use super::super::{LastWrite, LastWrites, Requests, Unknown};
 use super::{Inbox, Latest};
 
 const VCPU: VcpuId = VcpuId(0);
@@ -63,6 +63,10 @@ impl Requests for Told {
     fn request(&self, vcpu: VcpuId, khz: u32) {
         assert_eq!(vcpu, VCPU);
         self.0.lock().unwrap().0.push(khz);
+    }
+
+    fn written(&self, _vcpu: VcpuId, at_ns: u64) {
+        assert_eq!(at_ns, 7);
     }
 
     fn finished(&self, _vcpu: VcpuId, count: u64) {
@@ -118,9 +122,13 @@ fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
 struct Knows(u32);
 
 impl LastWrites for Knows {
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<(VcpuId, u32)> {
+    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite> {
         assert_eq!(vcpus, [VCPU]);
-        Some((VCPU, self.0))
+        Some(LastWrite {
+            vcpu: VCPU,
+            khz: self.0,
+            at_ns: 7,
+        })
     }
 }
 

@@ -19,7 +19,7 @@ mod worker;
 
 pub use changes::Changes;
 pub use inbox::{Inbox, Latest};
-pub use recorder::{LastWrites, Recorder, Unknown};
+pub use recorder::{LastWrite, LastWrites, Recorder, Unknown};
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 
@@ -33,6 +33,11 @@ use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
 pub trait Requests: Send + Sync {
     /// The guest asks for `khz` in the register of `vcpu`.
     fn request(&self, vcpu: VcpuId, khz: u32);
+    /// The guest wrote what is requested of `vcpu` next at `at_ns`
+    /// (CLOCK_MONOTONIC).
+    fn written(&self, vcpu: VcpuId, at_ns: u64) {
+        let _ = (vcpu, at_ns);
+    }
     /// KVM has finished so many writes to the set_perf of `vcpu`.
     fn finished(&self, vcpu: VcpuId, count: u64);
     /// So many requests of `vcpu` were overtaken by a newer one.
@@ -44,6 +49,10 @@ pub trait Requests: Send + Sync {
 impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
     fn request(&self, vcpu: VcpuId, khz: u32) {
         self.write(vcpu, WriteReg::SetPerf, khz);
+    }
+
+    fn written(&self, vcpu: VcpuId, at_ns: u64) {
+        self.written_at(vcpu, at_ns);
     }
 
     fn finished(&self, vcpu: VcpuId, count: u64) {

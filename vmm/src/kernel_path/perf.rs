@@ -25,6 +25,8 @@ const FLAG_WRITE_BACKWARD: u64 = 1 << 27;
 const OPEN_CLOEXEC: c_ulong = 8;
 /// `PERF_EVENT_IOC_SET_FILTER`
 const SET_FILTER: c_ulong = 0x4008_2406;
+/// Room for a record of a tracepoint with a few fields.
+const ONE_RECORD: usize = 128;
 /// Where the head is in the first page of a ring (`data_head`).
 const DATA_HEAD: usize = 1024;
 
@@ -188,21 +190,24 @@ impl PerfEvent {
     /// Time (CLOCK_MONOTONIC, ns) and fields of the newest record for which
     /// `wanted` has something to say; of the last half of the ring.
     pub fn newest<T>(&self, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<(u64, T)> {
-        let bytes = self.copy()?;
-        let mut rest = &bytes[..];
-        while let Some((record, after)) = split_record(rest) {
-            if let Some((time, fields)) = time_and_fields(record)
-                && let Some(found) = wanted(fields)
-            {
-                return Some((time, found));
+        // Mostly it is the first one.
+        [ONE_RECORD, self.page / 2].into_iter().find_map(|len| {
+            let bytes = self.copy(len)?;
+            let mut rest = &bytes[..];
+            while let Some((record, after)) = split_record(rest) {
+                if let Some((time, fields)) = time_and_fields(record)
+                    && let Some(found) = wanted(fields)
+                {
+                    return Some((time, found));
+                }
+                rest = after;
             }
-            rest = after;
-        }
-        None
+            None
+        })
     }
 
-    /// The half of the ring that was written last.
-    fn copy(&self) -> Option<Vec<u8>> {
+    /// The `len` bytes of the ring that were written last, at most half of it.
+    fn copy(&self, len: usize) -> Option<Vec<u8>> {
         let half = self.page / 2;
         for _ in 0..4 {
             let head = self.head();
@@ -214,7 +219,7 @@ impl PerfEvent {
                 // SAFETY: mapped for reading as long as `self` lives.
                 unsafe { byte.read_volatile() }
             };
-            let bytes: Vec<u8> = (0..half).map(byte).collect();
+            let bytes: Vec<u8> = (0..len.min(half)).map(byte).collect();
             // It grows downward: as long as it hasn't gone half round, what
             // was copied is whole.
             if head.wrapping_sub(self.head()) <= half as u64 {

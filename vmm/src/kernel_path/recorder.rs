@@ -19,7 +19,18 @@ use crate::vm::layout::CPUFREQ_BASE;
 /// Who knows what was written last.
 pub trait LastWrites: Send + Sync {
     /// The newest write to the set_perf of one of `vcpus`.
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<(VcpuId, u32)>;
+    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite>;
+}
+
+/// A write to set_perf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastWrite {
+    /// Whose register.
+    pub vcpu: VcpuId,
+    /// The value.
+    pub khz: u32,
+    /// When, in ns of CLOCK_MONOTONIC.
+    pub at_ns: u64,
 }
 
 /// Nobody does.
@@ -27,7 +38,7 @@ pub trait LastWrites: Send + Sync {
 pub struct Unknown;
 
 impl LastWrites for Unknown {
-    fn newest(&self, _vcpus: &[VcpuId]) -> Option<(VcpuId, u32)> {
+    fn newest(&self, _vcpus: &[VcpuId]) -> Option<LastWrite> {
         None
     }
 }
@@ -68,7 +79,7 @@ impl Recorder {
             id: id.parse().context("kvm:kvm_mmio has no number")?,
             fields,
             // KVM_TRACE_MMIO_WRITE
-            filter: format!("type == 2 && gpa >= {CPUFREQ_BASE:#x} && gpa < {end:#x}"),
+            filter: format!("type == 2 && len == 4 && gpa >= {CPUFREQ_BASE:#x} && gpa < {end:#x}"),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
         };
         // Whether it is permitted; taken back at once.
@@ -95,14 +106,17 @@ impl Recorder {
 }
 
 impl LastWrites for Recorder {
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<(VcpuId, u32)> {
+    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite> {
         let wanted = |record: &[u8]| {
             let (vcpu, khz) = self.fields.set_perf(record)?;
             vcpus.contains(&vcpu).then_some((vcpu, khz))
         };
         let threads = self.threads.iter().filter_map(OnceLock::get);
-        let newest = threads.filter_map(|thread| thread.newest(wanted));
-        newest.max_by_key(|(time, _)| *time).map(|(_, found)| found)
+        let newest = threads.filter_map(|thread| {
+            let (at_ns, (vcpu, khz)) = thread.newest(wanted)?;
+            Some(LastWrite { vcpu, khz, at_ns })
+        });
+        newest.max_by_key(|write| write.at_ns)
     }
 }
 

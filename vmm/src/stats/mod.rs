@@ -60,11 +60,12 @@ pub struct VcpuStats {
     /// What became of its requests.
     pub counts: Counts,
     /// How long requests took until their clamp was in force, those that
-    /// changed it. Not from the guest's write on: from the request's arrival in
-    /// the VMM (path `exit`), or from when the worker, awake, takes it up (path
-    /// `kernel`; its wake-up comes before). Time that the limit makes a request
-    /// wait is in it. A request that is settled at the moment in which the next
-    /// one arrives may have no time, so that `n` can be below `applied`.
+    /// changed it: from the guest's write on by `bpf`, and by `kernel` where
+    /// its writes are recorded; from when the worker takes the request up by
+    /// `kernel` otherwise; from its arrival in the VMM by `exit`. Time that the
+    /// limit makes a request wait is in it. A request that is settled at the
+    /// moment in which the next one arrives may have no time, so that `n` can be
+    /// below `applied`.
     pub clamp_after: Times,
     /// From where `clamp_after` begins until the vCPU's frequency was another
     /// one. By `exit` and `kernel` seen at the next read of cur_perf or look.

@@ -13,6 +13,7 @@ use super::{
     Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, let_ticks_pass, registers,
     set_governor,
 };
+use crate::sys::set_fifo_priority_of;
 use crate::trace::{FrequencyEvent, Trace, now_us};
 use crate::vm::{Setup, Vm, events};
 
@@ -254,16 +255,30 @@ const CHANGES: usize = 100;
 /// nothing below the smaller of the old and the new request.
 pub fn no_dip(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
+    let fair = changes_while_busy(plan, &policies, false)?;
+    let fifo = changes_while_busy(plan, &policies, true)?;
+    let none = |seen: &Dips| seen.dips.is_empty() && seen.changes >= CHANGES;
+    Ok(json!({
+        "held": none(&fair) && none(&fifo), "seen": fair.json(), "seen_on_fifo": fifo.json(),
+    }))
+}
+
+/// The changes of a busy vCPU of the last policy, whose thread may be
+/// SCHED_FIFO.
+fn changes_while_busy(plan: &Plan, policies: &[Policy], fifo: bool) -> Result<Dips> {
     let (vcpu, policy) = policies
         .iter()
         .enumerate()
         .next_back()
         .context("no policy")?;
     let setup = plan
-        .mirroring(&first_cpus(&policies))
+        .mirroring(&first_cpus(policies))
         .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     stay_off(policy, &vm)?;
+    if fifo {
+        set_fifo_priority_of(vm.vcpu_tid(vcpu)?, 1)?;
+    }
     set_governor(&mut vm, vcpu, "userspace")?;
     vm.ask(format!("start busy busy {vcpu}"))?;
     ask_for(&mut vm, vcpu, policy.max())?;
@@ -275,10 +290,7 @@ pub fn no_dip(plan: &Plan) -> Result<Value> {
     }
     let seen = trace.stop()?.frequencies;
     vm.quit()?;
-    let result = dips(policy, &requests_of(vcpu)?, &seen, u64::MAX);
-    Ok(
-        json!({ "held": result.dips.is_empty() && result.changes >= CHANGES, "seen": result.json() }),
-    )
+    Ok(dips(policy, &requests_of(vcpu)?, &seen, u64::MAX))
 }
 
 /// The same on a vCPU that has just become busy, so that the request alone
