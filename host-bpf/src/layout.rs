@@ -150,7 +150,8 @@ pub struct Counters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Events for which there was no room; only those that tell of requests can be.
+    /// Events for which there was no room, which those that tell of requests can take up: then
+    /// what a vCPU asked for last may still be to be served.
     pub dropped: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,

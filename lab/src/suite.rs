@@ -53,7 +53,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("exit"),
-        ..boot("2+2", &["kill"])
+        ..boot("2+2", &["kill", "flood"])
     },
     boot(
         "4+3+1",

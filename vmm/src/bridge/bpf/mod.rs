@@ -100,6 +100,8 @@ struct Vcpu {
     /// Requests that the programs count as the module's, and that it could not
     /// put into force when its turn came.
     failed: AtomicU64,
+    /// Events of it that found no room, as far as was seen.
+    dropped: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
 }
@@ -294,6 +296,7 @@ impl Vcpu {
             refused: AtomicU64::new(0),
             not_applicable: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
     }

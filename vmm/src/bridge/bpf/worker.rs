@@ -101,6 +101,7 @@ impl Shared {
             if now >= look_at {
                 look_at = now + ns(LOOK);
                 self.look_at_module();
+                self.look_for_dropped();
                 let found = self.look();
                 in_vain = match found.missed {
                     0 => in_vain,
@@ -176,6 +177,24 @@ impl Shared {
             let event = refused(vcpu, id, demand, refusal(id, Some(applied.last_errno)));
             for _ in 0..news.min(REFUSALS_TOLD) {
                 self.observer.record(&event);
+            }
+        }
+    }
+
+    /// Carries out requests whose events found no room: those that tell of
+    /// requests may have taken it.
+    fn look_for_dropped(&self) {
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let dropped = self
+                .host
+                .counters(vcpu)
+                .map_or(0, |counted| counted.dropped);
+            if known.dropped.swap(dropped, Relaxed) != dropped {
+                self.serve_one(&Waiting {
+                    vcpu,
+                    domain: known.domain,
+                    not_before_ns: Some(0),
+                });
             }
         }
     }
