@@ -95,6 +95,10 @@ impl Offer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
+        let source = match config.path {
+            PathChoice::ExitSysfs => source.opening_each_time(),
+            _ => source,
+        };
         let plans = choose_path(config)?;
         Ok(Self {
             chosen,
