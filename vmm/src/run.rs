@@ -120,6 +120,7 @@ impl Offer {
 fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
     let bpf = BpfPlan {
         object: config.bpf_object.clone(),
+        hypercalls: config.hypercalls,
     };
     let facts = PathFacts::ask(&config.kvm_device);
     let files = sys::open_files_at_most();
