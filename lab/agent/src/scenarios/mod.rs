@@ -15,6 +15,7 @@ mod idle;
 mod no_exit;
 mod opps;
 mod order;
+mod paths;
 mod speed;
 mod stats;
 mod two_guests;
@@ -61,6 +62,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
         "order" => order::run(plan),
+        "paths" => paths::run(plan),
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
