@@ -12,10 +12,12 @@ mod failure;
 mod flood;
 mod frequency;
 mod idle;
+mod many;
 mod no_exit;
 mod opps;
 mod order;
 mod paths;
+mod paths_trace;
 mod speed;
 mod stats;
 mod two_guests;
@@ -62,7 +64,9 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
         "order" => order::run(plan),
+        "many" => many::run(plan),
         "paths" => paths::run(plan),
+        "paths-trace" => paths_trace::run(plan),
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),

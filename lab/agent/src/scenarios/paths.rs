@@ -46,14 +46,17 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// A guest whose last vCPU makes the accesses.
-struct Measured {
-    vm: Vm,
-    path: &'static str,
-    vcpu: usize,
+pub struct Measured {
+    /// The guest.
+    pub vm: Vm,
+    /// How its accesses go.
+    pub path: &'static str,
+    /// The vCPU.
+    pub vcpu: usize,
     /// Where the vCPU's registers are.
-    page: u64,
+    pub page: u64,
     /// What it asks for in turn.
-    opps: String,
+    pub opps: String,
 }
 
 struct Row {
@@ -75,7 +78,8 @@ struct Ends {
 }
 
 impl Measured {
-    fn boot(plan: &Plan, policies: &[Policy], path: &'static str, calls: bool) -> Result<Self> {
+    /// Boots it by a path, with hypercalls or not.
+    pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str, calls: bool) -> Result<Self> {
         let setup = Setup {
             silent: true,
             ..Setup::mirroring(&first_cpus(policies))
@@ -104,12 +108,26 @@ impl Measured {
         })
     }
 
+    /// Reads: median and 99th percentile, ns.
+    pub fn reads(&mut self) -> Result<(f64, f64)> {
+        let (vcpu, page) = (self.vcpu, self.page);
+        self.times(format!("load-times {vcpu} {page:#x} {BATCHES} {READS}"))
+    }
+
+    /// So many writes: median and 99th percentile, ns.
+    pub fn writes(&mut self, count: u64) -> Result<(f64, f64)> {
+        let (vcpu, set_perf) = (self.vcpu, self.page + 4);
+        self.times(format!(
+            "store-times {vcpu} {set_perf:#x} {count} {}",
+            self.opps
+        ))
+    }
+
     fn by_registers(&mut self) -> Result<Vec<Row>> {
         let (vcpu, page, set_perf) = (self.vcpu, self.page, self.page + 4);
         let opps = self.opps.clone();
-        let read = self.times(format!("load-times {vcpu} {page:#x} {BATCHES} {READS}"))?;
-        let line = format!("store-times {vcpu} {set_perf:#x} {WRITES} {opps}");
-        let write = self.times(line)?;
+        let read = self.reads()?;
+        let write = self.writes(WRITES)?;
         let after = self.after()?;
         let exits = Exits::watch()?;
         self.vm
