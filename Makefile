@@ -3,13 +3,16 @@
 
 LAB = cargo run --quiet --locked -p vcpufreq-lab --
 
-.PHONY: demo test lab-shell lab-setup
+.PHONY: demo test bench-paths lab-shell lab-setup
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
 
 test: ## every test
 	@$(LAB) test
+
+bench-paths: ## what an access costs by each path: table, chart, out/paths.json
+	@$(LAB) bench-paths
 
 lab-shell: ## a console on the emulated host
 	@$(LAB) shell

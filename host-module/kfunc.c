@@ -3,7 +3,7 @@
  * The function that BPF programs call.
  *
  * It is called with a guest's write half done: the vCPU's thread is in KVM,
- * in a program on the tracepoint kvm_mmio, in which nothing may sleep. So it
+ * in a program on the tracepoint kvm_mmio or on a hypercall, in which nothing may sleep. So it
  * notes the request and has the rest done by the same thread, as task work,
  * which runs before KVM enters the guest again and before it returns to the
  * VMM: the clamp is in force before the guest's next instruction.
@@ -111,11 +111,17 @@ BTF_KFUNCS_END(vcpufreq_kfuncs)
  */
 static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 {
-	if (prog->expected_attach_type != BPF_TRACE_RAW_TP ||
-	    !prog->aux->attach_func_name ||
-	    strcmp(prog->aux->attach_func_name, "kvm_mmio"))
+	const char *name = prog->aux->attach_func_name;
+
+	if (!name)
 		return -EACCES;
-	return 0;
+	if (prog->expected_attach_type == BPF_TRACE_RAW_TP && !strcmp(name, "kvm_mmio"))
+		return 0;
+	/* Entered as kvm_mmio is passed: by a vCPU's thread, between two runs of its guest. */
+	if (prog->expected_attach_type == BPF_TRACE_FENTRY &&
+	    !strcmp(name, "kvm_smccc_call_handler"))
+		return 0;
+	return -EACCES;
 }
 
 static const struct btf_kfunc_id_set vcpufreq_kfunc_set = {

@@ -6,7 +6,7 @@
  * Programs on sched_switch and cpu_frequency keep the register cur_perf in it
  * true while the vCPU's thread runs. A vCPU that doesn't run can't read.
  *
- * Writes: a program on kvm_mmio sees address and value in the vCPU's own
+ * Writes: a program on kvm_mmio (and one on hypercalls, where asked for) sees address and value in the vCPU's own
  * context, works out the demand, and has it put into force by the kernel
  * module, before the guest goes on, or by the VMM.
  *
@@ -417,6 +417,24 @@ int vcpufreq_stub(void *ctx)
 {
 	bpf_tail_call(ctx, &slots, 0);
 	return 0;
+}
+
+/*
+ * A set_perf by hypercall. Tracing programs only look: KVM doesn't know the
+ * function and answers NOT_SUPPORTED, and nothing here can put another result
+ * into the guest's registers; so there is no cur_perf by hypercall.
+ */
+SEC("fentry/kvm_smccc_call_handler")
+int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
+{
+	__u64 who = bpf_get_current_pid_tgid();
+	__u32 zero = 0, pid = who, function = caller->arch.ctxt.regs.regs[0], *writer;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+
+	if (!v || who >> 32 != v->tgid || function != VCPUFREQ_CALL_SET_PERF)
+		return 0;
+	writer = bpf_map_lookup_elem(&threads, &pid);
+	return writer ? request(*writer, caller->arch.ctxt.regs.regs[1], *writer) : 0;
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */

@@ -49,6 +49,8 @@ pub struct VmConfig {
     pub vcpus: Vec<VcpuPolicy>,
     /// The pCPUs that have a frequency.
     pub pcpus: Vec<Pcpu>,
+    /// Whether set_perf may come by hypercall, too (arm64).
+    pub hypercalls: bool,
 }
 
 /// A VM's register pages: what a read-only memory slot shows its guest. Valid as long as the
@@ -103,6 +105,8 @@ struct Programs {
     generation: u32,
     /// Of the first object's stub, which calls whatever is in the slot.
     stub: Option<Link>,
+    /// Of the program on hypercalls, which stays the first object's.
+    calls: Option<Link>,
     stub_id: Option<u32>,
 }
 
@@ -123,6 +127,9 @@ impl HostBpf {
             programs.loaded.attach(true)?;
             programs.stub_id = programs.loaded.stub_id();
             programs.stub = programs.loaded.take_stub_link();
+            if config.hypercalls {
+                programs.calls = Some(programs.loaded.attach_calls()?);
+            }
         }
         // From now on changes are seen. What none has been seen of is looked up, and given way
         // to one that comes meanwhile.
@@ -145,6 +152,7 @@ impl HostBpf {
             sizes,
             programs: Mutex::new(Programs {
                 stub: None,
+                calls: None,
                 stub_id: None,
                 loaded,
                 generation: 1,
@@ -260,6 +268,7 @@ impl HostBpf {
     pub fn detach(&self) {
         let mut programs = self.programs();
         programs.stub = None;
+        programs.calls = None;
         programs.loaded.detach();
     }
 
@@ -488,6 +497,7 @@ fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
         vcpus,
         pages: vcpus.next_multiple_of(PAGES_IN_SLOT),
         domains: domains.unwrap_or(1),
+        hypercalls: config.hypercalls,
     })
 }
 

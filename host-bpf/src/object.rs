@@ -18,16 +18,18 @@ use crate::said;
 /// The programs that are attached as they are; the stub only once for a VM.
 const ATTACHED: [&str; 2] = ["vcpufreq_switch", "vcpufreq_frequency"];
 const STUB: &str = "vcpufreq_stub";
+const CALLS: &str = "vcpufreq_call";
 const WRITE: &str = "vcpufreq_write";
 const SLOTS: &str = "slots";
 
-/// How many entries the maps get.
+/// How many entries the maps get, and which programs there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub cpus: u32,
     pub vcpus: u32,
     pub pages: u32,
     pub domains: u32,
+    pub hypercalls: bool,
 }
 
 /// A loaded object. Dropping it detaches its programs.
@@ -57,7 +59,10 @@ impl Loaded {
         set_up(&mut open, sizes, generation)?;
         for mut program in open.progs_mut() {
             program.set_autoattach(false);
-            if shared.is_some() && program.name() == STUB {
+            // Where there are no hypercalls, there is nothing to attach it to.
+            let calls = sizes.hypercalls && shared.is_none();
+            let once = shared.is_some() && program.name() == STUB;
+            if once || (!calls && program.name() == CALLS) {
                 program.set_autoload(false);
             }
         }
@@ -86,6 +91,12 @@ impl Loaded {
                 .push(link.map_err(refused("attaching a BPF program"))?);
         }
         Ok(())
+    }
+
+    /// Attaches what sees hypercalls.
+    pub(crate) fn attach_calls(&self) -> Result<Link, BpfError> {
+        let link = self.program(CALLS)?.attach_trace();
+        link.map_err(refused("attaching the BPF program on hypercalls"))
     }
 
     /// Detaches its programs; the maps stay.

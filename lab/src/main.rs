@@ -18,6 +18,9 @@ mod kernel;
 mod kernel_source;
 mod namespace;
 mod parts;
+mod paths;
+mod paths_chart;
+mod paths_kvm;
 mod progress;
 mod root;
 mod run;
@@ -45,6 +48,8 @@ enum Command {
     Setup,
     /// Show the whole loop: a guest's requests, the host's frequencies
     Demo,
+    /// Measure what an access costs by each path
+    BenchPaths,
     /// Run every test
     Test,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
@@ -74,6 +79,7 @@ fn dispatch(command: Command) -> Result<bool> {
     match command {
         Command::Setup => Ok(true),
         Command::Demo => demo::run(&parts, &repo, started),
+        Command::BenchPaths => paths::run(&parts, &repo),
         Command::Test => suite::run(&parts, &repo),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),

@@ -35,6 +35,13 @@ pub const REG_PERF_DOMAIN: u64 = 0x14;
 /// Extensions have their registers from here on; below it nothing is ever added.
 pub const REG_EXTENSIONS: u64 = 0x100;
 
+/// Hypercall: which version of these calls there is, which is 1.
+pub const CALL_VERSION: u32 = 0x8600_0f00;
+/// Hypercall: cur_perf of the caller, kHz.
+pub const CALL_CUR_PERF: u32 = 0x8600_0f01;
+/// Hypercall: set_perf of the caller; W1 has kHz.
+pub const CALL_SET_PERF: u32 = 0x8600_0f02;
+
 /// Registers that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadReg {

@@ -158,6 +158,9 @@ pub struct RunArgs {
     /// [default: 5000:500]
     #[arg(long, value_name = "N[:BURST]")]
     pub rate_limit: Option<Rate>,
+    /// Answer cur_perf and set_perf by hypercall, too
+    #[arg(long)]
+    pub hypercalls: bool,
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
@@ -239,6 +242,7 @@ impl RunArgs {
             explain: self.explain.then_some(true),
             report: self.report,
             rate_limit: self.rate_limit,
+            hypercalls: self.hypercalls.then_some(true),
             events: self.events.clone(),
             dump_dtb: self.dump_dtb.clone(),
             kvm_device: self.kvm_device.clone(),
@@ -348,10 +352,11 @@ mod tests {
             "--floor=2=600000",
             "--resume-latency-us=50",
             "--hugepages=2M",
+            "--hypercalls",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
-            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\n\
+            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\nhypercalls=true\n\
             [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
             ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
             rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n";

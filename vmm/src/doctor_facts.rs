@@ -111,6 +111,7 @@ impl Live {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
             bpf: bridge::offer_bpf(&BpfPlan {
+                hypercalls: false,
                 object: config::DEFAULT_BPF_OBJECT.into(),
             }),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),

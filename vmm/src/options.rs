@@ -99,6 +99,8 @@ pub struct RunOptions {
     pub report: Option<Report>,
     /// How often a vCPU's requests reach the host.
     pub rate_limit: Option<Rate>,
+    /// The hypercall form of the accesses.
+    pub hypercalls: Option<bool>,
     /// Where the events go.
     pub events: Option<PathBuf>,
     /// Where the device tree goes.
@@ -172,6 +174,7 @@ impl RunOptions {
             explain: self.explain.or(file.explain),
             report: self.report.or(file.report),
             rate_limit: self.rate_limit.or(file.rate_limit),
+            hypercalls: self.hypercalls.or(file.hypercalls),
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
             kvm_device: self.kvm_device.or(file.kvm_device),

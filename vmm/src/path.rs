@@ -35,6 +35,11 @@ pub enum PathChoice {
     Kernel,
     /// Reads and writes handled by BPF in the kernel.
     Bpf,
+    /// As `exit`, but each read opens and parses sysfs: a yardstick, as VMMs do
+    /// it that came before.
+    #[serde(rename = "exit-sysfs")]
+    #[value(hide = true)]
+    ExitSysfs,
 }
 
 impl fmt::Display for Path {
@@ -152,7 +157,7 @@ fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, S
 pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     let wanted = match choice {
         PathChoice::Auto => None,
-        PathChoice::Exit => Some(Path::Exit),
+        PathChoice::Exit | PathChoice::ExitSysfs => Some(Path::Exit),
         PathChoice::Kernel => Some(Path::Kernel),
         PathChoice::Bpf => Some(Path::Bpf),
     };

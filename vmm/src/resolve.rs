@@ -64,6 +64,7 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
             Some(limit) => limit.0,
             None => Some(config::DEFAULT_RATE_LIMIT),
         },
+        hypercalls: options.hypercalls.unwrap_or(false),
         events: options.events.clone(),
         dump_dtb: options.dump_dtb.clone(),
         pvtime: true,

@@ -27,7 +27,7 @@ use crate::{
     rt_sys,
     rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
     run::warn,
-    vm::{Hooks, in_kernel::InKernel, sys::pin_thread},
+    vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
 };
 
 /// What is wanted, checked.
@@ -386,6 +386,10 @@ impl Hooks for RtHooks {
 
     fn on_path_lost(&self) -> Option<Arc<InKernel>> {
         self.inner.on_path_lost()
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        self.inner.hypercalls()
     }
 
     fn on_end(&self) {

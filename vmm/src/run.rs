@@ -107,6 +107,10 @@ impl Offer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
+        let source = match config.path {
+            PathChoice::ExitSysfs => source.opening_each_time(),
+            _ => source,
+        };
         let plans = choose_path(config)?;
         Ok(Self {
             chosen,
@@ -128,6 +132,7 @@ impl Offer {
 fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
     let bpf = BpfPlan {
         object: config.bpf_object.clone(),
+        hypercalls: config.hypercalls,
     };
     let facts = PathFacts::ask(&config.kvm_device);
     let files = sys::open_files_at_most();

@@ -12,6 +12,7 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 use crate::load::{self, Load};
 use crate::sys::Registers;
 use crate::sysfs;
+use crate::timing;
 
 /// The loads that are running, by the name that the scenario gave them.
 #[derive(Debug, Default)]
@@ -78,6 +79,10 @@ impl Deeds {
                 });
                 Ok(times)
             }
+            [
+                verb @ ("load-times" | "ram-times" | "call-times" | "call-changes" | "call"),
+                rest @ ..,
+            ] => timing::carry_out(verb, rest),
             ["registers"] => Ok(format!("{:#x}", registers()?)),
             ["work", cpu, turns] => {
                 load::pin(cpu.parse()?)?;
@@ -190,7 +195,7 @@ fn registers() -> Result<u64> {
     bail!("the device tree has no cpufreq device")
 }
 
-fn register(address: &str) -> Result<(Registers, usize)> {
+pub fn register(address: &str) -> Result<(Registers, usize)> {
     let digits = address.strip_prefix("0x").context("an address is 0x...")?;
     let address = u64::from_str_radix(digits, 16)?;
     Ok((

@@ -41,6 +41,8 @@ pub struct SeenExits {
     by_address: BTreeMap<u64, Accesses>,
     /// KVM's count of MMIO exits to userspace meanwhile.
     pub mmio_exit_user: u64,
+    /// Hypercalls that KVM handed to userspace.
+    pub calls_exited: u64,
 }
 
 impl Exits {
@@ -88,6 +90,7 @@ impl Exits {
         Ok(SeenExits {
             by_address: counter.by_address,
             mmio_exit_user,
+            calls_exited: counter.calls_exited,
         })
     }
 }
@@ -122,6 +125,7 @@ struct Counter {
     by_address: BTreeMap<u64, Accesses>,
     /// What each thread accessed last.
     last: BTreeMap<String, u64>,
+    calls_exited: u64,
 }
 
 impl Counter {
@@ -144,6 +148,8 @@ impl Counter {
         } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_MMIO ") {
             let address = self.last.get(&thread()).with_context(wrong)?;
             self.by_address.entry(*address).or_default().exited += 1;
+        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_HYPERCALL ") {
+            self.calls_exited += 1;
         }
         Ok(())
     }
@@ -175,13 +181,16 @@ mod tests {
             " vcpu0-9 [000] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1",
             " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
             " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
+            " vcpu0-9 [000] ..... 1.5: kvm_userspace_exit: reason KVM_EXIT_HYPERCALL (3)",
         ] {
             counter.line(line).unwrap();
         }
         let seen = SeenExits {
             by_address: counter.by_address,
             mmio_exit_user: 1,
+            calls_exited: counter.calls_exited,
         };
+        assert_eq!(seen.calls_exited, 1);
         let accesses = |trapped, exited| Accesses { trapped, exited };
         assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
         assert_eq!(seen.all(), accesses(3, 1));

@@ -158,15 +158,23 @@ pub fn timed(turns: usize, mut turn: impl FnMut(usize)) -> u64 {
 /// Median and 99th percentile, in ns, of so many turns, each after 2 ms of
 /// plain work: what a turn sets off elsewhere has ended then.
 pub fn times(turns: usize, mut turn: impl FnMut(usize)) -> String {
+    let timed = |n| {
+        let start = Instant::now();
+        turn(n);
+        start.elapsed().as_nanos()
+    };
+    apart(turns, timed)
+}
+
+/// The same of turns that say themselves how long they took.
+pub fn apart(turns: usize, mut turn: impl FnMut(usize) -> u128) -> String {
     let mut times: Vec<u128> = (0..turns)
         .map(|n| {
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(2) {
                 spin(CHUNK);
             }
-            let start = Instant::now();
-            turn(n);
-            start.elapsed().as_nanos()
+            turn(n)
         })
         .collect();
     times.sort_unstable();

@@ -14,6 +14,7 @@ mod load;
 mod scenarios;
 mod sys;
 mod sysfs;
+mod timing;
 mod trace;
 mod uclamp;
 mod vm;

@@ -198,3 +198,44 @@ impl Drop for Registers {
         unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }
+
+/// `struct lab_call` of `lab/modules/lab_call.h`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LabCall {
+    function: u32,
+    argument: u32,
+    times: u64,
+    result: u64,
+    ns: u64,
+}
+
+/// The module `lab_call`: hypercalls of this guest.
+#[derive(Debug)]
+pub struct Hypercalls(File);
+
+impl Hypercalls {
+    /// Once the module is loaded.
+    pub fn open() -> Result<Self> {
+        const DEVICE: &str = "/dev/lab_call";
+        let file = File::open(DEVICE).with_context(|| DEVICE.to_owned())?;
+        Ok(Self(file))
+    }
+
+    /// Calls `times` times: what the last one returned, and the ns of all.
+    pub fn call(&self, function: u32, argument: u32, times: u64) -> Result<(u64, u64)> {
+        /// `_IOWR(0xcf, 0x40, struct lab_call)`
+        const LAB_CALL: libc::Ioctl = 0xc020_cf40_u32 as libc::Ioctl;
+        let mut call = LabCall {
+            function,
+            argument,
+            times,
+            result: 0,
+            ns: 0,
+        };
+        // SAFETY: the driver reads and writes one `LabCall`, which outlives the call.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), LAB_CALL, &raw mut call) };
+        ensure!(result == 0, "LAB_CALL: {}", std::io::Error::last_os_error());
+        Ok((call.result, call.ns))
+    }
+}

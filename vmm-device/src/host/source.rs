@@ -38,6 +38,7 @@ pub struct SysfsSource {
     pcpus: Box<[RwLock<Option<Pcpu>>]>,
     /// By vCPU number.
     threads: Box<[RwLock<Option<Thread>>]>,
+    opens_each_time: bool,
 }
 
 #[derive(Debug)]
@@ -105,12 +106,21 @@ impl SysfsSource {
             root: root.clone(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
             threads: (0..vcpus).map(|_| RwLock::default()).collect(),
+            opens_each_time: false,
         };
         if source.refresh() == 0 {
             let path = root.cpus();
             return Err(SourceSetupError::NoCpufreq { path });
         }
         Ok(source)
+    }
+
+    /// Opens the file of the frequency at each read, and what else there is to know of the pCPU: a
+    /// yardstick for what keeping files open saves.
+    #[must_use]
+    pub fn opening_each_time(mut self) -> Self {
+        self.opens_each_time = true;
+        self
     }
 
     /// Opens every pCPU's files anew and reads its capacity and maximum again; returns how many
@@ -161,17 +171,16 @@ impl SysfsSource {
             pcpu: number,
             errno,
         };
+        if self.opens_each_time {
+            let pcpu = Pcpu::open(&self.root.cpus().join(format!("cpu{number}")));
+            let pcpu = pcpu.map_err(|error| unreadable(errno(&error)))?;
+            return pcpu.now(number);
+        }
         let index = usize::try_from(number).map_err(|_| unreadable(0))?;
         let slot = self.pcpus.get(index).ok_or(unreadable(0))?;
         let slot = slot.try_read().map_err(|_| unreadable(libc::EBUSY))?;
         let pcpu = slot.as_ref().ok_or(unreadable(0))?;
-        let khz = read_u32(&pcpu.frequency).map_err(|error| unreadable(errno(&error)))?;
-        Ok(PcpuPerf {
-            pcpu: number,
-            khz: Khz(khz),
-            khz_max: pcpu.khz_max,
-            capacity: pcpu.capacity,
-        })
+        pcpu.now(number)
     }
 }
 
@@ -196,6 +205,20 @@ impl Pcpu {
             frequency,
             khz_max,
             capacity,
+        })
+    }
+
+    /// What pCPU `number` is and runs at.
+    fn now(&self, number: u32) -> Result<PcpuPerf, SourceError> {
+        let khz = read_u32(&self.frequency).map_err(|error| SourceError::NoFrequency {
+            pcpu: number,
+            errno: errno(&error),
+        })?;
+        Ok(PcpuPerf {
+            pcpu: number,
+            khz: Khz(khz),
+            khz_max: self.khz_max,
+            capacity: self.capacity,
         })
     }
 }

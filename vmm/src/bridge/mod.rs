@@ -38,6 +38,7 @@ use crate::{
     vm::{
         Cpufreq, Hooks,
         bus::MmioDevice,
+        hypercall::Hypercalls,
         in_kernel::{InKernel, SlotMemory, Taken},
         pages::PageMapping,
     },
@@ -57,6 +58,8 @@ pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<Observer>>;
 pub struct BpfPlan {
     /// The object file with the programs.
     pub object: PathBuf,
+    /// Whether they see hypercalls, too.
+    pub hypercalls: bool,
 }
 
 /// The paths that the guest's accesses may take, the best first.
@@ -104,6 +107,7 @@ struct Joint {
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
     kernel: Option<KernelPlan>,
+    hypercalls: bool,
 }
 
 /// The path in use, and the one that was lost.
@@ -146,6 +150,7 @@ impl Bridge {
             path: Mutex::default(),
             pages: OnceLock::new(),
             kernel: plans.kernel,
+            hypercalls: config.hypercalls,
         });
         let in_kernel = joint.start_best(plans, size)?;
         let housekeeper = Housekeeper::start(device, observer.clone())?;
@@ -335,6 +340,14 @@ impl Hooks for Joint {
     fn on_end(&self) {
         // Where a thread is can't be read any more when it has ended.
         self.guest.threads.store(0, Relaxed);
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        match self.hypercalls {
+            true if self.active().bpf.is_some() => Hypercalls::WritesInKernel,
+            true => Hypercalls::Forwarded,
+            false => Hypercalls::None,
+        }
     }
 
     fn on_path_lost(&self) -> Option<Arc<InKernel>> {

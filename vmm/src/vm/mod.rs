@@ -16,6 +16,7 @@ pub mod arch;
 pub mod bus;
 pub mod console;
 pub mod fdt;
+pub mod hypercall;
 pub mod image;
 pub mod image_header;
 pub mod in_kernel;
@@ -43,6 +44,7 @@ use vcpufreq_dt::Machine;
 use crate::config::RunConfig;
 use crate::rt_options::PageSize;
 use bus::{Bus, MmioDevice};
+use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
 use in_kernel::InKernel;
 pub use supervise::supervise;
@@ -76,6 +78,11 @@ pub trait Hooks: Send + Sync {
     /// instead, if anything.
     fn on_path_lost(&self) -> Option<Arc<InKernel>> {
         None
+    }
+
+    /// Which hypercalls the guest that boots now has.
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
     }
 
     /// Called when the guest has ended, before the vCPU threads end.

@@ -99,6 +99,7 @@ impl VcpuThreads {
             let (start, starts) = channel();
             let thread = ThreadBody {
                 index,
+                vcpu: VcpuId(u16::try_from(index).context("too many vCPUs")?),
                 pin: pin.clone(),
                 hooks: hooks.clone(),
                 starts,
@@ -196,6 +197,7 @@ impl Drop for VcpuThreads {
 /// What a vCPU thread owns.
 struct ThreadBody {
     index: usize,
+    vcpu: VcpuId,
     pin: Vec<u32>,
     hooks: Arc<dyn Hooks>,
     starts: Receiver<VcpuStart>,
@@ -232,17 +234,35 @@ impl ThreadBody {
                 thread: &self,
                 end: VcpuEnd::Failed("the thread panicked".to_owned()),
             };
-            report.end = run_vcpu(&mut fd, &bus, &self.stop);
+            report.end = self.run_vcpu(&mut fd, &bus);
             // The guest's resources go before anybody hears of the end.
             drop(fd);
             drop(bus);
         }
     }
 
+    /// Runs guest code until there is a reason to end.
+    fn run_vcpu(&self, fd: &mut VcpuFd, bus: &Bus) -> VcpuEnd {
+        while !self.stop.load(Ordering::Acquire) {
+            let end = match fd.run() {
+                Ok(VcpuExit::Hypercall(call)) => {
+                    let function = call.nr;
+                    arch::answer_hypercall(fd, function, bus, self.vcpu)
+                }
+                Ok(VcpuExit::Unsupported(reason)) => arch::handle_exit(fd, reason, bus),
+                Ok(exit) => handle_exit(exit, bus),
+                Err(error) => handle_error(error),
+            };
+            if let Some(end) = end {
+                return end;
+            }
+        }
+        VcpuEnd::Stopped
+    }
+
     fn prepare(&self) -> anyhow::Result<()> {
         let index = self.index;
-        let vcpu = VcpuId(u16::try_from(index).context("too many vCPUs")?);
-        self.hooks.on_vcpu_thread_start(vcpu, sys::gettid())?;
+        self.hooks.on_vcpu_thread_start(self.vcpu, sys::gettid())?;
         if !self.pin.is_empty() {
             sys::pin_thread(&self.pin).with_context(|| {
                 format!(
@@ -251,23 +271,8 @@ impl ThreadBody {
                 )
             })?;
         }
-        self.hooks.on_vcpu_thread(vcpu, sys::gettid())
+        self.hooks.on_vcpu_thread(self.vcpu, sys::gettid())
     }
-}
-
-/// Runs guest code until there is a reason to end.
-fn run_vcpu(fd: &mut VcpuFd, bus: &Bus, stop: &AtomicBool) -> VcpuEnd {
-    while !stop.load(Ordering::Acquire) {
-        let end = match fd.run() {
-            Ok(VcpuExit::Unsupported(reason)) => arch::handle_exit(fd, reason, bus),
-            Ok(exit) => handle_exit(exit, bus),
-            Err(error) => handle_error(error),
-        };
-        if let Some(end) = end {
-            return end;
-        }
-    }
-    VcpuEnd::Stopped
 }
 
 fn handle_exit(exit: VcpuExit<'_>, bus: &Bus) -> Option<VcpuEnd> {

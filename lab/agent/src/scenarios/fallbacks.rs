@@ -14,7 +14,8 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
 use super::bpf::unload_module;
-use super::{Plan, Policy, ask_for, set_governor, stats::stats};
+use super::stats::of as stats;
+use super::{Plan, Policy, ask_for, set_governor};
 use crate::deeds::insmod;
 use crate::sys::drop_bpf_capabilities;
 use crate::vm::{Setup, Vm};

@@ -14,9 +14,12 @@ mod fallbacks;
 mod flood;
 mod frequency;
 mod idle;
+mod many;
 mod no_exit;
 mod opps;
 mod order;
+mod paths;
+mod paths_trace;
 mod rt_guest;
 mod rt_settings;
 mod speed;
@@ -69,6 +72,9 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
         "order" => order::run(plan),
+        "many" => many::run(plan),
+        "paths" => paths::run(plan),
+        "paths-trace" => paths_trace::run(plan),
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),

@@ -42,12 +42,12 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
         Setup::mirroring(&first_cpus(policies)).with(&["--path", path, "--rate-limit", LIMIT]);
     let mut vm = Vm::boot(&setup)?;
     access(&mut vm, policies, MANY)?;
-    let before = stats(&vm)?;
+    let before = of(&vm)?;
     let wrong_before = differences(&before, path, MANY, 0)?;
     vm.tell("restart")?;
     vm.expect("@ready", Duration::from_secs(120))?;
     access(&mut vm, policies, FEW)?;
-    let after = stats(&vm)?;
+    let after = of(&vm)?;
     let wrong_after = differences(&after, path, MANY + FEW, 1)?;
     let said = vm.quit()?;
     Ok(json!({
@@ -76,7 +76,8 @@ fn access(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn stats(vm: &Vm) -> Result<Value> {
+/// What the VMM of a guest counts.
+pub fn of(vm: &Vm) -> Result<Value> {
     let pid = vm.pid().to_string();
     let output = Command::new("/bin/vcpufreq")
         .args(["stats", "--json", &pid])

@@ -131,6 +131,7 @@ impl BpfPath {
             base: CPUFREQ_BASE,
             vcpus: policies(device, &domains, module.is_some(), observer.writes_events()),
             pcpus: pcpus(&host),
+            hypercalls: plan.hypercalls,
         };
         let bpf = HostBpf::start(config, |pcpu| khz_of(&host, pcpu))?;
         let bpf = Arc::new(bpf);

@@ -89,6 +89,7 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         base: BASE,
         vcpus,
         pcpus: pcpus(policies),
+        hypercalls: false,
     };
     let khz = |cpu| {
         let mut of = policies.iter().filter(|policy| policy.cpus.contains(&cpu));

@@ -4,6 +4,7 @@
 
 mod coherence;
 mod gic;
+mod hypercall;
 mod pvtime;
 mod registers;
 
@@ -23,6 +24,7 @@ use super::memory::{Access, Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxBoot, VmError, layout};
 pub use coherence::device_loads_see_caches;
+pub use hypercall::answer as answer_hypercall;
 
 /// A Linux guest to boot.
 pub struct LinuxGuest<'a> {
@@ -41,6 +43,7 @@ impl Boot for LinuxGuest<'_> {
         self.check_address_space(kvm)?;
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
+        hypercall::set_up(&vm, self.boot.hooks.hypercalls())?;
         let mut memory = Memory::of_pages(self.boot.pages);
         let ram = Region {
             base: layout::RAM_BASE,

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How long an access blocks a vCPU, on this machine's KVM, with a few
+//! instructions of 16-bit code: a loop, the same loop with a load, with a read
+//! of cur_perf, with a write of set_perf, by each path that x86-64 has.
+//!
+//! The host's side is a directory that stands for sysfs, and nothing is
+//! clamped: what is measured is KVM, and this program's way from there. Prints
+//! a line of JSON for each benchmark with its exits; `make bench-paths` joins
+//! them with criterion's figures.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+use x86_64::paths;
+
+#[cfg(not(target_arch = "x86_64"))]
+fn paths(_: &mut Criterion) {
+    println!("SKIP: the guest's code is for x86-64; see `lab run paths`");
+}
+
+criterion_group!(benches, run);
+criterion_main!(benches);
+
+fn run(criterion: &mut Criterion) {
+    paths(criterion);
+}
