@@ -95,7 +95,10 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor", "rt-settings"])
+        ..boot(
+            "2+2",
+            &["boot", "capacity", "governor", "rt-settings", "rt-loop"],
+        )
     },
     Boot {
         host: Rt,

@@ -18,6 +18,7 @@ mod no_exit;
 mod opps;
 mod order;
 mod rt_guest;
+mod rt_loop;
 mod rt_settings;
 mod speed;
 mod stats;
@@ -78,6 +79,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
+        "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),
