@@ -112,13 +112,22 @@ impl Measured {
 }
 
 /// What was in the way of a late wake-up, what took longest first; none when the trace shows none.
+/// `exit_us` has the exit latency of the CPU's idle states, by number.
 #[must_use]
-pub fn causes(events: &[Event], measured: &Measured, late: Late) -> Vec<Cause> {
+pub fn causes(
+    events: &[Event],
+    measured: &Measured,
+    late: Late,
+    exit_us: &BTreeMap<u32, u64>,
+) -> Vec<Cause> {
     let mut tally = Tally {
         window: late.window(),
         took: BTreeMap::new(),
     };
-    let mut open = Open::default();
+    let mut open = Open {
+        exit_us: exit_us.clone(),
+        ..Open::default()
+    };
     for event in events.iter().filter(|event| event.cpu == late.cpu) {
         if event.at_us > tally.window.1 {
             break;
@@ -163,7 +172,10 @@ struct Open {
     other: Option<(String, u64)>,
     interrupt: Option<(String, u64)>,
     idle: Option<u32>,
+    /// Since when the CPU has been out of its idle states.
+    awake_us: u64,
     khz: Option<u64>,
+    exit_us: BTreeMap<u32, u64>,
     exit: Option<(String, u64)>,
 }
 
@@ -178,6 +190,8 @@ impl Open {
         match &event.what {
             What::Switch { to } => {
                 end(Kind::OtherThread, &mut self.other);
+                // A vCPU's thread that sleeps handles nothing.
+                end(Kind::Exit, &mut self.exit);
                 // Thread 0 is the CPU's own idle loop.
                 if to.1 != 0 && !measured.has(to) {
                     self.other = Some((to.0.clone(), now));
@@ -192,18 +206,19 @@ impl Open {
             }
             What::Entry { .. } => end(Kind::Exit, &mut self.exit),
             What::Idle(state) => self.idle = Some(*state),
-            // The wake-up was due at the window's start: from there on the CPU was coming out.
+            // What it takes to come out is the state's own; that it was in there before is no harm.
             What::Awake => {
+                self.awake_us = now;
                 if let Some(state) = self.idle.take() {
-                    let from = tally.window.0;
+                    let took = self.exit_us.get(&state).copied().unwrap_or(0);
+                    let from = now.saturating_sub(took);
                     tally.add(Kind::IdleExit, &format!("state {state}"), (from, now));
                 }
             }
             What::Khz(khz) => {
                 if let Some(before) = self.khz.replace(*khz).filter(|before| before < khz) {
                     let ramp = format!("{before} → {khz} kHz");
-                    let from = tally.window.0;
-                    tally.add(Kind::FrequencyRamp, &ramp, (from, now));
+                    tally.add(Kind::FrequencyRamp, &ramp, (self.awake_us, now));
                 }
             }
             What::Moved { thread } => {
@@ -255,7 +270,7 @@ mod tests {
     }
 
     fn found(events: &[Event]) -> Vec<(Kind, String, u64)> {
-        let causes = causes(events, &Measured::cyclictest(), late());
+        let causes = causes(events, &Measured::cyclictest(), late(), &[(2, 900)].into());
         let rows = causes.into_iter();
         rows.map(|one| (one.kind, one.what, one.us)).collect()
     }
@@ -291,8 +306,8 @@ mod tests {
             at(995, to("cyclictest", 30)),
         ];
         let expected = [
-            (Kind::FrequencyRamp, "700 → 2700 kHz".to_owned(), 90),
             (Kind::IdleExit, "state 2".to_owned(), 80),
+            (Kind::FrequencyRamp, "700 → 2700 kHz".to_owned(), 10),
             (Kind::Interrupt, "arch_timer".to_owned(), 4),
         ];
         assert_eq!(found(&events), expected);
@@ -310,17 +325,18 @@ mod tests {
             at(905, entry()),
             at(910, exit("DABT_LOW")),
             at(940, entry()),
-            at(950, to("vcpu1", 40)),
+            // It asks to be woken later, and sleeps.
+            at(950, exit("HVC64")),
+            at(955, to("swapper/7", 0)),
+            at(995, to("vcpu1", 40)),
         ];
         let measured = Measured::vcpus(&events);
-        let causes = causes(&events, &measured, late());
-        let [cause] = causes.as_slice() else {
-            panic!("{causes:?}");
-        };
-        assert_eq!(
-            (cause.kind, cause.what.as_str(), cause.us),
-            (Kind::Exit, "DABT_LOW", 30)
-        );
+        let causes = causes(&events, &measured, late(), &BTreeMap::new());
+        let causes: Vec<(&str, u64)> = causes
+            .iter()
+            .map(|one| (one.what.as_str(), one.us))
+            .collect();
+        assert_eq!(causes, [("DABT_LOW", 30), ("HVC64", 5)]);
     }
 
     #[test]

@@ -8,6 +8,9 @@ use serde::Serialize;
 use super::{cause::Cause, cyclictest::Latencies, machine::Machine, script::Load};
 use crate::cpus::Cpus;
 
+/// How many causes of one latency a line has; JSON has all.
+const TOLD: usize = 3;
+
 /// Where a test ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -202,7 +205,7 @@ impl Worst {
             0 => String::new(),
             off => format!(", known within {off} µs"),
         };
-        let causes = self.causes.iter();
+        let causes = self.causes.iter().take(TOLD);
         let causes: Vec<String> = causes.map(Cause::line).collect();
         let causes = match causes.as_slice() {
             [] => "the trace shows nothing in its way".to_owned(),

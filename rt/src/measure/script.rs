@@ -76,8 +76,8 @@ pub fn load_script(test: &Test, beside: &Beside) -> String {
     format!("{load}echo started\nread line\n{END}exit 0\n")
 }
 
-/// Ends the loads. hackbench's children end with the group that it is in the midst of.
-const END: &str = "[ -z \"$load\" ] || kill $load 2> /dev/null\nwait\n";
+/// Ends the loads.
+const END: &str = "[ -z \"$load\" ] || kill -TERM $load 2> /dev/null\nwait\n";
 
 fn limit_s(test: &Test) -> u64 {
     let seconds = match test.length {
@@ -100,9 +100,10 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
             }
             text + SETTLE
         }
-        // The loop ends when this shell does, however that comes about.
+        // A group of its own, so that what hackbench has started ends too; and the loop ends when
+        // this shell does, however that comes about.
         Load::Hackbench => format!(
-            "(while kill -0 $$ 2> /dev/null; do taskset -c {cpus} hackbench -g 1 -l 100 || exit; done) > /dev/null 2>&1 < /dev/null &\nload=$!\n{SETTLE}"
+            "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g 1 -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
         ),
     }
 }
@@ -142,7 +143,8 @@ mod tests {
     /// With shell functions in place of the programs.
     fn run(script: &str) -> (Option<i32>, String) {
         let script = format!(
-            "cyclictest() {{ echo measured; return 7; }}\nstress-ng() {{ sleep 60; }}\n{script}"
+            "cyclictest() {{ echo measured; return 7; }}\nstress-ng() {{ sleep 60; }}\ntaskset() {{ sleep 60; }}\nexport -f taskset\n{}",
+            script.replace("setsid sh", "setsid bash")
         );
         let output = Command::new("bash")
             .args(["-c", &script])
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_result_is_the_tests() {
-        for load in [Load::Idle, Load::Stress] {
+        for load in [Load::Idle, Load::Stress, Load::Hackbench] {
             let (code, text) = run(&script(&test(), &beside(load), None));
             assert_eq!((code, text.as_str()), (Some(7), "measured\n"), "{load:?}");
         }

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::cpus::Cpus;
+
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-rt-";
 /// Of each CPU; the oldest events go first.
@@ -78,17 +80,19 @@ pub struct Event {
 pub struct Trace(PathBuf);
 
 impl Trace {
-    /// Makes it, and starts.
+    /// Makes it, and starts: of these CPUs alone, for loads on the others fill buffers that nobody
+    /// looks at. A frequency that another CPU changes isn't seen.
     ///
     /// # Errors
     /// What the kernel refused; without root, everything.
-    pub fn start() -> io::Result<Self> {
+    pub fn start(cpus: &Cpus) -> io::Result<Self> {
         remove_stale();
         let trace = Self(Path::new(INSTANCES).join(format!("{PREFIX}{}", std::process::id())));
         fs::create_dir(&trace.0)?;
         trace.write("tracing_on", "0")?;
         trace.write("buffer_size_kb", BUFFER_KIB)?;
         trace.write("trace_clock", "mono")?;
+        trace.write("tracing_cpumask", &cpus.mask())?;
         for event in EVENTS {
             let enable = format!("events/{event}/enable");
             if trace.0.join(&enable).exists() {

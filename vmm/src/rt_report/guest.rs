@@ -7,7 +7,7 @@ use vcpufreq_rt::Cpus;
 use super::{args::ReportArgs, shell::Shell};
 use crate::sys::monotonic_ns;
 
-/// How often the clocks are compared; the quickest answer counts.
+/// How often the clocks are compared.
 const LOOKS: u32 = 5;
 
 /// A guest and its CPUs.
@@ -31,23 +31,26 @@ impl Guest {
     }
 
     /// What to add to the guest's `CLOCK_MONOTONIC` for the host's, in µs, and how far off that may
-    /// be: half of the time that the guest's answer took.
+    /// be: the guest looked at its clock some time between the question and the answer, and what
+    /// all of the answers allow is left.
     pub(super) fn clocks(&self) -> anyhow::Result<(i64, u64)> {
-        let mut best: Option<(i64, u64)> = None;
+        let mut allowed = (i64::MIN, i64::MAX);
         for _ in 0..LOOKS {
             let before = monotonic_ns() / 1000;
             let text = self.shell.run("head -n 3 /proc/timer_list\n");
             let after = monotonic_ns() / 1000;
             let guest = now_us(&text.context("asking for the guest's clock")?)
                 .context("the guest's /proc/timer_list has no 'now at'; be root there")?;
-            let took = after.saturating_sub(before);
-            let middle = i64::try_from(before + took / 2)?;
-            let found = (middle - i64::try_from(guest)?, took.div_ceil(2));
-            if best.is_none_or(|(_, off)| found.1 < off) {
-                best = Some(found);
-            }
+            let apart = |host: u64| -> anyhow::Result<i64> {
+                Ok(i64::try_from(host)? - i64::try_from(guest)?)
+            };
+            allowed = (allowed.0.max(apart(before)?), allowed.1.min(apart(after)?));
         }
-        best.context("the clocks weren't compared")
+        let width = allowed.1.checked_sub(allowed.0);
+        let width = width.filter(|width| *width >= 0);
+        let width =
+            width.context("the guest's clock doesn't run as the host's; can't compare them")?;
+        Ok((allowed.0 + width / 2, width.unsigned_abs().div_ceil(2)))
     }
 }
 

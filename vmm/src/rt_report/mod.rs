@@ -5,7 +5,7 @@ mod args;
 mod guest;
 mod shell;
 
-use std::io::Write as _;
+use std::{collections::BTreeMap, io::Write as _};
 
 use anyhow::{Context as _, ensure};
 use vcpufreq_rt::{
@@ -44,7 +44,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         args,
         wanted: &wanted,
         here,
-        trace: start_trace(args)?,
+        trace: start_trace(args, &wanted.cpus)?,
     };
     let mut runs = Vec::new();
     if !args.guest_only {
@@ -58,8 +58,8 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     Ok(u8::from(matches!(report.verdict, Verdict::Exceeded { .. })))
 }
 
-fn start_trace(args: &ReportArgs) -> anyhow::Result<Option<Trace>> {
-    let trace = args.trace.then(Trace::start).transpose();
+fn start_trace(args: &ReportArgs, cpus: &Cpus) -> anyhow::Result<Option<Trace>> {
+    let trace = args.trace.then(|| Trace::start(cpus)).transpose();
     trace.context(
         "can't trace; run as root, with tracefs at /sys/kernel/tracing, or without --trace",
     )
@@ -240,8 +240,9 @@ impl Session<'_> {
             let pcpu = index.and_then(|index| pcpus.get(index)).copied();
             let at_us = spike.at_us.checked_add_signed(clocks.0);
             let at_us = at_us.context("the guest's clock is before the host's start")?;
+            let pcpu = pcpu.context("a spike on a CPU that wasn't measured")?;
             let late = Late {
-                cpu: pcpu.context("a spike on a CPU that wasn't measured")?,
+                cpu: pcpu,
                 at_us,
                 latency_us: spike.latency_us,
                 off_us: clocks.1,
@@ -251,11 +252,20 @@ impl Session<'_> {
                 latency_us: spike.latency_us,
                 at_us,
                 off_us: clocks.1,
-                causes: measure::causes(&events, &measured, late),
+                causes: measure::causes(&events, &measured, late, &exit_latencies(pcpu)),
             });
         }
         Ok(worst)
     }
+}
+
+/// Of a CPU's idle states, by number, in µs.
+fn exit_latencies(cpu: u32) -> BTreeMap<u32, u64> {
+    let host = KernelHost::default();
+    let dir = format!("/sys/devices/system/cpu/cpu{cpu}/cpuidle");
+    let latency = |state: u32| host.number(&format!("{dir}/state{state}/latency"));
+    let known = (0..).map_while(|state| Some((state, u64::try_from(latency(state)?).ok()?)));
+    known.collect()
 }
 
 /// What a script needs that isn't part of every system.
@@ -265,7 +275,7 @@ fn programs(loads: &[Load]) -> Vec<&'static str> {
         programs.extend(match load {
             Load::Idle => [].as_slice(),
             Load::Stress => ["stress-ng"].as_slice(),
-            Load::Hackbench => ["hackbench", "taskset"].as_slice(),
+            Load::Hackbench => ["hackbench", "setsid", "taskset"].as_slice(),
         });
     }
     programs
