@@ -103,7 +103,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("4+3+1", &["rt-guest"])
+        ..boot("4+3+1", &["rt-guest", "rt-latency"])
     },
     Boot {
         driver: Mainline,

@@ -46,7 +46,7 @@ const LIBRARIES: [&str; 7] = [
     "libzstd.so.1",
 ];
 /// Of busybox, by the names that scripts call them by.
-const APPLETS: [&str; 2] = ["sleep", "taskset"];
+const APPLETS: [&str; 4] = ["head", "setsid", "sleep", "taskset"];
 
 /// Whether a run of these scenarios needs them.
 pub fn needed(scenarios: &[String]) -> bool {

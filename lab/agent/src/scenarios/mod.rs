@@ -18,6 +18,8 @@ mod no_exit;
 mod opps;
 mod order;
 mod rt_guest;
+mod rt_inventory;
+mod rt_latency;
 mod rt_loop;
 mod rt_settings;
 mod speed;
@@ -79,6 +81,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
+        "rt-latency" => rt_latency::run(plan),
         "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
