@@ -32,6 +32,10 @@ const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
     folders: &["host-module", "guest-driver/tests"],
 };
+const RT_MODULE: ModuleSource = ModuleSource {
+    name: "rt-module",
+    folders: &["rt-module", "guest-driver/tests"],
+};
 const ABI: ModuleSource = ModuleSource {
     name: "abi",
     folders: &["abi"],
@@ -60,7 +64,7 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt] {
         let release = Kernel::find(&parts.root, flavor)?.release;
-        for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE] {
+        for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = Check::make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
             tried.push(verdict(name, check.carry_out(parts, repo)));

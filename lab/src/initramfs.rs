@@ -30,6 +30,7 @@ impl Initramfs {
             "run",
             "tmp",
             "bin",
+            "lib",
             "lab",
             "lab/modules",
             "lab/bpf",

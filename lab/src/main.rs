@@ -25,6 +25,7 @@ mod progress;
 mod root;
 mod run;
 mod suite;
+mod tools;
 mod topology;
 
 use std::path::PathBuf;

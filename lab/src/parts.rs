@@ -12,6 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
+use crate::tools;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const HOST_MODULES: ModuleSource = ModuleSource {
@@ -21,6 +22,10 @@ const HOST_MODULES: ModuleSource = ModuleSource {
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
     folders: &["host-module"],
+};
+const RT_MODULE: ModuleSource = ModuleSource {
+    name: "rt-module",
+    folders: &["rt-module"],
 };
 const GUEST_MODULES: ModuleSource = ModuleSource {
     name: "guest-driver",
@@ -43,11 +48,13 @@ pub struct Parts {
     programs: PathBuf,
 }
 
-/// Which guest, if any, goes into a host's initial file system.
+/// Which guest goes into a host's initial file system.
 #[derive(Debug, Clone, Copy)]
 pub struct Guest {
     /// Its kernel.
     pub flavor: Flavor,
+    /// Whether it and the host have the measuring programs.
+    pub tools: bool,
 }
 
 impl Parts {
@@ -70,7 +77,7 @@ impl Parts {
     pub fn host_initramfs(&self, host: Flavor, guest: Guest, plan: &str) -> Result<Vec<u8>> {
         let kernel = Kernel::find(&self.root, host)?;
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
-        let mut archive = self.base(&kernel)?;
+        let mut archive = self.base(&kernel, guest.tools)?;
         archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
         for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
             let name = object.file_name().and_then(|name| name.to_str());
@@ -82,12 +89,15 @@ impl Parts {
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
-        archive.file("lab/guest-initramfs", &self.guest_initramfs(&guest_kernel)?)?;
+        archive.file(
+            "lab/guest-initramfs",
+            &self.guest_initramfs(&guest_kernel, guest.tools)?,
+        )?;
         archive.finish()
     }
 
-    fn guest_initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
-        let mut archive = self.base(kernel)?;
+    fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
+        let mut archive = self.base(kernel, tools)?;
         add_modules(&mut archive, &self.own_modules(kernel, GUEST_MODULES)?)?;
         let call = self.own_modules(kernel, HOST_MODULES)?.join("lab_call.ko");
         archive.file("lab/modules/lab_call.ko", &std::fs::read(call)?)?;
@@ -98,7 +108,7 @@ impl Parts {
         archive.finish()
     }
 
-    fn base(&self, kernel: &Kernel) -> Result<Initramfs> {
+    fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
         archive.program("init", &self.programs.join("vcpufreq-lab-agent"))?;
         archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
@@ -110,6 +120,10 @@ impl Parts {
             let module = kernel.own_module(&self.cache, &self.root, path)?;
             let name = path.rsplit('/').next().unwrap_or(path);
             archive.file(&format!("lab/modules/{name}.ko"), &module)?;
+        }
+        if tools {
+            tools::add(&mut archive, self.root.dir())?;
+            add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
         Ok(archive)
     }

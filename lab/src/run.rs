@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
+use crate::tools;
 use crate::topology::Topology;
 
 /// The emulated CPU unless another one is asked for.
@@ -170,7 +171,10 @@ impl Options {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
         });
-        let guest = Guest { flavor: self.guest };
+        let guest = Guest {
+            flavor: self.guest,
+            tools: tools::needed(scenarios),
+        };
         let initrd = dir.join("initramfs");
         fs::write(
             &initrd,

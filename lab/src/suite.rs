@@ -95,12 +95,15 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor", "rt-settings"])
+        ..boot(
+            "2+2",
+            &["boot", "capacity", "governor", "rt-settings", "rt-loop"],
+        )
     },
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("4+3+1", &["rt-guest"])
+        ..boot("4+3+1", &["rt-guest", "rt-latency"])
     },
     Boot {
         driver: Mainline,

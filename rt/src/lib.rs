@@ -18,6 +18,7 @@ mod check;
 mod cpus;
 mod host;
 mod kernel_host;
+pub mod measure;
 mod partition;
 mod plan;
 mod profile;

@@ -86,7 +86,7 @@ pub enum Command {
         #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
         every: u64,
     },
-    /// Tune this host for real-time guests: plan, apply, check, restore
+    /// Tune this host for real-time guests: plan, apply, check, restore; measure it: report
     #[command(subcommand, after_help = EXIT_CODES)]
     Rt(RtCommand),
     /// Remove what killed runs left behind, and nothing else

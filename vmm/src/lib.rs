@@ -28,6 +28,7 @@ pub mod rt_cli;
 pub mod rt_command;
 pub mod rt_guest;
 pub mod rt_options;
+pub mod rt_report;
 mod rt_sys;
 mod rt_text;
 pub mod rt_traces;

@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use serde::Deserialize;
 use vcpufreq_rt::{Cpus, Guest, Look, Partition, Profile, SHIPPED};
 
-use crate::options::one_line;
+use crate::{options::one_line, rt_report::ReportArgs};
 
 /// The profile without another being named.
 const DEFAULT_PROFILE: &str = "kvm-rt";
@@ -35,6 +35,12 @@ Exit codes:
   1  done, but the kernel refused some, which are named on stderr
   2  error, nothing was changed: one line on stderr with the cause and the next step";
 
+const REPORT_HELP: &str = "\
+Exit codes:
+  0  measured; the budget, if any, was kept, or no verdict is possible here
+  1  a latency was above the budget
+  2  error: one line on stderr with the cause and the next step";
+
 /// What `vcpufreq rt` can do.
 #[derive(Debug, Subcommand)]
 pub enum RtCommand {
@@ -54,6 +60,9 @@ pub enum RtCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Measure wake-up latencies on host and guest, with and without load, beside a budget
+    #[command(after_help = REPORT_HELP)]
+    Report(Box<ReportArgs>),
     /// List the shipped profiles, or print one
     Profiles {
         /// The one to print.

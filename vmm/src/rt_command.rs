@@ -9,7 +9,7 @@ use vcpufreq_rt::{KernelHost, Record, Restored, apply, check, plan, restore};
 
 use crate::{
     rt_cli::{RtArgs, RtCommand, Wanted, profiles},
-    rt_text,
+    rt_report, rt_text,
 };
 
 /// Carries out a command; the exit code.
@@ -22,6 +22,7 @@ pub fn rt(command: &RtCommand) -> anyhow::Result<u8> {
         RtCommand::Apply(args) => apply_command(args),
         RtCommand::Check(args) => check_command(args),
         RtCommand::Restore { json } => restore_command(*json),
+        RtCommand::Report(args) => rt_report::report(args),
         RtCommand::Profiles { name } => {
             print(&profiles(name.as_deref())?)?;
             Ok(0)

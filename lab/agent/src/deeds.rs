@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
 
+use crate::guest_shell;
 use crate::load::{self, Load};
 use crate::sys::Registers;
 use crate::sysfs;
@@ -23,6 +24,9 @@ pub struct Deeds {
 impl Deeds {
     /// Carries out one line; the answer has no line break.
     pub fn carry_out(&mut self, line: &str) -> Result<String> {
+        if let Some(script) = line.strip_prefix("sh ") {
+            return guest_shell::run(script);
+        }
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["read", path] => Ok(sysfs::text(path)?.replace('\n', "\\n")),

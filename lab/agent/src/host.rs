@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's side: set-up, the plan, the result port.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -32,6 +33,8 @@ pub fn main() {
 fn carry_out() -> Result<()> {
     mount_kernel_files()?;
     mount_at("tmpfs", "/run")?;
+    // As on every system: a new tmpfs is everybody's.
+    std::fs::set_permissions("/run", Permissions::from_mode(0o755))?;
     mount_at("cgroup2", "/sys/fs/cgroup")?;
     raw_result_port()?;
     let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;

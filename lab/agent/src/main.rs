@@ -9,6 +9,7 @@
 mod deeds;
 mod exits;
 mod guest;
+mod guest_shell;
 mod host;
 mod load;
 mod scenarios;
@@ -27,6 +28,13 @@ fn main() {
     let role = std::env::args().nth(1);
     match role.as_deref() {
         Some("burn") => load::burn_forever(),
+        Some("guest-sh") => {
+            let code = guest_shell::relay().unwrap_or_else(|error| {
+                eprintln!("{error:#}");
+                2
+            });
+            std::process::exit(code);
+        }
         #[cfg(feature = "bpf")]
         Some(role @ ("bpf-vmm" | "bpf-switches")) => {
             let words: Vec<String> = std::env::args().skip(2).collect();

@@ -20,6 +20,8 @@ const SETTLE_STEP: Duration = Duration::from_millis(100);
 const SETTLE_TRIES: u32 = 300;
 /// Utilization of a vCPU's thread that only its guest's ticks and timers use.
 const IDLE_UTIL: u32 = 30;
+/// Memory of a guest.
+const MEM_MIB: u32 = 256;
 /// Its event lines.
 const EVENTS: &str = "/run/events.jsonl";
 /// What every guest is booted with: the console, and /dev/mem on the
@@ -37,6 +39,8 @@ pub struct Setup {
     pub cmdline: String,
     /// Without `--events`: writing the file is work on the host too.
     pub silent: bool,
+    /// Memory in MiB, when the usual isn't enough.
+    pub mem_mib: Option<u32>,
 }
 
 impl Setup {
@@ -334,7 +338,8 @@ pub fn command(setup: &Setup) -> Command {
             "--initrd",
             "/lab/guest-initramfs",
         ])
-        .args(["--mem", "256"])
+        .arg("--mem")
+        .arg(setup.mem_mib.unwrap_or(MEM_MIB).to_string())
         .arg("--cmdline")
         .arg(format!("{CMDLINE} {}", setup.cmdline))
         .arg("--cpus")

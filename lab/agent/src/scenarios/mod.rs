@@ -21,6 +21,9 @@ mod order;
 mod paths;
 mod paths_trace;
 mod rt_guest;
+mod rt_inventory;
+mod rt_latency;
+mod rt_loop;
 mod rt_settings;
 mod speed;
 mod stats;
@@ -84,6 +87,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "idle" => idle::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
+        "rt-latency" => rt_latency::run(plan),
+        "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
         _ => bail!("no such scenario"),

@@ -6,7 +6,6 @@
 //! The last pCPU has to have a policy of its own (topology 4+3+1): a light load's frequency is that
 //! of the other pCPUs while it sleeps.
 
-use std::collections::BTreeMap;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,9 +14,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
-use super::{Plan, Policy, ask_for, let_load_decay, rt_settings, set_governor};
+use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, set_governor};
 use crate::sysfs;
-use crate::trace::Trace;
 use crate::vm::{self, Setup, Vm};
 
 /// The guest's boot, in the host's time.
@@ -40,12 +38,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
     );
     // As the lab's own looks leave it.
     sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
-    let before = rt_settings::everything()?;
+    let before = rt_inventory::everything()?;
     rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
     let floor = *big.opps.get(1).context("no second OPP")?;
     let mut vm = fifo_guest(plan, (little, cpu), floor)?;
     let alone = alone(plan, &vm, cpu)?;
-    let beside = who_runs(&mut vm, cpu)?;
     let rows = requests(&mut vm, big, floor)?;
     let refused = second_guest(cpu)?;
     let occupied = rt(&["restore"], 2).is_ok();
@@ -53,14 +50,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
     sleep(Duration::from_secs(1));
     let bound = sysfs::text(bound_file(cpu))?;
     rt(&["restore"], 0)?;
-    let left = rt_settings::changes(&before, &rt_settings::everything()?);
+    let left = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let others = other_policies(plan, little, cpu)?;
-    let left_after = rt_settings::changes(&before, &rt_settings::everything()?);
+    let left_after = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let right = rows.iter().all(|row| row["right"] == true);
     Ok(json!({
-        "held": alone["held"] == true && beside["held"] == true && right && refused && occupied && bound == "0"
+        "held": alone["held"] == true && right && refused && occupied && bound == "0"
             && left.is_empty() && others["held"] == true && left_after.is_empty(),
-        "alone": alone, "ran_there": beside, "requests": rows, "second_guest_refused": refused,
+        "alone": alone, "requests": rows, "second_guest_refused": refused,
         "restore_refused_while_it_ran": occupied, "bound_after_kill": bound, "left": left,
         "other_policies": others, "left_after_them": left_after,
     }))
@@ -81,7 +78,7 @@ fn fifo_guest(plan: &Plan, (little, cpu): (u32, u32), floor: u32) -> Result<Vm> 
 }
 
 /// Boots; a real-time thread has no utilization to settle by.
-fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
+pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
     let mut vm = Vm::start(setup)?;
     vm.expect("@ready", BOOT)?;
     sleep(SETTLED);
@@ -129,28 +126,6 @@ fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
     Ok(json!({
         "held": held, "threads": names, "other_threads_there": intruders, "vcpu_allowed_on": vcpu,
         "priority_and_policy": scheduling, "locked_kib": locked, "bound_us": bound,
-    }))
-}
-
-/// Who ran on the pCPU in 10 s: the vCPU, and kernel threads that are that CPU's own, by name.
-fn who_runs(vm: &mut Vm, cpu: u32) -> Result<Value> {
-    vm.ask("start light periodic 1 20000 2000")?;
-    let trace = Trace::start()?;
-    sleep(Duration::from_secs(10));
-    let seen = trace.stop()?;
-    vm.ask("stop light")?;
-    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
-    for switch in seen.switches.iter().filter(|switch| switch.cpu == cpu) {
-        *counts.entry(switch.next.0.clone()).or_default() += 1;
-    }
-    // `ktimers/7`, `kworker/7:1`.
-    let own = format!("/{cpu}");
-    let vcpu = counts.get("vcpu1").copied().unwrap_or(0);
-    let others = counts.keys().filter(|name| *name != "vcpu1");
-    let strangers: Vec<&String> = others.filter(|name| !name.contains(&own)).collect();
-    Ok(json!({
-        "held": strangers.is_empty() && vcpu >= 500, "times_switched_to": counts,
-        "strangers": strangers,
     }))
 }
 
@@ -260,7 +235,7 @@ fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 
-fn rt(line: &[&str], code: i32) -> Result<()> {
+pub(super) fn rt(line: &[&str], code: i32) -> Result<()> {
     let output = Command::new("/bin/vcpufreq")
         .arg("rt")
         .args(line)

@@ -2,12 +2,11 @@
 //! `vcpufreq rt` on a real kernel: plan → apply → check → restore leaves everything as before,
 //! also when apply or restore is killed at any line, when a file refuses the write, and after
 //! another boot.
-//!
-//! What "everything" is, this decides by itself: far more files than the plan lists.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -17,13 +16,15 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::rt_inventory::{State, changes, everything};
 use super::{Plan, Policy};
-use crate::sysfs;
 
 const RECORD: &str = "/run/vcpufreq/rt.json";
 const CONFIG: &str = "/run/rt.toml";
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+const NOBODY: u32 = 65534;
 
 /// What kvm-rt leaves alone and the lab's kernel has, with values other than its own.
 const MORE: &str = "
@@ -40,6 +41,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}");
     fs::write(CONFIG, config)?;
     let before = everything()?;
+    let unprivileged = without_privilege(&before, cpu)?;
     let (checked, cut_off) = there_and_back(&before, cpu)?;
     let performance = with_performance(&before, cpu)?;
     let applies = killed(&before, &[], &["apply", "--config", CONFIG])?;
@@ -48,8 +50,8 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let reboot = another_boot(&before)?;
     Ok(json!({
         "held": checked["held"] == true && cut_off && performance && refused && reboot
-            && applies.held() && restores.held(),
-        "files_compared": before.len(), "check": checked, "others_are_cut_off": cut_off,
+            && applies.held() && restores.held() && unprivileged["held"] == true,
+        "files_compared": before.len(), "unprivileged": unprivileged, "check": checked, "others_are_cut_off": cut_off,
         "performance_there_and_back": performance,
         "apply_killed": applies.json(), "restore_killed": restores.json(),
         "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
@@ -62,6 +64,7 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     ensure!(everything()? == *before, "planning changed something");
     succeeded(&["apply", "--config", CONFIG])?;
     let changed = changes(before, &everything()?);
+    let unlisted = unlisted(&plan, &changed);
     // Nobody outside of the guest's group can be put on its CPU.
     let cut_off = bind(cpu).is_err();
     let check = json_of(&["check", "--json"])?;
@@ -76,12 +79,69 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     let record_gone = !Path::new(RECORD).exists();
     let held = not.is_empty() && effective == planned && left.is_empty() && record_gone;
     let report = json!({
-        "held": held && changed.len() > 30 && bind(cpu).is_ok(), "settings": planned,
+        "held": held && unlisted.is_empty() && changed.len() > 30 && bind(cpu).is_ok(),
+        "settings": planned, "changed_and_not_planned": unlisted,
         "effective": effective, "not": not, "files_changed": changed.len(),
         "left_after_restore": left, "absent": plan["plan"]["absent"],
         "unseen": plan["plan"]["unseen"], "cmdline": plan["plan"]["cmdline"],
     });
     Ok((report, cut_off))
+}
+
+/// What has changed and is not in the plan, nor follows in the kernel from what is: files of cgroups
+/// that the plan makes or gives controllers to, and the list of isolated CPUs.
+fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
+    let none = Vec::new();
+    let settings = plan["plan"]["settings"].as_array().unwrap_or(&none);
+    let all = settings
+        .iter()
+        .flat_map(|one| one["changes"].as_array().unwrap_or(&none));
+    let mut planned = BTreeSet::new();
+    for change in all {
+        for key in ["path", "shown_in", "name"] {
+            planned.extend(change[key].as_str());
+        }
+    }
+    let follows = |path: &str| path.starts_with("/sys/fs/cgroup/");
+    let unlisted = changed
+        .iter()
+        .filter(|path| !planned.contains(path.as_str()) && !follows(path));
+    unlisted.cloned().collect()
+}
+
+/// As nobody: plan and check say what they couldn't see, apply is refused, nothing is changed.
+fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
+    let guest = format!("plc={cpu}");
+    let mut unseen = Vec::new();
+    for word in ["plan", "check"] {
+        let output = command(&[word, "--guest", &guest, "--json"])
+            .uid(NOBODY)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(1),
+            "rt {word} as nobody: {said}"
+        );
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let part = if word == "plan" {
+            &report["plan"]
+        } else {
+            &report
+        };
+        unseen.push(part["unseen"].as_array().map_or(0, Vec::len));
+    }
+    let apply = command(&["apply", "--guest", &guest])
+        .uid(NOBODY)
+        .output()?;
+    let refused = apply.status.code() == Some(2)
+        && String::from_utf8_lossy(&apply.stderr).lines().count() == 1
+        && !Path::new(RECORD).exists();
+    let untouched = everything()? == *before;
+    // The kernel's configuration is hidden from root as well.
+    Ok(json!({
+        "held": unseen.iter().all(|count| *count > 1) && refused && untouched,
+        "unseen_by_plan_and_check": unseen, "apply_refused": refused,
+    }))
 }
 
 /// The governor's own tunables go with it and come back: the vendors' profiles do that.
@@ -254,106 +314,4 @@ fn json_of(line: &[&str]) -> Result<Value> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
-}
-
-pub(super) type State = BTreeMap<String, String>;
-
-/// Paths that are in only one of two states, or have another value there.
-pub(super) fn changes(before: &State, after: &State) -> Vec<String> {
-    let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let differ = paths
-        .into_iter()
-        .filter(|path| before.get(*path) != after.get(*path));
-    differ.cloned().collect()
-}
-
-/// Folders below which every file counts, and how its name has to end.
-const KEPT: &[(&str, &[&str])] = &[
-    ("/proc/sys/kernel", &[""]),
-    ("/proc/sys/vm", &[""]),
-    ("/proc/irq", &["smp_affinity"]),
-    ("/sys/devices/virtual/workqueue", &["cpumask", "_requested"]),
-    (
-        "/sys/devices/system/cpu",
-        &[
-            "_governor",
-            "_min_freq",
-            "_max_freq",
-            "rate_limit_us",
-            "disable",
-            "latency_us",
-        ],
-    ),
-    ("/sys/kernel/debug/sched", &["runtime", "period"]),
-    ("/sys/kernel/mm/ksm", &["run"]),
-    ("/sys/module/kvm/parameters", &[""]),
-    (
-        "/sys/fs/cgroup",
-        &[
-            "control",
-            "type",
-            "cpus",
-            "exclusive",
-            "partition",
-            "isolated",
-        ],
-    ),
-];
-/// What changes by itself, or by looking.
-const OWN_WAY: &[&str] = &[
-    "ns_last_pid",
-    "/random/",
-    "detect_count",
-    "/pty/nr",
-    "/keys/",
-];
-
-/// All values, with every cgroup and every kernel thread's scheduling.
-pub(super) fn everything() -> Result<State> {
-    let mut state = State::new();
-    for (folder, ends) in KEPT {
-        collect(Path::new(folder), ends, &mut state);
-    }
-    for path in [
-        "/sys/kernel/tracing/tracing_on",
-        "/sys/kernel/rcu_expedited",
-    ] {
-        state.insert(path.to_owned(), sysfs::text(path)?);
-    }
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let path = entry.path();
-        let name = sysfs::text(path.join("comm")).unwrap_or_default();
-        let fixed = ["ktimers/", "rcuc/", "ksoftirqd/"];
-        if fixed.iter().any(|kind| name.starts_with(kind)) {
-            let stat = sysfs::text(path.join("stat"))?;
-            let fields: Vec<&str> = stat.split_whitespace().skip(39).take(2).collect();
-            state.insert(name, fields.join(" "));
-        }
-    }
-    Ok(state)
-}
-
-fn collect(folder: &Path, ends: &[&str], state: &mut State) {
-    let cgroup = folder.starts_with("/sys/fs/cgroup");
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let name = path.display().to_string();
-        if OWN_WAY.iter().any(|part| name.contains(part)) {
-            continue;
-        }
-        let Ok(kind) = entry.file_type() else {
-            continue;
-        };
-        if kind.is_dir() {
-            if cgroup {
-                state.insert(name, "cgroup".to_owned());
-            }
-            collect(&path, ends, state);
-        } else if kind.is_file() && ends.iter().any(|end| name.ends_with(end)) {
-            // Some can only be written.
-            if let Ok(text) = sysfs::text(&path) {
-                state.insert(name, text);
-            }
-        }
-    }
 }

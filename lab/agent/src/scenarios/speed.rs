@@ -13,7 +13,7 @@ use super::{Plan, Policy, let_load_decay};
 use crate::deeds::{insmod, rmmod};
 use crate::{load, sys, sysfs};
 
-const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
+pub(super) const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// About 50 ms at full speed.
 const TURNS: u64 = 5_000_000;
 /// Runs at each OPP; the fastest counts: what the host does meanwhile, in the
@@ -156,7 +156,7 @@ impl Row {
 }
 
 /// Energy that the lab's driver counted for a policy.
-fn energy_uj(policy: &Policy) -> Result<u64> {
+pub(super) fn energy_uj(policy: &Policy) -> Result<u64> {
     sysfs::number(format!("{}/lab_energy_uj", policy.path))
 }
 

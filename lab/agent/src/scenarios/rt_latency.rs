@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Wake-up latency of a real-time guest that drives its pCPU's frequency, by `vcpufreq rt report`:
+//! the vCPU is alone, the bridge adds no exit to userspace, and latency is no higher than at the
+//! maximum; what it saves is counted with the speed model on, apart from that.
+//!
+//! All emulated CPUs share one stream of instructions: the latencies are no hardware's, and compare
+//! only with one another.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::frequency::host_runs_at;
+use super::speed::{SPEED_MODEL, energy_uj};
+use super::{
+    Plan, Policy, ask_for, let_load_decay, registers, rt_guest, rt_inventory, set_governor,
+};
+use crate::exits::Exits;
+use crate::guest_shell::{self, COMMAND};
+use crate::sysfs;
+use crate::trace::Trace;
+use crate::vm::{Setup, Vm};
+
+const OUTPUT: &str = "/run/report.json";
+const PAGE: &str = "/run/report.html";
+/// The guest's programs take 60 MiB, packed and unpacked.
+const MEM_MIB: u32 = 512;
+/// Register pages of two vCPUs.
+const PAGES: u64 = 0x2000;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (rt, others) = policies.split_last().context("no policy")?;
+    let cpu = rt.cpu();
+    ensure!(
+        rt.cpus == [cpu] && !others.is_empty(),
+        "CPU {cpu} shares its policy; use the topology 4+3+1"
+    );
+    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    let before = rt_inventory::everything()?;
+    rt_guest::rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
+    let setup = Setup {
+        mem_mib: Some(MEM_MIB),
+        ..plan.mirroring(&[others[0].cpu(), cpu]).with(&options)
+    };
+    let mut vm = rt_guest::boot(plan, &setup)?;
+    set_governor(&mut vm, 1, "schedutil")?;
+    // Before and after: two runs differ by where the host's own work falls.
+    let first = at_maximum(&mut vm, rt)?;
+    let apart = apart(&mut vm, cpu)?;
+    let second = at_maximum(&mut vm, rt)?;
+    let figures = all_loads(&mut vm)?;
+    let phases = phases(&mut vm, rt, others)?;
+    vm.quit()?;
+    rt_guest::rt(&["restore"], 0)?;
+    let left = rt_inventory::changes(&before, &rt_inventory::everything()?);
+    let idle_exit = idle_exit(cpu)?;
+    let longest = |one: &Value| one["max_us"].as_u64().unwrap_or(0);
+    let no_higher = longest(&apart["latency"]) <= longest(&first).max(longest(&second));
+    let held = [&apart, &figures, &phases, &idle_exit];
+    Ok(json!({
+        "held": held.iter().all(|part| part["held"] == true) && no_higher && left.is_empty(),
+        "emulated": true, "apart": apart, "with_performance": [first, second],
+        "no_higher_than_with_performance": no_higher, "report": figures, "phases": phases,
+        "idle_exit": idle_exit, "left": left,
+    }))
+}
+
+/// 10 s of cyclictest in the guest, which drives the frequency: who else ran there, and whether
+/// the bridge's registers were left for userspace.
+fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
+    let base = registers(vm)?;
+    let exits = Exits::watch()?;
+    let trace = Trace::start()?;
+    let latency = idle_latency(vm)?;
+    let seen = trace.stop()?;
+    let exits = exits.stop()?.at(base..base + PAGES);
+    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+    for switch in seen.switches.iter().filter(|switch| switch.cpu == cpu) {
+        *counts.entry(&switch.next.0).or_default() += 1;
+    }
+    // A kernel thread of that CPU's own: `ktimers/7`, `kworker/7:1`.
+    let own = format!("/{cpu}");
+    let named = |name: &str| {
+        name.split_once(&own)
+            .is_some_and(|(_, end)| !end.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let strangers: Vec<&&str> = counts
+        .keys()
+        .filter(|name| **name != "vcpu1" && !named(name))
+        .collect();
+    let ran = counts.get("vcpu1").copied().unwrap_or(0);
+    let samples = latency["samples"].as_u64();
+    Ok(json!({
+        "held": strangers.is_empty() && ran >= 5000 && samples >= Some(9_900)
+            && exits.trapped > 0 && exits.exited == 0,
+        "times_switched_to": counts, "strangers": strangers, "latency": latency,
+        "requests": exits.trapped, "exits_to_userspace_by_the_bridge": exits.exited,
+    }))
+}
+
+/// The same with the pCPU at its maximum, and traced as much, which costs time as well.
+fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
+    let governor = format!("{}/scaling_governor", rt.path);
+    sysfs::write(&governor, "performance")?;
+    let exits = Exits::watch()?;
+    Trace::start()?;
+    let latency = idle_latency(vm)?;
+    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    exits.stop()?;
+    sysfs::write(&governor, "schedutil")?;
+    Ok(latency)
+}
+
+/// Of 10 s in the guest without load.
+fn idle_latency(vm: &mut Vm) -> Result<Value> {
+    let report = report(vm, &["--guest-only", "--loads", "idle", "--time", "10s"])?;
+    let mut latency = report["runs"][0]["latencies"][0].clone();
+    latency["histogram"].take();
+    Ok(latency)
+}
+
+/// Every load on the host, and on the guest all but hackbench, which takes minutes there; traced:
+/// figures for each, no verdict here, nothing left.
+fn all_loads(vm: &mut Vm) -> Result<Value> {
+    let common = ["--loops", "500", "--trace", "--budget-us", "1000"];
+    let line = [
+        &common[..],
+        &["--loads", "idle,stress,hackbench", "--html", PAGE],
+    ]
+    .concat();
+    let status = command(&line)?.status()?;
+    let host = printed(status.code())?;
+    let line = [
+        &common[..],
+        &[
+            "--guest-only",
+            "--guest-others",
+            "0",
+            "--loads",
+            "idle,stress",
+        ],
+    ];
+    let guest = report(vm, &line.concat())?;
+    let none = Vec::new();
+    let both = [&host, &guest];
+    let runs = both
+        .iter()
+        .flat_map(|one| one["runs"].as_array().unwrap_or(&none));
+    let runs: Vec<&Value> = runs.collect();
+    let full = |run: &&&Value| {
+        let latency = &run["latencies"][0];
+        latency["samples"] == 500 && latency["max_us"].as_u64() > Some(0)
+    };
+    let complete = runs.len() == 5 && runs.iter().filter(full).count() == runs.len();
+    let tied = runs
+        .iter()
+        .flat_map(|run| run["worst"].as_array().unwrap_or(&none));
+    let (looked_up, with_cause) = tied.fold((0, 0), |(all, with), worst| {
+        (all + 1, with + u32::from(worst["causes"] != json!([])))
+    });
+    let page = fs::read_to_string(PAGE)?;
+    let pictures = page.matches("<svg").count();
+    let refused =
+        |one: &&Value| one["verdict"] == "refused" && one["conditions"]["emulated"].is_string();
+    let rows: Vec<Value> = runs.iter().map(|run| row(run)).collect();
+    let left = left_behind()?;
+    Ok(json!({
+        "held": complete && both.iter().all(refused) && with_cause > 0 && pictures == 3
+            && page.contains("(emulated)") && left.is_empty(),
+        "complete": complete, "rows": rows, "verdict": host["verdict"], "looked_up": looked_up,
+        "with_cause": with_cause, "pictures": pictures, "left_behind": left,
+    }))
+}
+
+fn row(run: &Value) -> Value {
+    let mut latency = run["latencies"][0].clone();
+    latency["histogram"].take();
+    json!({ "place": run["place"], "load": run["load"], "latency": latency, "worst": run["worst"][0] })
+}
+
+/// Processes of loads and traces that are still there; what has ended and isn't waited for has no
+/// command line.
+fn left_behind() -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let line = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+        let loads = ["stress-ng", "hackbench", "cyclictest"];
+        if loads.iter().any(|load| line.contains(load)) {
+            left.push(line.replace('\0', " "));
+        }
+    }
+    let traces = fs::read_dir("/sys/kernel/tracing/instances")?.flatten();
+    let traces = traces.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    left.extend(traces.filter(|name| name.starts_with("vcpufreq")));
+    Ok(left)
+}
+
+/// A guest that is busy half of the time: with the speed model on it takes less energy than at the
+/// maximum; what it asks for is what its pCPU runs at, and others fall. That without the model,
+/// whose interrupts, which make a slow CPU slow, are a load that the host's governor answers.
+fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
+    sysfs::write(SPEED_MODEL, 1)?;
+    vm.ask("start half periodic 1 20000 10000")?;
+    let bridge = energy_of_5s(rt)?;
+    sysfs::write(format!("{}/scaling_governor", rt.path), "performance")?;
+    let performance = energy_of_5s(rt)?;
+    sysfs::write(format!("{}/scaling_governor", rt.path), "schedutil")?;
+    sysfs::write(SPEED_MODEL, 0)?;
+    set_governor(vm, 1, "userspace")?;
+    let mut rows = Vec::new();
+    for &khz in &rt.opps {
+        ask_for(vm, 1, khz)?;
+        let_load_decay();
+        let runs_at = host_runs_at(rt, vm, khz)?;
+        let mut fell = Vec::new();
+        for other in others {
+            fell.push(host_runs_at(other, vm, other.min())?);
+        }
+        let free = others.iter().map(Policy::min).eq(fell.iter().copied());
+        rows.push(json!({
+            "asked_khz": khz, "runs_at_khz": runs_at, "others_khz": fell,
+            "right": runs_at == khz && free,
+        }));
+    }
+    vm.ask("stop half")?;
+    let right = rows.iter().all(|row| row["right"] == true);
+    Ok(json!({
+        "held": right && bridge > 0 && bridge < performance, "rows": rows,
+        "energy_of_5_s_uj": { "bridge": bridge, "performance": performance },
+    }))
+}
+
+fn energy_of_5s(policy: &Policy) -> Result<u64> {
+    let_load_decay();
+    let before = energy_uj(policy)?;
+    sleep(Duration::from_secs(5));
+    Ok(energy_uj(policy)? - before)
+}
+
+/// Without a bound a CPU sleeps deeply between wake-ups 10 ms apart: that has to be what the
+/// longest latencies are put down to.
+fn idle_exit(cpu: u32) -> Result<Value> {
+    let (cpu, others) = (cpu.to_string(), format!("0-{}", cpu - 1));
+    let line = [
+        "--cpus",
+        &cpu,
+        "--others",
+        &others,
+        "--loads",
+        "idle",
+        "--interval-us",
+        "10000",
+        "--loops",
+        "200",
+        "--bins",
+        "2000",
+        "--trace",
+    ];
+    let status = command(&line)?.status()?;
+    let report = printed(status.code())?;
+    let worst = &report["runs"][0]["worst"][0];
+    let cause = &worst["causes"][0];
+    Ok(json!({ "held": cause["kind"] == "idle-exit", "worst": worst }))
+}
+
+/// `vcpufreq rt report` with the guest's vCPU 1.
+fn report(vm: &mut Vm, line: &[&str]) -> Result<Value> {
+    let guest = ["--guest-shell", COMMAND, "--guest-cpus", "1"];
+    let line: Vec<&str> = guest.iter().chain(line).copied().collect();
+    let status = guest_shell::with_guest(vm, command(&line)?)?;
+    printed(status.code())
+}
+
+fn command(line: &[&str]) -> Result<Command> {
+    let mut command = Command::new("/bin/vcpufreq");
+    command
+        .args(["rt", "report", "--json"])
+        .args(line)
+        .stdout(File::create(OUTPUT)?)
+        .stderr(File::create("/run/report.err")?);
+    Ok(command)
+}
+
+fn printed(code: Option<i32>) -> Result<Value> {
+    let said = sysfs::text("/run/report.err")?;
+    ensure!(code == Some(0), "rt report ended with {code:?}: {said}");
+    let file = File::open(OUTPUT)?;
+    serde_json::from_reader(file).context("what rt report printed")
+}

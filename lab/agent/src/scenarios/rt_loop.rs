@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The periodic loop in the kernel, in the four runs of an old comparison: normal and real-time
+//! scheduling, without load, with stress on its CPU, and with a flood of pings beside that.
+//!
+//! The pings go over loopback: packets are made and answered in softirqs of that CPU, but it is no
+//! network card's interrupts.
+
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{Plan, Policy};
+use crate::deeds::{insmod, rmmod};
+use crate::sysfs;
+
+const MODULE: &str = "vcpufreq_rt_loop";
+const STATS: &str = "/sys/kernel/debug/vcpufreq_rt_loop/stats";
+/// The module's own: the first 1,000 cycles of 10 ms aren't counted.
+const IGNORED: Duration = Duration::from_secs(10);
+/// Time for the load to begin, within that.
+const LEAD: Duration = Duration::from_secs(1);
+/// 800 cycles.
+const COUNTED: Duration = Duration::from_secs(8);
+/// Hogs on the loop's CPU: a fair scheduler gives each as much as the loop.
+const HOGS: &str = "4";
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let cpu = *policies
+        .last()
+        .and_then(|policy| policy.cpus.last())
+        .context("no CPU")?;
+    let up = Command::new("/bin/busybox")
+        .args(["ip", "link", "set", "lo", "up"])
+        .status()?;
+    ensure!(up.success(), "cannot bring up loopback");
+    let rows = [
+        ("normal", "none"),
+        ("normal", "stress"),
+        ("real-time", "stress"),
+        ("real-time", "stress and ping flood over loopback"),
+    ]
+    .map(|(scheduler, load)| row(cpu, scheduler, load))
+    .into_iter()
+    .collect::<Result<Vec<Value>>>()?;
+    let out_of_bounds = |row: &Value| row["under_8ms"] != 0 || row["over_12ms"] != 0;
+    let counted = |row: &Value| row["cycles"].as_u64() >= Some(700) && row["on_another_cpu"] == 0;
+    let exact = rows[2..].iter().all(|row| !out_of_bounds(row));
+    let flooded = rows[3]["pings"].as_u64() >= Some(1000);
+    // As it is when nobody else wants the CPU: or the loop itself were wrong.
+    let quiet = !out_of_bounds(&rows[0]);
+    Ok(json!({
+        "held": exact && quiet && flooded && rows.iter().all(counted) && refusals(cpu)?,
+        "emulated": true, "no_network_card": true, "cpu": cpu, "rows": rows,
+    }))
+}
+
+fn row(cpu: u32, scheduler: &str, load: &str) -> Result<Value> {
+    let priority = if scheduler == "normal" { 0 } else { 80 };
+    insmod(MODULE, &format!("cpu={cpu} priority={priority}"))?;
+    sleep(IGNORED - LEAD);
+    let pings = pings()?;
+    let mut loads = Vec::new();
+    if load.contains("stress") {
+        loads.push(begin(
+            cpu,
+            &["stress-ng", "--quiet", "--temp-path", "/tmp", "--cpu", HOGS],
+        )?);
+    }
+    if load.contains("ping") {
+        // The next one as soon as the answer to the last is there.
+        loads.push(begin(cpu, &["busybox", "ping", "-q", "-A", "127.0.0.1"])?);
+    }
+    sleep(LEAD + COUNTED);
+    let stats = sysfs::text(STATS)?;
+    for one in loads {
+        end(one)?;
+    }
+    rmmod(MODULE)?;
+    let number = |key: &str| -> Result<u64> {
+        let mut lines = stats.lines();
+        let line = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+        Ok(line.with_context(|| format!("no {key}"))?.parse()?)
+    };
+    Ok(json!({
+        "scheduler": scheduler, "load": load, "cycles": number("cycles")?,
+        "under_8ms": number("under_8000000_ns")?, "over_12ms": number("over_12000000_ns")?,
+        "longest_us": number("longest_ns")? / 1000, "shortest_us": number("shortest_ns")? / 1000,
+        "on_another_cpu": number("on_another_cpu")?, "pings": self::pings()? - pings,
+    }))
+}
+
+/// What the module refuses leaves nothing behind.
+fn refusals(cpu: u32) -> Result<bool> {
+    let wrong = [
+        "cpu=4000".to_owned(),
+        format!("cpu={cpu} priority=100"),
+        format!("cpu={cpu} period_us=0"),
+    ];
+    let refused = wrong.iter().all(|options| insmod(MODULE, options).is_err());
+    Ok(refused && !std::fs::exists(STATS)?)
+}
+
+/// A load on the loop's CPU.
+fn begin(cpu: u32, line: &[&str]) -> Result<Child> {
+    let mut command = Command::new("/bin/busybox");
+    command.args(["taskset", "-c", &cpu.to_string()]).args(line);
+    let command = command.env("PATH", "/bin").stdin(Stdio::null());
+    let quiet = command.stdout(Stdio::null());
+    quiet.spawn().with_context(|| format!("starting {line:?}"))
+}
+
+/// stress-ng ends its children itself.
+fn end(mut load: Child) -> Result<()> {
+    ensure!(load.try_wait()?.is_none(), "a load had ended by itself");
+    let pid = Pid::from_raw(i32::try_from(load.id())?);
+    kill(pid, Signal::SIGTERM)?;
+    load.wait()?;
+    Ok(())
+}
+
+/// Echo requests that this host's IP layer has received.
+fn pings() -> Result<u64> {
+    let text = sysfs::text("/proc/net/snmp")?;
+    let mut lines = text.lines().filter(|line| line.starts_with("Icmp:"));
+    let names = lines.next().context("no Icmp line")?;
+    let values = lines.next().context("no Icmp values")?;
+    let at = names.split(' ').position(|name| name == "InEchos");
+    let value = values.split(' ').nth(at.context("no InEchos")?);
+    Ok(value.context("no InEchos value")?.parse()?)
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! cyclictest, of Debian's rt-tests: its command line, and what it prints.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::cpus::Cpus;
+
+/// How long a test goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// So many wake-ups of each thread.
+    Loops(u64),
+    /// So many seconds.
+    Seconds(u64),
+}
+
+/// One test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// A thread is measured on each of these.
+    pub cpus: Cpus,
+    /// Where cyclictest's own main thread runs; `None` where the kernel puts it.
+    pub main: Option<u32>,
+    /// How long.
+    pub length: Length,
+    /// Time between two wake-ups in µs.
+    pub interval_us: u64,
+    /// `SCHED_FIFO` priority of the threads.
+    pub priority: u8,
+    /// The histogram has a bin for each µs below this.
+    pub bins_us: u64,
+    /// Latencies above this are told with the time when they ended.
+    pub spike_us: Option<u64>,
+    /// Ends the test at the first latency above this.
+    pub break_us: Option<u64>,
+}
+
+/// How many spikes are told; cyclictest takes memory for them beforehand.
+const SPIKES: u32 = 10_000;
+
+impl Test {
+    /// Its command line. Idle states and frequencies are left as they are: cyclictest would hold
+    /// the whole machine out of its idle states, which no guest does.
+    #[must_use]
+    pub fn command(&self) -> String {
+        let threads = self.cpus.iter().count();
+        let (name, length) = match self.length {
+            Length::Loops(loops) => ("-l", loops),
+            Length::Seconds(seconds) => ("-D", seconds),
+        };
+        let mut line = format!(
+            "cyclictest -q -m --default-system -a {} -t {threads} -p {} -i {} {name} {length} -h {}",
+            self.cpus, self.priority, self.interval_us, self.bins_us
+        );
+        if let Some(main) = self.main {
+            line += &format!(" --mainaffinity {main}");
+        }
+        if let Some(spike) = self.spike_us {
+            line += &format!(" --spike {spike} --spike-nodes {SPIKES}");
+        }
+        if let Some(limit) = self.break_us {
+            line += &format!(" -b {limit}");
+        }
+        line
+    }
+}
+
+/// What was measured on one CPU. Latencies in µs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Latencies {
+    /// The CPU, of the host or of the guest.
+    pub cpu: u32,
+    /// Wake-ups.
+    pub samples: u64,
+    /// The shortest.
+    pub min_us: u64,
+    /// The mean, rounded down.
+    pub avg_us: u64,
+    /// The longest.
+    pub max_us: u64,
+    /// Not above this were 9,999 of 10,000; `None` when that is beyond the histogram.
+    pub p9999_us: Option<u64>,
+    /// Beyond the histogram.
+    pub overflows: u64,
+    /// How many were that long, without the zeros.
+    pub histogram: BTreeMap<u64, u64>,
+}
+
+/// A long latency, and when it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spike {
+    /// The CPU.
+    pub cpu: u32,
+    /// The latency.
+    pub latency_us: u64,
+    /// `CLOCK_MONOTONIC`, of the kernel that the test ran on.
+    pub at_us: u64,
+}
+
+/// What cyclictest printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Printed {
+    /// Of each CPU.
+    pub latencies: Vec<Latencies>,
+    /// In the order of time.
+    pub spikes: Vec<Spike>,
+}
+
+/// Why what was printed is no result.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ParseError {
+    /// A line isn't as cyclictest writes it.
+    #[error("cyclictest printed '{0}', which this program doesn't know")]
+    Line(String),
+    /// A thread's figures are missing.
+    #[error("cyclictest printed no '{0}' for each of its threads; it ended before its time")]
+    Missing(&'static str),
+}
+
+/// Reads what cyclictest printed for threads on these CPUs.
+///
+/// # Errors
+/// What isn't as it should be.
+pub fn parse(text: &str, cpus: &Cpus) -> Result<Printed, ParseError> {
+    let cpus: Vec<u32> = cpus.iter().collect();
+    let mut printed = Printed {
+        latencies: cpus.iter().map(|&cpu| of_cpu(cpu)).collect(),
+        spikes: Vec::new(),
+    };
+    let mut summaries = BTreeMap::new();
+    for line in text.lines().map(str::trim) {
+        let wrong = || ParseError::Line(line.to_owned());
+        if let Some(comment) = line.strip_prefix('#') {
+            if let Some((key, values)) = comment.split_once(':') {
+                let values: Option<Vec<u64>> = numbers(values);
+                summaries.insert(key.trim().to_owned(), values.unwrap_or_default());
+            }
+        } else if line.starts_with("T:") && line.contains("Spike:") {
+            printed.spikes.push(spike(line, &cpus).ok_or_else(wrong)?);
+        } else if line.starts_with(|c: char| c.is_ascii_digit()) {
+            let mut row = numbers(line).ok_or_else(wrong)?;
+            if row.len() != cpus.len() + 1 {
+                return Err(wrong());
+            }
+            let us = row.remove(0);
+            for (one, count) in printed.latencies.iter_mut().zip(row) {
+                if count > 0 {
+                    one.histogram.insert(us, count);
+                }
+            }
+        }
+    }
+    for (index, one) in printed.latencies.iter_mut().enumerate() {
+        let of = |key: &'static str| {
+            let values = summaries.get(key).and_then(|values| values.get(index));
+            values.copied().ok_or(ParseError::Missing(key))
+        };
+        one.min_us = of("Min Latencies")?;
+        one.avg_us = of("Avg Latencies")?;
+        one.max_us = of("Max Latencies")?;
+        one.overflows = of("Histogram Overflows")?;
+        one.samples = one.histogram.values().sum::<u64>() + one.overflows;
+        one.p9999_us = one.percentile(9_999);
+    }
+    printed.spikes.sort_by_key(|spike| spike.at_us);
+    Ok(printed)
+}
+
+fn of_cpu(cpu: u32) -> Latencies {
+    Latencies {
+        cpu,
+        ..Latencies::default()
+    }
+}
+
+/// Decimal numbers, with zeros before them or without.
+fn numbers(text: &str) -> Option<Vec<u64>> {
+    let words = text.split_whitespace();
+    words.map(|word| word.parse().ok()).collect()
+}
+
+/// `T: 0 Spike:      42: TS:     12345678`
+fn spike(line: &str, cpus: &[u32]) -> Option<Spike> {
+    let mut fields = line.split(':').skip(1);
+    let mut number = |last: &str| -> Option<u64> {
+        let field = fields.next()?.trim();
+        field.strip_suffix(last)?.trim().parse().ok()
+    };
+    let thread = usize::try_from(number("Spike")?).ok()?;
+    let latency_us = number("")?;
+    fields.next()?;
+    let at_us = fields.next()?.trim().parse().ok()?;
+    Some(Spike {
+        cpu: *cpus.get(thread)?,
+        latency_us,
+        at_us,
+    })
+}
+
+impl Latencies {
+    /// The smallest latency that so many of 10,000 samples aren't above; `None` beyond the
+    /// histogram.
+    #[must_use]
+    pub fn percentile(&self, of_10000: u64) -> Option<u64> {
+        let wanted = (u128::from(self.samples) * u128::from(of_10000)).div_ceil(10_000);
+        let mut below = 0_u128;
+        self.histogram.iter().find_map(|(us, count)| {
+            below += u128::from(*count);
+            (below >= wanted).then_some(*us)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: the command measures the host as it is; every figure that cyclictest prints comes
+    //! out per CPU; what it didn't print is an error and no zero.
+    use super::*;
+
+    const TEXT: &str = "# /dev/cpu_dma_latency not set\n# Histogram\n\
+        000001 000900\t000000\n000002 000098\t009998\n000007 000001\t000002\n\
+        # Min Latencies: 00001 00002\n# Avg Latencies: 00001 00002\n# Max Latencies: 00120 00007\n\
+        # Histogram Overflows: 00001 00000\n# Histogram Overflow at cycle number:\n# Thread 0: 00417\n\
+        # Thread 1:\n\nT: 0 Spike:     120: TS:     41700120\nspikes = 1\n";
+
+    fn cpus() -> Cpus {
+        "3,7".parse().unwrap()
+    }
+
+    #[test]
+    fn figures_are_per_cpu() {
+        let printed = parse(TEXT, &cpus()).unwrap();
+        let [first, second] = printed.latencies.as_slice() else {
+            panic!("{printed:?}");
+        };
+        assert_eq!((first.cpu, first.samples, first.max_us), (3, 1_000, 120));
+        assert_eq!((first.overflows, first.p9999_us), (1, None));
+        assert_eq!((second.cpu, second.min_us, second.avg_us), (7, 2, 2));
+        // 2 of 10,000 are longer than 2 µs; one may be.
+        assert_eq!((second.samples, second.p9999_us), (10_000, Some(7)));
+        let spike = Spike {
+            cpu: 3,
+            latency_us: 120,
+            at_us: 41_700_120,
+        };
+        assert_eq!(printed.spikes, [spike]);
+    }
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        let cut = TEXT.replace("# Max Latencies: 00120 00007\n", "");
+        assert_eq!(
+            parse(&cut, &cpus()),
+            Err(ParseError::Missing("Max Latencies"))
+        );
+        assert!(matches!(
+            parse("000001 000900\n", &cpus()),
+            Err(ParseError::Line(_))
+        ));
+        assert!(parse("", &cpus()).is_err());
+    }
+
+    #[test]
+    fn the_command_is_the_vendors() {
+        let test = Test {
+            cpus: "7".parse().unwrap(),
+            main: Some(6),
+            length: Length::Loops(100_000_000),
+            interval_us: 1000,
+            priority: 99,
+            bins_us: 100,
+            spike_us: None,
+            break_us: None,
+        };
+        assert_eq!(
+            test.command(),
+            "cyclictest -q -m --default-system -a 7 -t 1 -p 99 -i 1000 -l 100000000 -h 100 \
+             --mainaffinity 6"
+        );
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What was measured, under which conditions, and what that means for the budget.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::{cause::Cause, cyclictest::Latencies, machine::Machine, script::Load};
+use crate::cpus::Cpus;
+
+/// How many causes of one latency a line has; JSON has all.
+const TOLD: usize = 3;
+
+/// Where a test ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// On the host's CPUs.
+    Host,
+    /// On the guest's vCPUs.
+    Guest,
+}
+
+impl Place {
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Guest => "guest",
+        }
+    }
+}
+
+/// What the figures depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Conditions {
+    /// The host.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// What `apply` set here, by its profile; `None` when nothing is applied.
+    pub profile: Option<String>,
+    /// The CPUs that were measured.
+    pub cpus: Cpus,
+    /// Those that had the load.
+    pub others: Cpus,
+    /// stress-ng's share of each of them.
+    pub load_percent: u8,
+    /// Whether the host's trace was on, which lengthens latencies.
+    pub traced: bool,
+    /// The governors of the policies of the measured CPUs.
+    pub governors: Vec<String>,
+}
+
+/// One of the longest latencies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Worst {
+    /// The CPU, as the test numbers it.
+    pub cpu: u32,
+    /// How long.
+    pub latency_us: u64,
+    /// When it ended, by the host's `CLOCK_MONOTONIC`.
+    pub at_us: u64,
+    /// How far off that may be: 0 on the host, the clocks' difference for a guest.
+    pub off_us: u64,
+    /// What the trace shows in its way, what took longest first.
+    pub causes: Vec<Cause>,
+}
+
+/// One test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// Where.
+    pub place: Place,
+    /// Beside which load.
+    pub load: Load,
+    /// The command line that measured.
+    pub command: String,
+    /// Of each CPU.
+    pub latencies: Vec<Latencies>,
+    /// The longest that the trace was looked at for, longest first.
+    pub worst: Vec<Worst>,
+}
+
+/// Whether the latencies stay within the budget.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "verdict")]
+pub enum Verdict {
+    /// No budget was given.
+    None,
+    /// None was above it.
+    Kept,
+    /// Some were above it.
+    Exceeded {
+        /// The longest.
+        max_us: u64,
+    },
+    /// The figures are no hardware's.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// What it depends on.
+    pub conditions: Conditions,
+    /// The longest latency that may be.
+    pub budget_us: Option<u64>,
+    /// The tests, in order.
+    pub runs: Vec<Run>,
+    /// What the budget says.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+impl Report {
+    /// With the verdict that follows from the rest.
+    #[must_use]
+    pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<Run>) -> Self {
+        let all = runs.iter().flat_map(|run| &run.latencies);
+        let max = all.map(|one| one.max_us).max();
+        let verdict = match (budget_us, max, &conditions.machine.emulated) {
+            (None, _, _) | (_, None, _) => Verdict::None,
+            (Some(_), _, Some(why)) => Verdict::Refused { why: why.clone() },
+            (Some(budget), Some(max_us), None) if max_us > budget => Verdict::Exceeded { max_us },
+            _ => Verdict::Kept,
+        };
+        Self {
+            conditions,
+            budget_us,
+            runs,
+            verdict,
+        }
+    }
+
+    /// As the lab's figures are marked wherever they are shown.
+    #[must_use]
+    pub(super) fn mark(&self) -> &'static str {
+        match self.conditions.machine.emulated {
+            Some(_) => " (emulated)",
+            None => "",
+        }
+    }
+
+    /// The verdict as a line.
+    #[must_use]
+    pub fn verdict_line(&self) -> String {
+        let budget = self.budget_us.unwrap_or_default();
+        match &self.verdict {
+            Verdict::None => "no budget was given".to_owned(),
+            Verdict::Kept => format!("kept: no latency was above the budget of {budget} µs"),
+            Verdict::Exceeded { max_us } => {
+                format!("exceeded: the longest latency was {max_us} µs, the budget is {budget} µs")
+            }
+            Verdict::Refused { why } => {
+                format!("no verdict on the budget of {budget} µs: {why}; run it on the hardware")
+            }
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mark = self.mark();
+        let mut text = format!(
+            "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{:>10}{:>8}  µs{mark}\n",
+            "where", "load", "CPU", "samples", "min", "avg", "p99.99", "max"
+        );
+        for run in &self.runs {
+            for one in &run.latencies {
+                let p9999 = one
+                    .p9999_us
+                    .map_or("beyond".to_owned(), |us| us.to_string());
+                let _ = writeln!(
+                    text,
+                    "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{p9999:>10}{:>8}",
+                    run.place.name(),
+                    run.load.name(),
+                    one.cpu,
+                    one.samples,
+                    one.min_us,
+                    one.avg_us,
+                    one.max_us,
+                );
+            }
+        }
+        for run in self.runs.iter().filter(|run| !run.worst.is_empty()) {
+            let (place, load) = (run.place.name(), run.load.name());
+            let _ = writeln!(text, "\nlongest, {place}, {load}{mark}:");
+            for worst in &run.worst {
+                let _ = writeln!(text, "  {}", worst.line());
+            }
+        }
+        text + "\n" + &self.verdict_line() + "\n"
+    }
+}
+
+impl Worst {
+    /// `CPU 3, 420 µs: idle-exit state 2 (390 µs), interrupt arch_timer (4 µs)`
+    pub(super) fn line(&self) -> String {
+        let off = match self.off_us {
+            0 => String::new(),
+            off => format!(", known within {off} µs"),
+        };
+        let causes = self.causes.iter().take(TOLD);
+        let causes: Vec<String> = causes.map(Cause::line).collect();
+        let causes = match causes.as_slice() {
+            [] => "the trace shows nothing in its way".to_owned(),
+            some => some.join(", "),
+        };
+        format!("CPU {}, {} µs{off}: {causes}", self.cpu, self.latency_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a budget gets a verdict on hardware and none on what isn't; every figure that
+    //! isn't hardware's is marked.
+    use super::*;
+
+    fn report(emulated: Option<&str>, budget_us: Option<u64>) -> Report {
+        let machine = Machine {
+            kernel: "7.2".to_owned(),
+            cmdline: String::new(),
+            board: "board".to_owned(),
+            emulated: emulated.map(str::to_owned),
+        };
+        let conditions = Conditions {
+            machine,
+            profile: None,
+            cpus: "3".parse().unwrap(),
+            others: "0-2".parse().unwrap(),
+            load_percent: 60,
+            traced: false,
+            governors: Vec::new(),
+        };
+        let latencies = Latencies {
+            cpu: 3,
+            samples: 10,
+            max_us: 20,
+            p9999_us: Some(20),
+            histogram: [(5, 9), (20, 1)].into(),
+            ..Latencies::default()
+        };
+        let run = Run {
+            place: Place::Host,
+            load: Load::Idle,
+            command: "cyclictest".to_owned(),
+            latencies: vec![latencies],
+            worst: Vec::new(),
+        };
+        Report::new(conditions, budget_us, vec![run])
+    }
+
+    #[test]
+    fn verdicts() {
+        assert_eq!(report(None, None).verdict, Verdict::None);
+        assert_eq!(report(None, Some(20)).verdict, Verdict::Kept);
+        let exceeded = Verdict::Exceeded { max_us: 20 };
+        assert_eq!(report(None, Some(19)).verdict, exceeded);
+        let refused = report(Some("it is the lab"), Some(1_000));
+        assert!(matches!(refused.verdict, Verdict::Refused { .. }));
+        assert!(
+            refused
+                .text()
+                .contains("no verdict on the budget of 1000 µs: it is the lab")
+        );
+        assert!(
+            report(Some("it is the lab"), None)
+                .text()
+                .contains("(emulated)")
+        );
+        assert!(!report(None, None).text().contains("(emulated)"));
+    }
+
+    #[test]
+    fn the_page_needs_nothing_else_and_has_each_bin() {
+        let page = super::super::page(&report(Some("it is the lab"), Some(30)));
+        assert!(page.contains("(emulated)") && page.contains("<svg"));
+        assert_eq!(page.matches("<rect").count(), 2);
+        assert!(!page.contains("http") && !page.contains("<script"));
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A test and the load beside it as one shell script, the same for host and guest: whatever can
+//! run `sh` there can measure there.
+
+use serde::Serialize;
+
+use super::cyclictest::{Length, Test};
+use crate::cpus::Cpus;
+
+/// What the other CPUs do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// Nothing.
+    Idle,
+    /// stress-ng on each of them.
+    Stress,
+    /// hackbench over all of them: many threads that wake one another.
+    Hackbench,
+}
+
+impl Load {
+    /// Its word on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Stress => "stress",
+            Self::Hackbench => "hackbench",
+        }
+    }
+}
+
+impl std::str::FromStr for Load {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Idle, Self::Stress, Self::Hackbench];
+        let found = all.into_iter().find(|load| load.name() == text);
+        found.ok_or_else(|| "a load is idle, stress or hackbench".to_owned())
+    }
+}
+
+/// What is put beside a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Which load.
+    pub load: Load,
+    /// Where.
+    pub cpus: Cpus,
+    /// How busy stress-ng keeps each of them, 1..=100.
+    pub percent: u8,
+}
+
+/// So that a load outlives a test that was slow to start, and not a report that was killed.
+const MARGIN_S: u64 = 60;
+
+/// The script. Its stdout and exit code are cyclictest's; `group` is a cgroup that may use the
+/// CPUs that are measured.
+#[must_use]
+pub fn script(test: &Test, beside: &Beside, group: Option<&str>) -> String {
+    let load = loads(beside, limit_s(test));
+    let command = test.command();
+    let measured = match group {
+        // The threads find their CPU there only.
+        Some(group) => format!("sh -c 'echo $$ > {group}/cgroup.procs && exec {command}'"),
+        None => command,
+    };
+    format!("{load}{measured} < /dev/null\ncode=$?\n{END}exit $code\n")
+}
+
+/// The load alone, until stdin ends: beside a test that runs elsewhere.
+#[must_use]
+pub fn load_script(test: &Test, beside: &Beside) -> String {
+    let load = loads(beside, limit_s(test));
+    format!("{load}echo started\nread line\n{END}exit 0\n")
+}
+
+/// Ends the loads.
+const END: &str = "[ -z \"$load\" ] || kill -TERM $load 2> /dev/null\nwait\n";
+
+fn limit_s(test: &Test) -> u64 {
+    let seconds = match test.length {
+        Length::Seconds(seconds) => seconds,
+        Length::Loops(loops) => loops.saturating_mul(test.interval_us) / 1_000_000,
+    };
+    seconds.saturating_add(MARGIN_S)
+}
+
+fn loads(beside: &Beside, limit_s: u64) -> String {
+    let Beside { cpus, percent, .. } = beside;
+    match beside.load {
+        Load::Idle => "load=\n".to_owned(),
+        Load::Stress => {
+            let mut text = "load=\n".to_owned();
+            for cpu in cpus.iter() {
+                text += &format!(
+                    "stress-ng --quiet --cpu 1 --cpu-load {percent} --taskset {cpu} --timeout {limit_s}s > /dev/null 2>&1 < /dev/null &\nload=\"$load $!\"\n"
+                );
+            }
+            text + SETTLE
+        }
+        // A group of its own, so that what hackbench has started ends too; and the loop ends when
+        // this shell does, however that comes about.
+        Load::Hackbench => format!(
+            "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g 1 -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
+        ),
+    }
+}
+
+/// A load that isn't there any more is no load: said before the test, not after it.
+const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended at once' >&2; exit 3; }; done\n";
+
+#[cfg(test)]
+mod tests {
+    //! Promises: each other CPU has its own load, none of the measured; a load that doesn't start
+    //! fails the test; the script's result is the test's.
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn test() -> Test {
+        Test {
+            cpus: "3".parse().unwrap(),
+            main: None,
+            length: Length::Seconds(10),
+            interval_us: 1000,
+            priority: 80,
+            bins_us: 400,
+            spike_us: None,
+            break_us: None,
+        }
+    }
+
+    fn beside(load: Load) -> Beside {
+        Beside {
+            load,
+            cpus: "0-2".parse().unwrap(),
+            percent: 60,
+        }
+    }
+
+    /// With shell functions in place of the programs.
+    fn run(script: &str) -> (Option<i32>, String) {
+        let script = format!(
+            "cyclictest() {{ echo measured; return 7; }}\nstress-ng() {{ sleep 60; }}\ntaskset() {{ sleep 60; }}\nexport -f taskset\n{}",
+            script.replace("setsid sh", "setsid bash")
+        );
+        let output = Command::new("bash")
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .output();
+        let output = output.expect("bash");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), text)
+    }
+
+    #[test]
+    fn each_other_cpu_has_a_load() {
+        let text = script(&test(), &beside(Load::Stress), None);
+        for cpu in ["0", "1", "2"] {
+            assert!(text.contains(&format!("--cpu-load 60 --taskset {cpu} --timeout 70s")));
+        }
+        assert!(!text.contains("--taskset 3"));
+        let text = script(&test(), &beside(Load::Hackbench), None);
+        assert!(text.contains("taskset -c 0-2 hackbench"));
+        assert!(!script(&test(), &beside(Load::Idle), None).contains("stress"));
+    }
+
+    #[test]
+    fn the_result_is_the_tests() {
+        for load in [Load::Idle, Load::Stress, Load::Hackbench] {
+            let (code, text) = run(&script(&test(), &beside(load), None));
+            assert_eq!((code, text.as_str()), (Some(7), "measured\n"), "{load:?}");
+        }
+    }
+
+    #[test]
+    fn a_load_that_ends_is_no_load() {
+        let text = script(&test(), &beside(Load::Stress), None);
+        let (code, text) = run(&text.replace("stress-ng --quiet", "false"));
+        assert_eq!((code, text.as_str()), (Some(3), ""));
+    }
+
+    #[test]
+    fn a_group_is_joined_by_the_test_alone() {
+        let text = script(&test(), &beside(Load::Stress), Some("/cg/rt"));
+        assert!(text.contains("sh -c 'echo $$ > /cg/rt/cgroup.procs && exec cyclictest "));
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host's trace while a test runs: what can lengthen a wake-up, from a tracefs instance of its
+//! own, so that nobody else's tracing is touched and nothing is left of it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::cpus::Cpus;
+
+const INSTANCES: &str = "/sys/kernel/tracing/instances";
+const PREFIX: &str = "vcpufreq-rt-";
+/// Of each CPU; the oldest events go first.
+const BUFFER_KIB: &str = "8192";
+/// A kernel without KVM has only the first of these.
+const EVENTS: [&str; 8] = [
+    "sched/sched_switch",
+    "sched/sched_migrate_task",
+    "irq/irq_handler_entry",
+    "irq/irq_handler_exit",
+    "power/cpu_idle",
+    "power/cpu_frequency",
+    "kvm/kvm_entry",
+    "kvm/kvm_exit",
+];
+/// The state of `cpu_idle` when a CPU has left its idle state.
+const AWAKE: u32 = u32::MAX;
+
+/// What happened on a CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// From the thread that ran until now to the one that runs from now on.
+    Switch {
+        /// Name and number.
+        to: (String, u32),
+    },
+    /// A thread was moved to this CPU.
+    Moved {
+        /// Name and number.
+        thread: (String, u32),
+    },
+    /// An interrupt's handler begins.
+    Interrupt(String),
+    /// It ends.
+    InterruptEnd,
+    /// The CPU goes into an idle state.
+    Idle(u32),
+    /// It has come out of it.
+    Awake,
+    /// Its frequency is this from now on.
+    Khz(u64),
+    /// A guest is left.
+    Exit {
+        /// Why, as the architecture calls it.
+        reason: String,
+        /// The vCPU's thread.
+        tid: u32,
+    },
+    /// A guest is entered.
+    Entry {
+        /// The vCPU's thread.
+        tid: u32,
+    },
+}
+
+/// What happened when and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// `CLOCK_MONOTONIC` in µs.
+    pub at_us: u64,
+    /// The CPU.
+    pub cpu: u32,
+    /// What.
+    pub what: What,
+}
+
+/// The instance; dropping it removes it.
+#[derive(Debug)]
+pub struct Trace(PathBuf);
+
+impl Trace {
+    /// Makes it, and starts: of these CPUs alone, for loads on the others fill buffers that nobody
+    /// looks at. A frequency that another CPU changes isn't seen.
+    ///
+    /// # Errors
+    /// What the kernel refused; without root, everything.
+    pub fn start(cpus: &Cpus) -> io::Result<Self> {
+        remove_stale();
+        let trace = Self(Path::new(INSTANCES).join(format!("{PREFIX}{}", std::process::id())));
+        fs::create_dir(&trace.0)?;
+        trace.write("tracing_on", "0")?;
+        trace.write("buffer_size_kb", BUFFER_KIB)?;
+        trace.write("trace_clock", "mono")?;
+        trace.write("tracing_cpumask", &cpus.mask())?;
+        for event in EVENTS {
+            let enable = format!("events/{event}/enable");
+            if trace.0.join(&enable).exists() {
+                trace.write(&enable, "1")?;
+            }
+        }
+        trace.write("tracing_on", "1")?;
+        Ok(trace)
+    }
+
+    /// Empties it.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn clear(&self) -> io::Result<()> {
+        self.write("trace", "")
+    }
+
+    /// What it holds, in order of time; events of the next test aren't in it.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn events(&self) -> io::Result<Vec<Event>> {
+        self.write("tracing_on", "0")?;
+        let bytes = fs::read(self.0.join("trace"))?;
+        self.write("tracing_on", "1")?;
+        Ok(parse(&String::from_utf8_lossy(&bytes)))
+    }
+
+    fn write(&self, file: &str, value: &str) -> io::Result<()> {
+        fs::write(self.0.join(file), value)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // Fails only while somebody has one of its files open; the next report removes it then.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Removes the instances of reports that were killed.
+fn remove_stale() {
+    for entry in fs::read_dir(INSTANCES).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // Whoever can't remove it can't make one either, and is told so then.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// Reads a trace file; lines of other events are skipped.
+#[must_use]
+pub fn parse(text: &str) -> Vec<Event> {
+    text.lines().filter_map(event).collect()
+}
+
+/// `   NAME-TID   [003] d..2.   12.345678: EVENT: FIELD=VALUE ...`
+fn event(line: &str) -> Option<Event> {
+    // Names can hold anything: from the event's own name on, and back from there.
+    let (name, head, fields) = EVENTS.iter().find_map(|event| {
+        let name = event.rsplit('/').next()?;
+        let (head, fields) = line.split_once(&format!(": {name}: "))?;
+        Some((name, head, fields))
+    })?;
+    let (head, time) = head.trim().rsplit_once(' ')?;
+    let (thread, rest) = head.rsplit_once('[')?;
+    let (seconds, micros) = time.split_once('.')?;
+    let at_us = seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?;
+    let mut cpu = rest.split_once(']')?.0.parse().ok()?;
+    let tid = || thread.trim().rsplit_once('-')?.1.parse().ok();
+    let what = match name {
+        "sched_switch" => {
+            let (_, next) = fields.rsplit_once(" ==> next_comm=")?;
+            What::Switch {
+                to: thread_of(next, " next_pid=")?,
+            }
+        }
+        "sched_migrate_task" => {
+            cpu = value(fields, "dest_cpu=")?.parse().ok()?;
+            let comm = fields.strip_prefix("comm=")?;
+            What::Moved {
+                thread: thread_of(comm, " pid=")?,
+            }
+        }
+        "irq_handler_entry" => What::Interrupt(fields.split_once("name=")?.1.trim().to_owned()),
+        "irq_handler_exit" => What::InterruptEnd,
+        "cpu_idle" => match value(fields, "state=")?.parse().ok()? {
+            AWAKE => What::Awake,
+            state => What::Idle(state),
+        },
+        "cpu_frequency" => {
+            cpu = value(fields, "cpu_id=")?.parse().ok()?;
+            What::Khz(value(fields, "state=")?.parse().ok()?)
+        }
+        "kvm_exit" => What::Exit {
+            reason: reason(fields),
+            tid: tid()?,
+        },
+        "kvm_entry" => What::Entry { tid: tid()? },
+        _ => return None,
+    };
+    Some(Event { at_us, cpu, what })
+}
+
+/// `NAME pid=TID ...`; a name can hold anything, what is behind it can't.
+fn thread_of(text: &str, key: &str) -> Option<(String, u32)> {
+    let (name, rest) = text.rsplit_once(key)?;
+    let tid = rest.split_whitespace().next()?.parse().ok()?;
+    Some((name.to_owned(), tid))
+}
+
+fn value<'a>(fields: &'a str, key: &str) -> Option<&'a str> {
+    fields.split_whitespace().find_map(|f| f.strip_prefix(key))
+}
+
+/// arm64: `TRAP: HSR_EC: 0x0024 (DABT_LOW), PC: ...`, `IRQ: HSR_EC: ...`; x86: `vcpu 0 reason HLT
+/// rip ...`.
+fn reason(fields: &str) -> String {
+    let x86 = fields.split_once("reason ").map(|(_, rest)| rest);
+    if let Some(word) = x86.and_then(|rest| rest.split_whitespace().next()) {
+        return word.to_owned();
+    }
+    let kind = fields.split(':').next().unwrap_or_default();
+    let class = fields
+        .split_once('(')
+        .and_then(|(_, rest)| rest.split_once(')'));
+    match (kind, class) {
+        ("TRAP", Some((class, _))) => class.to_owned(),
+        _ => kind.trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: each event comes out with its time, its CPU and what it was, whatever threads are
+    //! called.
+    use super::*;
+
+    #[test]
+    fn events_of_each_kind() {
+        let text = "\
+# tracer: nop
+          <idle>-0       [007] d..2.    12.000001: cpu_idle: state=2 cpu_id=7
+          <idle>-0       [007] d..2.    12.000900: cpu_idle: state=4294967295 cpu_id=7
+          <idle>-0       [007] dnh3.    12.000901: irq_handler_entry: irq=11 name=arch_timer
+          <idle>-0       [007] dnh3.    12.000903: irq_handler_exit: irq=11 ret=handled
+ a [1] b: c-31    [007] d..2.    12.000910: sched_switch: prev_comm=a [1] b: c prev_pid=31 prev_prio=120 prev_state=S ==> next_comm=cyclictest next_pid=99 next_prio=19
+           vcpu1-40      [002] .....    12.000911: kvm_exit: TRAP: HSR_EC: 0x0001 (WFx), PC: 0xffff
+           vcpu1-40      [002] .....    12.000912: kvm_entry: PC: 0xffff
+           vcpu1-40      [002] .....    12.000913: kvm_exit: IRQ: HSR_EC: 0x0000 (UNKNOWN), PC: 0xffff
+              sh-50      [000] d..2.    12.000920: cpu_frequency: state=2707200 cpu_id=7
+              sh-50      [000] d..2.    12.000921: sched_migrate_task: comm=my task pid=60 prio=120 orig_cpu=0 dest_cpu=7
+";
+        let events = parse(text);
+        let found: Vec<(u64, u32, &What)> = events
+            .iter()
+            .map(|one| (one.at_us - 12_000_000, one.cpu, &one.what))
+            .collect();
+        let reason = |text: &str| What::Exit {
+            reason: text.to_owned(),
+            tid: 40,
+        };
+        let expected = [
+            (1, 7, &What::Idle(2)),
+            (900, 7, &What::Awake),
+            (901, 7, &What::Interrupt("arch_timer".to_owned())),
+            (903, 7, &What::InterruptEnd),
+            (
+                910,
+                7,
+                &What::Switch {
+                    to: ("cyclictest".to_owned(), 99),
+                },
+            ),
+            (911, 2, &reason("WFx")),
+            (912, 2, &What::Entry { tid: 40 }),
+            (913, 2, &reason("IRQ")),
+            (920, 7, &What::Khz(2_707_200)),
+            (
+                921,
+                7,
+                &What::Moved {
+                    thread: ("my task".to_owned(), 60),
+                },
+            ),
+        ];
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What can be said to `vcpufreq rt report`, checked against the host and what was applied there.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use vcpufreq_rt::{
+    Cpus, KernelHost, Look as _, Record,
+    measure::{Length, Load, Test},
+};
+
+/// Options of `vcpufreq rt report`.
+#[derive(Clone, Debug, Args)]
+pub struct ReportArgs {
+    /// CPUs of the host to measure [default: those of the guests that apply was told]
+    #[arg(long, value_name = "CPUS")]
+    pub cpus: Option<Cpus>,
+    /// CPUs of the host for the loads [default: housekeeping, as apply was told]
+    #[arg(long, value_name = "CPUS")]
+    pub others: Option<Cpus>,
+    /// Measure in the guest too: a command that runs sh there, with this one's stdin and stdout,
+    /// such as 'ssh root@plc sh'
+    #[arg(long, value_name = "COMMAND", requires = "guest_cpus")]
+    pub guest_shell: Option<String>,
+    /// CPUs of the guest to measure, pinned in this order to those of --cpus
+    #[arg(long, value_name = "CPUS")]
+    pub guest_cpus: Option<Cpus>,
+    /// CPUs of the guest for the loads, which run on the host's as well [default: none]
+    #[arg(long, value_name = "CPUS")]
+    pub guest_others: Option<Cpus>,
+    /// Only in the guest
+    #[arg(long, requires = "guest_shell")]
+    pub guest_only: bool,
+    /// Loads, a test with each
+    #[arg(
+        long,
+        value_name = "LOADS",
+        value_delimiter = ',',
+        default_value = "idle,stress,hackbench"
+    )]
+    pub loads: Vec<Load>,
+    /// How busy stress-ng keeps each CPU, %
+    #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub load_percent: u8,
+    /// Time of each test: 10s, 30m, 24h
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = seconds)]
+    pub time: u64,
+    /// Wake-ups of each test, instead
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub loops: Option<u64>,
+    /// Time between two wake-ups, µs
+    #[arg(long, value_name = "US", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    pub interval_us: u64,
+    /// SCHED_FIFO priority of the measuring threads
+    #[arg(long, value_name = "PRIO", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub priority: u8,
+    /// Bins of the histogram, a µs each
+    #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub bins: u64,
+    /// The longest latency that may be, µs
+    #[arg(long, value_name = "US")]
+    pub budget_us: Option<u64>,
+    /// Trace the host meanwhile, and say what was in the way of the longest; lengthens latencies
+    #[arg(long)]
+    pub trace: bool,
+    /// Latencies that --trace looks at, µs and more [default: what 1 of 100 is above without load]
+    #[arg(long, value_name = "US", requires = "trace")]
+    pub spike_us: Option<u64>,
+    /// End a test at the first latency above this, µs
+    #[arg(long, value_name = "US")]
+    pub break_us: Option<u64>,
+    /// Write a page with the histograms as pictures
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// What is said of the host is read below this folder
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub root: Option<PathBuf>,
+}
+
+/// `10s`, `30m`, `24h`; a number alone is seconds.
+fn seconds(text: &str) -> Result<u64, String> {
+    let unit = |last: char| match last {
+        's' => Some(1),
+        'm' => Some(60),
+        'h' => Some(3600),
+        _ => None,
+    };
+    let last = text.chars().last().unwrap_or('s');
+    let (digits, factor) = match unit(last) {
+        Some(factor) => (&text[..text.len() - 1], factor),
+        None => (text, 1),
+    };
+    let number = digits.parse::<u64>().ok().filter(|number| *number > 0);
+    let seconds = number.and_then(|number| number.checked_mul(factor));
+    seconds.ok_or_else(|| "write it as 10s, 30m or 24h".to_owned())
+}
+
+/// What is to be measured on this host.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) cpus: Cpus,
+    pub(super) others: Cpus,
+    /// What apply did here.
+    pub(super) profile: Option<String>,
+    /// The cgroup that has the measured CPUs, when apply set them apart.
+    pub(super) group: Option<String>,
+}
+
+impl ReportArgs {
+    pub(super) fn length(&self) -> Length {
+        self.loops.map_or(Length::Seconds(self.time), Length::Loops)
+    }
+
+    /// A test of these CPUs by the options.
+    pub(super) fn test(&self, cpus: &Cpus, main: Option<u32>) -> Test {
+        Test {
+            cpus: cpus.clone(),
+            main,
+            length: self.length(),
+            interval_us: self.interval_us,
+            priority: self.priority,
+            bins_us: self.bins,
+            spike_us: None,
+            break_us: self.break_us,
+        }
+    }
+
+    /// CPUs by the options or by what was applied.
+    pub(super) fn wanted(&self, host: &KernelHost) -> anyhow::Result<Wanted> {
+        let record = match Record::read(host) {
+            Ok(Some(record)) if !record.is_of_another_boot(host)? => Some(record),
+            Ok(_) => None,
+            // Without root the record can't be read; then everything is named.
+            Err(_) if self.cpus.is_some() && self.others.is_some() => None,
+            Err(error) => return Err(error).context("name --cpus and --others"),
+        };
+        let partition = record.as_ref().map(|record| &record.partition);
+        let name = "nothing is applied here; name --cpus and --others";
+        let cpus = self
+            .cpus
+            .clone()
+            .or(partition.map(vcpufreq_rt::Partition::rt));
+        let cpus = cpus.filter(|cpus| !cpus.is_empty()).context(name)?;
+        let housekeeping = partition.map(|partition| partition.housekeeping.clone());
+        let others = self.others.clone().or(housekeeping).context(name)?;
+        let both = cpus.and(&others);
+        ensure!(
+            both.is_empty(),
+            "CPU {both} would be measured and loaded; leave it out of --others"
+        );
+        let online = host.read("/sys/devices/system/cpu/online");
+        let online: Cpus = online
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_default();
+        let missing = cpus.or(&others).without(&online);
+        ensure!(
+            missing.is_empty(),
+            "CPU {missing} isn't online here; those that are: {online}"
+        );
+        let group = match &record {
+            Some(record) if record.profile.settings.cpuset.is_some() => group(record, &cpus)?,
+            _ => None,
+        };
+        Ok(Wanted {
+            cpus,
+            others,
+            profile: record.map(|record| record.profile_name),
+            group,
+        })
+    }
+
+    /// The guest's CPUs, one for each of the host's.
+    pub(super) fn guest(&self, pcpus: &Cpus) -> anyhow::Result<Option<(String, Cpus)>> {
+        let (Some(shell), Some(cpus)) = (&self.guest_shell, &self.guest_cpus) else {
+            return Ok(None);
+        };
+        ensure!(
+            cpus.iter().count() == pcpus.iter().count(),
+            "--guest-cpus {cpus} and --cpus {pcpus} have to be as many"
+        );
+        let both = cpus.and(&self.guest_others.clone().unwrap_or_default());
+        ensure!(
+            both.is_empty(),
+            "the guest's CPU {both} would be measured and loaded; leave it out of --guest-others"
+        );
+        Ok(Some((shell.clone(), cpus.clone())))
+    }
+}
+
+/// Where apply set these CPUs apart.
+fn group(record: &Record, cpus: &Cpus) -> anyhow::Result<Option<String>> {
+    if cpus.and(&record.partition.rt()).is_empty() {
+        return Ok(None);
+    }
+    let mut guests = record.partition.guests.iter();
+    match guests.find(|guest| cpus.without(&guest.cpus).is_empty()) {
+        Some(guest) => Ok(Some(format!(
+            "/sys/fs/cgroup/vcpufreq-rt.{}/rt",
+            guest.name
+        ))),
+        None => bail!("CPUs {cpus} aren't one guest's; name those of one guest with --cpus"),
+    }
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What `vcpufreq rt report` promises on the command line, with shell scripts in the place of the
+//! programs that measure: a verdict on hardware and none elsewhere, the loads that were asked for,
+//! guests measured through their shell, one line when it can't.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const CYCLICTEST: &str = "#!/bin/sh
+echo cyclictest $* >> LOG
+printf '# Histogram\\n000005 000990\\n000040 000010\\n# Min Latencies: 00005\\n'
+printf '# Avg Latencies: 00005\\n# Max Latencies: 00040\\n# Histogram Overflows: 00000\\n'
+";
+const LOAD: &str = "#!/bin/sh
+echo NAME $* >> LOG
+exec sleep 100
+";
+
+/// A host, and programs to measure it with.
+struct Bench(TempDir);
+
+impl Bench {
+    fn new(board: &str) -> Self {
+        let dir = TempDir::new().expect("a temporary directory");
+        let bench = Self(dir);
+        bench.write("sys/devices/system/cpu/online", "0-3\n");
+        bench.write("proc/sys/kernel/random/boot_id", "boot-1\n");
+        bench.write("proc/device-tree/compatible", board);
+        bench.program("cyclictest", CYCLICTEST);
+        bench.program("stress-ng", LOAD);
+        bench.program("hackbench", LOAD);
+        bench
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, text).expect("a file");
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let log = self.path().join("log").display().to_string();
+        let path = format!("bin/{name}");
+        self.write(&path, &script.replace("LOG", &log).replace("NAME", name));
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.path().join(path), mode).expect("a program");
+    }
+
+    fn report(&self, line: &[&str]) -> Output {
+        let path = std::env::var("PATH").expect("PATH");
+        let own = self.path().join("bin");
+        Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+            .args(["rt", "report", "--root"])
+            .arg(self.path())
+            .args(line)
+            .env("PATH", format!("{}:{path}", own.display()))
+            .output()
+            .expect("the program starts")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path().join("log")).expect("the programs' log")
+    }
+}
+
+const CPUS: [&str; 4] = ["--cpus", "3", "--others", "0-2"];
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    CPUS.iter().chain(more).copied().collect()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_budget_gets_a_verdict_on_hardware_alone() {
+    for (board, budget, code, said) in [
+        ("qcom,qcs6490", "40", 0, "kept: no latency was above"),
+        (
+            "qcom,qcs6490",
+            "39",
+            1,
+            "exceeded: the longest latency was 40 µs",
+        ),
+        (
+            "linux,dummy-virt",
+            "39",
+            0,
+            "no verdict on the budget of 39 µs",
+        ),
+    ] {
+        let bench = Bench::new(board);
+        // Whatever this machine is: the processor's own word isn't in the tree.
+        let output = bench.report(&with(&["--loads", "idle", "--budget-us", budget]));
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(code), "{board}: {text}");
+        assert!(text.contains(said), "{board}: {text}");
+        let marked = text.contains("(emulated)");
+        assert_eq!(marked, board == "linux,dummy-virt", "{text}");
+    }
+}
+
+#[test]
+fn loads_are_beside_and_figures_complete() {
+    let bench = Bench::new("qcom,qcs6490");
+    let page = bench.path().join("page.html").display().to_string();
+    let output = bench.report(&with(&[
+        "--loads",
+        "idle,stress",
+        "--load-percent",
+        "40",
+        "--loops",
+        "1000",
+        "--html",
+        &page,
+        "--json",
+    ]));
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!(runs.len(), 2);
+    let latency = &runs[1]["latencies"][0];
+    assert_eq!(
+        (&runs[1]["load"], &latency["samples"]),
+        (&"stress".into(), &1000.into())
+    );
+    assert_eq!(
+        (&latency["max_us"], &latency["p9999_us"]),
+        (&40.into(), &40.into())
+    );
+    let log = bench.log();
+    assert_eq!(
+        log.matches("stress-ng --quiet --cpu 1 --cpu-load 40 --taskset")
+            .count(),
+        3
+    );
+    assert!(
+        log.contains("-a 3 -t 1 -p 90 -i 1000 -l 1000 -h 400 --mainaffinity 2"),
+        "{log}"
+    );
+    assert_eq!(
+        fs::read_to_string(page)
+            .expect("a page")
+            .matches("<svg")
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn a_guest_is_measured_through_its_shell() {
+    let bench = Bench::new("qcom,qcs6490");
+    let guest = [
+        "--guest-shell",
+        "sh",
+        "--guest-cpus",
+        "1",
+        "--guest-others",
+        "0",
+        "--guest-only",
+        "--loads",
+        "stress",
+        "--json",
+    ];
+    let output = bench.report(&with(&guest));
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!((runs.len(), &runs[0]["place"]), (1, &"guest".into()));
+    assert_eq!(runs[0]["latencies"][0]["cpu"], 1);
+    // On the host's three and the guest's one.
+    let log = bench.log();
+    assert_eq!(log.matches("stress-ng").count(), 4, "{log}");
+    assert!(
+        log.contains("cyclictest -q -m --default-system -a 1 "),
+        "{log}"
+    );
+}
+
+#[test]
+fn what_can_not_be_is_one_line() {
+    for (line, said) in [
+        (
+            &["--cpus", "3", "--others", "2-3"][..],
+            "would be measured and loaded",
+        ),
+        (&["--cpus", "9", "--others", "0"], "CPU 9 isn't online"),
+        (&["--cpus", "3"], "name --cpus and --others"),
+        (
+            &["--cpus", "3", "--others", "0", "--time", "0s"],
+            "10s, 30m or 24h",
+        ),
+        (
+            &["--cpus", "3", "--others", "0", "--loads", "full"],
+            "idle, stress or hackbench",
+        ),
+        (
+            &[
+                "--cpus",
+                "3",
+                "--others",
+                "0",
+                "--guest-shell",
+                "sh",
+                "--guest-cpus",
+                "0-1",
+            ],
+            "have to be as many",
+        ),
+        (
+            &[
+                "--cpus",
+                "3",
+                "--others",
+                "0",
+                "--guest-shell",
+                "no-such",
+                "--guest-cpus",
+                "1",
+            ],
+            "can't start no-such",
+        ),
+    ] {
+        let output = Bench::new("qcom,qcs6490").report(line);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line:?}: {errors}");
+        assert!(errors.contains(said), "{said}: {errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+#[test]
+fn a_test_that_fails_is_no_figure() {
+    let bench = Bench::new("qcom,qcs6490");
+    bench.program(
+        "cyclictest",
+        "#!/bin/sh\necho 'unable to lock' >&2\nexit 1\n",
+    );
+    let output = bench.report(&with(&["--loads", "idle"]));
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("unable to lock"), "{errors}");
+    bench.program("stress-ng", "#!/bin/sh\nexit 1\n");
+    let output = bench.report(&with(&["--loads", "stress"]));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("the load ended at once"), "{errors}");
+}
