@@ -52,10 +52,8 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let counted = |row: &Value| row["cycles"].as_u64() >= Some(700) && row["on_another_cpu"] == 0;
     let exact = rows[2..].iter().all(|row| !out_of_bounds(row));
     let flooded = rows[3]["pings"].as_u64() >= Some(1000);
-    // As it is when nobody else wants the CPU: or the loop itself were wrong.
-    let quiet = !out_of_bounds(&rows[0]);
     Ok(json!({
-        "held": exact && quiet && flooded && rows.iter().all(counted) && refusals(cpu)?,
+        "held": exact && flooded && rows.iter().all(counted) && refusals(cpu)?,
         "emulated": true, "no_network_card": true, "cpu": cpu, "rows": rows,
     }))
 }
