@@ -45,6 +45,11 @@ const fn boot(topology: &'static str, scenarios: &'static [&'static str]) -> Boo
 
 /// The longest first, so that two at a time end at about the same time.
 const BOOTS: &[Boot] = &[
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot("4+3+1", &["rt-latency"])
+    },
     boot("2+2", &["kill"]),
     boot("2+2", &["flood"]),
     Boot {
@@ -95,15 +100,18 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(
-            "2+2",
-            &["boot", "capacity", "governor", "rt-settings", "rt-loop"],
-        )
+        ..boot("2+2", &["boot", "capacity", "governor"])
     },
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("4+3+1", &["rt-guest", "rt-latency"])
+        ..boot("4+3+1", &["rt-guest"])
+    },
+    // With the measuring programs, for which guests of the usual size have no room.
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot("2+2", &["rt-settings", "rt-loop"])
     },
     Boot {
         driver: Mainline,
