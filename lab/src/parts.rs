@@ -111,6 +111,7 @@ impl Parts {
     fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
         archive.program("init", &self.programs.join("vcpufreq-lab-agent"))?;
+        archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
         archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
         archive.link("bin/sh", "busybox")?;
         for path in [
@@ -207,6 +208,8 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         "vcpufreq-lab-agent",
         "--features",
         "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
+        "-p",
+        "vcpufreq-load",
     ]);
     root.run("building the programs for arm64", "env", &args)?;
     step.done();
