@@ -33,11 +33,17 @@ pub fn now_ns() -> u64 {
 
 /// Lets the calling thread run on these CPUs alone.
 pub fn pin_to(cpus: &[u32]) -> Result<()> {
+    pin_thread(0, cpus)
+}
+
+/// Lets a thread run on these CPUs alone; 0 is the calling one.
+pub fn pin_thread(tid: i32, cpus: &[u32]) -> Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
         set.set(usize::try_from(cpu)?)?;
     }
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("binding to CPUs {cpus:?}"))
+    sched_setaffinity(Pid::from_raw(tid), &set)
+        .with_context(|| format!("binding thread {tid} to CPUs {cpus:?}"))
 }
 
 /// Numbers as `0,2-3`.

@@ -3,6 +3,7 @@
 //! object with `held` and what was counted.
 
 mod basics;
+mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 mod demo;
@@ -91,6 +92,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
+        _ if name.split(':').next() == Some("bench") => bench::run(plan, name),
         _ => bail!("no such scenario"),
     }
 }

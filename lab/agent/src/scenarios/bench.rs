@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq bench` on the lab's host, as anyone calls it.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::Plan;
+use crate::deeds::{insmod, rmmod};
+
+const OUT: &str = "/run/ramp.json";
+
+/// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone.
+pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+    // A CPU that leaves a deep idle state spends its exit latency in the one
+    // stream of instructions that all emulated CPUs share.
+    rmmod("lab_cpuidle")?;
+    let mut command = Command::new("/bin/vcpufreq");
+    command
+        .args([
+            "bench",
+            "--kernel",
+            "/lab/guest-kernel",
+            "--initrd",
+            "/lab/guest-initramfs",
+        ])
+        .arg("--guest-module")
+        .arg(format!("/lab/modules/{}.ko", plan.driver))
+        .args(["--guest-cmdline", "nokaslr", "--out", OUT]);
+    for scenario in name.split(':').skip(1) {
+        command.args(["--scenario", scenario]);
+    }
+    let output = command.output().context("starting vcpufreq bench")?;
+    insmod("lab_cpuidle", "")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let report: Value = fs::read_to_string(OUT)
+        .ok()
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default();
+    Ok(json!({
+        "held": output.status.success(), "exit_code": output.status.code(),
+        "report": report, "table": text(&output.stdout), "said": text(&output.stderr),
+    }))
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From what was observed to a figure: pure arithmetic on times.
+//!
+//! A load begins when the host gives its thread the pCPU: the last switch to
+//! it before its own mark `start`. On both sides that is the host's event,
+//! with the host's clock; the mark only tells which one.
+
+use super::machine::{Cluster, Machine};
+use super::session::{Mark, Observed};
+
+/// What can be read off a repeat. All times are in µs from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    /// Until the pCPU of the start runs at its highest frequency.
+    ToFmax,
+    /// Until it runs at its lowest.
+    ToFmin,
+    /// Until the load is on a CPU of the most capable cluster.
+    ToBig,
+    /// Until it is there and that cluster runs at its highest frequency.
+    ToBigFmax,
+    /// Whether it is there at the end: 1 or 0.
+    EndsOnBig,
+}
+
+impl Metric {
+    /// Name and unit in reports.
+    pub fn name(self) -> (&'static str, &'static str) {
+        match self {
+            Self::ToFmax => ("to_fmax", "us"),
+            Self::ToFmin => ("to_fmin", "us"),
+            Self::ToBig => ("migrate", "us"),
+            Self::ToBigFmax => ("to_big_fmax", "us"),
+            Self::EndsOnBig => ("ends_on_big", "share"),
+        }
+    }
+
+    /// The figure; `None` when it doesn't come about while the load lasts.
+    pub fn of(self, machine: &Machine, observed: &Observed) -> Option<u64> {
+        let start = observed.start()?;
+        let from = |us: u64| us.saturating_sub(start.us);
+        let own = machine.cluster_of(start.cpu)?;
+        let big = machine.big();
+        let on_big = || {
+            let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
+            places.find(|mark| big.cpus.contains(&mark.cpu))
+        };
+        match self {
+            Self::ToFmax => observed
+                .reaches(machine, own, own.khz.1, start.us)
+                .map(from),
+            Self::ToFmin => observed
+                .reaches(machine, own, own.khz.0, start.us)
+                .map(from),
+            Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
+            Self::ToBigFmax => {
+                let there = observed.since(on_big()?);
+                observed.reaches(machine, big, big.khz.1, there).map(from)
+            }
+            Self::EndsOnBig => {
+                let last = observed.marks.last()?;
+                Some(u64::from(big.cpus.contains(&last.cpu)))
+            }
+        }
+    }
+}
+
+impl Observed {
+    /// The mark `start`, at the moment when the thread got the pCPU.
+    pub fn start(&self) -> Option<Mark> {
+        let mark = self.marks.iter().find(|mark| mark.name == "start")?;
+        Some(Mark {
+            us: self.since(mark),
+            ..mark.clone()
+        })
+    }
+
+    /// Since when the load's thread has had the pCPU of a mark. It may be
+    /// switched to after the mark by as much as the clocks can be off.
+    fn since(&self, mark: &Mark) -> u64 {
+        let mut since = mark.us;
+        for switch in self
+            .seen
+            .switches
+            .iter()
+            .filter(|switch| switch.cpu == mark.cpu)
+        {
+            if switch.us > mark.us + self.clock_error_us {
+                break;
+            }
+            if self.threads.contains(&switch.next) {
+                since = switch.us;
+            }
+        }
+        since
+    }
+
+    /// A cluster's frequency at a moment, in kHz.
+    pub fn khz_at(&self, machine: &Machine, cluster: &Cluster, us: u64) -> Option<u32> {
+        let number = machine
+            .clusters
+            .iter()
+            .position(|one| one.cpus == cluster.cpus)?;
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        match own.rfind(|change| change.us <= us) {
+            Some(change) => Some(change.khz),
+            None => self.khz_before.get(number).copied(),
+        }
+    }
+
+    /// When a cluster first runs at a frequency, from a moment on.
+    fn reaches(&self, machine: &Machine, cluster: &Cluster, khz: u32, from: u64) -> Option<u64> {
+        if self.khz_at(machine, cluster, from) == Some(khz) {
+            return Some(from);
+        }
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        own.find(|change| change.us >= from && change.khz == khz)
+            .map(|change| change.us)
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What came of it: `conditions` and `results` as JSON, and a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use super::BenchArgs;
+use super::machine::Machine;
+use super::scenario::Scenario;
+use super::session::{Observed, Variant};
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub struct Report {
+    conditions: Map<String, Value>,
+    results: Vec<Row>,
+    failures: Vec<Value>,
+}
+
+/// The values of one metric in one variant.
+#[derive(Debug)]
+struct Row {
+    scenario: &'static str,
+    variant: &'static str,
+    metric: &'static str,
+    unit: &'static str,
+    /// One for each repeat; `None` where it didn't come about.
+    values: Vec<Option<u64>>,
+    unsettled: Vec<String>,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(machine: &Machine, args: &BenchArgs) -> Self {
+        let clusters: Vec<Value> = machine
+            .clusters
+            .iter()
+            .map(|cluster| {
+                json!({ "cpus": cluster.cpus, "capacity": cluster.capacity,
+                    "min_khz": cluster.khz.0, "max_khz": cluster.khz.1 })
+            })
+            .collect();
+        let conditions = json!({
+            "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
+            "clusters": clusters, "repeats": args.repeats,
+            "vcpus": "one for each pCPU, pinned to it, with its capacity",
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let Value::Object(conditions) = conditions else {
+            unreachable!("an object, as written above")
+        };
+        Self {
+            conditions,
+            results: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Adds a scenario's repeats.
+    pub fn add(
+        &mut self,
+        machine: &Machine,
+        scenario: &Scenario,
+        variant: Variant,
+        observed: &[Observed],
+    ) {
+        for metric in scenario.metrics {
+            let (name, unit) = metric.name();
+            self.results.push(Row {
+                scenario: scenario.name,
+                variant: variant.name(),
+                metric: name,
+                unit,
+                values: observed.iter().map(|one| metric.of(machine, one)).collect(),
+                unsettled: observed
+                    .iter()
+                    .filter_map(|one| one.unsettled.clone())
+                    .collect(),
+            });
+        }
+    }
+
+    /// Notes that a scenario could not be measured.
+    pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
+        eprintln!(
+            "vcpufreq: {} on {} failed: {why}",
+            scenario.name,
+            variant.name()
+        );
+        self.failures.push(json!({
+            "scenario": scenario.name, "variant": variant.name(), "error": why,
+        }));
+    }
+
+    /// Whether everything was measured, from a settled state.
+    pub fn complete(&self) -> bool {
+        self.failures.is_empty() && self.results.iter().all(|row| row.unsettled.is_empty())
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> Value {
+        json!({
+            "conditions": self.conditions,
+            "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
+            "failures": self.failures,
+        })
+    }
+
+    /// As text: a line for each scenario and metric, a column for each variant.
+    pub fn table(&self) -> String {
+        let mut lines: BTreeMap<(usize, &str), BTreeMap<&str, String>> = BTreeMap::new();
+        let mut order: Vec<&str> = Vec::new();
+        for row in &self.results {
+            if !order.contains(&row.scenario) {
+                order.push(row.scenario);
+            }
+            let at = order
+                .iter()
+                .position(|one| *one == row.scenario)
+                .unwrap_or_default();
+            lines
+                .entry((at, row.metric))
+                .or_default()
+                .insert(row.variant, row.cell());
+        }
+        let columns = Variant::ALL.map(Variant::name);
+        let mut text = format!("{:<15} {:<12}", "scenario", "metric");
+        for column in columns {
+            let _ = write!(text, " {column:>24}");
+        }
+        text.push('\n');
+        for ((at, metric), cells) in lines {
+            let _ = write!(text, "{:<15} {metric:<12}", order[at]);
+            for column in columns {
+                let cell = cells.get(column).map_or("-", String::as_str);
+                let _ = write!(text, " {cell:>24}");
+            }
+            text.push('\n');
+        }
+        for failure in &self.failures {
+            let word = |name: &str| failure[name].as_str().unwrap_or_default().to_owned();
+            let _ = writeln!(
+                text,
+                "FAILED {} on {}: {}",
+                word("scenario"),
+                word("variant"),
+                word("error")
+            );
+        }
+        text
+    }
+}
+
+impl Row {
+    /// Those that came about, rising; one that didn't is later than any.
+    fn order(&self, at: usize) -> Option<u64> {
+        let mut values = self.values.clone();
+        values.sort_by_key(|value| value.unwrap_or(u64::MAX));
+        values.get(at).copied().flatten()
+    }
+
+    /// The lower one of two.
+    fn median(&self) -> Option<u64> {
+        self.order(self.values.len().saturating_sub(1) / 2)
+    }
+
+    fn ends(&self) -> (Option<u64>, Option<u64>) {
+        (
+            self.order(0),
+            self.order(self.values.len().saturating_sub(1)),
+        )
+    }
+
+    fn json(&self) -> Value {
+        let (min, max) = self.ends();
+        json!({
+            "scenario": self.scenario, "variant": self.variant, "metric": self.metric,
+            "unit": self.unit, "n": self.values.len(),
+            "reached": self.values.iter().flatten().count(),
+            "median": self.median(), "min": min, "max": max,
+            "values": self.values, "unsettled": self.unsettled,
+        })
+    }
+
+    /// `133.2 (132.9..134.0) ms`, or `never`.
+    fn cell(&self) -> String {
+        let shown = |value: Option<u64>| match value {
+            None => "never".to_owned(),
+            Some(us) if self.unit == "us" => format!("{}.{}", us / 1000, us % 1000 / 100),
+            Some(value) => value.to_string(),
+        };
+        let (min, max) = self.ends();
+        let unit = if self.unit == "us" { " ms" } else { "" };
+        let mark = if self.unsettled.is_empty() { "" } else { " !" };
+        format!(
+            "{} ({}..{}){unit}{mark}",
+            shown(self.median()),
+            shown(min),
+            shown(max)
+        )
+    }
+}

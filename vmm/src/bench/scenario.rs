@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is measured: each scenario's load, where it runs, and its metrics.
+//! `docs/bench.md` says the same in words.
+
+use super::machine::Machine;
+use super::measure::Metric;
+
+/// A load and what is read off it.
+#[derive(Debug)]
+pub struct Scenario {
+    /// Its name in reports.
+    pub name: &'static str,
+    /// Its CPUs.
+    pub place: Place,
+    /// The load's steps, with `{first}`, the CPU that it starts on, and
+    /// `{all}`, every CPU.
+    pub steps: &'static str,
+    /// What is measured.
+    pub metrics: &'static [Metric],
+}
+
+/// Which CPUs a scenario is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The first of the least capable cluster.
+    Little,
+    /// The first of the most capable one.
+    Big,
+    /// From a little CPU to any.
+    LittleToAll,
+}
+
+/// All of them, in the order in which they are measured.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "big-ramp",
+        place: Place::Big,
+        steps: "pin={first} sleep=500000 mark=start busy=300000 mark=end",
+        metrics: &[Metric::ToFmax],
+    },
+    Scenario {
+        name: "step-down",
+        place: Place::Big,
+        steps: "pin={first} sleep=500000 busy=300000 mark=start light=200/8000/100",
+        metrics: &[Metric::ToFmin],
+    },
+    Scenario {
+        name: "new-thread",
+        place: Place::Little,
+        steps: "pin={first} sleep=500000 fresh mark=start busy=300000 mark=end",
+        metrics: &[Metric::ToFmax],
+    },
+    Scenario {
+        name: "little-to-big",
+        place: Place::LittleToAll,
+        steps: "pin={first} sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end",
+        metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
+    },
+];
+
+impl Scenario {
+    /// The CPU that the load starts on.
+    pub fn first(&self, machine: &Machine) -> u32 {
+        match self.place {
+            Place::Big => machine.big().first(),
+            Place::Little | Place::LittleToAll => machine.little().first(),
+        }
+    }
+
+    /// A CPU to keep everything else on: of a cluster that isn't measured,
+    /// else the last of the least capable one.
+    pub fn aside(&self, machine: &Machine) -> u32 {
+        let last = |cpus: &[u32]| cpus.last().copied().unwrap_or_default();
+        match self.place {
+            Place::Little => last(&machine.big().cpus),
+            Place::Big | Place::LittleToAll => last(&machine.little().cpus),
+        }
+    }
+}
