@@ -7,6 +7,7 @@
 //! is the agent's (`lab/agent`).
 
 mod apt;
+mod bench;
 mod bootstrap;
 mod c_checks;
 mod cache;
@@ -51,6 +52,14 @@ enum Command {
     Demo,
     /// Measure what an access costs by each path
     BenchPaths,
+    /// Measure ramps on host, guest, and guest with the bridge
+    Bench {
+        /// These scenarios alone
+        scenarios: Vec<String>,
+        /// Topology, as of run
+        #[arg(long, default_value = "2+2")]
+        topology: String,
+    },
     /// Run every test
     Test,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
@@ -81,6 +90,10 @@ fn dispatch(command: Command) -> Result<bool> {
         Command::Setup => Ok(true),
         Command::Demo => demo::run(&parts, &repo, started),
         Command::BenchPaths => paths::run(&parts, &repo),
+        Command::Bench {
+            scenarios,
+            topology,
+        } => bench::run(&parts, &repo, &topology, &scenarios),
         Command::Test => suite::run(&parts, &repo),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),

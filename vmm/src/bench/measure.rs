@@ -13,7 +13,7 @@ use super::session::{Mark, Observed};
 pub enum Metric {
     /// Until the pCPU of the start runs at its highest frequency.
     ToFmax,
-    /// Until it runs at its lowest.
+    /// From the mark `end` until it runs at its lowest.
     ToFmin,
     /// Until the load is on a CPU of the most capable cluster.
     ToBig,
@@ -49,9 +49,11 @@ impl Metric {
             Self::ToFmax => observed
                 .reaches(machine, own, own.khz.1, start.us)
                 .map(from),
-            Self::ToFmin => observed
-                .reaches(machine, own, own.khz.0, start.us)
-                .map(from),
+            Self::ToFmin => {
+                let end = observed.mark("end")?.us;
+                let low = observed.reaches(machine, own, own.khz.0, end)?;
+                Some(low - end)
+            }
             Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
             Self::ToBigFmax => {
                 let there = observed.since(on_big()?);
@@ -66,9 +68,27 @@ impl Metric {
 }
 
 impl Observed {
+    /// The first mark of this name.
+    fn mark(&self, name: &str) -> Option<&Mark> {
+        self.marks.iter().find(|mark| mark.name == name)
+    }
+
+    /// Why the state at the start wasn't the settled one: governors that
+    /// didn't come down, or a frequency that rose before the load did.
+    pub fn unsettled(&self, machine: &Machine) -> Option<String> {
+        if self.unsettled.is_some() {
+            return self.unsettled.clone();
+        }
+        let start = self.start()?;
+        let own = machine.cluster_of(start.cpu)?;
+        // A switch to the load is itself what moves the frequency.
+        let khz = self.khz_at(machine, own, start.us.saturating_sub(1))?;
+        (khz != own.khz.0).then(|| format!("pCPU {} at {khz} kHz before the load", start.cpu))
+    }
+
     /// The mark `start`, at the moment when the thread got the pCPU.
     pub fn start(&self) -> Option<Mark> {
-        let mark = self.marks.iter().find(|mark| mark.name == "start")?;
+        let mark = self.mark("start")?;
         Some(Mark {
             us: self.since(mark),
             ..mark.clone()
@@ -124,5 +144,63 @@ impl Observed {
             .filter(|one| one.cpu == cluster.first());
         own.find(|change| change.us >= from && change.khz == khz)
             .map(|change| change.us)
+    }
+}
+
+/// A repeat as lines to draw; times in µs from the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Series {
+    /// From when on the load was on which pCPU.
+    pub placement: Vec<(i64, u32)>,
+    /// From when on the pCPU that it was on had which frequency, in kHz.
+    pub frequency: Vec<(i64, u32)>,
+    /// When the guest asked for what, in the unit of its table.
+    pub requests: Vec<(i64, u64)>,
+    /// The end.
+    pub end_us: i64,
+}
+
+/// Of the time before the start, what is drawn, in µs.
+const LEAD_US: u64 = 20_000;
+
+impl Observed {
+    /// The lines of this repeat.
+    pub fn series(&self, machine: &Machine) -> Option<Series> {
+        let start = self.start()?;
+        let span = start.us.saturating_sub(LEAD_US)..=self.marks.last()?.us;
+        let relative =
+            |us: u64| i64::try_from(us).unwrap_or(i64::MAX) - i64::try_from(start.us).unwrap_or(0);
+        let mut placement = vec![(*span.start(), start.cpu)];
+        for mark in self.marks.iter().filter(|mark| mark.us >= start.us) {
+            if placement.last().is_some_and(|(_, cpu)| *cpu != mark.cpu) {
+                placement.push((self.since(mark), mark.cpu));
+            }
+        }
+        let mut moments: Vec<u64> = placement.iter().map(|(us, _)| *us).collect();
+        moments.extend(self.seen.changes.iter().map(|change| change.us));
+        moments.retain(|us| span.contains(us));
+        moments.sort_unstable();
+        let mut frequency: Vec<(i64, u32)> = Vec::new();
+        for us in moments {
+            let on = placement.iter().rfind(|(since, _)| *since <= us)?.1;
+            let khz = self.khz_at(machine, machine.cluster_of(on)?, us)?;
+            if frequency.last().is_none_or(|(_, last)| *last != khz) {
+                frequency.push((relative(us), khz));
+            }
+        }
+        let requests = self
+            .seen
+            .requests
+            .iter()
+            .filter(|one| span.contains(&one.us));
+        Some(Series {
+            placement: placement
+                .iter()
+                .map(|(us, cpu)| (relative(*us), *cpu))
+                .collect(),
+            frequency,
+            requests: requests.map(|one| (relative(one.us), one.khz)).collect(),
+            end_us: relative(*span.end()),
+        })
     }
 }

@@ -10,6 +10,8 @@
 //! One clock measures all: the host's. It judges nothing; what a figure has
 //! to be is the reader's.
 
+mod compare;
+mod html;
 mod machine;
 mod measure;
 mod peer;
@@ -19,7 +21,7 @@ mod scenario;
 mod session;
 mod trace;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -62,6 +64,12 @@ pub struct BenchArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Write a page with a chart of each scenario, which needs no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Measure nothing; say what differs between two reports: exit code 1 if anything does
+    #[arg(long, value_names = ["A.json", "B.json"], num_args = 2)]
+    pub compare: Vec<PathBuf>,
 }
 
 /// Measures, and reports; returns the exit code: 0, 1 when a scenario failed
@@ -71,6 +79,11 @@ pub struct BenchArgs {
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
+    if let [first, second] = &args.compare[..] {
+        let changes = compare::files(first, second)?;
+        print(&changes.text())?;
+        return Ok(u8::from(changes.any()));
+    }
     let scenarios = chosen(&args.scenario)?;
     let machine = match Machine::check(args) {
         Ok(machine) => machine,
@@ -88,15 +101,20 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
             measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
         }
     }
-    if let Some(path) = &args.out {
-        std::fs::write(path, format!("{:#}\n", report.json()))
-            .with_context(|| format!("can't write {}; name another file", path.display()))?;
-    }
-    crate_print(&report.table())?;
+    let json = report.json();
+    write(args.out.as_deref(), || format!("{json:#}\n"))?;
+    write(args.html.as_deref(), || html::page(&json))?;
+    print(&report.table())?;
     Ok(u8::from(!report.complete()))
 }
 
-fn crate_print(text: &str) -> anyhow::Result<()> {
+fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, text())
+        .with_context(|| format!("can't write {}; name another file", path.display()))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
     use std::io::Write as _;
     std::io::stdout()
         .write_all(text.as_bytes())

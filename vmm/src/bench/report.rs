@@ -17,6 +17,9 @@ pub struct Report {
     conditions: Map<String, Value>,
     results: Vec<Row>,
     failures: Vec<Value>,
+    /// Of the first repeat, to draw.
+    series: Vec<Value>,
+    clock_error_us: u64,
 }
 
 /// The values of one metric in one variant.
@@ -55,6 +58,8 @@ impl Report {
             conditions,
             results: Vec::new(),
             failures: Vec::new(),
+            series: Vec::new(),
+            clock_error_us: 0,
         }
     }
 
@@ -76,9 +81,17 @@ impl Report {
                 values: observed.iter().map(|one| metric.of(machine, one)).collect(),
                 unsettled: observed
                     .iter()
-                    .filter_map(|one| one.unsettled.clone())
+                    .filter_map(|one| one.unsettled(machine))
                     .collect(),
             });
+        }
+        for one in observed {
+            self.clock_error_us = self.clock_error_us.max(one.clock_error_us);
+        }
+        if let Some(series) = observed.first().and_then(|one| one.series(machine)) {
+            self.series.push(json!({
+                "scenario": scenario.name, "variant": variant.name(), "lines": series,
+            }));
         }
     }
 
@@ -101,10 +114,13 @@ impl Report {
 
     /// As JSON.
     pub fn json(&self) -> Value {
+        let mut conditions = self.conditions.clone();
+        conditions.insert("clock_error_us".to_owned(), self.clock_error_us.into());
         json!({
-            "conditions": self.conditions,
+            "conditions": conditions,
             "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
             "failures": self.failures,
+            "series": self.series,
         })
     }
 

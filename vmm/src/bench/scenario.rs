@@ -12,12 +12,17 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its CPUs.
     pub place: Place,
-    /// The load's steps, with `{first}`, the CPU that it starts on, and
-    /// `{all}`, every CPU.
+    /// The load's steps, with `{first}`, the CPU that it starts on, `{all}`,
+    /// every CPU, and `{calm}`, [`CALM`].
     pub steps: &'static str,
     /// What is measured.
     pub metrics: &'static [Metric],
 }
+
+/// What a thread does first so that its own past counts no more: of the
+/// utilization that it is remembered with from earlier activations (util_est)
+/// each short one takes a quarter, so that of 1024 nothing is left after 40.
+pub const CALM: &str = "light=20/10000/40";
 
 /// Which CPUs a scenario is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,25 +40,25 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "big-ramp",
         place: Place::Big,
-        steps: "pin={first} sleep=500000 mark=start busy=300000 mark=end",
+        steps: "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end",
         metrics: &[Metric::ToFmax],
     },
     Scenario {
         name: "step-down",
         place: Place::Big,
-        steps: "pin={first} sleep=500000 busy=300000 mark=start light=200/8000/100",
+        steps: "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end light=200/8000/100 mark=done",
         metrics: &[Metric::ToFmin],
     },
     Scenario {
         name: "new-thread",
         place: Place::Little,
-        steps: "pin={first} sleep=500000 fresh mark=start busy=300000 mark=end",
+        steps: "pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end",
         metrics: &[Metric::ToFmax],
     },
     Scenario {
         name: "little-to-big",
         place: Place::LittleToAll,
-        steps: "pin={first} sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end",
+        steps: "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end",
         metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
     },
 ];

@@ -12,7 +12,7 @@ use vcpufreq_load::work::{now_ns, pin_thread};
 use super::BenchArgs;
 use super::machine::{Cluster, Machine};
 use super::peer::Peer;
-use super::scenario::Scenario;
+use super::scenario::{CALM, Scenario};
 use super::trace::{Seen, Trace};
 
 /// Where the load runs.
@@ -181,6 +181,7 @@ impl<'a> Session<'a> {
             .steps
             .replace("{first}", &number(first))
             .replace("{all}", &all.join(","))
+            .replace("{calm}", CALM)
     }
 
     /// Brings every governor to its minimum, and lets all load decay; why

@@ -11,6 +11,7 @@ use super::Plan;
 use crate::deeds::{insmod, rmmod};
 
 const OUT: &str = "/run/ramp.json";
+const HTML: &str = "/run/ramp.html";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone.
 pub fn run(plan: &Plan, name: &str) -> Result<Value> {
@@ -28,7 +29,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         ])
         .arg("--guest-module")
         .arg(format!("/lab/modules/{}.ko", plan.driver))
-        .args(["--guest-cmdline", "nokaslr", "--out", OUT]);
+        .args(["--guest-cmdline", "nokaslr", "--out", OUT, "--html", HTML]);
     for scenario in name.split(':').skip(1) {
         command.args(["--scenario", scenario]);
     }
@@ -41,6 +42,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         .unwrap_or_default();
     Ok(json!({
         "held": output.status.success(), "exit_code": output.status.code(),
-        "report": report, "table": text(&output.stdout), "said": text(&output.stderr),
+        "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
+        "table": text(&output.stdout), "said": text(&output.stderr),
     }))
 }

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `make bench`: `vcpufreq bench` on an emulated host; `out/ramp.json` and
+//! `out/ramp.html`.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::parts::Parts;
+use crate::run::Options;
+
+/// Runs the bench, for these scenarios alone if there are any; whether all
+/// was measured.
+pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> Result<bool> {
+    let names: Vec<&str> = std::iter::once("bench")
+        .chain(scenarios.iter().map(String::as_str))
+        .collect();
+    let options = Options {
+        topology: topology.to_owned(),
+        limit_s: 1800,
+        ..Options::of(&[&names.join(":")])
+    };
+    let report = options.report(parts, repo)?;
+    let mut result = report.results.into_iter().next().context("no result")?;
+    let mut json = result["report"].take();
+    let said = result["said"].as_str().unwrap_or_default();
+    if json["results"].as_array().is_none() {
+        let error = result["error"].as_str().unwrap_or_default();
+        bail!("the bench gave no report: {error} {said}");
+    }
+    json["conditions"]["emulated"] = true.into();
+    json["conditions"]["topology"] = topology.into();
+    let out = repo.join("out");
+    fs::create_dir_all(&out)?;
+    fs::write(out.join("ramp.json"), format!("{json:#}\n"))?;
+    fs::write(
+        out.join("ramp.html"),
+        result["html"].as_str().unwrap_or_default(),
+    )?;
+    eprintln!("{said}");
+    println!(
+        "\nEmulated Arm host, topology {topology}, Linux {}: median (min..max), n = {}\n\n{}\n",
+        json["conditions"]["host_kernel"].as_str().unwrap_or("?"),
+        json["conditions"]["repeats"],
+        result["table"].as_str().unwrap_or_default()
+    );
+    println!("out/ramp.json has the same figures, out/ramp.html shows them.");
+    Ok(result["held"] == Value::Bool(true))
+}
