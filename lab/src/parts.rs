@@ -117,6 +117,8 @@ impl Parts {
         for path in [
             "drivers/cpufreq/cpufreq_userspace",
             "drivers/cpufreq/cpufreq_powersave",
+            "fs/configfs/configfs",
+            "drivers/block/null_blk/null_blk",
         ] {
             let module = kernel.own_module(&self.cache, &self.root, path)?;
             let name = path.rsplit('/').next().unwrap_or(path);

@@ -2,18 +2,21 @@
 //! A load as a row of steps, and the threads that go through them.
 //!
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
-//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, and `fresh`: what follows is
-//! done by a thread that is created then. A mark is the time of the thread's
+//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `io=BUSY_US/COUNT`, and
+//! `fresh`: what follows is done by a thread that is created then. A mark is the time of the thread's
 //! own clock and the CPU that it is on; a busy thread also marks, as `on`,
 //! each CPU that it finds itself moved to.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::fcntl::OFlag;
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
 
@@ -32,6 +35,8 @@ pub enum Step {
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
     Light(u64, u64, u32),
+    /// Reads from [`IO_DEVICE`], then is busy for so many µs; so many times.
+    Io(u64, u32),
     /// The rest is done by a new thread.
     Fresh,
 }
@@ -56,9 +61,50 @@ fn step(word: &str) -> Result<Step> {
             };
             Step::Light(busy.parse()?, period.parse()?, count.parse()?)
         }
+        "io" => {
+            let parts = value.split_once('/');
+            let (busy, count) =
+                parts.with_context(|| format!("step '{word}' is not io=BUSY_US/COUNT"))?;
+            Step::Io(busy.parse()?, count.parse()?)
+        }
         "fresh" => Step::Fresh,
         _ => bail!("no such step: '{word}'"),
     })
+}
+
+/// What I/O is done on: the kernel's null_blk, with its completion by timer.
+pub const IO_DEVICE: &str = "/dev/nullb0";
+const BLOCK: usize = 4096;
+
+/// A block device, read past the page cache: each read waits for the device,
+/// which is what the scheduler takes for I/O.
+struct Device {
+    file: File,
+    buffer: Vec<u8>,
+}
+
+impl Device {
+    fn open() -> Result<Self> {
+        let file = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_DIRECT.bits())
+            .open(IO_DEVICE)
+            .with_context(|| format!("opening {IO_DEVICE}; load null_blk with irqmode=2"))?;
+        Ok(Self {
+            file,
+            buffer: vec![0; 2 * BLOCK],
+        })
+    }
+
+    fn read(&mut self) -> Result<()> {
+        // Direct reads go to memory that is aligned as the device's blocks.
+        let from = self.buffer.as_ptr().align_offset(BLOCK);
+        let aligned = self
+            .buffer
+            .get_mut(from..from + BLOCK)
+            .context("no aligned block")?;
+        self.file.read_exact_at(aligned, 0).context(IO_DEVICE)
+    }
 }
 
 /// What a thread notes on its way: `tid=T TURNS=N NAME=NS@CPU ...`.
@@ -100,6 +146,13 @@ impl Notes {
                     for _ in 0..*count {
                         next += period * 1000;
                         sleep(Duration::from_nanos(next.saturating_sub(now_ns())));
+                        self.busy_until(now_ns() + busy * 1000);
+                    }
+                }
+                Step::Io(busy, count) => {
+                    let mut device = Device::open()?;
+                    for _ in 0..*count {
+                        device.read()?;
                         self.busy_until(now_ns() + busy * 1000);
                     }
                 }
@@ -189,16 +242,25 @@ mod tests {
 
     #[test]
     fn steps_are_read() {
-        let read = steps(&["pin=0,2-3", "sleep=5", "mark=start", "light=1/2/3", "fresh"]).unwrap();
+        let read = steps(&[
+            "pin=0,2-3",
+            "sleep=5",
+            "mark=start",
+            "light=1/2/3",
+            "io=4/5",
+            "fresh",
+        ])
+        .unwrap();
         let expected = [
             Step::Pin(vec![0, 2, 3]),
             Step::Sleep(5),
             Step::Mark("start".to_owned()),
             Step::Light(1, 2, 3),
+            Step::Io(4, 5),
             Step::Fresh,
         ];
         assert_eq!(read, expected);
-        for wrong in ["busy", "busy=x", "light=1/2", "sloop=1"] {
+        for wrong in ["busy", "busy=x", "light=1/2", "io=1", "sloop=1"] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");
         }
     }

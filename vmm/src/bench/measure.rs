@@ -5,16 +5,32 @@
 //! it before its own mark `start`. On both sides that is the host's event,
 //! with the host's clock; the mark only tells which one.
 
+use std::collections::BTreeMap;
+
 use super::machine::{Cluster, Machine};
 use super::session::{Mark, Observed};
+
+/// Before the load's first switch, what belongs to its wake-up or creation.
+const WAKE_US: u64 = 2_000;
 
 /// What can be read off a repeat. All times are in µs from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     /// Until the pCPU of the start runs at its highest frequency.
     ToFmax,
-    /// From the mark `end` until it runs at its lowest.
+    /// From the mark `end` until it runs at its lowest, to stay there.
     ToFmin,
+    /// From the mark `end` until it does so for the first time: a dip, perhaps.
+    FirstFmin,
+    /// The highest frequency in kHz that it runs at while the load lasts.
+    TopKhz,
+    /// Until it runs at the frequency that was highest on the host.
+    ToHostTop,
+    /// Turns of work that the load's first thread did.
+    Work,
+    /// Of the time that the load's threads ran, per mille on CPUs of the most
+    /// capable cluster; in a guest, of the vCPUs' time.
+    OnBig,
     /// Until the load is on a CPU of the most capable cluster.
     ToBig,
     /// Until it is there and that cluster runs at its highest frequency.
@@ -29,6 +45,11 @@ impl Metric {
         match self {
             Self::ToFmax => ("to_fmax", "us"),
             Self::ToFmin => ("to_fmin", "us"),
+            Self::FirstFmin => ("first_fmin", "us"),
+            Self::TopKhz => ("top_khz", "kHz"),
+            Self::ToHostTop => ("to_host_top", "us"),
+            Self::Work => ("work", "turns"),
+            Self::OnBig => ("on_big", "permille"),
             Self::ToBig => ("migrate", "us"),
             Self::ToBigFmax => ("to_big_fmax", "us"),
             Self::EndsOnBig => ("ends_on_big", "share"),
@@ -36,24 +57,31 @@ impl Metric {
     }
 
     /// The figure; `None` when it doesn't come about while the load lasts.
-    pub fn of(self, machine: &Machine, observed: &Observed) -> Option<u64> {
+    /// `host_top` is the frequency that the host alone reached.
+    pub fn of(self, machine: &Machine, observed: &Observed, host_top: Option<u32>) -> Option<u64> {
         let start = observed.start()?;
         let from = |us: u64| us.saturating_sub(start.us);
         let own = machine.cluster_of(start.cpu)?;
         let big = machine.big();
+        let reached = |khz: u32| observed.reaches(machine, own, khz, start.us).map(from);
         let on_big = || {
             let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
             places.find(|mark| big.cpus.contains(&mark.cpu))
         };
         match self {
-            Self::ToFmax => observed
-                .reaches(machine, own, own.khz.1, start.us)
-                .map(from),
+            Self::ToFmax => reached(own.khz.1),
+            Self::ToHostTop => reached(host_top?),
             Self::ToFmin => {
-                let end = observed.mark("end")?.us;
-                let low = observed.reaches(machine, own, own.khz.0, end)?;
-                Some(low - end)
+                let since = observed.stays(own, own.khz.0, observed.marks.last()?.us)?;
+                Some(since.saturating_sub(observed.mark("end")?.us))
             }
+            Self::FirstFmin => {
+                let end = observed.mark("end")?.us;
+                Some(observed.reaches(machine, own, own.khz.0, end)? - end)
+            }
+            Self::TopKhz => observed.top(machine, own).map(u64::from),
+            Self::Work => Some(observed.turns),
+            Self::OnBig => observed.share_on(&big.cpus),
             Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
             Self::ToBigFmax => {
                 let there = observed.since(on_big()?);
@@ -81,8 +109,8 @@ impl Observed {
         }
         let start = self.start()?;
         let own = machine.cluster_of(start.cpu)?;
-        // A switch to the load is itself what moves the frequency.
-        let khz = self.khz_at(machine, own, start.us.saturating_sub(1))?;
+        // The wake-up, or what creates the thread, moves the frequency already.
+        let khz = self.khz_at(machine, own, start.us.saturating_sub(WAKE_US))?;
         (khz != own.khz.0).then(|| format!("pCPU {} at {khz} kHz before the load", start.cpu))
     }
 
@@ -144,6 +172,54 @@ impl Observed {
             .filter(|one| one.cpu == cluster.first());
         own.find(|change| change.us >= from && change.khz == khz)
             .map(|change| change.us)
+    }
+
+    /// Since when a cluster has been at a frequency that it keeps until `until`.
+    fn stays(&self, cluster: &Cluster, khz: u32, until: u64) -> Option<u64> {
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        let last = own.rfind(|change| change.us <= until)?;
+        (last.khz == khz).then_some(last.us)
+    }
+
+    /// The highest frequency of a cluster while the load lasts, in kHz.
+    pub fn top(&self, machine: &Machine, cluster: &Cluster) -> Option<u32> {
+        let (from, to) = (self.start()?.us, self.marks.last()?.us);
+        let own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        let within = own
+            .filter(|change| (from..=to).contains(&change.us))
+            .map(|change| change.khz);
+        within.chain(self.khz_at(machine, cluster, from)).max()
+    }
+
+    /// Of the time that the threads ran while the load lasted, per mille on
+    /// these CPUs.
+    fn share_on(&self, cpus: &[u32]) -> Option<u64> {
+        let (from, to) = (self.start()?.us, self.marks.last()?.us);
+        let (mut there, mut all) = (0, 0);
+        let mut since: BTreeMap<u32, u64> = BTreeMap::new();
+        for switch in &self.seen.switches {
+            let us = switch.us.clamp(from, to);
+            if let Some(began) = since.remove(&switch.cpu) {
+                all += us - began;
+                there += if cpus.contains(&switch.cpu) {
+                    us - began
+                } else {
+                    0
+                };
+            }
+            if self.threads.contains(&switch.next) {
+                since.insert(switch.cpu, us);
+            }
+        }
+        (there * 1000).checked_div(all)
     }
 }
 

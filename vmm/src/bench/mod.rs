@@ -44,8 +44,8 @@ pub struct BenchArgs {
     /// The load program for the host [default: vcpufreq-load beside this program]
     #[arg(long, value_name = "FILE")]
     pub load: Option<PathBuf>,
-    /// A module in the guest's ramdisk, loaded when the bridge is there; may be repeated
-    #[arg(long, value_name = "PATH")]
+    /// A module in the guest's ramdisk and its options, loaded in this order; may be repeated
+    #[arg(long, value_name = "PATH[ OPTION...]")]
     pub guest_module: Vec<String>,
     /// More words for the guest's command line
     #[arg(

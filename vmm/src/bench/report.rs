@@ -20,6 +20,8 @@ pub struct Report {
     /// Of the first repeat, to draw.
     series: Vec<Value>,
     clock_error_us: u64,
+    /// The highest frequency of each scenario on the host, in kHz.
+    host_top: BTreeMap<&'static str, u32>,
 }
 
 /// The values of one metric in one variant.
@@ -60,6 +62,7 @@ impl Report {
             failures: Vec::new(),
             series: Vec::new(),
             clock_error_us: 0,
+            host_top: BTreeMap::new(),
         }
     }
 
@@ -71,6 +74,14 @@ impl Report {
         variant: Variant,
         observed: &[Observed],
     ) {
+        if variant == Variant::Host {
+            let own = machine.cluster_of(scenario.first(machine));
+            let top = |one: &Observed| one.top(machine, own?);
+            if let Some(top) = observed.iter().filter_map(top).min() {
+                self.host_top.insert(scenario.name, top);
+            }
+        }
+        let host_top = self.host_top.get(scenario.name).copied();
         for metric in scenario.metrics {
             let (name, unit) = metric.name();
             self.results.push(Row {
@@ -78,10 +89,13 @@ impl Report {
                 variant: variant.name(),
                 metric: name,
                 unit,
-                values: observed.iter().map(|one| metric.of(machine, one)).collect(),
+                values: observed
+                    .iter()
+                    .map(|one| metric.of(machine, one, host_top))
+                    .collect(),
                 unsettled: observed
                     .iter()
-                    .filter_map(|one| one.unsettled(machine))
+                    .filter_map(|one| unsettled(machine, scenario, one))
                     .collect(),
             });
         }
@@ -166,6 +180,14 @@ impl Report {
             );
         }
         text
+    }
+}
+
+/// Beside another load no frequency is at its minimum.
+fn unsettled(machine: &Machine, scenario: &Scenario, observed: &Observed) -> Option<String> {
+    match scenario.beside {
+        Some(_) => observed.unsettled.clone(),
+        None => observed.unsettled(machine),
     }
 }
 

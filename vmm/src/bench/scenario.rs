@@ -12,9 +12,11 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its CPUs.
     pub place: Place,
-    /// The load's steps, with `{first}`, the CPU that it starts on, `{all}`,
-    /// every CPU, and `{calm}`, [`CALM`].
-    pub steps: &'static str,
+    /// The steps of its threads, with `{first}`, the CPU that it starts on,
+    /// `{all}`, every CPU, and `{calm}`, [`CALM`]; the first one's marks count.
+    pub steps: &'static [&'static str],
+    /// Steps of a thread on the host beside it, also when the load is in a guest.
+    pub beside: Option<&'static str>,
     /// What is measured.
     pub metrics: &'static [Metric],
 }
@@ -40,26 +42,62 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "big-ramp",
         place: Place::Big,
-        steps: "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end",
+        steps: &["pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end"],
+        beside: None,
         metrics: &[Metric::ToFmax],
     },
     Scenario {
         name: "step-down",
         place: Place::Big,
-        steps: "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end light=200/8000/100 mark=done",
-        metrics: &[Metric::ToFmin],
+        steps: &[
+            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
+                  light=200/8000/100 mark=done",
+        ],
+        beside: None,
+        metrics: &[Metric::ToFmin, Metric::FirstFmin],
     },
     Scenario {
         name: "new-thread",
         place: Place::Little,
-        steps: "pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end",
+        steps: &["pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end"],
+        beside: None,
         metrics: &[Metric::ToFmax],
     },
     Scenario {
         name: "little-to-big",
         place: Place::LittleToAll,
-        steps: "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end",
+        steps: &[
+            "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start \
+                  busy=600000 mark=end",
+        ],
+        beside: None,
         metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
+    },
+    Scenario {
+        name: "io-wake",
+        place: Place::Big,
+        steps: &["pin={first} {calm} sleep=500000 mark=start io=500/100 mark=end"],
+        beside: None,
+        metrics: &[Metric::TopKhz, Metric::ToHostTop],
+    },
+    Scenario {
+        name: "shared-pcpu",
+        place: Place::Big,
+        steps: &["pin={first} {calm} sleep=500000 mark=start busy=1000000 mark=end"],
+        beside: Some("pin={first} light=5000/10000/250"),
+        metrics: &[Metric::ToFmax, Metric::Work],
+    },
+    Scenario {
+        name: "placement",
+        place: Place::LittleToAll,
+        steps: &[
+            "pin={all} {calm} sleep=500000 mark=start light=12000/20000/50 mark=end",
+            "pin={all} {calm} sleep=500000 light=6000/20000/50",
+            "pin={all} {calm} sleep=500000 light=2000/20000/50",
+            "pin={all} {calm} sleep=500000 light=1000/20000/50",
+        ],
+        beside: None,
+        metrics: &[Metric::OnBig],
     },
 ];
 

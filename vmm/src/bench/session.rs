@@ -74,6 +74,14 @@ pub struct Mark {
     pub cpu: u32,
 }
 
+/// What a thread of the load noted.
+#[derive(Debug, Default)]
+struct Notes {
+    tid: i32,
+    turns: u64,
+    marks: Vec<Mark>,
+}
+
 /// One repeat.
 #[derive(Debug)]
 pub struct Observed {
@@ -81,6 +89,8 @@ pub struct Observed {
     pub seen: Seen,
     /// The load's own.
     pub marks: Vec<Mark>,
+    /// Turns of work that its first thread did.
+    pub turns: u64,
     /// The threads that carried it: the load's own, or the vCPUs'.
     pub threads: Vec<i32>,
     /// Each cluster's frequency when the trace began, in kHz.
@@ -127,7 +137,6 @@ impl<'a> Session<'a> {
 
     fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
         let unsettled = self.settle()?;
-        let steps = self.steps(scenario);
         trace.start()?;
         let khz_before = self
             .machine
@@ -135,24 +144,58 @@ impl<'a> Session<'a> {
             .iter()
             .filter_map(Cluster::now_khz)
             .collect();
-        let peer = self.peer();
-        peer.ask(&format!("start {} {steps}", scenario.name))?;
-        let notes = peer.ask(&format!("join {}", scenario.name))?;
+        if let Some(beside) = scenario.beside {
+            let first = scenario.first(self.machine).to_string();
+            self.host.ask(&format!(
+                "start beside {}",
+                beside.replace("{first}", &first)
+            ))?;
+        }
+        let all_notes = self.carry_out(scenario)?;
         let seen = trace.stop()?;
+        if scenario.beside.is_some() {
+            self.host.ask("join beside")?;
+        }
         let (offset, clock_error_us) = self.clock()?;
-        let (marks, tid) = self.marks(&notes, offset)?;
+        let notes = all_notes.iter().map(|notes| self.notes(notes, offset));
+        let notes = notes.collect::<Result<Vec<_>>>()?;
         let threads = match &self.guest {
             Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
-            None => vec![tid],
+            None => notes.iter().map(|notes| notes.tid).collect(),
         };
+        let Notes { marks, turns, .. } = notes
+            .into_iter()
+            .next()
+            .context("a scenario without a thread")?;
         Ok(Observed {
             seen,
             marks,
+            turns,
             threads,
             khz_before,
             clock_error_us,
             unsettled,
         })
+    }
+
+    /// Starts the scenario's threads, and waits for all; their notes.
+    fn carry_out(&mut self, scenario: &Scenario) -> Result<Vec<String>> {
+        let rows: Vec<String> = scenario
+            .steps
+            .iter()
+            .map(|steps| self.steps(scenario, steps))
+            .collect();
+        let peer = self.peer();
+        let names: Vec<String> = (0..rows.len())
+            .map(|number| format!("{}{number}", scenario.name))
+            .collect();
+        for (name, steps) in names.iter().zip(rows) {
+            peer.ask(&format!("start {name} {steps}"))?;
+        }
+        names
+            .iter()
+            .map(|name| peer.ask(&format!("join {name}")))
+            .collect()
     }
 
     /// The load program that carries the scenario's load.
@@ -165,7 +208,7 @@ impl<'a> Session<'a> {
 
     /// The steps with this machine's CPUs in them; vCPU n is pinned to the
     /// n-th CPU.
-    fn steps(&self, scenario: &Scenario) -> String {
+    fn steps(&self, scenario: &Scenario, steps: &str) -> String {
         let cpus = self.machine.cpus();
         let first = scenario.first(self.machine);
         let number = |cpu: u32| match &self.guest {
@@ -177,8 +220,7 @@ impl<'a> Session<'a> {
             None => cpu.to_string(),
         };
         let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
-        scenario
-            .steps
+        steps
             .replace("{first}", &number(first))
             .replace("{all}", &all.join(","))
             .replace("{calm}", CALM)
@@ -241,14 +283,15 @@ impl<'a> Session<'a> {
     }
 
     /// `tid=T turns=N NAME=NS@CPU ...`; what a new thread notes comes last.
-    fn marks(&self, notes: &str, offset_ns: i64) -> Result<(Vec<Mark>, i32)> {
-        let mut tid = 0;
-        let mut marks = Vec::new();
+    fn notes(&self, notes: &str, offset_ns: i64) -> Result<Notes> {
+        let mut noted = Notes::default();
         for word in notes.split_whitespace() {
             let wrong = || format!("note '{word}' of the load program");
             let (name, value) = word.split_once('=').with_context(wrong)?;
             if name == "tid" {
-                tid = value.parse().with_context(wrong)?;
+                noted.tid = value.parse().with_context(wrong)?;
+            } else if name == "turns" {
+                noted.turns = value.parse().with_context(wrong)?;
             } else if let Some((ns, cpu)) = value.split_once('@') {
                 let ns: i64 = ns.parse().with_context(wrong)?;
                 let cpu: u32 = cpu.parse().with_context(wrong)?;
@@ -263,14 +306,14 @@ impl<'a> Session<'a> {
                     None => cpu,
                 };
                 let us = u64::try_from((ns + offset_ns) / 1000)?;
-                marks.push(Mark {
+                noted.marks.push(Mark {
                     name: name.to_owned(),
                     us,
                     cpu,
                 });
             }
         }
-        Ok((marks, tid))
+        Ok(noted)
     }
 }
 
@@ -278,7 +321,7 @@ impl Guest {
     fn boot(machine: &Machine, variant: Variant, args: &BenchArgs) -> Result<Self> {
         let bridge = variant == Variant::VmBridge;
         let mut console = Peer::start(command(machine, bridge, &args.guest_cmdline)?)?;
-        for module in args.guest_module.iter().filter(|_| bridge) {
+        for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
         let threads = threads(console.pid())?;

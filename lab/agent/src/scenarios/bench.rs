@@ -12,12 +12,16 @@ use crate::deeds::{insmod, rmmod};
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
+/// A read takes 2 ms, and ends in a timer's interrupt.
+const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone.
 pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     // A CPU that leaves a deep idle state spends its exit latency in the one
     // stream of instructions that all emulated CPUs share.
     rmmod("lab_cpuidle")?;
+    insmod("configfs", "")?;
+    insmod("null_blk", NULL_BLK)?;
     let mut command = Command::new("/bin/vcpufreq");
     command
         .args([
@@ -27,6 +31,12 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
             "--initrd",
             "/lab/guest-initramfs",
         ])
+        .args([
+            "--guest-module",
+            "/lab/modules/configfs.ko",
+            "--guest-module",
+        ])
+        .arg(format!("/lab/modules/null_blk.ko {NULL_BLK}"))
         .arg("--guest-module")
         .arg(format!("/lab/modules/{}.ko", plan.driver))
         .args(["--guest-cmdline", "nokaslr", "--out", OUT, "--html", HTML]);
@@ -34,6 +44,8 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         command.args(["--scenario", scenario]);
     }
     let output = command.output().context("starting vcpufreq bench")?;
+    rmmod("null_blk")?;
+    rmmod("configfs")?;
     insmod("lab_cpuidle", "")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     let report: Value = fs::read_to_string(OUT)
