@@ -17,7 +17,7 @@ pub struct Cluster {
     /// Its lowest and highest frequency in kHz.
     pub khz: (u32, u32),
     /// Where its frequency can be read.
-    cur_freq: PathBuf,
+    pub(super) cur_freq: PathBuf,
 }
 
 impl Cluster {

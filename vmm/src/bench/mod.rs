@@ -14,6 +14,8 @@ mod compare;
 mod html;
 mod machine;
 mod measure;
+#[cfg(test)]
+mod measure_tests;
 mod peer;
 mod report;
 

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures from made-up traces: what counts as the start, as reached, as
+//! kept, and what never comes about.
+
+use std::path::PathBuf;
+
+use super::machine::{Cluster, GuestFiles, Machine};
+use super::measure::Metric;
+use super::session::{Mark, Observed};
+use super::trace::{Change, Seen, Switch};
+
+const LOAD: i32 = 99;
+
+/// CPU 0 is little, 1 is big.
+fn machine() -> Machine {
+    let cluster = |cpu, capacity, khz| Cluster {
+        cpus: vec![cpu],
+        capacity,
+        khz,
+        cur_freq: PathBuf::new(),
+    };
+    let file = PathBuf::new;
+    Machine {
+        clusters: vec![cluster(0, 329, (600, 1800)), cluster(1, 1024, (700, 2800))],
+        kernel: String::new(),
+        board: String::new(),
+        guest: GuestFiles {
+            kernel: file(),
+            initrd: file(),
+            load: file(),
+        },
+    }
+}
+
+/// The load gets its CPU at 1000, marks its start at 1050, ends at 9000.
+fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
+    let mark = |name: &str, us| Mark {
+        name: name.to_owned(),
+        us,
+        cpu,
+    };
+    let switch = |us, prev, next| Switch {
+        us,
+        cpu,
+        prev,
+        next,
+    };
+    Observed {
+        seen: Seen {
+            changes: changes
+                .iter()
+                .map(|&(us, khz)| Change { us, cpu, khz })
+                .collect(),
+            switches: vec![switch(1000, 0, LOAD), switch(9100, LOAD, 0)],
+            ..Seen::default()
+        },
+        marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
+        turns: 7,
+        threads: vec![LOAD],
+        khz_before: vec![600, 700],
+        clock_error_us: 0,
+        unsettled: None,
+    }
+}
+
+fn figure(metric: Metric, observed: &Observed) -> Option<u64> {
+    metric.of(&machine(), observed, Some(1700))
+}
+
+#[test]
+fn a_ramp_counts_from_the_switch_not_from_the_mark() {
+    let ramp = observed(1, &[(2000, 1700), (4000, 2800)]);
+    assert_eq!(figure(Metric::ToFmax, &ramp), Some(3000));
+    assert_eq!(figure(Metric::ToHostTop, &ramp), Some(1000));
+    assert_eq!(figure(Metric::TopKhz, &ramp), Some(2800));
+}
+
+#[test]
+fn a_frequency_that_never_comes_gives_no_figure() {
+    assert_eq!(figure(Metric::ToFmax, &observed(1, &[(2000, 1700)])), None);
+}
+
+#[test]
+fn a_switch_after_the_mark_counts_within_the_clocks_error() {
+    let mut late = observed(1, &[(4000, 2800)]);
+    late.marks[0].us = 900;
+    assert_eq!(figure(Metric::ToFmax, &late), Some(3100));
+    late.clock_error_us = 100;
+    assert_eq!(figure(Metric::ToFmax, &late), Some(3000));
+}
+
+#[test]
+fn a_dip_to_the_minimum_is_not_the_step_down() {
+    let down = observed(1, &[(2000, 2800), (5500, 700), (6000, 1700), (7000, 700)]);
+    assert_eq!(figure(Metric::FirstFmin, &down), Some(500));
+    assert_eq!(figure(Metric::ToFmin, &down), Some(2000));
+    let up = observed(1, &[(5500, 700), (6000, 1700)]);
+    assert_eq!(figure(Metric::ToFmin, &up), None);
+}
+
+#[test]
+fn migration_counts_from_the_switch_on_the_big_cpu() {
+    let mut moved = observed(0, &[]);
+    moved.marks.insert(
+        1,
+        Mark {
+            name: "on".to_owned(),
+            us: 4010,
+            cpu: 1,
+        },
+    );
+    moved.marks[2].cpu = 1;
+    moved.marks[3].cpu = 1;
+    moved.seen.switches.insert(
+        1,
+        Switch {
+            us: 4000,
+            cpu: 1,
+            prev: 0,
+            next: LOAD,
+        },
+    );
+    moved.seen.changes.push(Change {
+        us: 6000,
+        cpu: 1,
+        khz: 2800,
+    });
+    assert_eq!(figure(Metric::ToBig, &moved), Some(3000));
+    assert_eq!(figure(Metric::ToBigFmax, &moved), Some(5000));
+    assert_eq!(figure(Metric::EndsOnBig, &moved), Some(1));
+    assert_eq!(figure(Metric::EndsOnBig, &observed(0, &[])), Some(0));
+}
+
+#[test]
+fn a_start_above_the_minimum_is_told() {
+    let settled = observed(1, &[(1000, 1700)]);
+    assert_eq!(settled.unsettled(&machine()), None);
+    let mut high = observed(1, &[]);
+    high.khz_before[1] = 1700;
+    let why = high.unsettled(&machine()).unwrap();
+    assert!(why.contains("pCPU 1 at 1700 kHz"), "{why}");
+}
+
+#[test]
+fn the_share_on_big_is_of_the_loads_own_time() {
+    assert_eq!(figure(Metric::OnBig, &observed(1, &[])), Some(1000));
+    assert_eq!(figure(Metric::OnBig, &observed(0, &[])), Some(0));
+}
