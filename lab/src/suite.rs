@@ -164,6 +164,7 @@ const BOOTS: &[Boot] = &[
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),
     boot("1", &["boot", "opps-exact", "governor"]),
+    boot("2+2", &["bench:big-ramp:io-wake"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),
 ];
