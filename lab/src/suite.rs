@@ -84,6 +84,7 @@ const BOOTS: &[Boot] = &[
             "dip-by-actuator",
             "idle",
             "uclamp",
+            "rt-app",
         ],
     ),
     Boot {

@@ -21,6 +21,7 @@ mod opps;
 mod order;
 mod paths;
 mod paths_trace;
+mod rt_app;
 mod rt_guest;
 mod rt_inventory;
 mod rt_latency;
@@ -86,6 +87,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "kill" => failure::kill(plan),
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
+        "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
         "rt-latency" => rt_latency::run(plan),
