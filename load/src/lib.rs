@@ -7,6 +7,10 @@
 #![forbid(unsafe_code)]
 
 pub mod commands;
+mod device;
+mod jobs;
+mod notes;
 pub mod phases;
+mod rt_app;
 pub mod settle;
 pub mod work;

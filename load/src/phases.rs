@@ -3,24 +3,25 @@
 //!
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
 //! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `io=BUSY_US/COUNT`, and
-//! `fresh`: what follows is done by a thread that is created then. A mark is the time of the thread's
-//! own clock and the CPU that it is on; a busy thread also marks, as `on`,
-//! each CPU that it finds itself moved to.
+//! `fresh`: what follows is done by a thread that is created then. Fixed work:
+//! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
+//! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
+//! that the thread is on. What is noted: `notes.rs`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::File;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use nix::fcntl::OFlag;
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
 
-use crate::work::{CHUNK, cpu_list, now_ns, pin_to, spin};
+use crate::device::Device;
+use crate::jobs;
+use crate::notes::Notes;
+use crate::rt_app::RtApp;
+use crate::work::{cpu_list, now_ns, pin_to};
 
 /// One step of a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,8 +36,18 @@ pub enum Step {
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
     Light(u64, u64, u32),
-    /// Reads from [`IO_DEVICE`], then is busy for so many µs; so many times.
+    /// Reads from a device, then is busy for so many µs; so many times.
     Io(u64, u32),
+    /// Fills a working set of so many KiB.
+    Weights(usize),
+    /// So many inferences over it.
+    Infer(u64),
+    /// Reads from a device, then does so many turns; so many times.
+    Requests(u64, u64),
+    /// A frame each so many µs, of about so many turns; so many.
+    Frames(u64, u64, u64),
+    /// A run of rt-app.
+    RtApp(RtApp),
     /// The rest is done by a new thread.
     Fresh,
 }
@@ -55,113 +66,90 @@ fn step(word: &str) -> Result<Step> {
         "mark" => Step::Mark(value.to_owned()),
         "busy" => Step::Busy(number()?),
         "light" => {
-            let parts: Vec<&str> = value.split('/').collect();
-            let [busy, period, count] = parts[..] else {
-                bail!("step '{word}' is not light=BUSY_US/PERIOD_US/COUNT");
-            };
-            Step::Light(busy.parse()?, period.parse()?, count.parse()?)
+            let [busy, period, count] = numbers(word, value)?;
+            Step::Light(busy, period, u32::try_from(count)?)
         }
         "io" => {
-            let parts = value.split_once('/');
-            let (busy, count) =
-                parts.with_context(|| format!("step '{word}' is not io=BUSY_US/COUNT"))?;
-            Step::Io(busy.parse()?, count.parse()?)
+            let [busy, count] = numbers(word, value)?;
+            Step::Io(busy, u32::try_from(count)?)
+        }
+        "weights" => Step::Weights(usize::try_from(number()?)?),
+        "infer" => Step::Infer(number()?),
+        "requests" => {
+            let [turns, count] = numbers(word, value)?;
+            Step::Requests(turns, count)
+        }
+        "frames" => {
+            let [period, turns, count] = numbers(word, value)?;
+            Step::Frames(period, turns, count)
+        }
+        "rt-app" => {
+            let [run_us, period_us, count] = numbers(word, value)?;
+            Step::RtApp(RtApp {
+                run_us,
+                period_us,
+                count: usize::try_from(count)?,
+            })
         }
         "fresh" => Step::Fresh,
         _ => bail!("no such step: '{word}'"),
     })
 }
 
-/// What I/O is done on: the kernel's null_blk, with its completion by timer.
-pub const IO_DEVICE: &str = "/dev/nullb0";
-const BLOCK: usize = 4096;
-
-/// A block device, read past the page cache: each read waits for the device,
-/// which is what the scheduler takes for I/O.
-struct Device {
-    file: File,
-    buffer: Vec<u8>,
-}
-
-impl Device {
-    fn open() -> Result<Self> {
-        let file = File::options()
-            .read(true)
-            .custom_flags(OFlag::O_DIRECT.bits())
-            .open(IO_DEVICE)
-            .with_context(|| format!("opening {IO_DEVICE}; load null_blk with irqmode=2"))?;
-        Ok(Self {
-            file,
-            buffer: vec![0; 2 * BLOCK],
-        })
-    }
-
-    fn read(&mut self) -> Result<()> {
-        // Direct reads go to memory that is aligned as the device's blocks.
-        let from = self.buffer.as_ptr().align_offset(BLOCK);
-        let aligned = self
-            .buffer
-            .get_mut(from..from + BLOCK)
-            .context("no aligned block")?;
-        self.file.read_exact_at(aligned, 0).context(IO_DEVICE)
-    }
-}
-
-/// What a thread notes on its way: `tid=T TURNS=N NAME=NS@CPU ...`.
-#[derive(Debug, Default)]
-struct Notes {
-    text: String,
-    turns: u64,
+/// Numbers between slashes, as many as the step has.
+fn numbers<const N: usize>(word: &str, value: &str) -> Result<[u64; N]> {
+    let parts: Vec<u64> = value
+        .split('/')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("step '{word}'"))?;
+    let count = parts.len();
+    parts
+        .try_into()
+        .map_err(|_| anyhow!("step '{word}' has {count} numbers, and needs {N}"))
 }
 
 impl Notes {
-    fn mark(&mut self, name: &str) {
-        let cpu = sched_getcpu().unwrap_or(0);
-        // Writing to a String can't fail.
-        let _ = write!(self.text, " {name}={}@{cpu}", now_ns());
-    }
-
-    fn busy_until(&mut self, end_ns: u64) {
-        let mut cpu = sched_getcpu();
-        while now_ns() < end_ns {
-            spin(CHUNK);
-            self.turns += CHUNK;
-            let now_on = sched_getcpu();
-            if now_on != cpu {
-                cpu = now_on;
-                self.mark("on");
-            }
-        }
-    }
-
     fn go_through(&mut self, steps: &[Step]) -> Result<()> {
+        let mut weights = Vec::new();
         for (at, step) in steps.iter().enumerate() {
             match step {
                 Step::Pin(cpus) => pin_to(cpus)?,
                 Step::Sleep(us) => sleep(Duration::from_micros(*us)),
                 Step::Mark(name) => self.mark(name),
                 Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
-                Step::Light(busy, period, count) => {
-                    let mut next = now_ns();
-                    for _ in 0..*count {
-                        next += period * 1000;
-                        sleep(Duration::from_nanos(next.saturating_sub(now_ns())));
-                        self.busy_until(now_ns() + busy * 1000);
-                    }
-                }
-                Step::Io(busy, count) => {
-                    let mut device = Device::open()?;
-                    for _ in 0..*count {
-                        device.read()?;
-                        self.busy_until(now_ns() + busy * 1000);
-                    }
-                }
+                Step::Light(busy, period, count) => self.light(*busy, *period, *count),
+                Step::Io(busy, count) => self.io(*busy, *count)?,
+                Step::Weights(kib) => weights = jobs::weights(*kib),
+                Step::Infer(count) => jobs::infer(self, &weights, *count),
+                Step::Requests(turns, count) => jobs::requests(self, *turns, *count)?,
+                Step::Frames(period, turns, count) => jobs::frames(self, *period, *turns, *count),
+                Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 Step::Fresh => {
                     let rest = steps[at + 1..].to_vec();
-                    self.text.push_str(&by_new_thread(rest)?);
+                    let words = by_new_thread(rest)?;
+                    self.add(&words);
                     return Ok(());
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn light(&mut self, busy_us: u64, period_us: u64, count: u32) {
+        let mut next = now_ns();
+        for _ in 0..count {
+            next += period_us * 1000;
+            sleep(Duration::from_nanos(next.saturating_sub(now_ns())));
+            self.busy_until(now_ns() + busy_us * 1000);
+        }
+    }
+
+    fn io(&mut self, busy_us: u64, count: u32) -> Result<()> {
+        let mut device = Device::open()?;
+        for _ in 0..count {
+            device.read()?;
+            self.busy_until(now_ns() + busy_us * 1000);
         }
         Ok(())
     }
@@ -171,12 +159,7 @@ impl Notes {
 fn notes_of(steps: &[Step]) -> Result<String> {
     let mut notes = Notes::default();
     notes.go_through(steps)?;
-    Ok(format!(
-        "tid={} turns={}{}",
-        gettid(),
-        notes.turns,
-        notes.text
-    ))
+    Ok(notes.words(gettid().as_raw()))
 }
 
 /// The new thread's notes come last: its `tid` counts.
@@ -184,10 +167,9 @@ fn by_new_thread(steps: Vec<Step>) -> Result<String> {
     let thread = Builder::new()
         .name("load-new".to_owned())
         .spawn(move || notes_of(&steps))?;
-    let notes = thread
+    thread
         .join()
-        .map_err(|_| anyhow!("the new thread panicked"))??;
-    Ok(format!(" {notes}"))
+        .map_err(|_| anyhow!("the new thread panicked"))?
 }
 
 /// A thread that waits for steps, goes through them, and waits again: its
@@ -248,6 +230,8 @@ mod tests {
             "mark=start",
             "light=1/2/3",
             "io=4/5",
+            "frames=6/7/8",
+            "rt-app=9/10/11",
             "fresh",
         ])
         .unwrap();
@@ -257,10 +241,23 @@ mod tests {
             Step::Mark("start".to_owned()),
             Step::Light(1, 2, 3),
             Step::Io(4, 5),
+            Step::Frames(6, 7, 8),
+            Step::RtApp(RtApp {
+                run_us: 9,
+                period_us: 10,
+                count: 11,
+            }),
             Step::Fresh,
         ];
         assert_eq!(read, expected);
-        for wrong in ["busy", "busy=x", "light=1/2", "io=1", "sloop=1"] {
+        for wrong in [
+            "busy",
+            "busy=x",
+            "light=1/2",
+            "io=1",
+            "frames=1/2",
+            "sloop=1",
+        ] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");
         }
     }
