@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `make bench`: `vcpufreq bench` on an emulated host; `out/ramp.json` and
-//! `out/ramp.html`.
+//! `make bench`: `vcpufreq bench` on an emulated host; `out/ramp.json`,
+//! `out/ramp.html` and `out/ramp.trace.json`.
 
 use std::fs;
 use std::path::Path;
@@ -35,10 +35,9 @@ pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> 
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
     fs::write(out.join("ramp.json"), format!("{json:#}\n"))?;
-    fs::write(
-        out.join("ramp.html"),
-        result["html"].as_str().unwrap_or_default(),
-    )?;
+    for (name, key) in [("ramp.html", "html"), ("ramp.trace.json", "trace")] {
+        fs::write(out.join(name), result[key].as_str().unwrap_or_default())?;
+    }
     eprintln!("{said}");
     println!(
         "\nEmulated Arm host, topology {topology}, Linux {}: median (min..max), n = {}\n\n{}\n",
@@ -46,6 +45,8 @@ pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> 
         json["conditions"]["repeats"],
         result["table"].as_str().unwrap_or_default()
     );
-    println!("out/ramp.json has the same figures, out/ramp.html shows them.");
+    println!(
+        "out/ramp.json has the same figures, out/ramp.html shows them, out/ramp.trace.json opens in ui.perfetto.dev."
+    );
     Ok(result["held"] == Value::Bool(true))
 }

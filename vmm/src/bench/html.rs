@@ -41,7 +41,12 @@ pub fn page(report: &Value) -> String {
     }
     for name in names {
         let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
-        page.push_str(&chart(report, name));
+        for title in titles(report, name) {
+            if title != name {
+                let _ = writeln!(page, "<h3>{}</h3>", escaped(title));
+            }
+            page.push_str(&chart(report, title));
+        }
         page.push_str(&figures(report, name));
     }
     for failure in report["failures"].as_array().into_iter().flatten() {
@@ -120,9 +125,22 @@ fn points(value: &Value) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn chart(report: &Value, scenario: &str) -> String {
+/// The cases of a scenario that there are lines of.
+fn titles<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
+    let mut titles: Vec<&str> = Vec::new();
     let series = report["series"].as_array().into_iter().flatten();
-    let lines: Vec<&Value> = series.filter(|one| one["scenario"] == scenario).collect();
+    for one in series.filter(|one| one["scenario"] == scenario) {
+        let title = one["title"].as_str().unwrap_or_default();
+        if !titles.contains(&title) {
+            titles.push(title);
+        }
+    }
+    titles
+}
+
+fn chart(report: &Value, title: &str) -> String {
+    let series = report["series"].as_array().into_iter().flatten();
+    let lines: Vec<&Value> = series.filter(|one| one["title"] == title).collect();
     let clusters = report["conditions"]["clusters"].as_array();
     let tops = clusters
         .into_iter()
@@ -142,7 +160,7 @@ fn chart(report: &Value, scenario: &str) -> String {
     let height = BOTTOM + 40.0 + BAND * 3.0 + 20.0;
     let mut svg = format!(
         "<svg viewBox=\"0 0 960 {height}\" role=\"img\" aria-label=\"frequency over time, {}\">\n",
-        escaped(scenario)
+        escaped(title)
     );
     svg.push_str(&axes(&scale));
     for (row, (name, colour, dashes)) in LOOKS.iter().enumerate() {
@@ -304,7 +322,7 @@ mod tests {
                 { "cpus": [0], "capacity": 1024, "min_khz": 1_000_000, "max_khz": 2_000_000 }] },
             "results": [{ "scenario": "big-ramp", "variant": "host", "metric": "to_fmax",
                 "unit": "us", "n": 1, "median": 1000, "min": 1000, "max": null }],
-            "series": [{ "scenario": "big-ramp", "variant": "host", "lines": {
+            "series": [{ "scenario": "big-ramp", "title": "big-ramp", "variant": "host", "lines": {
                 "placement": [[0, 0]], "frequency": [[0, 1_000_000], [1000, 2_000_000]],
                 "requests": [[500, 2_000_000]], "end_us": 2000 } }],
             "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],

@@ -16,6 +16,9 @@ pub struct Cluster {
     pub capacity: u16,
     /// Its lowest and highest frequency in kHz.
     pub khz: (u32, u32),
+    /// Power of a busy CPU at each frequency, kHz and µW; empty where the
+    /// kernel has no energy model.
+    pub power: Vec<(u32, u32)>,
     /// Where its frequency can be read.
     pub(super) cur_freq: PathBuf,
 }
@@ -24,6 +27,14 @@ impl Cluster {
     /// The first of its CPUs: where a pinned load runs.
     pub fn first(&self) -> u32 {
         self.cpus.first().copied().unwrap_or_default()
+    }
+
+    /// Power of a busy CPU at a frequency, in µW.
+    pub fn uw(&self, khz: u32) -> Option<u64> {
+        let mut found = self.power.iter();
+        found
+            .find(|(of, _)| *of == khz)
+            .map(|(_, uw)| u64::from(*uw))
     }
 
     /// The frequency that it runs at now, in kHz.
@@ -47,6 +58,8 @@ pub struct Machine {
     pub board: String,
     /// Files that a guest is made of.
     pub guest: GuestFiles,
+    /// Where an emulated host's speed model is switched on.
+    pub speed_switch: Option<PathBuf>,
 }
 
 /// Files that the variants need.
@@ -89,6 +102,7 @@ impl Machine {
                     .trim()
                     .to_owned(),
                 guest,
+                speed_switch: args.speed_switch.clone(),
             }),
             _ => Err(missing),
         }
@@ -152,7 +166,15 @@ fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
                 policy.id, policy.governor
             ));
         }
+        if min >= max {
+            missing.push(format!(
+                "the frequency of cpufreq policy {} can't move: scaling_min_freq is {min} and scaling_max_freq {max}; write {} to the first and {} to the second",
+                policy.id, khz("cpuinfo_min_freq").unwrap_or(min), khz("cpuinfo_max_freq").unwrap_or(max)
+            ));
+        }
+        let power = policy.opps.iter();
         found.push(Cluster {
+            power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
             capacity: cpus
                 .cpu(first)
                 .map_or(1024, crate::facts::Pcpu::capacity_or_full),

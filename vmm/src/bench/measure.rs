@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 
 use super::machine::{Cluster, Machine};
-use super::session::{Mark, Observed};
+use super::notes::Mark;
+use super::session::Observed;
 
 /// Before the load's first switch, what belongs to its wake-up or creation.
 const WAKE_US: u64 = 2_000;
@@ -37,6 +38,16 @@ pub enum Metric {
     ToBigFmax,
     /// Whether it is there at the end: 1 or 0.
     EndsOnBig,
+    /// Of rt-app's periods, per mille in which the work was done in time.
+    Met,
+    /// How long rt-app's work took, on average.
+    Took,
+    /// Jobs, or frames on time, in 1000 s.
+    Score,
+    /// Energy of all pCPUs from start to end.
+    Energy,
+    /// Jobs, or frames on time, for 1000 J.
+    PerJoule,
 }
 
 impl Metric {
@@ -53,6 +64,11 @@ impl Metric {
             Self::ToBig => ("migrate", "us"),
             Self::ToBigFmax => ("to_big_fmax", "us"),
             Self::EndsOnBig => ("ends_on_big", "share"),
+            Self::Met => ("met", "permille"),
+            Self::Took => ("took", "us"),
+            Self::Score => ("score", "1/ks"),
+            Self::Energy => ("energy", "uJ"),
+            Self::PerJoule => ("per_joule", "1/kJ"),
         }
     }
 
@@ -80,7 +96,7 @@ impl Metric {
                 Some(observed.reaches(machine, own, own.khz.0, end)? - end)
             }
             Self::TopKhz => observed.top(machine, own).map(u64::from),
-            Self::Work => Some(observed.turns),
+            Self::Work => observed.figure("turns"),
             Self::OnBig => observed.share_on(&big.cpus),
             Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
             Self::ToBigFmax => {
@@ -91,11 +107,36 @@ impl Metric {
                 let last = observed.marks.last()?;
                 Some(u64::from(big.cpus.contains(&last.cpu)))
             }
+            Self::Met => per(observed.figure("met")?, 1000, observed.figure("done")?),
+            Self::Took => per(observed.figure("took_us")?, 1, observed.figure("done")?),
+            Self::Score => {
+                let lasted_us = observed.mark("end")?.us.checked_sub(start.us)?;
+                per(observed.jobs()?, 1_000_000_000, lasted_us)
+            }
+            Self::Energy => observed.energy_uj(machine, start.us, observed.mark("end")?.us),
+            Self::PerJoule => {
+                let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
+                per(observed.jobs()?, 1_000_000_000, uj)
+            }
         }
     }
 }
 
+/// `count` in `unit` of what `of` counts, rounded.
+fn per(count: u64, unit: u64, of: u64) -> Option<u64> {
+    (count * unit + of / 2).checked_div(of)
+}
+
 impl Observed {
+    fn figure(&self, name: &str) -> Option<u64> {
+        self.figures.get(name).copied()
+    }
+
+    /// Frames on time, else jobs done.
+    fn jobs(&self) -> Option<u64> {
+        self.figure("on_time").or(self.figure("done"))
+    }
+
     /// The first mark of this name.
     fn mark(&self, name: &str) -> Option<&Mark> {
         self.marks.iter().find(|mark| mark.name == name)
@@ -125,7 +166,7 @@ impl Observed {
 
     /// Since when the load's thread has had the pCPU of a mark. It may be
     /// switched to after the mark by as much as the clocks can be off.
-    fn since(&self, mark: &Mark) -> u64 {
+    pub fn since(&self, mark: &Mark) -> u64 {
         let mut since = mark.us;
         for switch in self
             .seen
@@ -220,63 +261,5 @@ impl Observed {
             }
         }
         (there * 1000).checked_div(all)
-    }
-}
-
-/// A repeat as lines to draw; times in µs from the start.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Series {
-    /// From when on the load was on which pCPU.
-    pub placement: Vec<(i64, u32)>,
-    /// From when on the pCPU that it was on had which frequency, in kHz.
-    pub frequency: Vec<(i64, u32)>,
-    /// When the guest asked for what, in the unit of its table.
-    pub requests: Vec<(i64, u64)>,
-    /// The end.
-    pub end_us: i64,
-}
-
-/// Of the time before the start, what is drawn, in µs.
-const LEAD_US: u64 = 20_000;
-
-impl Observed {
-    /// The lines of this repeat.
-    pub fn series(&self, machine: &Machine) -> Option<Series> {
-        let start = self.start()?;
-        let span = start.us.saturating_sub(LEAD_US)..=self.marks.last()?.us;
-        let relative =
-            |us: u64| i64::try_from(us).unwrap_or(i64::MAX) - i64::try_from(start.us).unwrap_or(0);
-        let mut placement = vec![(*span.start(), start.cpu)];
-        for mark in self.marks.iter().filter(|mark| mark.us >= start.us) {
-            if placement.last().is_some_and(|(_, cpu)| *cpu != mark.cpu) {
-                placement.push((self.since(mark), mark.cpu));
-            }
-        }
-        let mut moments: Vec<u64> = placement.iter().map(|(us, _)| *us).collect();
-        moments.extend(self.seen.changes.iter().map(|change| change.us));
-        moments.retain(|us| span.contains(us));
-        moments.sort_unstable();
-        let mut frequency: Vec<(i64, u32)> = Vec::new();
-        for us in moments {
-            let on = placement.iter().rfind(|(since, _)| *since <= us)?.1;
-            let khz = self.khz_at(machine, machine.cluster_of(on)?, us)?;
-            if frequency.last().is_none_or(|(_, last)| *last != khz) {
-                frequency.push((relative(us), khz));
-            }
-        }
-        let requests = self
-            .seen
-            .requests
-            .iter()
-            .filter(|one| span.contains(&one.us));
-        Some(Series {
-            placement: placement
-                .iter()
-                .map(|(us, cpu)| (relative(*us), *cpu))
-                .collect(),
-            frequency,
-            requests: requests.map(|one| (relative(one.us), one.khz)).collect(),
-            end_us: relative(*span.end()),
-        })
     }
 }

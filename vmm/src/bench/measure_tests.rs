@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use super::machine::{Cluster, GuestFiles, Machine};
 use super::measure::Metric;
-use super::session::{Mark, Observed};
+use super::notes::Mark;
+use super::session::Observed;
 use super::trace::{Change, Seen, Switch};
 
 const LOAD: i32 = 99;
@@ -17,6 +18,7 @@ fn machine() -> Machine {
         cpus: vec![cpu],
         capacity,
         khz,
+        power: vec![(khz.0, 100), (khz.1, 1000)],
         cur_freq: PathBuf::new(),
     };
     let file = PathBuf::new;
@@ -29,6 +31,7 @@ fn machine() -> Machine {
             initrd: file(),
             load: file(),
         },
+        speed_switch: None,
     }
 }
 
@@ -55,7 +58,9 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
             ..Seen::default()
         },
         marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
-        turns: 7,
+        figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),
+        runs: Vec::new(),
+        in_guest: false,
         threads: vec![LOAD],
         khz_before: vec![600, 700],
         clock_error_us: 0,
@@ -145,4 +150,21 @@ fn a_start_above_the_minimum_is_told() {
 fn the_share_on_big_is_of_the_loads_own_time() {
     assert_eq!(figure(Metric::OnBig, &observed(1, &[])), Some(1000));
     assert_eq!(figure(Metric::OnBig, &observed(0, &[])), Some(0));
+}
+
+#[test]
+fn energy_is_busy_time_times_power() {
+    // 1000 to 5000: 1 ms at the lowest OPP (100 µW), 3 ms at the highest (1 mW).
+    let load = observed(1, &[(2000, 2800)]);
+    assert_eq!(load.energy_uj(&machine(), 1000, 5000), Some(3));
+    assert_eq!(load.energy_uj(&machine(), 1000, 2_000_000), Some(7));
+    // Its power at a frequency that the energy model has not is not known.
+    let odd = observed(1, &[(2000, 1700)]);
+    assert_eq!(odd.energy_uj(&machine(), 1000, 5000), None);
+}
+
+#[test]
+fn a_score_is_jobs_in_a_thousand_seconds() {
+    let load = observed(1, &[(2000, 2800)]);
+    assert_eq!(figure(Metric::Score, &load), Some(500_000));
 }

@@ -11,15 +11,22 @@
 //! to be is the reader's.
 
 mod compare;
+mod derived;
+mod energy;
+mod guest;
+mod hold;
 mod html;
 mod machine;
 mod measure;
 #[cfg(test)]
 mod measure_tests;
+mod notes;
 mod peer;
+mod perfetto;
 mod report;
-
 mod scenario;
+mod scenarios;
+mod series;
 mod session;
 mod trace;
 
@@ -30,7 +37,8 @@ use clap::Args;
 
 use machine::Machine;
 use report::Report;
-use scenario::{SCENARIOS, Scenario};
+use scenario::Scenario;
+use scenarios::SCENARIOS;
 use session::{Session, Variant};
 use trace::Trace;
 
@@ -69,6 +77,12 @@ pub struct BenchArgs {
     /// Write a page with a chart of each scenario, which needs no network
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Write the first repeats as a trace for Perfetto's viewer (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+    /// Where 1 switches on an emulated host's speed model, for scenarios of fixed work
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub speed_switch: Option<PathBuf>,
     /// Measure nothing; say what differs between two reports: exit code 1 if anything does
     #[arg(long, value_names = ["A.json", "B.json"], num_args = 2)]
     pub compare: Vec<PathBuf>,
@@ -103,7 +117,9 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
             measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
         }
     }
+    report.derive();
     let json = report.json();
+    write(args.perfetto.as_deref(), || format!("{}\n", report.trace()))?;
     write(args.out.as_deref(), || format!("{json:#}\n"))?;
     write(args.html.as_deref(), || html::page(&json))?;
     print(&report.table())?;
@@ -127,26 +143,48 @@ fn print(text: &str) -> anyhow::Result<()> {
 type Setting<'a> = (&'a Machine, &'a Trace, &'a BenchArgs);
 
 fn measure_variant(
-    (machine, trace, args): Setting,
+    setting: Setting,
     variant: Variant,
     scenarios: &[&'static Scenario],
     report: &mut Report,
 ) {
     eprintln!("vcpufreq: {}", variant.name());
-    let mut session = match Session::start(machine, variant, args) {
-        Ok(session) => session,
-        Err(error) => {
-            for scenario in scenarios {
-                report.failed(scenario, variant, &format!("{error:#}"));
+    let own = |one: &&&Scenario| one.only.is_none_or(|only| only == variant);
+    let mut todo: Vec<&Scenario> = scenarios.iter().filter(own).copied().collect();
+    // Those that share a guest one after the other.
+    todo.sort_by_key(|scenario| scenario.cmdline);
+    while let Some(first) = todo.first() {
+        let words = first.cmdline;
+        let done = match Session::start(setting.0, variant, words, setting.2) {
+            Ok(session) => measure_in(session, setting, (variant, words, &todo), report),
+            Err(error) => {
+                let alike = todo.iter().filter(|one| one.cmdline == words);
+                alike
+                    .map(|one| report.failed(one, variant, &format!("{error:#}")))
+                    .count()
             }
-            return;
-        }
-    };
-    for scenario in scenarios {
-        let observed = session.measure(scenario, trace, args.repeats);
-        match observed {
+        };
+        todo.drain(..done);
+    }
+}
+
+/// Measures scenarios until one fails, or one needs another guest; how many
+/// there were. Whoever failed may have left the guest unusable.
+fn measure_in(
+    mut session: Session,
+    (machine, trace, args): Setting,
+    (variant, words, todo): (Variant, &str, &[&'static Scenario]),
+    report: &mut Report,
+) -> usize {
+    let mut done = 0;
+    for scenario in todo.iter().filter(|one| one.cmdline == words) {
+        done += 1;
+        match session.measure(scenario, trace, args.repeats) {
             Ok(observed) => report.add(machine, scenario, variant, &observed),
-            Err(error) => report.failed(scenario, variant, &format!("{error:#}")),
+            Err(error) => {
+                report.failed(scenario, variant, &format!("{error:#}"));
+                return done;
+            }
         }
     }
     if let Err(error) = session.end() {
@@ -155,26 +193,18 @@ fn measure_variant(
             variant.name()
         );
     }
+    done
 }
 
 fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scenario>> {
     if names.is_empty() {
         return Ok(SCENARIOS.iter().collect());
     }
-    names
-        .iter()
-        .map(|name| {
-            let known = || {
-                SCENARIOS
-                    .iter()
-                    .map(|one| one.name)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            };
-            SCENARIOS
-                .iter()
-                .find(|one| one.name == name)
-                .with_context(|| format!("no scenario '{name}'; there are: {}", known()))
-        })
-        .collect()
+    let mut known: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
+    known.dedup();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        anyhow::bail!("no scenario '{unknown}'; there are: {}", known.join(", "));
+    }
+    let asked = |one: &&Scenario| names.iter().any(|name| *name == one.name);
+    Ok(SCENARIOS.iter().filter(asked).collect())
 }

@@ -7,8 +7,10 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::BenchArgs;
+use super::derived;
 use super::machine::Machine;
-use super::scenario::Scenario;
+use super::perfetto::Tracks;
+use super::scenario::{Hold, Scenario};
 use super::session::{Observed, Variant};
 
 /// Everything that was measured.
@@ -19,6 +21,7 @@ pub struct Report {
     failures: Vec<Value>,
     /// Of the first repeat, to draw.
     series: Vec<Value>,
+    tracks: Tracks,
     clock_error_us: u64,
     /// The highest frequency of each scenario on the host, in kHz.
     host_top: BTreeMap<&'static str, u32>,
@@ -26,14 +29,19 @@ pub struct Report {
 
 /// The values of one metric in one variant.
 #[derive(Debug)]
-struct Row {
-    scenario: &'static str,
-    variant: &'static str,
-    metric: &'static str,
-    unit: &'static str,
+pub struct Row {
+    /// The scenario's name.
+    pub scenario: &'static str,
+    /// The variant's.
+    pub variant: &'static str,
+    /// The metric's, with the scenario's case.
+    pub metric: String,
+    /// Its unit.
+    pub unit: &'static str,
     /// One for each repeat; `None` where it didn't come about.
-    values: Vec<Option<u64>>,
-    unsettled: Vec<String>,
+    pub values: Vec<Option<u64>>,
+    /// Why repeats didn't start from the settled state.
+    pub unsettled: Vec<String>,
 }
 
 impl Report {
@@ -50,6 +58,7 @@ impl Report {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats,
+            "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "version": env!("CARGO_PKG_VERSION"),
         });
@@ -61,6 +70,7 @@ impl Report {
             results: Vec::new(),
             failures: Vec::new(),
             series: Vec::new(),
+            tracks: Tracks::default(),
             clock_error_us: 0,
             host_top: BTreeMap::new(),
         }
@@ -83,11 +93,11 @@ impl Report {
         }
         let host_top = self.host_top.get(scenario.name).copied();
         for metric in scenario.metrics {
-            let (name, unit) = metric.name();
+            let (_, unit) = metric.name();
             self.results.push(Row {
                 scenario: scenario.name,
                 variant: variant.name(),
-                metric: name,
+                metric: scenario.metric_name(*metric),
                 unit,
                 values: observed
                     .iter()
@@ -102,22 +112,35 @@ impl Report {
         for one in observed {
             self.clock_error_us = self.clock_error_us.max(one.clock_error_us);
         }
-        if let Some(series) = observed.first().and_then(|one| one.series(machine)) {
+        let Some(first) = observed.first() else {
+            return;
+        };
+        let title = scenario.title();
+        self.tracks.add(machine, (&title, variant.name()), first);
+        if let Some(series) = first.series(machine) {
             self.series.push(json!({
-                "scenario": scenario.name, "variant": variant.name(), "lines": series,
+                "scenario": scenario.name, "title": title,
+                "variant": variant.name(), "lines": series,
             }));
         }
     }
 
+    /// Adds what can be derived from what was measured; once, at the end.
+    pub fn derive(&mut self) {
+        self.results.extend(derived::rows(&self.results));
+    }
+
+    /// The first repeats for Perfetto's viewer.
+    pub fn trace(&self) -> Value {
+        self.tracks.json()
+    }
+
     /// Notes that a scenario could not be measured.
     pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
-        eprintln!(
-            "vcpufreq: {} on {} failed: {why}",
-            scenario.name,
-            variant.name()
-        );
+        let title = scenario.title();
+        eprintln!("vcpufreq: {title} on {} failed: {why}", variant.name());
         self.failures.push(json!({
-            "scenario": scenario.name, "variant": variant.name(), "error": why,
+            "scenario": title, "variant": variant.name(), "error": why,
         }));
     }
 
@@ -151,18 +174,18 @@ impl Report {
                 .position(|one| *one == row.scenario)
                 .unwrap_or_default();
             lines
-                .entry((at, row.metric))
+                .entry((at, row.metric.as_str()))
                 .or_default()
                 .insert(row.variant, row.cell());
         }
         let columns = Variant::ALL.map(Variant::name);
-        let mut text = format!("{:<15} {:<12}", "scenario", "metric");
+        let mut text = format!("{:<12} {:<34}", "scenario", "metric");
         for column in columns {
             let _ = write!(text, " {column:>24}");
         }
         text.push('\n');
         for ((at, metric), cells) in lines {
-            let _ = write!(text, "{:<15} {metric:<12}", order[at]);
+            let _ = write!(text, "{:<12} {metric:<34}", order[at]);
             for column in columns {
                 let cell = cells.get(column).map_or("-", String::as_str);
                 let _ = write!(text, " {cell:>24}");
@@ -183,11 +206,12 @@ impl Report {
     }
 }
 
-/// Beside another load no frequency is at its minimum.
+/// Beside another load, or held high, no frequency is at its minimum.
 fn unsettled(machine: &Machine, scenario: &Scenario, observed: &Observed) -> Option<String> {
-    match scenario.beside {
-        Some(_) => observed.unsettled.clone(),
-        None => observed.unsettled(machine),
+    if scenario.starts_low() {
+        observed.unsettled(machine)
+    } else {
+        observed.unsettled.clone()
     }
 }
 
@@ -200,7 +224,7 @@ impl Row {
     }
 
     /// The lower one of two.
-    fn median(&self) -> Option<u64> {
+    pub fn median(&self) -> Option<u64> {
         self.order(self.values.len().saturating_sub(1) / 2)
     }
 

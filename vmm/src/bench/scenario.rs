@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is measured: each scenario's load, where it runs, and its metrics.
-//! `docs/bench.md` says the same in words.
+//! What a scenario is: a load, where it runs, under which conditions, and its
+//! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
 use super::machine::Machine;
 use super::measure::Metric;
+use super::session::Variant;
 
 /// A load and what is read off it.
 #[derive(Debug)]
 pub struct Scenario {
     /// Its name in reports.
     pub name: &'static str,
+    /// Which of the scenario's cases; the prefix of its metrics' names.
+    pub case: &'static str,
     /// Its CPUs.
     pub place: Place,
     /// The steps of its threads, with `{first}`, the CPU that it starts on,
@@ -17,9 +20,37 @@ pub struct Scenario {
     pub steps: &'static [&'static str],
     /// Steps of a thread on the host beside it, also when the load is in a guest.
     pub beside: Option<&'static str>,
+    /// What the frequencies of all pCPUs are held at.
+    pub hold: Hold,
+    /// Speed follows frequency, where that has to be switched on.
+    pub speed: bool,
+    /// Measured on this variant alone.
+    pub only: Option<Variant>,
+    /// More words for the guest's command line: a guest of its own.
+    pub cmdline: &'static str,
+    /// In the guest: a file, what it shall hold meanwhile, and afterwards.
+    pub guest_file: Option<[&'static str; 3]>,
+    /// Repeats at most.
+    pub most: u32,
     /// What is measured.
     pub metrics: &'static [Metric],
 }
+
+/// What most scenarios have in common.
+pub const PLAIN: Scenario = Scenario {
+    name: "",
+    case: "",
+    place: Place::Big,
+    steps: &[],
+    beside: None,
+    hold: Hold::No,
+    speed: false,
+    only: None,
+    cmdline: "",
+    guest_file: None,
+    most: u32::MAX,
+    metrics: &[],
+};
 
 /// What a thread does first so that its own past counts no more: of the
 /// utilization that it is remembered with from earlier activations (util_est)
@@ -37,69 +68,27 @@ pub enum Place {
     LittleToAll,
 }
 
-/// All of them, in the order in which they are measured.
-pub const SCENARIOS: &[Scenario] = &[
-    Scenario {
-        name: "big-ramp",
-        place: Place::Big,
-        steps: &["pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end"],
-        beside: None,
-        metrics: &[Metric::ToFmax],
-    },
-    Scenario {
-        name: "step-down",
-        place: Place::Big,
-        steps: &[
-            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
-                  light=200/8000/100 mark=done",
-        ],
-        beside: None,
-        metrics: &[Metric::ToFmin, Metric::FirstFmin],
-    },
-    Scenario {
-        name: "new-thread",
-        place: Place::Little,
-        steps: &["pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end"],
-        beside: None,
-        metrics: &[Metric::ToFmax],
-    },
-    Scenario {
-        name: "little-to-big",
-        place: Place::LittleToAll,
-        steps: &[
-            "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start \
-                  busy=600000 mark=end",
-        ],
-        beside: None,
-        metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
-    },
-    Scenario {
-        name: "io-wake",
-        place: Place::Big,
-        steps: &["pin={first} {calm} sleep=500000 mark=start io=500/100 mark=end"],
-        beside: None,
-        metrics: &[Metric::TopKhz, Metric::ToHostTop],
-    },
-    Scenario {
-        name: "shared-pcpu",
-        place: Place::Big,
-        steps: &["pin={first} {calm} sleep=500000 mark=start busy=1000000 mark=end"],
-        beside: Some("pin={first} light=5000/10000/250"),
-        metrics: &[Metric::ToFmax, Metric::Work],
-    },
-    Scenario {
-        name: "placement",
-        place: Place::LittleToAll,
-        steps: &[
-            "pin={all} {calm} sleep=500000 mark=start light=12000/20000/50 mark=end",
-            "pin={all} {calm} sleep=500000 light=6000/20000/50",
-            "pin={all} {calm} sleep=500000 light=2000/20000/50",
-            "pin={all} {calm} sleep=500000 light=1000/20000/50",
-        ],
-        beside: None,
-        metrics: &[Metric::OnBig],
-    },
-];
+/// Where the frequencies of all pCPUs are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The governor moves them.
+    No,
+    /// At their lowest.
+    Min,
+    /// At their highest.
+    Max,
+}
+
+impl Hold {
+    /// What it adds to a metric's name.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::No => "",
+            Self::Min => "_at_min",
+            Self::Max => "_at_max",
+        }
+    }
+}
 
 impl Scenario {
     /// The CPU that the load starts on.
@@ -118,5 +107,24 @@ impl Scenario {
             Place::Little => last(&machine.big().cpus),
             Place::Big | Place::LittleToAll => last(&machine.little().cpus),
         }
+    }
+
+    /// Whether a repeat has to start from the lowest frequency: not where it
+    /// is held, nor beside another load.
+    pub fn starts_low(&self) -> bool {
+        self.beside.is_none() && self.hold != Hold::Max
+    }
+
+    /// A metric's name in reports: `CASE.METRIC_AT_HOLD`.
+    pub fn metric_name(&self, metric: Metric) -> String {
+        let dot = if self.case.is_empty() { "" } else { "." };
+        let (name, _) = metric.name();
+        format!("{}{dot}{name}{}", self.case, self.hold.suffix())
+    }
+
+    /// What it is called in messages.
+    pub fn title(&self) -> String {
+        let dot = if self.case.is_empty() { "" } else { " " };
+        format!("{}{dot}{}{}", self.name, self.case, self.hold.suffix())
     }
 }

@@ -2,17 +2,19 @@
 //! One variant, from the start of its load programs to their end, and each
 //! repeat from the settled state to what was observed.
 
-use std::fs;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use super::BenchArgs;
+use super::guest::{Guest, threads};
+use super::hold::Held;
 use super::machine::{Cluster, Machine};
+use super::notes::{Mark, Notes, Run};
 use super::peer::Peer;
-use super::scenario::{CALM, Scenario};
+use super::scenario::{CALM, Hold, Scenario};
 use super::trace::{Seen, Trace};
 
 /// Where the load runs.
@@ -56,32 +58,6 @@ pub struct Session<'a> {
     guest: Option<Guest>,
 }
 
-/// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
-#[derive(Debug)]
-struct Guest {
-    console: Peer,
-    vcpus: Vec<(u32, i32)>,
-}
-
-/// A mark of the load's, in the host's time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mark {
-    /// Its name.
-    pub name: String,
-    /// When, in µs of CLOCK_MONOTONIC.
-    pub us: u64,
-    /// The pCPU that the load was on.
-    pub cpu: u32,
-}
-
-/// What a thread of the load noted.
-#[derive(Debug, Default)]
-struct Notes {
-    tid: i32,
-    turns: u64,
-    marks: Vec<Mark>,
-}
-
 /// One repeat.
 #[derive(Debug)]
 pub struct Observed {
@@ -89,10 +65,14 @@ pub struct Observed {
     pub seen: Seen,
     /// The load's own.
     pub marks: Vec<Mark>,
-    /// Turns of work that its first thread did.
-    pub turns: u64,
+    /// What its first thread did, by name.
+    pub figures: BTreeMap<String, u64>,
+    /// The bursts of each of its threads.
+    pub runs: Vec<Vec<Run>>,
     /// The threads that carried it: the load's own, or the vCPUs'.
     pub threads: Vec<i32>,
+    /// They are vCPUs', by number.
+    pub in_guest: bool,
     /// Each cluster's frequency when the trace began, in kHz.
     pub khz_before: Vec<u32>,
     /// How far the marks can be off, in µs: the guest's clock is another.
@@ -102,12 +82,19 @@ pub struct Observed {
 }
 
 impl<'a> Session<'a> {
-    /// Starts the load program on the host, and the guest if there is one.
-    pub fn start(machine: &'a Machine, variant: Variant, args: &BenchArgs) -> Result<Self> {
+    /// Starts the load program on the host, and the guest if there is one,
+    /// with more words for its command line.
+    pub fn start(
+        machine: &'a Machine,
+        variant: Variant,
+        words: &str,
+        args: &BenchArgs,
+    ) -> Result<Self> {
         let host = Peer::start(Command::new(&machine.guest.load))?;
         let guest = match variant {
             Variant::Host => None,
-            _ => Some(Guest::boot(machine, variant, args)?),
+            Variant::Vm => Some(Guest::boot(machine, false, words, args)?),
+            Variant::VmBridge => Some(Guest::boot(machine, true, words, args)?),
         };
         Ok(Self {
             machine,
@@ -124,7 +111,24 @@ impl<'a> Session<'a> {
         repeats: u32,
     ) -> Result<Vec<Observed>> {
         self.keep_aside(scenario.aside(self.machine))?;
-        (0..repeats).map(|_| self.once(scenario, trace)).collect()
+        self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
+        let _held = Held::frequencies(scenario, self.machine)?;
+        let repeats = repeats.min(scenario.most);
+        let observed = (0..repeats).map(|_| self.once(scenario, trace)).collect();
+        self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
+        observed
+    }
+
+    fn write_in_guest(
+        &mut self,
+        scenario: &Scenario,
+        which: impl Fn([&'static str; 3]) -> (&'static str, &'static str),
+    ) -> Result<()> {
+        if let (Some(guest), Some(file)) = (&mut self.guest, scenario.guest_file) {
+            let (path, value) = which(file);
+            guest.console.ask(&format!("write {path} {value}"))?;
+        }
+        Ok(())
     }
 
     /// Ends it all.
@@ -136,7 +140,8 @@ impl<'a> Session<'a> {
     }
 
     fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
-        let unsettled = self.settle()?;
+        let unsettled = self.settle(scenario)?;
+        let _speed = Held::speed(scenario, self.machine)?;
         trace.start()?;
         let khz_before = self
             .machine
@@ -157,25 +162,35 @@ impl<'a> Session<'a> {
             self.host.ask("join beside")?;
         }
         let (offset, clock_error_us) = self.clock()?;
-        let notes = all_notes.iter().map(|notes| self.notes(notes, offset));
-        let notes = notes.collect::<Result<Vec<_>>>()?;
+        let read = |words: &String| Notes::read(words, offset, |cpu| self.pcpu_of(cpu));
+        let mut notes = all_notes.iter().map(read).collect::<Result<Vec<_>>>()?;
         let threads = match &self.guest {
             Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
             None => notes.iter().map(|notes| notes.tid).collect(),
         };
-        let Notes { marks, turns, .. } = notes
-            .into_iter()
-            .next()
-            .context("a scenario without a thread")?;
+        let runs = notes.iter_mut().map(|one| std::mem::take(&mut one.runs));
+        let runs = runs.collect();
+        let first = notes.into_iter().next();
+        let first = first.context("a scenario without a thread")?;
         Ok(Observed {
             seen,
-            marks,
-            turns,
+            marks: first.marks,
+            figures: first.figures,
+            runs,
             threads,
+            in_guest: self.guest.is_some(),
             khz_before,
             clock_error_us,
             unsettled,
         })
+    }
+
+    /// The pCPU of a CPU of the load's.
+    fn pcpu_of(&self, cpu: usize) -> Option<u32> {
+        match &self.guest {
+            Some(guest) => guest.vcpus.get(cpu).map(|(pcpu, _)| *pcpu),
+            None => u32::try_from(cpu).ok(),
+        }
     }
 
     /// Starts the scenario's threads, and waits for all; their notes.
@@ -227,8 +242,9 @@ impl<'a> Session<'a> {
     }
 
     /// Brings every governor to its minimum, and lets all load decay; why
-    /// not, if they don't get there.
-    fn settle(&mut self) -> Result<Option<String>> {
+    /// not, if they don't get there. Where frequencies are held high, load
+    /// decays all the same.
+    fn settle(&mut self, scenario: &Scenario) -> Result<Option<String>> {
         let mut above = String::new();
         for _ in 0..SETTLE_ROUNDS {
             let mut parts = Vec::new();
@@ -237,7 +253,7 @@ impl<'a> Session<'a> {
             }
             parts.push(self.host.ask(&format!("settle {WAKES}"))?);
             above = parts.join(" ").trim().to_owned();
-            if above.is_empty() {
+            if above.is_empty() || scenario.hold == Hold::Max {
                 return Ok(None);
             }
         }
@@ -281,112 +297,4 @@ impl<'a> Session<'a> {
             u64::try_from((most - least) / 2000)?,
         ))
     }
-
-    /// `tid=T turns=N NAME=NS@CPU ...`; what a new thread notes comes last.
-    fn notes(&self, notes: &str, offset_ns: i64) -> Result<Notes> {
-        let mut noted = Notes::default();
-        for word in notes.split_whitespace() {
-            let wrong = || format!("note '{word}' of the load program");
-            let (name, value) = word.split_once('=').with_context(wrong)?;
-            if name == "tid" {
-                noted.tid = value.parse().with_context(wrong)?;
-            } else if name == "turns" {
-                noted.turns = value.parse().with_context(wrong)?;
-            } else if let Some((ns, cpu)) = value.split_once('@') {
-                let ns: i64 = ns.parse().with_context(wrong)?;
-                let cpu: u32 = cpu.parse().with_context(wrong)?;
-                let cpu = match &self.guest {
-                    Some(guest) => {
-                        guest
-                            .vcpus
-                            .get(usize::try_from(cpu)?)
-                            .with_context(wrong)?
-                            .0
-                    }
-                    None => cpu,
-                };
-                let us = u64::try_from((ns + offset_ns) / 1000)?;
-                noted.marks.push(Mark {
-                    name: name.to_owned(),
-                    us,
-                    cpu,
-                });
-            }
-        }
-        Ok(noted)
-    }
-}
-
-impl Guest {
-    fn boot(machine: &Machine, variant: Variant, args: &BenchArgs) -> Result<Self> {
-        let bridge = variant == Variant::VmBridge;
-        let mut console = Peer::start(command(machine, bridge, &args.guest_cmdline)?)?;
-        for module in &args.guest_module {
-            console.ask(&format!("insmod {module}"))?;
-        }
-        let threads = threads(console.pid())?;
-        let vcpu = |(number, cpu): (usize, u32)| -> Result<(u32, i32)> {
-            let name = format!("vcpu{number}");
-            let found = threads.iter().find(|(_, own)| *own == name);
-            Ok((
-                cpu,
-                found
-                    .with_context(|| format!("the VMM has no thread {name}"))?
-                    .0,
-            ))
-        };
-        let vcpus = machine
-            .cpus()
-            .into_iter()
-            .enumerate()
-            .map(vcpu)
-            .collect::<Result<_>>()?;
-        let mut guest = Self { console, vcpus };
-        if bridge {
-            guest.console.ask("read /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")
-                .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name the driver with --guest-module")?;
-        }
-        Ok(guest)
-    }
-}
-
-/// `vcpufreq run` with a vCPU pinned to each pCPU, mirroring it.
-fn command(machine: &Machine, bridge: bool, cmdline: &str) -> Result<Command> {
-    let program: PathBuf = std::env::current_exe().context("finding this program")?;
-    let mut command = Command::new(program);
-    let cpus = machine.cpus();
-    command
-        .args(["run", "--mem", "256", "--host-topology", "--kernel"])
-        .arg(&machine.guest.kernel)
-        .arg("--initrd")
-        .arg(&machine.guest.initrd)
-        .arg("--cmdline")
-        .arg(format!(
-            "console=ttyS0 quiet panic=-1 rdinit=/bin/vcpufreq-load {cmdline}"
-        ))
-        .args(["--cpus", &cpus.len().to_string()]);
-    for (vcpu, pcpu) in cpus.iter().enumerate() {
-        command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
-    }
-    if !bridge {
-        command.arg("--no-bridge");
-    }
-    Ok(command)
-}
-
-/// The threads of a process, with their names.
-fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
-    let tasks = format!("/proc/{pid}/task");
-    let mut found = Vec::new();
-    for entry in fs::read_dir(&tasks)
-        .with_context(|| tasks.clone())?
-        .flatten()
-    {
-        let tid = entry.file_name().to_string_lossy().parse()?;
-        // A thread that ends meanwhile has no name any more.
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        found.push((tid, name.trim().to_owned()));
-    }
-    found.sort_unstable();
-    Ok(found)
 }

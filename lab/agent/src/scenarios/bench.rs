@@ -12,6 +12,8 @@ use crate::deeds::{insmod, rmmod};
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
+const TRACE: &str = "/run/ramp.trace.json";
+const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// A read takes 2 ms, and ends in a timer's interrupt.
 const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 
@@ -39,7 +41,8 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         .arg(format!("/lab/modules/null_blk.ko {NULL_BLK}"))
         .arg("--guest-module")
         .arg(format!("/lab/modules/{}.ko", plan.driver))
-        .args(["--guest-cmdline", "nokaslr", "--out", OUT, "--html", HTML]);
+        .args(["--guest-cmdline", "nokaslr", "--speed-switch", SPEED_MODEL])
+        .args(["--out", OUT, "--html", HTML, "--perfetto", TRACE]);
     for scenario in name.split(':').skip(1) {
         command.args(["--scenario", scenario]);
     }
@@ -55,6 +58,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     Ok(json!({
         "held": output.status.success(), "exit_code": output.status.code(),
         "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
+        "trace": fs::read_to_string(TRACE).unwrap_or_default(),
         "table": text(&output.stdout), "said": text(&output.stderr),
     }))
 }

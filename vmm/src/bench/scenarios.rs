@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The scenarios, in the order in which they are measured; each in words in
+//! `docs/bench.md`.
+
+use super::measure::Metric;
+use super::scenario::{Hold, PLAIN, Place, Scenario};
+use super::session::Variant;
+
+/// rt-app's work in µs at full speed of each 20 ms, and how often.
+macro_rules! period {
+    ($run_us:literal, $count:literal) => {
+        concat!(
+            "pin={first} {calm} sleep=500000 mark=start rt-app=",
+            $run_us,
+            "/20000/",
+            $count,
+            " mark=end"
+        )
+    };
+}
+/// A job that may run anywhere, begun on a little CPU.
+macro_rules! job {
+    ($before:literal, $job:literal) => {
+        concat!(
+            $before,
+            " pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start ",
+            $job,
+            " mark=end"
+        )
+    };
+}
+/// All of them; those of one name are cases of one scenario.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "big-ramp",
+        steps: &["pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end"],
+        metrics: &[Metric::ToFmax],
+        ..PLAIN
+    },
+    Scenario {
+        name: "step-down",
+        steps: &[
+            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
+                  light=200/8000/100 mark=done",
+        ],
+        metrics: &[Metric::ToFmin, Metric::FirstFmin],
+        ..PLAIN
+    },
+    Scenario {
+        name: "new-thread",
+        place: Place::Little,
+        steps: &["pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end"],
+        metrics: &[Metric::ToFmax],
+        ..PLAIN
+    },
+    Scenario {
+        name: "little-to-big",
+        place: Place::LittleToAll,
+        steps: &[
+            "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start \
+                  busy=600000 mark=end",
+        ],
+        metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
+        ..PLAIN
+    },
+    Scenario {
+        name: "io-wake",
+        steps: &["pin={first} {calm} sleep=500000 mark=start io=500/100 mark=end"],
+        metrics: &[Metric::TopKhz, Metric::ToHostTop],
+        ..PLAIN
+    },
+    shared("", None, ""),
+    // The kernel's word for: don't use the stolen time that you are told.
+    shared("steal_untold", Some(Variant::VmBridge), "no-steal-acc"),
+    placement("", None, None),
+    placement(
+        "no_energy_model",
+        Some(Variant::VmBridge),
+        Some(["/proc/sys/kernel/sched_energy_aware", "0", "1"]),
+    ),
+    periodic("duty10", &[period!(2000, 12)], Hold::No),
+    periodic("duty10", &[period!(2000, 4)], Hold::Min),
+    periodic("duty10", &[period!(2000, 4)], Hold::Max),
+    periodic("duty20", &[period!(4000, 12)], Hold::No),
+    periodic("duty20", &[period!(4000, 4)], Hold::Min),
+    periodic("duty20", &[period!(4000, 4)], Hold::Max),
+    periodic("duty40", &[period!(8000, 12)], Hold::No),
+    periodic("duty40", &[period!(8000, 4)], Hold::Min),
+    periodic("duty40", &[period!(8000, 4)], Hold::Max),
+    periodic("duty60", &[period!(12000, 12)], Hold::No),
+    periodic("duty60", &[period!(12000, 4)], Hold::Min),
+    periodic("duty60", &[period!(12000, 4)], Hold::Max),
+    periodic("duty80", &[period!(16000, 12)], Hold::No),
+    periodic("duty80", &[period!(16000, 4)], Hold::Min),
+    periodic("duty80", &[period!(16000, 4)], Hold::Max),
+    work("infer_cached", &[job!("weights=32", "infer=30")], Hold::No),
+    work("infer_cached", &[job!("weights=32", "infer=30")], Hold::Max),
+    work("infer_small", &[job!("weights=1024", "infer=30")], Hold::No),
+    work(
+        "infer_small",
+        &[job!("weights=1024", "infer=30")],
+        Hold::Max,
+    ),
+    work(
+        "infer_large",
+        &[job!("weights=32768", "infer=30")],
+        Hold::No,
+    ),
+    work(
+        "infer_large",
+        &[job!("weights=32768", "infer=30")],
+        Hold::Max,
+    ),
+    work("io", &[job!("", "requests=50000/100")], Hold::No),
+    work("io", &[job!("", "requests=50000/100")], Hold::Max),
+    work("frames", &[job!("", "frames=16667/400000/48")], Hold::No),
+    work("frames", &[job!("", "frames=16667/400000/48")], Hold::Max),
+];
+
+const fn shared(case: &'static str, only: Option<Variant>, cmdline: &'static str) -> Scenario {
+    Scenario {
+        name: "shared-pcpu",
+        case,
+        steps: &["pin={first} {calm} sleep=500000 mark=start busy=1000000 mark=end"],
+        beside: Some("pin={first} light=5000/10000/250"),
+        only,
+        cmdline,
+        metrics: &[Metric::ToFmax, Metric::Work],
+        ..PLAIN
+    }
+}
+
+const fn placement(
+    case: &'static str,
+    only: Option<Variant>,
+    guest_file: Option<[&'static str; 3]>,
+) -> Scenario {
+    Scenario {
+        name: "placement",
+        case,
+        place: Place::LittleToAll,
+        steps: &[
+            "pin={all} {calm} sleep=500000 mark=start light=12000/20000/50 mark=end",
+            "pin={all} {calm} sleep=500000 light=6000/20000/50",
+            "pin={all} {calm} sleep=500000 light=2000/20000/50",
+            "pin={all} {calm} sleep=500000 light=1000/20000/50",
+        ],
+        only,
+        guest_file,
+        metrics: &[Metric::OnBig],
+        ..PLAIN
+    }
+}
+
+const fn periodic(case: &'static str, steps: &'static [&'static str], hold: Hold) -> Scenario {
+    Scenario {
+        name: "periodic",
+        case,
+        steps,
+        hold,
+        speed: true,
+        most: if matches!(hold, Hold::No) { 3 } else { 1 },
+        metrics: &[Metric::Met, Metric::Took],
+        ..PLAIN
+    }
+}
+
+const fn work(case: &'static str, steps: &'static [&'static str], hold: Hold) -> Scenario {
+    Scenario {
+        name: "work",
+        case,
+        place: Place::LittleToAll,
+        steps,
+        hold,
+        speed: true,
+        most: if matches!(hold, Hold::No) { 3 } else { 1 },
+        metrics: &[Metric::Score, Metric::Energy, Metric::PerJoule],
+        ..PLAIN
+    }
+}
