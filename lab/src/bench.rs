@@ -8,11 +8,12 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::bounds;
 use crate::parts::Parts;
 use crate::run::Options;
 
 /// Runs the bench, for these scenarios alone if there are any; whether all
-/// was measured.
+/// was measured, and is as it has to be.
 pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> Result<bool> {
     let names: Vec<&str> = std::iter::once("bench")
         .chain(scenarios.iter().map(String::as_str))
@@ -48,5 +49,12 @@ pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> 
     println!(
         "out/ramp.json has the same figures, out/ramp.html shows them, out/ramp.trace.json opens in ui.perfetto.dev."
     );
-    Ok(result["held"] == Value::Bool(true))
+    let bounds = bounds::of(&json);
+    println!("\nWhat has to hold:");
+    for bound in &bounds {
+        let verdict = if bound.held { "holds  " } else { "DOESN'T" };
+        println!("{verdict}  {}", bound.text);
+    }
+    let within = bounds.iter().all(|bound| bound.held);
+    Ok(within && result["held"] == Value::Bool(true))
 }

@@ -9,6 +9,7 @@
 mod apt;
 mod bench;
 mod bootstrap;
+mod bounds;
 mod c_checks;
 mod cache;
 mod checks;

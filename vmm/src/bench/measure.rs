@@ -14,6 +14,9 @@ use super::session::Observed;
 /// Before the load's first switch, what belongs to its wake-up or creation.
 const WAKE_US: u64 = 2_000;
 
+/// rt-app's period in µs.
+const PERIOD_US: u32 = 20_000;
+
 /// What can be read off a repeat. All times are in µs from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
@@ -38,10 +41,11 @@ pub enum Metric {
     ToBigFmax,
     /// Whether it is there at the end: 1 or 0.
     EndsOnBig,
-    /// Of rt-app's periods, per mille in which the work was done in time.
-    Met,
-    /// How long rt-app's work took, on average.
-    Took,
+    /// Of rt-app's periods with so many per cent of work, per mille in which
+    /// it was done in time.
+    Met(u32),
+    /// How long that work took, on average.
+    Took(u32),
     /// Jobs, or frames on time, in 1000 s.
     Score,
     /// Energy of all pCPUs from start to end.
@@ -52,8 +56,8 @@ pub enum Metric {
 
 impl Metric {
     /// Name and unit in reports.
-    pub fn name(self) -> (&'static str, &'static str) {
-        match self {
+    pub fn name(self) -> (String, &'static str) {
+        let (name, unit) = match self {
             Self::ToFmax => ("to_fmax", "us"),
             Self::ToFmin => ("to_fmin", "us"),
             Self::FirstFmin => ("first_fmin", "us"),
@@ -64,12 +68,13 @@ impl Metric {
             Self::ToBig => ("migrate", "us"),
             Self::ToBigFmax => ("to_big_fmax", "us"),
             Self::EndsOnBig => ("ends_on_big", "share"),
-            Self::Met => ("met", "permille"),
-            Self::Took => ("took", "us"),
+            Self::Met(duty) => return (format!("duty{duty}.met"), "permille"),
+            Self::Took(duty) => return (format!("duty{duty}.took"), "us"),
             Self::Score => ("score", "1/ks"),
             Self::Energy => ("energy", "uJ"),
             Self::PerJoule => ("per_joule", "1/kJ"),
-        }
+        };
+        (name.to_owned(), unit)
     }
 
     /// The figure; `None` when it doesn't come about while the load lasts.
@@ -80,6 +85,7 @@ impl Metric {
         let own = machine.cluster_of(start.cpu)?;
         let big = machine.big();
         let reached = |khz: u32| observed.reaches(machine, own, khz, start.us).map(from);
+        let turns = |duty| observed.of_duty("done", duty);
         let on_big = || {
             let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
             places.find(|mark| big.cpus.contains(&mark.cpu))
@@ -107,8 +113,8 @@ impl Metric {
                 let last = observed.marks.last()?;
                 Some(u64::from(big.cpus.contains(&last.cpu)))
             }
-            Self::Met => per(observed.figure("met")?, 1000, observed.figure("done")?),
-            Self::Took => per(observed.figure("took_us")?, 1, observed.figure("done")?),
+            Self::Met(duty) => per(observed.of_duty("met", duty)?, 1000, turns(duty)?),
+            Self::Took(duty) => per(observed.of_duty("took_us", duty)?, 1, turns(duty)?),
             Self::Score => {
                 let lasted_us = observed.mark("end")?.us.checked_sub(start.us)?;
                 per(observed.jobs()?, 1_000_000_000, lasted_us)
@@ -130,6 +136,11 @@ fn per(count: u64, unit: u64, of: u64) -> Option<u64> {
 impl Observed {
     fn figure(&self, name: &str) -> Option<u64> {
         self.figures.get(name).copied()
+    }
+
+    /// What rt-app noted with this duty.
+    fn of_duty(&self, name: &str, duty: u32) -> Option<u64> {
+        self.figure(&format!("{name}/{}", duty * PERIOD_US / 100))
     }
 
     /// Frames on time, else jobs done.

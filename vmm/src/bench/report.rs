@@ -112,7 +112,8 @@ impl Report {
         for one in observed {
             self.clock_error_us = self.clock_error_us.max(one.clock_error_us);
         }
-        let Some(first) = observed.first() else {
+        // There is nothing to see where frequencies are held.
+        let (Some(first), Hold::No) = (observed.first(), scenario.hold) else {
             return;
         };
         let title = scenario.title();

@@ -6,13 +6,20 @@ use super::measure::Metric;
 use super::scenario::{Hold, PLAIN, Place, Scenario};
 use super::session::Variant;
 
-/// rt-app's work in µs at full speed of each 20 ms, and how often.
+/// rt-app's work in µs at full speed of each 20 ms, at five duties; and how
+/// often.
 macro_rules! period {
-    ($run_us:literal, $count:literal) => {
+    ($count:literal) => {
         concat!(
-            "pin={first} {calm} sleep=500000 mark=start rt-app=",
-            $run_us,
-            "/20000/",
+            "pin={first} {calm} sleep=300000 mark=start rt-app=2000/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app=4000/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app=8000/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app=12000/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app=16000/20000/",
             $count,
             " mark=end"
         )
@@ -41,7 +48,7 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "step-down",
         steps: &[
             "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
-                  light=200/8000/100 mark=done",
+                  light=50/2000/150 mark=done",
         ],
         metrics: &[Metric::ToFmin, Metric::FirstFmin],
         ..PLAIN
@@ -78,43 +85,31 @@ pub const SCENARIOS: &[Scenario] = &[
         Some(Variant::VmBridge),
         Some(["/proc/sys/kernel/sched_energy_aware", "0", "1"]),
     ),
-    periodic("duty10", &[period!(2000, 12)], Hold::No),
-    periodic("duty10", &[period!(2000, 4)], Hold::Min),
-    periodic("duty10", &[period!(2000, 4)], Hold::Max),
-    periodic("duty20", &[period!(4000, 12)], Hold::No),
-    periodic("duty20", &[period!(4000, 4)], Hold::Min),
-    periodic("duty20", &[period!(4000, 4)], Hold::Max),
-    periodic("duty40", &[period!(8000, 12)], Hold::No),
-    periodic("duty40", &[period!(8000, 4)], Hold::Min),
-    periodic("duty40", &[period!(8000, 4)], Hold::Max),
-    periodic("duty60", &[period!(12000, 12)], Hold::No),
-    periodic("duty60", &[period!(12000, 4)], Hold::Min),
-    periodic("duty60", &[period!(12000, 4)], Hold::Max),
-    periodic("duty80", &[period!(16000, 12)], Hold::No),
-    periodic("duty80", &[period!(16000, 4)], Hold::Min),
-    periodic("duty80", &[period!(16000, 4)], Hold::Max),
-    work("infer_cached", &[job!("weights=32", "infer=30")], Hold::No),
-    work("infer_cached", &[job!("weights=32", "infer=30")], Hold::Max),
-    work("infer_small", &[job!("weights=1024", "infer=30")], Hold::No),
+    periodic(&[period!(12)], Hold::No, 3),
+    periodic(&[period!(4)], Hold::Min, 1),
+    periodic(&[period!(8)], Hold::Max, 1),
+    work("infer_cached", &[job!("weights=32", "infer=15")], Hold::No),
+    work("infer_cached", &[job!("weights=32", "infer=15")], Hold::Max),
+    work("infer_small", &[job!("weights=1024", "infer=15")], Hold::No),
     work(
         "infer_small",
-        &[job!("weights=1024", "infer=30")],
+        &[job!("weights=1024", "infer=15")],
         Hold::Max,
     ),
     work(
         "infer_large",
-        &[job!("weights=32768", "infer=30")],
+        &[job!("weights=32768", "infer=15")],
         Hold::No,
     ),
     work(
         "infer_large",
-        &[job!("weights=32768", "infer=30")],
+        &[job!("weights=32768", "infer=15")],
         Hold::Max,
     ),
     work("io", &[job!("", "requests=50000/100")], Hold::No),
     work("io", &[job!("", "requests=50000/100")], Hold::Max),
-    work("frames", &[job!("", "frames=16667/400000/48")], Hold::No),
-    work("frames", &[job!("", "frames=16667/400000/48")], Hold::Max),
+    work("frames", &[job!("", "frames=16667/400000/96")], Hold::No),
+    work("frames", &[job!("", "frames=16667/400000/96")], Hold::Max),
 ];
 
 const fn shared(case: &'static str, only: Option<Variant>, cmdline: &'static str) -> Scenario {
@@ -152,15 +147,25 @@ const fn placement(
     }
 }
 
-const fn periodic(case: &'static str, steps: &'static [&'static str], hold: Hold) -> Scenario {
+const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scenario {
     Scenario {
         name: "periodic",
-        case,
         steps,
         hold,
         speed: true,
-        most: if matches!(hold, Hold::No) { 3 } else { 1 },
-        metrics: &[Metric::Met, Metric::Took],
+        most,
+        metrics: &[
+            Metric::Met(10),
+            Metric::Took(10),
+            Metric::Met(20),
+            Metric::Took(20),
+            Metric::Met(40),
+            Metric::Took(40),
+            Metric::Met(60),
+            Metric::Took(60),
+            Metric::Met(80),
+            Metric::Took(80),
+        ],
         ..PLAIN
     }
 }
