@@ -105,7 +105,10 @@ mod tests {
     fn late_turns_and_the_lead_do_not_count_as_met() {
         let mut log =
             "#idx perf run period start end rel_st slack c_duration c_period wu_lat\n".to_owned();
-        for (turn, slack) in [9, 9, 9, 9, 9, 9, 9, 9, 500, -20, 0].into_iter().enumerate() {
+        for (turn, slack) in [9, 9, 9, 9, 9, 9, 9, 9, 500, -20, 0]
+            .into_iter()
+            .enumerate()
+        {
             log += &format!("0 1000 5000 20000 {turn}000 6000 0 {slack} 5000 20000 7\n");
         }
         let mut notes = Notes::default();

@@ -23,7 +23,28 @@ pub fn rows(measured: &[Row]) -> Vec<Row> {
             found.extend(against_host(measured, row));
         }
     }
+    let means: Vec<Row> = Variant::ALL
+        .iter()
+        .filter_map(|variant| mean_efficiency(&found, variant.name()))
+        .collect();
+    found.extend(means);
     found
+}
+
+/// Over the duties: at a single one, where a load is near what an OPP gives, a
+/// per cent of it decides between two frequencies.
+fn mean_efficiency(rows: &[Row], variant: &str) -> Option<Row> {
+    let of_variant = |row: &&Row| row.variant == variant && row.metric.ends_with(".efficiency");
+    let duties: Vec<&Row> = rows.iter().filter(of_variant).collect();
+    let first = duties.first()?;
+    let mean = |repeat: usize| {
+        let values = duties.iter().map(|row| row.values.get(repeat).copied()?);
+        values
+            .sum::<Option<u64>>()?
+            .checked_div(u64::try_from(duties.len()).ok()?)
+    };
+    let values = (0..first.values.len()).map(mean).collect();
+    Some(like(first, "efficiency".to_owned(), values))
 }
 
 fn like(row: &Row, metric: String, values: Vec<Option<u64>>) -> Row {
@@ -112,7 +133,11 @@ mod tests {
             row("periodic", "vm", "duty10.took_at_max", &[1000]),
         ];
         let rows = rows(&measured);
-        assert_eq!(rows.len(), 1);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            (rows[1].metric.as_str(), rows[1].values[1]),
+            ("efficiency", Some(500))
+        );
         assert_eq!(rows[0].metric, "duty10.efficiency");
         assert_eq!(rows[0].values, [Some(1000), Some(500), Some(0), Some(1033)]);
     }

@@ -148,7 +148,7 @@ fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
             .copied()
             .filter(|cpu| online.0.contains(cpu))
             .collect();
-        let dir = root.path(format!(
+        let dir = PathBuf::from(format!(
             "sys/devices/system/cpu/cpufreq/policy{}",
             policy.id
         ));
@@ -180,7 +180,7 @@ fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
                 .map_or(1024, crate::facts::Pcpu::capacity_or_full),
             cpus: own,
             khz: (min, max),
-            cur_freq: dir.join("scaling_cur_freq"),
+            cur_freq: root.path(dir.join("scaling_cur_freq")),
         });
     }
     if found.is_empty() {
@@ -216,4 +216,80 @@ fn guest_files(args: &BenchArgs, missing: &mut Vec<String>) -> Option<GuestFiles
         initrd: initrd?,
         load: load?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    //! A host that can be measured, and a line for what is in the way.
+
+    use super::*;
+    use crate::fake_host::FakeHost;
+
+    const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
+
+    fn host() -> FakeHost {
+        let host = FakeHost::two_plus_two();
+        for (policy, min, max) in [(0, "600000", "1800000"), (2, "700000", "2800000")] {
+            let dir = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
+            for (name, khz) in [("scaling", max), ("cpuinfo", max)] {
+                host.write(&format!("{dir}/{name}_max_freq"), khz);
+            }
+            for name in ["scaling", "cpuinfo"] {
+                host.write(&format!("{dir}/{name}_min_freq"), min);
+            }
+        }
+        let power = [
+            (700_000, 160_000),
+            (1_200_000, 345_000),
+            (1_700_000, 600_000),
+            (2_200_000, 1_000_000),
+            (2_800_000, 1_760_000),
+        ];
+        host.energy_model(2, "0x1", &power);
+        host
+    }
+
+    fn seen(host: &FakeHost) -> (Vec<Cluster>, Vec<String>) {
+        let mut missing = Vec::new();
+        let root = host.root();
+        let found = clusters(&root, &HostCpus::read(&root), &mut missing);
+        (found, missing)
+    }
+
+    #[test]
+    fn clusters_rise_and_have_their_power() {
+        let (clusters, missing) = seen(&host());
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!(clusters[0].khz, (600_000, 1_800_000));
+        assert_eq!(clusters[1].cpus, [2, 3]);
+        assert_eq!(clusters[1].uw(2_800_000), Some(1_760_000));
+        assert_eq!(clusters[0].uw(600_000), None);
+    }
+
+    #[test]
+    fn each_thing_in_the_way_is_a_line_with_what_to_do() {
+        let one = |change: &dyn Fn(&FakeHost), words: [&str; 2]| {
+            let host = host();
+            change(&host);
+            let (_, missing) = seen(&host);
+            assert_eq!(missing.len(), 1, "{missing:?}");
+            assert!(
+                words.iter().all(|word| missing[0].contains(word)),
+                "{missing:?}"
+            );
+        };
+        one(
+            &|host| host.remove("sys/devices/system/cpu/cpufreq"),
+            ["no cpufreq policy", "load its cpufreq driver"],
+        );
+        one(
+            &|host| host.write(&format!("{POLICY}/scaling_governor"), "performance"),
+            ["policy 2", "write schedutil"],
+        );
+        // As a bench leaves it that was killed while it held the frequency.
+        one(
+            &|host| host.write(&format!("{POLICY}/scaling_min_freq"), "2800000"),
+            ["policy 2 can't move", "write 700000"],
+        );
+    }
 }

@@ -48,7 +48,9 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "step-down",
         steps: &[
             "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
-                  light=50/2000/150 mark=done",
+                  sleep=300000 mark=done",
+            // Begins some 20 ms after the first one's end.
+            "pin={first} {calm} sleep=820000 light=50/2000/140",
         ],
         metrics: &[Metric::ToFmin, Metric::FirstFmin],
         ..PLAIN
@@ -106,8 +108,8 @@ pub const SCENARIOS: &[Scenario] = &[
         &[job!("weights=32768", "infer=15")],
         Hold::Max,
     ),
-    work("io", &[job!("", "requests=50000/100")], Hold::No),
-    work("io", &[job!("", "requests=50000/100")], Hold::Max),
+    work("io", &[job!("", "requests=100000/60")], Hold::No),
+    work("io", &[job!("", "requests=100000/60")], Hold::Max),
     work("frames", &[job!("", "frames=16667/400000/96")], Hold::No),
     work("frames", &[job!("", "frames=16667/400000/96")], Hold::Max),
 ];
