@@ -94,7 +94,9 @@ impl Metric {
             Self::ToFmax => reached(own.khz.1),
             Self::ToHostTop => reached(host_top?),
             Self::ToFmin => {
-                let since = observed.stays(own, own.khz.0, observed.marks.last()?.us)?;
+                // The load's thread wakes for the last mark.
+                let until = observed.marks.last()?.us.saturating_sub(WAKE_US);
+                let since = observed.stays(own, own.khz.0, until)?;
                 Some(since.saturating_sub(observed.mark("end")?.us))
             }
             Self::FirstFmin => {

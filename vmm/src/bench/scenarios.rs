@@ -25,6 +25,7 @@ macro_rules! period {
         )
     };
 }
+
 /// A job that may run anywhere, begun on a little CPU.
 macro_rules! job {
     ($before:literal, $job:literal) => {
@@ -36,6 +37,7 @@ macro_rules! job {
         )
     };
 }
+
 /// All of them; those of one name are cases of one scenario.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -50,7 +52,7 @@ pub const SCENARIOS: &[Scenario] = &[
             "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
                   sleep=300000 mark=done",
             // Begins some 20 ms after the first one's end.
-            "pin={first} {calm} sleep=820000 light=50/2000/140",
+            "pin={first} {calm} sleep=820000 light=50/4000/70",
         ],
         metrics: &[Metric::ToFmin, Metric::FirstFmin],
         ..PLAIN
