@@ -65,6 +65,9 @@ pub struct BenchArgs {
         default_value = ""
     )]
     pub guest_cmdline: String,
+    /// How the guest's accesses reach the device, as --path of vcpufreq run
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub path: String,
     /// Measure this scenario alone; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,

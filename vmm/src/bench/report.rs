@@ -58,7 +58,7 @@ impl Report {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats,
-            "speed_model": args.speed_switch.is_some(),
+            "path": args.path, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "version": env!("CARGO_PKG_VERSION"),
         });

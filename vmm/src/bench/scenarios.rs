@@ -139,14 +139,18 @@ const fn placement(
         case,
         place: Place::LittleToAll,
         steps: &[
-            "pin={all} {calm} sleep=500000 mark=start light=12000/20000/50 mark=end",
-            "pin={all} {calm} sleep=500000 light=6000/20000/50",
-            "pin={all} {calm} sleep=500000 light=2000/20000/50",
-            "pin={all} {calm} sleep=500000 light=1000/20000/50",
+            "pin={all} {calm} sleep=500000 mark=start frames=20000/500000/50 mark=end",
+            "pin={all} {calm} sleep=500000 frames=20000/150000/50",
+            "pin={all} {calm} sleep=500000 frames=20000/60000/50",
+            "pin={all} {calm} sleep=500000 frames=20000/30000/50",
         ],
+        // Work and not time: how long a burst takes would decide where it runs,
+        // and where it runs how long it takes.
+        speed: true,
+        most: 3,
         only,
         guest_file,
-        metrics: &[Metric::OnBig],
+        metrics: &[Metric::OnBig, Metric::Score, Metric::Energy],
         ..PLAIN
     }
 }

@@ -43,6 +43,9 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         .arg(format!("/lab/modules/{}.ko", plan.driver))
         .args(["--guest-cmdline", "nokaslr", "--speed-switch", SPEED_MODEL])
         .args(["--out", OUT, "--html", HTML, "--perfetto", TRACE]);
+    if let Some(path) = &plan.path {
+        command.args(["--path", path]);
+    }
     for scenario in name.split(':').skip(1) {
         command.args(["--scenario", scenario]);
     }
