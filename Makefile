@@ -8,7 +8,7 @@ LAB = cargo run --quiet --locked -p vcpufreq-lab --
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
 
-bench: ## ramps of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
+bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
 	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
 
 test: ## every test

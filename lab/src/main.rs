@@ -53,7 +53,7 @@ enum Command {
     Demo,
     /// Measure what an access costs by each path
     BenchPaths,
-    /// Measure ramps on host, guest, and guest with the bridge
+    /// Measure host, guest, and guest with the bridge, and say whether the bounds hold
     Bench {
         /// These scenarios alone
         scenarios: Vec<String>,

@@ -71,7 +71,7 @@ impl RtApp {
         let lines = log
             .lines()
             .filter(|line| !line.trim_start().starts_with('#'));
-        let (mut turns, mut met, mut took_us) = (0, 0, 0);
+        let (mut met, mut took_us) = (0, Vec::new());
         for line in lines.skip(LEAD) {
             let wrong = || format!("line '{line}' of rt-app's log");
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -81,14 +81,21 @@ impl RtApp {
             };
             let run_us = u64::try_from(number(2)?).with_context(wrong)?;
             let from_us = u64::try_from(number(4)?).with_context(wrong)?;
-            turns += 1;
             met += u64::from(number(7)? >= 0);
-            took_us += run_us;
+            took_us.push(run_us);
             notes.run(from_us * 1000, (from_us + run_us) * 1000, cpu);
         }
-        ensure!(turns > 0, "rt-app logged nothing");
+        took_us.sort_unstable();
+        let middle = took_us.get(took_us.len() / 2);
+        let middle = *middle.context("rt-app logged nothing")?;
+        let turns = u64::try_from(took_us.len())?;
         // One load may run it several times.
-        for (name, value) in [("done", turns), ("met", met), ("took_us", took_us)] {
+        for (name, value) in [
+            ("done", turns),
+            ("met", met),
+            ("took_us", took_us.iter().sum()),
+            ("middle_us", middle),
+        ] {
             notes.figure(&format!("{name}/{}", self.run_us), value);
         }
         Ok(())
@@ -123,6 +130,7 @@ mod tests {
             " done/1000=3",
             " met/1000=2",
             " took_us/1000=15000",
+            " middle_us/1000=5000",
             "run=8000000+5000000@2",
         ] {
             assert!(words.contains(part), "{part}: {words}");

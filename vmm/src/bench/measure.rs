@@ -46,6 +46,9 @@ pub enum Metric {
     Met(u32),
     /// How long that work took, on average.
     Took(u32),
+    /// The same at a frequency that is held, where what differs from turn to
+    /// turn is what else the machine did: the median.
+    Steady(u32),
     /// Jobs, or frames on time, in 1000 s.
     Score,
     /// Energy of all pCPUs from start to end.
@@ -69,7 +72,7 @@ impl Metric {
             Self::ToBigFmax => ("to_big_fmax", "us"),
             Self::EndsOnBig => ("ends_on_big", "share"),
             Self::Met(duty) => return (format!("duty{duty}.met"), "permille"),
-            Self::Took(duty) => return (format!("duty{duty}.took"), "us"),
+            Self::Took(duty) | Self::Steady(duty) => return (format!("duty{duty}.took"), "us"),
             Self::Score => ("score", "1/ks"),
             Self::Energy => ("energy", "uJ"),
             Self::PerJoule => ("per_joule", "1/kJ"),
@@ -117,6 +120,7 @@ impl Metric {
             }
             Self::Met(duty) => per(observed.of_duty("met", duty)?, 1000, turns(duty)?),
             Self::Took(duty) => per(observed.of_duty("took_us", duty)?, 1, turns(duty)?),
+            Self::Steady(duty) => observed.of_duty("middle_us", duty),
             Self::Score => {
                 let lasted_us = observed.mark("end")?.us.checked_sub(start.us)?;
                 per(observed.jobs()?, 1_000_000_000, lasted_us)

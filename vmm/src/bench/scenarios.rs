@@ -90,7 +90,7 @@ pub const SCENARIOS: &[Scenario] = &[
         Some(["/proc/sys/kernel/sched_energy_aware", "0", "1"]),
     ),
     periodic(&[period!(12)], Hold::No, 3),
-    periodic(&[period!(4)], Hold::Min, 1),
+    periodic(&[period!(5)], Hold::Min, 1),
     periodic(&[period!(8)], Hold::Max, 1),
     work("infer_cached", &[job!("weights=32", "infer=15")], Hold::No),
     work("infer_cached", &[job!("weights=32", "infer=15")], Hold::Max),
@@ -162,18 +162,28 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
         hold,
         speed: true,
         most,
-        metrics: &[
-            Metric::Met(10),
-            Metric::Took(10),
-            Metric::Met(20),
-            Metric::Took(20),
-            Metric::Met(40),
-            Metric::Took(40),
-            Metric::Met(60),
-            Metric::Took(60),
-            Metric::Met(80),
-            Metric::Took(80),
-        ],
+        metrics: if matches!(hold, Hold::No) {
+            &[
+                Metric::Met(10),
+                Metric::Took(10),
+                Metric::Met(20),
+                Metric::Took(20),
+                Metric::Met(40),
+                Metric::Took(40),
+                Metric::Met(60),
+                Metric::Took(60),
+                Metric::Met(80),
+                Metric::Took(80),
+            ]
+        } else {
+            &[
+                Metric::Steady(10),
+                Metric::Steady(20),
+                Metric::Steady(40),
+                Metric::Steady(60),
+                Metric::Steady(80),
+            ]
+        },
         ..PLAIN
     }
 }
