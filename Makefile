@@ -3,10 +3,13 @@
 
 LAB = cargo run --quiet --locked -p vcpufreq-lab --
 
-.PHONY: demo test bench-paths lab-shell lab-setup
+.PHONY: demo bench test bench-paths lab-shell lab-setup
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
+
+bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
+	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
 
 test: ## every test
 	@$(LAB) test

@@ -7,7 +7,9 @@
 //! is the agent's (`lab/agent`).
 
 mod apt;
+mod bench;
 mod bootstrap;
+mod bounds;
 mod c_checks;
 mod cache;
 mod checks;
@@ -51,6 +53,14 @@ enum Command {
     Demo,
     /// Measure what an access costs by each path
     BenchPaths,
+    /// Measure host, guest, and guest with the bridge, and say whether the bounds hold
+    Bench {
+        /// These scenarios alone
+        scenarios: Vec<String>,
+        /// Topology, as of run
+        #[arg(long, default_value = "2+2")]
+        topology: String,
+    },
     /// Run every test
     Test,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
@@ -81,6 +91,10 @@ fn dispatch(command: Command) -> Result<bool> {
         Command::Setup => Ok(true),
         Command::Demo => demo::run(&parts, &repo, started),
         Command::BenchPaths => paths::run(&parts, &repo),
+        Command::Bench {
+            scenarios,
+            topology,
+        } => bench::run(&parts, &repo, &topology, &scenarios),
         Command::Test => suite::run(&parts, &repo),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),

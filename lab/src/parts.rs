@@ -111,11 +111,15 @@ impl Parts {
     fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
         archive.program("init", &self.programs.join("vcpufreq-lab-agent"))?;
+        archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
         archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
         archive.link("bin/sh", "busybox")?;
+        self.add_rt_app(&mut archive)?;
         for path in [
             "drivers/cpufreq/cpufreq_userspace",
             "drivers/cpufreq/cpufreq_powersave",
+            "fs/configfs/configfs",
+            "drivers/block/null_blk/null_blk",
         ] {
             let module = kernel.own_module(&self.cache, &self.root, path)?;
             let name = path.rsplit('/').next().unwrap_or(path);
@@ -126,6 +130,26 @@ impl Parts {
             add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
         Ok(archive)
+    }
+
+    /// rt-app and the libraries that it is linked with.
+    fn add_rt_app(&self, archive: &mut Initramfs) -> Result<()> {
+        let tree = self.root.dir();
+        let own = tree.join("opt/rt-app/usr");
+        archive.program("bin/rt-app", &own.join("bin/rt-app"))?;
+        let libraries = [
+            (&own, "libjson-c.so.5"),
+            (&tree.join("usr"), "libc.so.6"),
+            (&tree.join("usr"), "libm.so.6"),
+            // For pthread_exit, by which each of its threads ends.
+            (&tree.join("usr"), "libgcc_s.so.1"),
+            (&tree.join("usr"), "ld-linux-aarch64.so.1"),
+        ];
+        for (usr, name) in libraries {
+            let path = usr.join("lib/aarch64-linux-gnu").join(name);
+            archive.program(&format!("lib/{name}"), &path)?;
+        }
+        Ok(())
     }
 
     fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
@@ -207,6 +231,8 @@ fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         "vcpufreq-lab-agent",
         "--features",
         "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
+        "-p",
+        "vcpufreq-load",
     ]);
     root.run("building the programs for arm64", "env", &args)?;
     step.done();

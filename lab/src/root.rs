@@ -59,7 +59,7 @@ const SUITE: &str = "trixie";
 const NEEDED_MIB: u64 = 7_000;
 /// mmdebstrap's own package list is part of what a root is made of; this
 /// number is for all else (hooks, options).
-const RECIPE: &str = "8";
+const RECIPE: &str = "9";
 
 const HOOKS: &[&str] = &[
     "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
@@ -80,6 +80,10 @@ const HOOKS: &[&str] = &[
     // which dt-schema's python3 can't be installed: unpacked, with the packages
     // of the libraries that tools.rs names.
     "--customize-hook=set -e; mkdir -p $1/opt/rt-tools; cd $1/opt/rt-tools; for p in rt-tests stress-ng libacl1 libapparmor1 libbsd0 libmd0 libcrypt1 libdrm2 libegl1 libexpat1 libgbm1 libgles2 libglvnd0 libgmp10 libjpeg62-turbo libjudydebian1 libkmod2 libmpfr6 libnuma1 libsctp1 libssl3t64 libxxhash0; do set -- \"$@\" $p:arm64; done; root=$1; shift; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o APT::Sandbox::User=root download \"$@\"; for p in *.deb; do dpkg-deb -x $p .; done; rm *.deb",
+    // rt-app for arm64 with what its C part needs. It depends on the python3
+    // of its own architecture for a script that isn't used, beside which that
+    // of this one can't be installed: unpacked only.
+    "--customize-hook=mkdir -p $1/opt/rt-app && cd $1/opt/rt-app && APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download rt-app:arm64 libjson-c5:arm64 && for deb in *.deb; do chroot $1 dpkg-deb -x /opt/rt-app/$deb /opt/rt-app; done && rm *.deb",
     "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
 ];
 

@@ -14,6 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::bounds;
 use crate::checks;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
@@ -89,6 +90,7 @@ const BOOTS: &[Boot] = &[
             "dip-by-actuator",
             "idle",
             "uclamp",
+            "rt-app",
         ],
     ),
     Boot {
@@ -172,6 +174,7 @@ const BOOTS: &[Boot] = &[
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),
     boot("1", &["boot", "opps-exact", "governor"]),
+    boot("2+2", &["bench:little-to-big:new-thread"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),
 ];
@@ -283,16 +286,18 @@ impl Boot {
         };
         match options.report(parts, repo) {
             Ok(report) => {
-                let tried: Vec<Tried> = report
-                    .results
-                    .iter()
-                    .map(|result| {
-                        let scenario = result["scenario"].as_str().unwrap_or("?");
-                        Tried::new(name(scenario), result["held"] == true, || {
-                            result.to_string()
-                        })
-                    })
-                    .collect();
+                let mut tried = Vec::new();
+                for result in &report.results {
+                    let name = name(result["scenario"].as_str().unwrap_or("?"));
+                    let bounds = bounds::of(&result["report"]);
+                    tried.push(Tried::new(name.as_str(), result["held"] == true, || {
+                        result.to_string()
+                    }));
+                    tried.extend(bounds.into_iter().map(|bound| {
+                        let out_of_bound = || "it doesn't".to_owned();
+                        Tried::new(format!("{name}: {}", bound.text), bound.held, out_of_bound)
+                    }));
+                }
                 for one in &tried {
                     tell(one);
                 }

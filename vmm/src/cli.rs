@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
+    bench::BenchArgs,
     config::ConfigError,
     options::{Actuator, Clamp, Report, RunOptions, one_line},
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
@@ -65,6 +66,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Measure what a load gets on the host, in a guest, and in one with the bridge
+    #[command(after_help = EXIT_CODES)]
+    Bench(Box<BenchArgs>),
     /// Print the device-tree part alone, for use with other VMMs
     #[command(after_help = EXIT_CODES)]
     Dt(Box<DtArgs>),
@@ -380,7 +384,7 @@ mod tests {
 
     #[test]
     fn help_lists_the_exit_codes() {
-        for name in ["run", "doctor", "dt", "cleanup"] {
+        for name in ["run", "bench", "doctor", "dt", "cleanup"] {
             let mut command = Cli::command();
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.render_long_help().to_string();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The parts of the `vcpufreq` program.
 
+pub mod bench;
 pub mod bridge;
 mod budget;
 pub mod cleanup;

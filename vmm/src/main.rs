@@ -13,6 +13,7 @@ use anyhow::Context;
 use clap::Parser;
 use serde_json::json;
 use vcpufreq::{
+    bench,
     cleanup::Cleaner,
     cli::{self, Cli, Command},
     config, doctor,
@@ -68,6 +69,7 @@ fn said(error: &anyhow::Error) -> String {
 fn execute(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Bench(args) => bench::bench(&args),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
             print(&dt_command::dt(&args, &HostTree::default())?)?;

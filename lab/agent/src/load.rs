@@ -2,7 +2,6 @@
 //! Loads, the same on host and guest: a busy loop, a periodic one, a fixed
 //! amount of work, and a flood of register writes.
 
-use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -12,9 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
-
-/// Turns between two looks at the clock or the stop flag.
-const CHUNK: u64 = 2_000;
+use vcpufreq_load::work::{CHUNK, pin_to, spin};
 
 /// A load that runs until it is dropped.
 #[derive(Debug)]
@@ -193,9 +190,7 @@ pub fn cpu_time_of_work(turns: u64) -> Result<u64> {
 
 /// Binds the calling thread to a CPU.
 pub fn pin(cpu: u32) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(usize::try_from(cpu)?)?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("binding to CPU {cpu}"))
+    pin_to(&[cpu])
 }
 
 /// Lets the calling thread run on every CPU.
@@ -216,17 +211,4 @@ pub fn burn_forever() {
     loop {
         spin(CHUNK);
     }
-}
-
-/// A dependent chain that the compiler can't shorten.
-fn spin(turns: u64) {
-    let mut value = 1_u64;
-    for turn in 0..turns {
-        value = black_box(
-            value
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(turn),
-        );
-    }
-    black_box(value);
 }

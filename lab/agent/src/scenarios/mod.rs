@@ -3,6 +3,7 @@
 //! object with `held` and what was counted.
 
 mod basics;
+mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 mod demo;
@@ -20,6 +21,7 @@ mod opps;
 mod order;
 mod paths;
 mod paths_trace;
+mod rt_app;
 mod rt_guest;
 mod rt_inventory;
 mod rt_latency;
@@ -85,12 +87,14 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "kill" => failure::kill(plan),
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
+        "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
         "rt-latency" => rt_latency::run(plan),
         "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
+        _ if name.split(':').next() == Some("bench") => bench::run(plan, name),
         _ => bail!("no such scenario"),
     }
 }

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the bench's figures have to be: the guest with the bridge against the
+//! host. Pure: from a report to a line for each bound.
+
+use serde_json::Value;
+
+/// A guest's tick and a host's, in µs.
+const TICKS_US: u64 = 8_000;
+/// Points of efficiency, in per mille.
+const EFFICIENCY: u64 = 30;
+/// Of the host's, in per mille.
+const SCORE_LEAST: u64 = 950;
+const ENERGY_MOST: u64 = 1_050;
+
+/// Metrics that are to be the host's within two ticks or 2 %.
+const RAMPS: [(&str, &str); 5] = [
+    ("little-to-big", "to_big_fmax"),
+    ("little-to-big", "migrate"),
+    ("big-ramp", "to_fmax"),
+    ("new-thread", "to_fmax"),
+    ("step-down", "to_fmin"),
+];
+
+/// A bound, and whether a report keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bound {
+    /// What has to be, and what is.
+    pub text: String,
+    /// Whether it is.
+    pub held: bool,
+}
+
+/// All bounds on what the report has; what it hasn't measured is left out.
+pub fn of(report: &Value) -> Vec<Bound> {
+    let mut bounds = Vec::new();
+    for (scenario, metric) in RAMPS {
+        bounds.extend(ramp(report, scenario, metric));
+    }
+    bounds.extend(right_cluster(report));
+    bounds.extend(efficiency(report));
+    for row in rows(report, "work", "vm+bridge") {
+        bounds.extend(work(row));
+    }
+    bounds
+}
+
+fn rows<'a>(
+    report: &'a Value,
+    scenario: &'a str,
+    variant: &'a str,
+) -> impl Iterator<Item = &'a Value> {
+    let all = report["results"].as_array().into_iter().flatten();
+    all.filter(move |row| row["scenario"] == scenario && row["variant"] == variant)
+}
+
+/// The medians of host and guest with the bridge; `None` where it wasn't
+/// measured, `Some(None)` where it didn't come about.
+fn medians(report: &Value, scenario: &str, metric: &str) -> Option<(Option<u64>, Option<u64>)> {
+    let median = |variant| {
+        let mut rows = rows(report, scenario, variant);
+        rows.find(|row| row["metric"] == metric)
+            .map(|row| row["median"].as_u64())
+    };
+    Some((median("host")?, median("vm+bridge")?))
+}
+
+fn ramp(report: &Value, scenario: &str, metric: &str) -> Option<Bound> {
+    let (host, guest) = medians(report, scenario, metric)?;
+    let allowed = |host: u64| TICKS_US.max(host / 50);
+    let held = host
+        .zip(guest)
+        .is_some_and(|(host, guest)| host.abs_diff(guest) <= allowed(host));
+    let shown = |us: Option<u64>| us.map_or("never".to_owned(), |us| format!("{us} us"));
+    Some(Bound {
+        text: format!(
+            "{scenario} {metric}: vm+bridge {}, host {}, within {} us",
+            shown(guest),
+            shown(host),
+            allowed(host.unwrap_or_default())
+        ),
+        held,
+    })
+}
+
+/// In no repeat the wrong cluster at the end.
+fn right_cluster(report: &Value) -> Option<Bound> {
+    let mut rows = rows(report, "little-to-big", "vm+bridge");
+    let row = rows.find(|row| row["metric"] == "ends_on_big")?;
+    let values = row["values"].as_array()?;
+    Some(Bound {
+        text: format!(
+            "little-to-big: ends on the wrong cluster in no repeat: {}",
+            row["values"]
+        ),
+        held: values.iter().all(|value| *value == 1),
+    })
+}
+
+fn efficiency(report: &Value) -> Option<Bound> {
+    let (host, guest) = medians(report, "periodic", "efficiency")?;
+    let (host, guest) = (host?, guest?);
+    Some(Bound {
+        text: format!(
+            "periodic efficiency: vm+bridge {guest}, host {host} of 1000, within {EFFICIENCY}"
+        ),
+        held: host.abs_diff(guest) <= EFFICIENCY,
+    })
+}
+
+fn work(row: &Value) -> Option<Bound> {
+    let metric = row["metric"].as_str()?;
+    let (held, bound) = match (metric, row["median"].as_u64()?) {
+        (name, score) if name.ends_with(".score_to_host_normalised") => (
+            score >= SCORE_LEAST,
+            format!("{score}, at least {SCORE_LEAST}"),
+        ),
+        (name, energy) if name.ends_with(".energy_to_host_normalised") => (
+            energy <= ENERGY_MOST,
+            format!("{energy}, at most {ENERGY_MOST}"),
+        ),
+        _ => return None,
+    };
+    Some(Bound {
+        text: format!("work {metric}: {bound} of 1000"),
+        held,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each bound at its edge, and just beyond.
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(scenario: &str, variant: &str, metric: &str, median: Option<u64>) -> Value {
+        json!({ "scenario": scenario, "variant": variant, "metric": metric,
+            "median": median, "values": [median] })
+    }
+
+    fn held(rows: &[Value]) -> Vec<bool> {
+        let bounds = of(&json!({ "results": rows }));
+        bounds.iter().map(|bound| bound.held).collect()
+    }
+
+    #[test]
+    fn ramps_are_within_two_ticks_or_two_per_cent() {
+        for (host, guest, wanted) in [
+            (Some(100_000), Some(108_000), true),
+            (Some(100_000), Some(108_001), false),
+            (Some(100_000), Some(91_999), false),
+            (Some(500_000), Some(510_000), true),
+            (Some(500_000), Some(510_001), false),
+            (Some(100_000), None, false),
+        ] {
+            let rows = [
+                row("big-ramp", "host", "to_fmax", host),
+                row("big-ramp", "vm+bridge", "to_fmax", guest),
+            ];
+            assert_eq!(held(&rows), [wanted], "{host:?} {guest:?}");
+        }
+    }
+
+    #[test]
+    fn the_wrong_cluster_once_is_too_often() {
+        let mut one = row("little-to-big", "vm+bridge", "ends_on_big", Some(1));
+        one["values"] = json!([1, 1, 0]);
+        assert_eq!(held(&[one]), [false]);
+    }
+
+    #[test]
+    fn work_and_periodic_have_their_bounds() {
+        let rows = [
+            row("periodic", "host", "efficiency", Some(500)),
+            row("periodic", "vm+bridge", "efficiency", Some(470)),
+            row(
+                "work",
+                "vm+bridge",
+                "io.score_to_host_normalised",
+                Some(949),
+            ),
+            row(
+                "work",
+                "vm+bridge",
+                "io.energy_to_host_normalised",
+                Some(1050),
+            ),
+            row("work", "vm+bridge", "io.energy", Some(9999)),
+        ];
+        assert_eq!(held(&rows), [true, false, true]);
+        assert!(held(&[]).is_empty());
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The line protocol: a line in, an answer out, `@ok ANSWER` or
+//! `@error WHY`, the same on a pipe and on a guest's console.
+//!
+//! `start NAME STEP...`, `join NAME`, `settle WAKES GAP_US`, `now`,
+//! `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
+
+use std::fs;
+use std::io::{BufRead as _, Write as _, stdin, stdout};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::kmod::{ModuleInitFlags, finit_module};
+
+use crate::phases::{Workers, steps};
+use crate::settle::{above_minimum, wake_all};
+use crate::work::now_ns;
+
+/// Serves lines until `quit` or the end of input.
+pub fn serve() -> Result<()> {
+    let mut workers = Workers::default();
+    answer("@ready")?;
+    for line in stdin().lock().lines() {
+        let line = line?;
+        if line.trim() == "quit" {
+            break;
+        }
+        answer(&match carry_out(&mut workers, &line) {
+            Ok(text) => format!("@ok {text}"),
+            Err(error) => format!("@error {error:#}"),
+        })?;
+    }
+    Ok(())
+}
+
+fn answer(text: &str) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{text}")?;
+    Ok(out.flush()?)
+}
+
+fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let nothing = |()| String::new();
+    match words.as_slice() {
+        ["start", name, rest @ ..] => workers.start(name, steps(rest)?).map(nothing),
+        ["join", name] => workers.join(name),
+        ["settle", wakes, gap_us] => {
+            wake_all(wakes.parse()?, Duration::from_micros(gap_us.parse()?))?;
+            above_minimum()
+        }
+        ["now"] => Ok(now_ns().to_string()),
+        ["read", path] => {
+            let text = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
+            Ok(text.trim().replace('\n', "\\n"))
+        }
+        ["write", path, value @ ..] => {
+            let value = value.join(" ");
+            fs::write(path, &value)
+                .with_context(|| format!("writing '{value}' to {path}"))
+                .map(nothing)
+        }
+        ["insmod", path, options @ ..] => insmod(path, &options.join(" ")).map(nothing),
+        _ => bail!("not understood: '{line}'"),
+    }
+}
+
+fn insmod(path: &str, options: &str) -> Result<()> {
+    let file = fs::File::open(Path::new(path)).with_context(|| format!("opening {path}"))?;
+    let options = std::ffi::CString::new(options)?;
+    finit_module(file, &options, ModuleInitFlags::empty())
+        .with_context(|| format!("loading {path}"))
+}

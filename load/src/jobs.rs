@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Jobs of a fixed amount of work, in the shapes of the published ones: an
+//! inference over weights, requests that wait for I/O, frames at a fixed rate.
+//! Unlike the timed steps they take as long as the CPU lets them.
+
+use std::hint::black_box;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sched::sched_getcpu;
+
+use crate::device::Device;
+use crate::notes::Notes;
+use crate::work::{now_ns, spin};
+
+/// Multiplications of one inference, the same for all sizes of weights.
+const MULTIPLICATIONS: usize = 1 << 20;
+/// Weights from one to the next that is used: a cache line of f32 and one, so
+/// that all of them are used in turn.
+const STRIDE: usize = 17;
+/// Work of frames in turn, in eighths of the ordinary one: most are alike,
+/// a few are heavier, one three times as heavy.
+const FRAMES: [u64; 16] = [8, 8, 9, 8, 12, 8, 8, 14, 8, 8, 10, 8, 24, 8, 9, 8];
+
+/// Weights of a made-up network.
+pub fn weights(kib: usize) -> Vec<f32> {
+    let count = (kib * 1024 / size_of::<f32>()).next_power_of_two();
+    (0_u16..=u16::MAX)
+        .cycle()
+        .take(count)
+        .map(|number| f32::from(number) / 65_536.0)
+        .collect()
+}
+
+/// So many inferences, one after the other.
+pub fn infer(notes: &mut Notes, weights: &[f32], count: u64) {
+    for _ in 0..count {
+        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        black_box(forward(weights));
+        notes.run(from, now_ns(), cpu);
+        on_if_moved(notes, cpu);
+    }
+    notes.figure("done", count);
+}
+
+fn forward(weights: &[f32]) -> f32 {
+    let mask = weights.len().saturating_sub(1);
+    let (mut at, mut sum) = (0_usize, 0.0_f32);
+    for _ in 0..MULTIPLICATIONS {
+        let weight = weights.get(at & mask).copied().unwrap_or_default();
+        // Opaque, so that the loop is the same whatever the compiler can do.
+        sum = black_box(sum.mul_add(0.5, weight));
+        at += STRIDE;
+    }
+    sum
+}
+
+/// So many times: a read from the device, then work.
+pub fn requests(notes: &mut Notes, turns: u64, count: u64) -> Result<()> {
+    let mut device = Device::open()?;
+    for _ in 0..count {
+        device.read()?;
+        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        spin(turns);
+        notes.run(from, now_ns(), cpu);
+        on_if_moved(notes, cpu);
+    }
+    notes.figure("done", count);
+    Ok(())
+}
+
+/// So many frames, one each period; a frame that isn't finished when its
+/// period ends is late, and the next one begins with a period.
+pub fn frames(notes: &mut Notes, period_us: u64, turns: u64, count: u64) {
+    let period = period_us * 1000;
+    let (mut begin, mut on_time) = (now_ns(), 0);
+    for work in FRAMES
+        .into_iter()
+        .cycle()
+        .take(usize::try_from(count).unwrap_or(usize::MAX))
+    {
+        sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
+        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        spin(turns * work / 8);
+        let end = now_ns();
+        notes.run(from, end, cpu);
+        on_if_moved(notes, cpu);
+        on_time += u64::from(end <= begin + period);
+        begin += period * (end.saturating_sub(begin) / period + 1);
+    }
+    // The last one's period is part of the job.
+    sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
+    notes.figure("done", count);
+    notes.figure("on_time", on_time);
+}
+
+fn on_if_moved(notes: &mut Notes, from: usize) {
+    if sched_getcpu().is_ok_and(|cpu| cpu != from) {
+        notes.mark("on");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Weights fill what was asked for, all of them are used, and a job notes
+    //! what it did.
+
+    use super::*;
+
+    #[test]
+    fn weights_fill_the_working_set() {
+        assert_eq!(weights(32).len() * size_of::<f32>(), 32 * 1024);
+        assert_eq!(weights(33).len(), 16 * 1024);
+        // An odd stride over a power of two comes by every weight.
+        assert_eq!(STRIDE % 2, 1);
+    }
+
+    #[test]
+    fn jobs_note_what_they_did() {
+        let mut notes = Notes::default();
+        infer(&mut notes, &weights(1), 2);
+        assert_eq!(notes.words(1).matches("run=").count(), 2);
+        assert!(notes.words(1).contains(" done=2"));
+        let mut notes = Notes::default();
+        frames(&mut notes, 10, 1, 3);
+        let words = notes.words(1);
+        assert!(
+            words.contains(" done=3") && words.contains(" on_time="),
+            "{words}"
+        );
+    }
+}

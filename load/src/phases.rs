@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A load as a row of steps, and the threads that go through them.
+//!
+//! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
+//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `io=BUSY_US/COUNT`, and
+//! `fresh`: what follows is done by a thread that is created then. Fixed work:
+//! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
+//! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
+//! that the thread is on. What is noted: `notes.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, sleep};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sched::sched_getcpu;
+use nix::unistd::gettid;
+
+use crate::device::Device;
+use crate::jobs;
+use crate::notes::Notes;
+use crate::rt_app::RtApp;
+use crate::work::{cpu_list, now_ns, pin_to};
+
+/// One step of a load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Runs on these CPUs alone from now on.
+    Pin(Vec<u32>),
+    /// Sleeps, in µs.
+    Sleep(u64),
+    /// Notes the time under a name.
+    Mark(String),
+    /// Busy without a break, in µs.
+    Busy(u64),
+    /// Busy for the first of each of the second, in µs, so many times.
+    Light(u64, u64, u32),
+    /// Reads from a device, then is busy for so many µs; so many times.
+    Io(u64, u32),
+    /// Fills a working set of so many KiB.
+    Weights(usize),
+    /// So many inferences over it.
+    Infer(u64),
+    /// Reads from a device, then does so many turns; so many times.
+    Requests(u64, u64),
+    /// A frame each so many µs, of about so many turns; so many.
+    Frames(u64, u64, u64),
+    /// A run of rt-app.
+    RtApp(RtApp),
+    /// The rest is done by a new thread.
+    Fresh,
+}
+
+/// Reads a row of steps.
+pub fn steps(words: &[&str]) -> Result<Vec<Step>> {
+    words.iter().map(|word| step(word)).collect()
+}
+
+fn step(word: &str) -> Result<Step> {
+    let (name, value) = word.split_once('=').unwrap_or((word, ""));
+    let number = || value.parse().with_context(|| format!("step '{word}'"));
+    Ok(match name {
+        "pin" => Step::Pin(cpu_list(value)?),
+        "sleep" => Step::Sleep(number()?),
+        "mark" => Step::Mark(value.to_owned()),
+        "busy" => Step::Busy(number()?),
+        "light" => {
+            let [busy, period, count] = numbers(word, value)?;
+            Step::Light(busy, period, u32::try_from(count)?)
+        }
+        "io" => {
+            let [busy, count] = numbers(word, value)?;
+            Step::Io(busy, u32::try_from(count)?)
+        }
+        "weights" => Step::Weights(usize::try_from(number()?)?),
+        "infer" => Step::Infer(number()?),
+        "requests" => {
+            let [turns, count] = numbers(word, value)?;
+            Step::Requests(turns, count)
+        }
+        "frames" => {
+            let [period, turns, count] = numbers(word, value)?;
+            Step::Frames(period, turns, count)
+        }
+        "rt-app" => {
+            let [run_us, period_us, count] = numbers(word, value)?;
+            Step::RtApp(RtApp {
+                run_us,
+                period_us,
+                count: usize::try_from(count)?,
+            })
+        }
+        "fresh" => Step::Fresh,
+        _ => bail!("no such step: '{word}'"),
+    })
+}
+
+/// Numbers between slashes, as many as the step has.
+fn numbers<const N: usize>(word: &str, value: &str) -> Result<[u64; N]> {
+    let parts: Vec<u64> = value
+        .split('/')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("step '{word}'"))?;
+    let count = parts.len();
+    parts
+        .try_into()
+        .map_err(|_| anyhow!("step '{word}' has {count} numbers, and needs {N}"))
+}
+
+impl Notes {
+    fn go_through(&mut self, steps: &[Step]) -> Result<()> {
+        let mut weights = Vec::new();
+        for (at, step) in steps.iter().enumerate() {
+            match step {
+                Step::Pin(cpus) => pin_to(cpus)?,
+                Step::Sleep(us) => sleep(Duration::from_micros(*us)),
+                Step::Mark(name) => self.mark(name),
+                Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
+                Step::Light(busy, period, count) => self.light(*busy, *period, *count),
+                Step::Io(busy, count) => self.io(*busy, *count)?,
+                Step::Weights(kib) => weights = jobs::weights(*kib),
+                Step::Infer(count) => jobs::infer(self, &weights, *count),
+                Step::Requests(turns, count) => jobs::requests(self, *turns, *count)?,
+                Step::Frames(period, turns, count) => jobs::frames(self, *period, *turns, *count),
+                Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
+                Step::Fresh => {
+                    let rest = steps[at + 1..].to_vec();
+                    let words = by_new_thread(rest)?;
+                    self.add(&words);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn light(&mut self, busy_us: u64, period_us: u64, count: u32) {
+        let mut next = now_ns();
+        for _ in 0..count {
+            next += period_us * 1000;
+            sleep(Duration::from_nanos(next.saturating_sub(now_ns())));
+            self.busy_until(now_ns() + busy_us * 1000);
+        }
+    }
+
+    fn io(&mut self, busy_us: u64, count: u32) -> Result<()> {
+        let mut device = Device::open()?;
+        for _ in 0..count {
+            device.read()?;
+            self.busy_until(now_ns() + busy_us * 1000);
+        }
+        Ok(())
+    }
+}
+
+/// Goes through steps; the notes.
+fn notes_of(steps: &[Step]) -> Result<String> {
+    let mut notes = Notes::default();
+    notes.go_through(steps)?;
+    Ok(notes.words(gettid().as_raw()))
+}
+
+/// The new thread's notes come last: its `tid` counts.
+fn by_new_thread(steps: Vec<Step>) -> Result<String> {
+    let thread = Builder::new()
+        .name("load-new".to_owned())
+        .spawn(move || notes_of(&steps))?;
+    thread
+        .join()
+        .map_err(|_| anyhow!("the new thread panicked"))?
+}
+
+/// A thread that waits for steps, goes through them, and waits again: its
+/// history is the load's.
+#[derive(Debug)]
+struct Worker {
+    steps: Sender<Vec<Step>>,
+    notes: Receiver<Result<String>>,
+}
+
+impl Worker {
+    fn start(name: &str) -> Result<Self> {
+        let (steps, todo) = channel::<Vec<Step>>();
+        let (done, notes) = channel();
+        Builder::new().name(format!("load-{name}")).spawn(move || {
+            for steps in todo {
+                if done.send(notes_of(&steps)).is_err() {
+                    break;
+                }
+            }
+        })?;
+        Ok(Self { steps, notes })
+    }
+}
+
+/// The threads, by name; each stays when its steps are done.
+#[derive(Debug, Default)]
+pub struct Workers(BTreeMap<String, Worker>);
+
+impl Workers {
+    /// Gives a thread steps, which it starts with at once.
+    pub fn start(&mut self, name: &str, steps: Vec<Step>) -> Result<()> {
+        if !self.0.contains_key(name) {
+            self.0.insert(name.to_owned(), Worker::start(name)?);
+        }
+        let worker = self.0.get(name).context("no such thread")?;
+        worker.steps.send(steps).context("the thread has ended")
+    }
+
+    /// Waits until it has gone through them; its notes.
+    pub fn join(&mut self, name: &str) -> Result<String> {
+        let worker = self.0.get(name).context("no such thread")?;
+        worker.notes.recv().context("the thread has ended")?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Steps are read as documented, and notes say what was done.
+
+    use super::*;
+
+    #[test]
+    fn steps_are_read() {
+        let read = steps(&[
+            "pin=0,2-3",
+            "sleep=5",
+            "mark=start",
+            "light=1/2/3",
+            "io=4/5",
+            "frames=6/7/8",
+            "rt-app=9/10/11",
+            "fresh",
+        ])
+        .unwrap();
+        let expected = [
+            Step::Pin(vec![0, 2, 3]),
+            Step::Sleep(5),
+            Step::Mark("start".to_owned()),
+            Step::Light(1, 2, 3),
+            Step::Io(4, 5),
+            Step::Frames(6, 7, 8),
+            Step::RtApp(RtApp {
+                run_us: 9,
+                period_us: 10,
+                count: 11,
+            }),
+            Step::Fresh,
+        ];
+        assert_eq!(read, expected);
+        for wrong in [
+            "busy",
+            "busy=x",
+            "light=1/2",
+            "io=1",
+            "frames=1/2",
+            "sloop=1",
+        ] {
+            assert!(steps(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_new_thread_notes_its_own_tid() {
+        let mut workers = Workers::default();
+        let load = steps(&["mark=before", "fresh", "mark=start", "busy=1"]).unwrap();
+        workers.start("a", load).unwrap();
+        let notes = workers.join("a").unwrap();
+        let tids: Vec<&str> = notes.matches("tid=").collect();
+        assert_eq!(tids.len(), 2, "{notes}");
+        assert!(notes.contains(" before=") && notes.contains(" start="));
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! rt-app: a thread with so much work in each period, and what its log says of
+//! it. Its work is counted in turns of its loop, so that it takes as long as
+//! the CPU lets it.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::notes::Notes;
+
+/// A turn of rt-app's loop in ns on the emulated host's big CPU at its highest
+/// frequency, as rt-app measures it. On another machine a duty is another
+/// share of the CPU, the same in all variants.
+const LOOP_NS: u64 = 474;
+/// Turns that don't count: a new thread is given a utilization until it has
+/// one of its own, and what starting rt-app has used decays.
+const LEAD: usize = 8;
+
+/// Work of `run_us` at full speed each period, so many times, on a CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RtApp {
+    /// Work in µs at full speed.
+    pub run_us: u64,
+    /// The period in µs, which is the deadline too.
+    pub period_us: u64,
+    /// Periods that count.
+    pub count: usize,
+}
+
+impl RtApp {
+    /// Runs it; notes deadlines met of how many, and the time that the work took.
+    pub fn carry_out(&self, notes: &mut Notes, cpu: usize) -> Result<()> {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
+        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        let config = dir.join("rt-app.json");
+        fs::write(&config, self.config(cpu, &dir.to_string_lossy()))?;
+        let output = Command::new("rt-app")
+            .arg(&config)
+            .output()
+            .context("starting rt-app; install it, or have it in the guest's ramdisk")?;
+        let log = fs::read_to_string(dir.join("rt-app-thread-0.log"));
+        fs::remove_dir_all(&dir)?;
+        ensure!(
+            output.status.success(),
+            "rt-app ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        self.noted(notes, &log.context("the log of rt-app")?, cpu)
+    }
+
+    /// `loop` counts only beside `phases`: without them it runs without end.
+    fn config(&self, cpu: usize, dir: &str) -> String {
+        let turns = self.count + LEAD;
+        let Self {
+            run_us, period_us, ..
+        } = self;
+        format!(
+            r#"{{"tasks":{{"thread":{{"cpus":[{cpu}],"loop":{turns},"phases":{{"phase":{{
+"loop":1,"run":{run_us},"timer":{{"ref":"tick","period":{period_us}}}}}}}}}}},
+"global":{{"default_policy":"SCHED_OTHER","calibration":{LOOP_NS},"lock_pages":false,
+"logdir":"{dir}","log_basename":"rt-app","log_size":2}}}}"#
+        )
+    }
+
+    /// A line of the log: `idx perf run period start end rel_st slack ...`, in µs;
+    /// slack is the time left when the work is done, negative when it is late.
+    fn noted(&self, notes: &mut Notes, log: &str, cpu: usize) -> Result<()> {
+        let lines = log
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        let (mut met, mut took_us) = (0, Vec::new());
+        for line in lines.skip(LEAD) {
+            let wrong = || format!("line '{line}' of rt-app's log");
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let number = |at: usize| -> Result<i64> {
+                let word = words.get(at).with_context(wrong)?;
+                word.parse().with_context(wrong)
+            };
+            let run_us = u64::try_from(number(2)?).with_context(wrong)?;
+            let from_us = u64::try_from(number(4)?).with_context(wrong)?;
+            met += u64::from(number(7)? >= 0);
+            took_us.push(run_us);
+            notes.run(from_us * 1000, (from_us + run_us) * 1000, cpu);
+        }
+        took_us.sort_unstable();
+        let middle = took_us.get(took_us.len() / 2);
+        let middle = *middle.context("rt-app logged nothing")?;
+        let turns = u64::try_from(took_us.len())?;
+        // One load may run it several times.
+        for (name, value) in [
+            ("done", turns),
+            ("met", met),
+            ("took_us", took_us.iter().sum()),
+            ("middle_us", middle),
+        ] {
+            notes.figure(&format!("{name}/{}", self.run_us), value);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! The log as rt-app writes it, the first turns left out.
+
+    use super::*;
+
+    #[test]
+    fn late_turns_and_the_lead_do_not_count_as_met() {
+        let mut log =
+            "#idx perf run period start end rel_st slack c_duration c_period wu_lat\n".to_owned();
+        for (turn, slack) in [9, 9, 9, 9, 9, 9, 9, 9, 500, -20, 0]
+            .into_iter()
+            .enumerate()
+        {
+            log += &format!("0 1000 5000 20000 {turn}000 6000 0 {slack} 5000 20000 7\n");
+        }
+        let mut notes = Notes::default();
+        let run = RtApp {
+            run_us: 1000,
+            period_us: 20_000,
+            count: 3,
+        };
+        run.noted(&mut notes, &log, 2).unwrap();
+        let words = notes.words(1);
+        for part in [
+            " done/1000=3",
+            " met/1000=2",
+            " took_us/1000=15000",
+            " middle_us/1000=5000",
+            "run=8000000+5000000@2",
+        ] {
+            assert!(words.contains(part), "{part}: {words}");
+        }
+        assert!(run.noted(&mut notes, "#idx\n", 0).is_err());
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures from figures: a governor's efficiency, and what a variant of `work`
+//! is to the host's.
+
+use super::report::Row;
+use super::session::Variant;
+
+/// In per mille, as all shares of the report.
+const WHOLE: u64 = 1000;
+
+/// All that can be derived from what was measured.
+pub fn rows(measured: &[Row]) -> Vec<Row> {
+    let mut found = Vec::new();
+    for row in measured {
+        if row.scenario == "periodic"
+            && let Some(case) = row.metric.strip_suffix(".took")
+        {
+            found.extend(efficiency(measured, row, case));
+        } else if row.scenario == "work"
+            && !row.metric.ends_with("_at_max")
+            && row.variant != Variant::Host.name()
+        {
+            found.extend(against_host(measured, row));
+        }
+    }
+    let means: Vec<Row> = Variant::ALL
+        .iter()
+        .filter_map(|variant| mean_efficiency(&found, variant.name()))
+        .collect();
+    found.extend(means);
+    found
+}
+
+/// Over the duties: at a single one, where a load is near what an OPP gives, a
+/// per cent of it decides between two frequencies.
+fn mean_efficiency(rows: &[Row], variant: &str) -> Option<Row> {
+    let of_variant = |row: &&Row| row.variant == variant && row.metric.ends_with(".efficiency");
+    let duties: Vec<&Row> = rows.iter().filter(of_variant).collect();
+    let first = duties.first()?;
+    let mean = |repeat: usize| {
+        let values = duties.iter().map(|row| row.values.get(repeat).copied()?);
+        values
+            .sum::<Option<u64>>()?
+            .checked_div(u64::try_from(duties.len()).ok()?)
+    };
+    let values = (0..first.values.len()).map(mean).collect();
+    Some(like(first, "efficiency".to_owned(), values))
+}
+
+fn like(row: &Row, metric: String, values: Vec<Option<u64>>) -> Row {
+    Row {
+        scenario: row.scenario,
+        variant: row.variant,
+        metric,
+        unit: "permille",
+        values,
+        unsettled: Vec::new(),
+    }
+}
+
+fn median(measured: &[Row], like: &Row, variant: &str, metric: &str) -> Option<u64> {
+    let mut rows = measured.iter();
+    rows.find(|row| {
+        row.scenario == like.scenario && row.variant == variant && row.metric == metric
+    })?
+    .median()
+}
+
+/// rt-app's: of the time that the highest frequency saves over the lowest,
+/// what the governor saves.
+fn efficiency(measured: &[Row], took: &Row, case: &str) -> Option<Row> {
+    let at = |hold: &str| {
+        median(
+            measured,
+            took,
+            took.variant,
+            &format!("{case}.took_at_{hold}"),
+        )
+    };
+    let (slow, fast) = (at("min")?, at("max")?);
+    let saved = |us: u64| (slow.saturating_sub(us) * WHOLE).checked_div(slow.checked_sub(fast)?);
+    let values = took.values.iter().map(|us| saved((*us)?)).collect();
+    Some(like(took, format!("{case}.efficiency"), values))
+}
+
+/// The ratio to the host's median, and the same divided by the ratio where all
+/// pCPUs are held at their highest frequency: what virtualization itself costs
+/// drops out of it.
+fn against_host(measured: &[Row], row: &Row) -> Vec<Row> {
+    let host = Variant::Host.name();
+    let Some(of_host) = median(measured, row, host, &row.metric) else {
+        return Vec::new();
+    };
+    let ratio = |value: u64, of: u64| (value * WHOLE + of / 2).checked_div(of);
+    let plain = row.values.iter().map(|value| ratio((*value)?, of_host));
+    let plain: Vec<_> = plain.collect();
+    let held = format!("{}_at_max", row.metric);
+    let (own_held, host_held) = (
+        median(measured, row, row.variant, &held),
+        median(measured, row, host, &held),
+    );
+    let normal = |value: &Option<u64>| ratio((*value)? * host_held?, of_host * own_held?);
+    let normalised = row.values.iter().map(normal).collect();
+    let name = |what: &str| format!("{}_{what}", row.metric);
+    vec![
+        like(row, name("to_host"), plain),
+        like(row, name("to_host_normalised"), normalised),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    //! Worked numbers.
+
+    use super::*;
+
+    fn row(scenario: &'static str, variant: &'static str, metric: &str, values: &[u64]) -> Row {
+        Row {
+            scenario,
+            variant,
+            metric: metric.to_owned(),
+            unit: "us",
+            values: values.iter().copied().map(Some).collect(),
+            unsettled: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_governor_as_good_as_the_highest_frequency_has_1000() {
+        let measured = [
+            row("periodic", "vm", "duty10.took", &[1000, 2500, 4000, 900]),
+            row("periodic", "vm", "duty10.took_at_min", &[4000]),
+            row("periodic", "vm", "duty10.took_at_max", &[1000]),
+        ];
+        let rows = rows(&measured);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            (rows[1].metric.as_str(), rows[1].values[1]),
+            ("efficiency", Some(500))
+        );
+        assert_eq!(rows[0].metric, "duty10.efficiency");
+        assert_eq!(rows[0].values, [Some(1000), Some(500), Some(0), Some(1033)]);
+    }
+
+    #[test]
+    fn the_cost_of_virtualization_drops_out() {
+        let measured = [
+            row("work", "host", "io.score", &[100]),
+            row("work", "host", "io.score_at_max", &[200]),
+            row("work", "vm", "io.score", &[81]),
+            row("work", "vm", "io.score_at_max", &[180]),
+        ];
+        let rows = rows(&measured);
+        let found: Vec<_> = rows
+            .iter()
+            .map(|row| (row.metric.as_str(), row.values[0]))
+            .collect();
+        let expected = [
+            ("io.score_to_host", Some(810)),
+            ("io.score_to_host_normalised", Some(900)),
+        ];
+        assert_eq!(found, expected);
+    }
+}

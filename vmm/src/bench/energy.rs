@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Energy from the trace: for each pCPU the time that it ran anything but the
+//! idle task, times the power of the OPP that it ran at, from the kernel's
+//! energy model. Idle costs nothing; caches, memory and leakage aren't in it.
+
+use super::machine::{Cluster, Machine};
+use super::session::Observed;
+
+impl Observed {
+    /// Of all pCPUs between two moments, in µJ; `None` where a cluster's power
+    /// isn't known.
+    pub fn energy_uj(&self, machine: &Machine, from: u64, to: u64) -> Option<u64> {
+        let mut uw_us = 0;
+        for cluster in &machine.clusters {
+            for (khz, since, until) in self.at_frequencies(machine, cluster, from, to)? {
+                let uw = cluster.uw(khz)?;
+                for &cpu in &cluster.cpus {
+                    uw_us += uw * self.busy_us(cpu, since, until);
+                }
+            }
+        }
+        Some(uw_us / 1_000_000)
+    }
+
+    /// A cluster's frequencies with their spans, in order.
+    fn at_frequencies(
+        &self,
+        machine: &Machine,
+        cluster: &Cluster,
+        from: u64,
+        to: u64,
+    ) -> Option<Vec<(u32, u64, u64)>> {
+        let mut spans = vec![(self.khz_at(machine, cluster, from)?, from, to)];
+        let changes = self.seen.changes.iter();
+        let own = changes.filter(|one| one.cpu == cluster.first() && (from..to).contains(&one.us));
+        for change in own {
+            if let Some(last) = spans.last_mut() {
+                last.2 = change.us;
+            }
+            spans.push((change.khz, change.us, to));
+        }
+        Some(spans)
+    }
+
+    /// How long a pCPU ran anything but the idle task, in µs.
+    fn busy_us(&self, cpu: u32, from: u64, to: u64) -> u64 {
+        let mut busy = 0;
+        let mut since = None;
+        for switch in self.seen.switches.iter().filter(|one| one.cpu == cpu) {
+            let us = switch.us.clamp(from, to);
+            // Whoever the first switch is from has run since before the trace.
+            if switch.prev != 0 {
+                busy += us - since.unwrap_or(from);
+            }
+            since = Some(us);
+            if switch.us >= to {
+                return busy;
+            }
+        }
+        let last = self.seen.switches.iter().rfind(|one| one.cpu == cpu);
+        match (last, since) {
+            (Some(last), Some(since)) if last.next != 0 => busy + to - since,
+            _ => busy,
+        }
+    }
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host that is measured: its clusters, and what it lacks for measuring.
+
+use std::path::{Path, PathBuf};
+
+use super::BenchArgs;
+use super::trace;
+use crate::facts::{HostCpus, HostTree};
+
+/// CPUs that share a frequency.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// Its online CPUs.
+    pub cpus: Vec<u32>,
+    /// Their `cpu_capacity`, 1..=1024.
+    pub capacity: u16,
+    /// Its lowest and highest frequency in kHz.
+    pub khz: (u32, u32),
+    /// Power of a busy CPU at each frequency, kHz and µW; empty where the
+    /// kernel has no energy model.
+    pub power: Vec<(u32, u32)>,
+    /// Where its frequency can be read.
+    pub(super) cur_freq: PathBuf,
+}
+
+impl Cluster {
+    /// The first of its CPUs: where a pinned load runs.
+    pub fn first(&self) -> u32 {
+        self.cpus.first().copied().unwrap_or_default()
+    }
+
+    /// Power of a busy CPU at a frequency, in µW.
+    pub fn uw(&self, khz: u32) -> Option<u64> {
+        let mut found = self.power.iter();
+        found
+            .find(|(of, _)| *of == khz)
+            .map(|(_, uw)| u64::from(*uw))
+    }
+
+    /// The frequency that it runs at now, in kHz.
+    pub fn now_khz(&self) -> Option<u32> {
+        std::fs::read_to_string(&self.cur_freq)
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    }
+}
+
+/// A host that can measure.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Its clusters, capacity rising: the first is little, the last big.
+    pub clusters: Vec<Cluster>,
+    /// Its kernel's release.
+    pub kernel: String,
+    /// What it says that it is: the device tree's model or the board's name.
+    pub board: String,
+    /// Files that a guest is made of.
+    pub guest: GuestFiles,
+    /// Where an emulated host's speed model is switched on.
+    pub speed_switch: Option<PathBuf>,
+}
+
+/// Files that the variants need.
+#[derive(Debug, Clone)]
+pub struct GuestFiles {
+    /// The guest's kernel.
+    pub kernel: PathBuf,
+    /// Its initial ramdisk.
+    pub initrd: PathBuf,
+    /// The host's load program.
+    pub load: PathBuf,
+}
+
+impl Machine {
+    /// Looks at the host; a line for each thing that it lacks.
+    pub fn check(args: &BenchArgs) -> Result<Self, Vec<String>> {
+        let mut missing = Vec::new();
+        let root = HostTree::default();
+        let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
+        if let Err(why) = trace::usable() {
+            missing.push(why);
+        }
+        if let Err(error) = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+        {
+            missing.push(format!(
+                "can't open /dev/kvm ({error}); see vcpufreq doctor"
+            ));
+        }
+        let guest = guest_files(args, &mut missing);
+        let text = |path: &str| root.text(path).unwrap_or_default();
+        match guest {
+            Some(guest) if missing.is_empty() => Ok(Self {
+                clusters,
+                kernel: text("proc/sys/kernel/osrelease"),
+                board: text("proc/device-tree/compatible")
+                    .replace('\0', " ")
+                    .trim()
+                    .to_owned(),
+                guest,
+                speed_switch: args.speed_switch.clone(),
+            }),
+            _ => Err(missing),
+        }
+    }
+
+    /// The least capable cluster.
+    pub fn little(&self) -> &Cluster {
+        &self.clusters[0]
+    }
+
+    /// The most capable one.
+    pub fn big(&self) -> &Cluster {
+        &self.clusters[self.clusters.len() - 1]
+    }
+
+    /// All CPUs, rising: the vCPUs' pCPUs in this order.
+    pub fn cpus(&self) -> Vec<u32> {
+        let mut cpus: Vec<u32> = self
+            .clusters
+            .iter()
+            .flat_map(|one| one.cpus.clone())
+            .collect();
+        cpus.sort_unstable();
+        cpus
+    }
+
+    /// The cluster of a CPU.
+    pub fn cluster_of(&self, cpu: u32) -> Option<&Cluster> {
+        self.clusters
+            .iter()
+            .find(|cluster| cluster.cpus.contains(&cpu))
+    }
+}
+
+fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
+    let online = cpus.online();
+    let mut found = Vec::new();
+    for policy in &cpus.policies {
+        let own: Vec<u32> = policy
+            .cpus
+            .0
+            .iter()
+            .copied()
+            .filter(|cpu| online.0.contains(cpu))
+            .collect();
+        let dir = PathBuf::from(format!(
+            "sys/devices/system/cpu/cpufreq/policy{}",
+            policy.id
+        ));
+        let khz = |file: &str| root.number(dir.join(file)).filter(|khz: &u32| *khz > 0);
+        let (Some(&first), Some(min), Some(max)) = (
+            own.first(),
+            khz("scaling_min_freq"),
+            khz("scaling_max_freq"),
+        ) else {
+            continue;
+        };
+        if policy.governor != "schedutil" {
+            missing.push(format!(
+                "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone; write schedutil to its scaling_governor",
+                policy.id, policy.governor
+            ));
+        }
+        if min >= max {
+            missing.push(format!(
+                "the frequency of cpufreq policy {} can't move: scaling_min_freq is {min} and scaling_max_freq {max}; write {} to the first and {} to the second",
+                policy.id, khz("cpuinfo_min_freq").unwrap_or(min), khz("cpuinfo_max_freq").unwrap_or(max)
+            ));
+        }
+        let power = policy.opps.iter();
+        found.push(Cluster {
+            power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
+            capacity: cpus
+                .cpu(first)
+                .map_or(1024, crate::facts::Pcpu::capacity_or_full),
+            cpus: own,
+            khz: (min, max),
+            cur_freq: root.path(dir.join("scaling_cur_freq")),
+        });
+    }
+    if found.is_empty() {
+        missing.push("this host has no cpufreq policy, so there is no frequency to measure; load its cpufreq driver".to_owned());
+    }
+    found.sort_by_key(|cluster| (cluster.capacity, cluster.cpus.clone()));
+    found
+}
+
+fn guest_files(args: &BenchArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|own| own.parent().map(|dir| dir.join("vcpufreq-load")));
+    let mut file = |path: Option<&Path>, option: &str| match path {
+        Some(path) if path.is_file() => Some(path.to_path_buf()),
+        Some(path) => {
+            missing.push(format!(
+                "there is no file {}; name one with {option}",
+                path.display()
+            ));
+            None
+        }
+        None => {
+            missing.push(format!("{option} is missing; see vcpufreq bench --help"));
+            None
+        }
+    };
+    let kernel = file(args.kernel.as_deref(), "--kernel");
+    let initrd = file(args.initrd.as_deref(), "--initrd");
+    let load = file(args.load.as_deref().or(beside.as_deref()), "--load");
+    Some(GuestFiles {
+        kernel: kernel?,
+        initrd: initrd?,
+        load: load?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! A host that can be measured, and a line for what is in the way.
+
+    use super::*;
+    use crate::fake_host::FakeHost;
+
+    const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
+
+    fn host() -> FakeHost {
+        let host = FakeHost::two_plus_two();
+        for (policy, min, max) in [(0, "600000", "1800000"), (2, "700000", "2800000")] {
+            let dir = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
+            for (name, khz) in [("scaling", max), ("cpuinfo", max)] {
+                host.write(&format!("{dir}/{name}_max_freq"), khz);
+            }
+            for name in ["scaling", "cpuinfo"] {
+                host.write(&format!("{dir}/{name}_min_freq"), min);
+            }
+        }
+        let power = [
+            (700_000, 160_000),
+            (1_200_000, 345_000),
+            (1_700_000, 600_000),
+            (2_200_000, 1_000_000),
+            (2_800_000, 1_760_000),
+        ];
+        host.energy_model(2, "0x1", &power);
+        host
+    }
+
+    fn seen(host: &FakeHost) -> (Vec<Cluster>, Vec<String>) {
+        let mut missing = Vec::new();
+        let root = host.root();
+        let found = clusters(&root, &HostCpus::read(&root), &mut missing);
+        (found, missing)
+    }
+
+    #[test]
+    fn clusters_rise_and_have_their_power() {
+        let (clusters, missing) = seen(&host());
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!(clusters[0].khz, (600_000, 1_800_000));
+        assert_eq!(clusters[1].cpus, [2, 3]);
+        assert_eq!(clusters[1].uw(2_800_000), Some(1_760_000));
+        assert_eq!(clusters[0].uw(600_000), None);
+    }
+
+    #[test]
+    fn each_thing_in_the_way_is_a_line_with_what_to_do() {
+        let one = |change: &dyn Fn(&FakeHost), words: [&str; 2]| {
+            let host = host();
+            change(&host);
+            let (_, missing) = seen(&host);
+            assert_eq!(missing.len(), 1, "{missing:?}");
+            assert!(
+                words.iter().all(|word| missing[0].contains(word)),
+                "{missing:?}"
+            );
+        };
+        one(
+            &|host| host.remove("sys/devices/system/cpu/cpufreq"),
+            ["no cpufreq policy", "load its cpufreq driver"],
+        );
+        one(
+            &|host| host.write(&format!("{POLICY}/scaling_governor"), "performance"),
+            ["policy 2", "write schedutil"],
+        );
+        // As a bench leaves it that was killed while it held the frequency.
+        one(
+            &|host| host.write(&format!("{POLICY}/scaling_min_freq"), "2800000"),
+            ["policy 2 can't move", "write 700000"],
+        );
+    }
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From what was observed to a figure: pure arithmetic on times.
+//!
+//! A load begins when the host gives its thread the pCPU: the last switch to
+//! it before its own mark `start`. On both sides that is the host's event,
+//! with the host's clock; the mark only tells which one.
+
+use std::collections::BTreeMap;
+
+use super::machine::{Cluster, Machine};
+use super::notes::Mark;
+use super::session::Observed;
+
+/// Before the load's first switch, what belongs to its wake-up or creation.
+const WAKE_US: u64 = 2_000;
+
+/// rt-app's period in µs.
+const PERIOD_US: u32 = 20_000;
+
+/// What can be read off a repeat. All times are in µs from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    /// Until the pCPU of the start runs at its highest frequency.
+    ToFmax,
+    /// From the mark `end` until it runs at its lowest, to stay there.
+    ToFmin,
+    /// From the mark `end` until it does so for the first time: a dip, perhaps.
+    FirstFmin,
+    /// The highest frequency in kHz that it runs at while the load lasts.
+    TopKhz,
+    /// Until it runs at the frequency that was highest on the host.
+    ToHostTop,
+    /// Turns of work that the load's first thread did.
+    Work,
+    /// Of the time that the load's threads ran, per mille on CPUs of the most
+    /// capable cluster; in a guest, of the vCPUs' time.
+    OnBig,
+    /// Until the load is on a CPU of the most capable cluster.
+    ToBig,
+    /// Until it is there and that cluster runs at its highest frequency.
+    ToBigFmax,
+    /// Whether it is there at the end: 1 or 0.
+    EndsOnBig,
+    /// Of rt-app's periods with so many per cent of work, per mille in which
+    /// it was done in time.
+    Met(u32),
+    /// How long that work took, on average.
+    Took(u32),
+    /// The same at a frequency that is held, where what differs from turn to
+    /// turn is what else the machine did: the median.
+    Steady(u32),
+    /// Jobs, or frames on time, in 1000 s.
+    Score,
+    /// Energy of all pCPUs from start to end.
+    Energy,
+    /// Jobs, or frames on time, for 1000 J.
+    PerJoule,
+}
+
+impl Metric {
+    /// Name and unit in reports.
+    pub fn name(self) -> (String, &'static str) {
+        let (name, unit) = match self {
+            Self::ToFmax => ("to_fmax", "us"),
+            Self::ToFmin => ("to_fmin", "us"),
+            Self::FirstFmin => ("first_fmin", "us"),
+            Self::TopKhz => ("top_khz", "kHz"),
+            Self::ToHostTop => ("to_host_top", "us"),
+            Self::Work => ("work", "turns"),
+            Self::OnBig => ("on_big", "permille"),
+            Self::ToBig => ("migrate", "us"),
+            Self::ToBigFmax => ("to_big_fmax", "us"),
+            Self::EndsOnBig => ("ends_on_big", "share"),
+            Self::Met(duty) => return (format!("duty{duty}.met"), "permille"),
+            Self::Took(duty) | Self::Steady(duty) => return (format!("duty{duty}.took"), "us"),
+            Self::Score => ("score", "1/ks"),
+            Self::Energy => ("energy", "uJ"),
+            Self::PerJoule => ("per_joule", "1/kJ"),
+        };
+        (name.to_owned(), unit)
+    }
+
+    /// The figure; `None` when it doesn't come about while the load lasts.
+    /// `host_top` is the frequency that the host alone reached.
+    pub fn of(self, machine: &Machine, observed: &Observed, host_top: Option<u32>) -> Option<u64> {
+        let start = observed.start()?;
+        let from = |us: u64| us.saturating_sub(start.us);
+        let own = machine.cluster_of(start.cpu)?;
+        let big = machine.big();
+        let reached = |khz: u32| observed.reaches(machine, own, khz, start.us).map(from);
+        let turns = |duty| observed.of_duty("done", duty);
+        let on_big = || {
+            let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
+            places.find(|mark| big.cpus.contains(&mark.cpu))
+        };
+        match self {
+            Self::ToFmax => reached(own.khz.1),
+            Self::ToHostTop => reached(host_top?),
+            Self::ToFmin => {
+                // The load's thread wakes for the last mark.
+                let until = observed.marks.last()?.us.saturating_sub(WAKE_US);
+                let since = observed.stays(own, own.khz.0, until)?;
+                Some(since.saturating_sub(observed.mark("end")?.us))
+            }
+            Self::FirstFmin => {
+                let end = observed.mark("end")?.us;
+                Some(observed.reaches(machine, own, own.khz.0, end)? - end)
+            }
+            Self::TopKhz => observed.top(machine, own).map(u64::from),
+            Self::Work => observed.figure("turns"),
+            Self::OnBig => observed.share_on(&big.cpus),
+            Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
+            Self::ToBigFmax => {
+                let there = observed.since(on_big()?);
+                observed.reaches(machine, big, big.khz.1, there).map(from)
+            }
+            Self::EndsOnBig => {
+                let last = observed.marks.last()?;
+                Some(u64::from(big.cpus.contains(&last.cpu)))
+            }
+            Self::Met(duty) => per(observed.of_duty("met", duty)?, 1000, turns(duty)?),
+            Self::Took(duty) => per(observed.of_duty("took_us", duty)?, 1, turns(duty)?),
+            Self::Steady(duty) => observed.of_duty("middle_us", duty),
+            Self::Score => {
+                let lasted_us = observed.mark("end")?.us.checked_sub(start.us)?;
+                per(observed.jobs()?, 1_000_000_000, lasted_us)
+            }
+            Self::Energy => observed.energy_uj(machine, start.us, observed.mark("end")?.us),
+            Self::PerJoule => {
+                let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
+                per(observed.jobs()?, 1_000_000_000, uj)
+            }
+        }
+    }
+}
+
+/// `count` in `unit` of what `of` counts, rounded.
+fn per(count: u64, unit: u64, of: u64) -> Option<u64> {
+    (count * unit + of / 2).checked_div(of)
+}
+
+impl Observed {
+    fn figure(&self, name: &str) -> Option<u64> {
+        self.figures.get(name).copied()
+    }
+
+    /// What rt-app noted with this duty.
+    fn of_duty(&self, name: &str, duty: u32) -> Option<u64> {
+        self.figure(&format!("{name}/{}", duty * PERIOD_US / 100))
+    }
+
+    /// Frames on time, else jobs done.
+    fn jobs(&self) -> Option<u64> {
+        self.figure("on_time").or(self.figure("done"))
+    }
+
+    /// The first mark of this name.
+    fn mark(&self, name: &str) -> Option<&Mark> {
+        self.marks.iter().find(|mark| mark.name == name)
+    }
+
+    /// Why the state at the start wasn't the settled one: governors that
+    /// didn't come down, or a frequency that rose before the load did.
+    pub fn unsettled(&self, machine: &Machine) -> Option<String> {
+        if self.unsettled.is_some() {
+            return self.unsettled.clone();
+        }
+        let start = self.start()?;
+        let own = machine.cluster_of(start.cpu)?;
+        // The wake-up, or what creates the thread, moves the frequency already.
+        let khz = self.khz_at(machine, own, start.us.saturating_sub(WAKE_US))?;
+        (khz != own.khz.0).then(|| format!("pCPU {} at {khz} kHz before the load", start.cpu))
+    }
+
+    /// The mark `start`, at the moment when the thread got the pCPU.
+    pub fn start(&self) -> Option<Mark> {
+        let mark = self.mark("start")?;
+        Some(Mark {
+            us: self.since(mark),
+            ..mark.clone()
+        })
+    }
+
+    /// Since when the load's thread has had the pCPU of a mark. It may be
+    /// switched to after the mark by as much as the clocks can be off.
+    pub fn since(&self, mark: &Mark) -> u64 {
+        let mut since = mark.us;
+        for switch in self
+            .seen
+            .switches
+            .iter()
+            .filter(|switch| switch.cpu == mark.cpu)
+        {
+            if switch.us > mark.us + self.clock_error_us {
+                break;
+            }
+            if self.threads.contains(&switch.next) {
+                since = switch.us;
+            }
+        }
+        since
+    }
+
+    /// A cluster's frequency at a moment, in kHz.
+    pub fn khz_at(&self, machine: &Machine, cluster: &Cluster, us: u64) -> Option<u32> {
+        let number = machine
+            .clusters
+            .iter()
+            .position(|one| one.cpus == cluster.cpus)?;
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        match own.rfind(|change| change.us <= us) {
+            Some(change) => Some(change.khz),
+            None => self.khz_before.get(number).copied(),
+        }
+    }
+
+    /// When a cluster first runs at a frequency, from a moment on.
+    fn reaches(&self, machine: &Machine, cluster: &Cluster, khz: u32, from: u64) -> Option<u64> {
+        if self.khz_at(machine, cluster, from) == Some(khz) {
+            return Some(from);
+        }
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        own.find(|change| change.us >= from && change.khz == khz)
+            .map(|change| change.us)
+    }
+
+    /// Since when a cluster has been at a frequency that it keeps until `until`.
+    fn stays(&self, cluster: &Cluster, khz: u32, until: u64) -> Option<u64> {
+        let mut own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        let last = own.rfind(|change| change.us <= until)?;
+        (last.khz == khz).then_some(last.us)
+    }
+
+    /// The highest frequency of a cluster while the load lasts, in kHz.
+    pub fn top(&self, machine: &Machine, cluster: &Cluster) -> Option<u32> {
+        let (from, to) = (self.start()?.us, self.marks.last()?.us);
+        let own = self
+            .seen
+            .changes
+            .iter()
+            .filter(|one| one.cpu == cluster.first());
+        let within = own
+            .filter(|change| (from..=to).contains(&change.us))
+            .map(|change| change.khz);
+        within.chain(self.khz_at(machine, cluster, from)).max()
+    }
+
+    /// Of the time that the threads ran while the load lasted, per mille on
+    /// these CPUs.
+    fn share_on(&self, cpus: &[u32]) -> Option<u64> {
+        let (from, to) = (self.start()?.us, self.marks.last()?.us);
+        let (mut there, mut all) = (0, 0);
+        let mut since: BTreeMap<u32, u64> = BTreeMap::new();
+        for switch in &self.seen.switches {
+            let us = switch.us.clamp(from, to);
+            if let Some(began) = since.remove(&switch.cpu) {
+                all += us - began;
+                there += if cpus.contains(&switch.cpu) {
+                    us - began
+                } else {
+                    0
+                };
+            }
+            if self.threads.contains(&switch.next) {
+                since.insert(switch.cpu, us);
+            }
+        }
+        (there * 1000).checked_div(all)
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures from made-up traces: what counts as the start, as reached, as
+//! kept, and what never comes about.
+
+use std::path::PathBuf;
+
+use super::machine::{Cluster, GuestFiles, Machine};
+use super::measure::Metric;
+use super::notes::{Mark, Run};
+use super::perfetto::Tracks;
+use super::session::Observed;
+use super::trace::{Change, Seen, Switch};
+
+const LOAD: i32 = 99;
+
+/// CPU 0 is little, 1 is big.
+fn machine() -> Machine {
+    let cluster = |cpu, capacity, khz| Cluster {
+        cpus: vec![cpu],
+        capacity,
+        khz,
+        power: vec![(khz.0, 100), (khz.1, 1000)],
+        cur_freq: PathBuf::new(),
+    };
+    let file = PathBuf::new;
+    Machine {
+        clusters: vec![cluster(0, 329, (600, 1800)), cluster(1, 1024, (700, 2800))],
+        kernel: String::new(),
+        board: String::new(),
+        guest: GuestFiles {
+            kernel: file(),
+            initrd: file(),
+            load: file(),
+        },
+        speed_switch: None,
+    }
+}
+
+/// The load gets its CPU at 1000, marks its start at 1050, ends at 9000.
+fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
+    let mark = |name: &str, us| Mark {
+        name: name.to_owned(),
+        us,
+        cpu,
+    };
+    let switch = |us, prev, next| Switch {
+        us,
+        cpu,
+        prev,
+        next,
+    };
+    Observed {
+        seen: Seen {
+            changes: changes
+                .iter()
+                .map(|&(us, khz)| Change { us, cpu, khz })
+                .collect(),
+            switches: vec![switch(1000, 0, LOAD), switch(9100, LOAD, 0)],
+            ..Seen::default()
+        },
+        marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
+        figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),
+        runs: Vec::new(),
+        in_guest: false,
+        threads: vec![LOAD],
+        khz_before: vec![600, 700],
+        clock_error_us: 0,
+        unsettled: None,
+    }
+}
+
+fn figure(metric: Metric, observed: &Observed) -> Option<u64> {
+    metric.of(&machine(), observed, Some(1700))
+}
+
+#[test]
+fn a_ramp_counts_from_the_switch_not_from_the_mark() {
+    let ramp = observed(1, &[(2000, 1700), (4000, 2800)]);
+    assert_eq!(figure(Metric::ToFmax, &ramp), Some(3000));
+    assert_eq!(figure(Metric::ToHostTop, &ramp), Some(1000));
+    assert_eq!(figure(Metric::TopKhz, &ramp), Some(2800));
+}
+
+#[test]
+fn a_frequency_that_never_comes_gives_no_figure() {
+    assert_eq!(figure(Metric::ToFmax, &observed(1, &[(2000, 1700)])), None);
+}
+
+#[test]
+fn a_switch_after_the_mark_counts_within_the_clocks_error() {
+    let mut late = observed(1, &[(4000, 2800)]);
+    late.marks[0].us = 900;
+    assert_eq!(figure(Metric::ToFmax, &late), Some(3100));
+    late.clock_error_us = 100;
+    assert_eq!(figure(Metric::ToFmax, &late), Some(3000));
+}
+
+#[test]
+fn a_dip_to_the_minimum_is_not_the_step_down() {
+    let down = observed(1, &[(2000, 2800), (5500, 700), (6000, 1700), (7000, 700)]);
+    assert_eq!(figure(Metric::FirstFmin, &down), Some(500));
+    assert_eq!(figure(Metric::ToFmin, &down), Some(2000));
+    let up = observed(1, &[(5500, 700), (6000, 1700)]);
+    assert_eq!(figure(Metric::ToFmin, &up), None);
+}
+
+#[test]
+fn migration_counts_from_the_switch_on_the_big_cpu() {
+    let mut moved = observed(0, &[]);
+    moved.marks.insert(
+        1,
+        Mark {
+            name: "on".to_owned(),
+            us: 4010,
+            cpu: 1,
+        },
+    );
+    moved.marks[2].cpu = 1;
+    moved.marks[3].cpu = 1;
+    moved.seen.switches.insert(
+        1,
+        Switch {
+            us: 4000,
+            cpu: 1,
+            prev: 0,
+            next: LOAD,
+        },
+    );
+    moved.seen.changes.push(Change {
+        us: 6000,
+        cpu: 1,
+        khz: 2800,
+    });
+    assert_eq!(figure(Metric::ToBig, &moved), Some(3000));
+    assert_eq!(figure(Metric::ToBigFmax, &moved), Some(5000));
+    assert_eq!(figure(Metric::EndsOnBig, &moved), Some(1));
+    assert_eq!(figure(Metric::EndsOnBig, &observed(0, &[])), Some(0));
+}
+
+#[test]
+fn a_start_above_the_minimum_is_told() {
+    let settled = observed(1, &[(1000, 1700)]);
+    assert_eq!(settled.unsettled(&machine()), None);
+    let mut high = observed(1, &[]);
+    high.khz_before[1] = 1700;
+    let why = high.unsettled(&machine()).unwrap();
+    assert!(why.contains("pCPU 1 at 1700 kHz"), "{why}");
+}
+
+#[test]
+fn the_share_on_big_is_of_the_loads_own_time() {
+    assert_eq!(figure(Metric::OnBig, &observed(1, &[])), Some(1000));
+    assert_eq!(figure(Metric::OnBig, &observed(0, &[])), Some(0));
+}
+
+#[test]
+fn energy_is_busy_time_times_power() {
+    // 1000 to 5000: 1 ms at the lowest OPP (100 µW), 3 ms at the highest (1 mW).
+    let load = observed(1, &[(2000, 2800)]);
+    assert_eq!(load.energy_uj(&machine(), 1000, 5000), Some(3));
+    assert_eq!(load.energy_uj(&machine(), 1000, 2_000_000), Some(7));
+    // Its power at a frequency that the energy model has not is not known.
+    let odd = observed(1, &[(2000, 1700)]);
+    assert_eq!(odd.energy_uj(&machine(), 1000, 5000), None);
+}
+
+#[test]
+fn a_score_is_jobs_in_a_thousand_seconds() {
+    let load = observed(1, &[(2000, 2800)]);
+    assert_eq!(figure(Metric::Score, &load), Some(500_000));
+}
+
+#[test]
+fn a_trace_has_a_track_for_each_task_thread_and_frequency() {
+    let mut load = observed(1, &[(2000, 2800)]);
+    let run = Run {
+        us: 1100,
+        lasted_us: 900,
+        cpu: 1,
+    };
+    load.runs = vec![vec![run]];
+    load.in_guest = true;
+    let mut tracks = Tracks::default();
+    tracks.add(&machine(), ("big-ramp", "vm"), &load);
+    tracks.add(&machine(), ("big-ramp", "vm+bridge"), &load);
+    let json = tracks.json();
+    let events = json["traceEvents"].as_array().unwrap();
+    let of = |kind: &str, name: &str| {
+        let mut own = events.iter().filter(|one| one["ph"] == kind);
+        let find = |one: &&serde_json::Value| one["name"] == name || one["args"]["name"] == name;
+        own.find(find).cloned().unwrap_or_default()
+    };
+    assert_eq!(of("M", "big-ramp · vm")["pid"], 1);
+    assert_eq!(of("M", "task 0")["name"], "thread_name");
+    assert_eq!(of("M", "vCPU 0")["name"], "thread_name");
+    // Shown from the trace's begin on, as 20 ms before the start are.
+    assert_eq!(of("X", "on CPU 1")["ts"], 1100);
+    assert_eq!(of("X", "pCPU 1")["dur"], 8000);
+    assert_eq!(of("C", "pCPU 1 MHz")["args"]["MHz"], 0.7);
+    // The variants of a scenario begin at the same time.
+    let starts = events.iter().filter(|one| one["name"] == "start (CPU 1)");
+    let starts: Vec<_> = starts.map(|one| one["ts"].clone()).collect();
+    assert_eq!(starts, [1050, 1050]);
+}

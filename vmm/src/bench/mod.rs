@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq bench`: the same load on the host, in a guest without the
+//! bridge, and in one with it; what it got, from the host's trace.
+//!
+//! ```text
+//! scenario ─▶ steps ─▶ load program, on host or guest ─▶ marks ─┐
+//! host's tracepoints: frequencies, who runs where ──────────────┴▶ measure ─▶ report
+//! ```
+//!
+//! One clock measures all: the host's. It judges nothing; what a figure has
+//! to be is the reader's.
+
+mod compare;
+mod derived;
+mod energy;
+mod guest;
+mod hold;
+mod html;
+mod machine;
+mod measure;
+#[cfg(test)]
+mod measure_tests;
+mod notes;
+mod peer;
+mod perfetto;
+mod report;
+mod scenario;
+mod scenarios;
+mod series;
+mod session;
+mod trace;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+
+use machine::Machine;
+use report::Report;
+use scenario::Scenario;
+use scenarios::SCENARIOS;
+use session::{Session, Variant};
+use trace::Trace;
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The guest's kernel: an uncompressed arm64 Image
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// The guest's initial ramdisk; the load program is /bin/vcpufreq-load in it
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// The load program for the host [default: vcpufreq-load beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+    /// A module in the guest's ramdisk and its options, loaded in this order; may be repeated
+    #[arg(long, value_name = "PATH[ OPTION...]")]
+    pub guest_module: Vec<String>,
+    /// More words for the guest's command line
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        default_value = ""
+    )]
+    pub guest_cmdline: String,
+    /// How the guest's accesses reach the device, as --path of vcpufreq run
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub path: String,
+    /// Measure this scenario alone; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub scenario: Vec<String>,
+    /// Times that each scenario is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeats: u32,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write a page with a chart of each scenario, which needs no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the first repeats as a trace for Perfetto's viewer (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+    /// Where 1 switches on an emulated host's speed model, for scenarios of fixed work
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub speed_switch: Option<PathBuf>,
+    /// Measure nothing; say what differs between two reports: exit code 1 if anything does
+    #[arg(long, value_names = ["A.json", "B.json"], num_args = 2)]
+    pub compare: Vec<PathBuf>,
+}
+
+/// Measures, and reports; returns the exit code: 0, 1 when a scenario failed
+/// or a figure is from a state that had not settled, 2 on a host that can't
+/// measure.
+///
+/// # Errors
+/// Whatever keeps all scenarios from being measured, in one line.
+pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
+    if let [first, second] = &args.compare[..] {
+        let changes = compare::files(first, second)?;
+        print(&changes.text())?;
+        return Ok(u8::from(changes.any()));
+    }
+    let scenarios = chosen(&args.scenario)?;
+    let machine = match Machine::check(args) {
+        Ok(machine) => machine,
+        Err(missing) => {
+            for line in missing {
+                eprintln!("vcpufreq: {line}");
+            }
+            return Ok(2);
+        }
+    };
+    let mut report = Report::new(&machine, args);
+    {
+        let trace = Trace::create().context("making a trace of the bench's own")?;
+        for variant in Variant::ALL {
+            measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
+        }
+    }
+    report.derive();
+    let json = report.json();
+    write(args.perfetto.as_deref(), || format!("{}\n", report.trace()))?;
+    write(args.out.as_deref(), || format!("{json:#}\n"))?;
+    write(args.html.as_deref(), || html::page(&json))?;
+    print(&report.table())?;
+    Ok(u8::from(!report.complete()))
+}
+
+fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, text())
+        .with_context(|| format!("can't write {}; name another file", path.display()))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("can't write to stdout; check where it goes")
+}
+
+/// What a variant is measured with.
+type Setting<'a> = (&'a Machine, &'a Trace, &'a BenchArgs);
+
+fn measure_variant(
+    setting: Setting,
+    variant: Variant,
+    scenarios: &[&'static Scenario],
+    report: &mut Report,
+) {
+    eprintln!("vcpufreq: {}", variant.name());
+    let own = |one: &&&Scenario| one.only.is_none_or(|only| only == variant);
+    let mut todo: Vec<&Scenario> = scenarios.iter().filter(own).copied().collect();
+    // Those that share a guest one after the other.
+    todo.sort_by_key(|scenario| scenario.cmdline);
+    while let Some(first) = todo.first() {
+        let words = first.cmdline;
+        let done = match Session::start(setting.0, variant, words, setting.2) {
+            Ok(session) => measure_in(session, setting, (variant, words, &todo), report),
+            Err(error) => {
+                let alike = todo.iter().filter(|one| one.cmdline == words);
+                alike
+                    .map(|one| report.failed(one, variant, &format!("{error:#}")))
+                    .count()
+            }
+        };
+        todo.drain(..done);
+    }
+}
+
+/// Measures scenarios until one fails, or one needs another guest; how many
+/// there were. Whoever failed may have left the guest unusable.
+fn measure_in(
+    mut session: Session,
+    (machine, trace, args): Setting,
+    (variant, words, todo): (Variant, &str, &[&'static Scenario]),
+    report: &mut Report,
+) -> usize {
+    let mut done = 0;
+    for scenario in todo.iter().filter(|one| one.cmdline == words) {
+        done += 1;
+        match session.measure(scenario, trace, args.repeats) {
+            Ok(observed) => report.add(machine, scenario, variant, &observed),
+            Err(error) => {
+                report.failed(scenario, variant, &format!("{error:#}"));
+                return done;
+            }
+        }
+    }
+    if let Err(error) = session.end() {
+        eprintln!(
+            "vcpufreq: the guest of '{}' did not end well: {error:#}",
+            variant.name()
+        );
+    }
+    done
+}
+
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scenario>> {
+    if names.is_empty() {
+        return Ok(SCENARIOS.iter().collect());
+    }
+    let mut known: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
+    known.dedup();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        anyhow::bail!("no scenario '{unknown}'; there are: {}", known.join(", "));
+    }
+    let asked = |one: &&Scenario| names.iter().any(|name| *name == one.name);
+    Ok(SCENARIOS.iter().filter(asked).collect())
+}

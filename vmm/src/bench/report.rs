@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What came of it: `conditions` and `results` as JSON, and a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use super::BenchArgs;
+use super::derived;
+use super::machine::Machine;
+use super::perfetto::Tracks;
+use super::scenario::{Hold, Scenario};
+use super::session::{Observed, Variant};
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub struct Report {
+    conditions: Map<String, Value>,
+    results: Vec<Row>,
+    failures: Vec<Value>,
+    /// Of the first repeat, to draw.
+    series: Vec<Value>,
+    tracks: Tracks,
+    clock_error_us: u64,
+    /// The highest frequency of each scenario on the host, in kHz.
+    host_top: BTreeMap<&'static str, u32>,
+}
+
+/// The values of one metric in one variant.
+#[derive(Debug)]
+pub struct Row {
+    /// The scenario's name.
+    pub scenario: &'static str,
+    /// The variant's.
+    pub variant: &'static str,
+    /// The metric's, with the scenario's case.
+    pub metric: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// One for each repeat; `None` where it didn't come about.
+    pub values: Vec<Option<u64>>,
+    /// Why repeats didn't start from the settled state.
+    pub unsettled: Vec<String>,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(machine: &Machine, args: &BenchArgs) -> Self {
+        let clusters: Vec<Value> = machine
+            .clusters
+            .iter()
+            .map(|cluster| {
+                json!({ "cpus": cluster.cpus, "capacity": cluster.capacity,
+                    "min_khz": cluster.khz.0, "max_khz": cluster.khz.1 })
+            })
+            .collect();
+        let conditions = json!({
+            "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
+            "clusters": clusters, "repeats": args.repeats,
+            "path": args.path, "speed_model": args.speed_switch.is_some(),
+            "vcpus": "one for each pCPU, pinned to it, with its capacity",
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let Value::Object(conditions) = conditions else {
+            unreachable!("an object, as written above")
+        };
+        Self {
+            conditions,
+            results: Vec::new(),
+            failures: Vec::new(),
+            series: Vec::new(),
+            tracks: Tracks::default(),
+            clock_error_us: 0,
+            host_top: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a scenario's repeats.
+    pub fn add(
+        &mut self,
+        machine: &Machine,
+        scenario: &Scenario,
+        variant: Variant,
+        observed: &[Observed],
+    ) {
+        if variant == Variant::Host {
+            let own = machine.cluster_of(scenario.first(machine));
+            let top = |one: &Observed| one.top(machine, own?);
+            if let Some(top) = observed.iter().filter_map(top).min() {
+                self.host_top.insert(scenario.name, top);
+            }
+        }
+        let host_top = self.host_top.get(scenario.name).copied();
+        for metric in scenario.metrics {
+            let (_, unit) = metric.name();
+            self.results.push(Row {
+                scenario: scenario.name,
+                variant: variant.name(),
+                metric: scenario.metric_name(*metric),
+                unit,
+                values: observed
+                    .iter()
+                    .map(|one| metric.of(machine, one, host_top))
+                    .collect(),
+                unsettled: observed
+                    .iter()
+                    .filter_map(|one| unsettled(machine, scenario, one))
+                    .collect(),
+            });
+        }
+        for one in observed {
+            self.clock_error_us = self.clock_error_us.max(one.clock_error_us);
+        }
+        // There is nothing to see where frequencies are held.
+        let (Some(first), Hold::No) = (observed.first(), scenario.hold) else {
+            return;
+        };
+        let title = scenario.title();
+        self.tracks.add(machine, (&title, variant.name()), first);
+        if let Some(series) = first.series(machine) {
+            self.series.push(json!({
+                "scenario": scenario.name, "title": title,
+                "variant": variant.name(), "lines": series,
+            }));
+        }
+    }
+
+    /// Adds what can be derived from what was measured; once, at the end.
+    pub fn derive(&mut self) {
+        self.results.extend(derived::rows(&self.results));
+    }
+
+    /// The first repeats for Perfetto's viewer.
+    pub fn trace(&self) -> Value {
+        self.tracks.json()
+    }
+
+    /// Notes that a scenario could not be measured.
+    pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
+        let title = scenario.title();
+        eprintln!("vcpufreq: {title} on {} failed: {why}", variant.name());
+        self.failures.push(json!({
+            "scenario": title, "variant": variant.name(), "error": why,
+        }));
+    }
+
+    /// Whether everything was measured, from a settled state.
+    pub fn complete(&self) -> bool {
+        self.failures.is_empty() && self.results.iter().all(|row| row.unsettled.is_empty())
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> Value {
+        let mut conditions = self.conditions.clone();
+        conditions.insert("clock_error_us".to_owned(), self.clock_error_us.into());
+        json!({
+            "conditions": conditions,
+            "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
+            "failures": self.failures,
+            "series": self.series,
+        })
+    }
+
+    /// As text: a line for each scenario and metric, a column for each variant.
+    pub fn table(&self) -> String {
+        let mut lines: BTreeMap<(usize, &str), BTreeMap<&str, String>> = BTreeMap::new();
+        let mut order: Vec<&str> = Vec::new();
+        for row in &self.results {
+            if !order.contains(&row.scenario) {
+                order.push(row.scenario);
+            }
+            let at = order
+                .iter()
+                .position(|one| *one == row.scenario)
+                .unwrap_or_default();
+            lines
+                .entry((at, row.metric.as_str()))
+                .or_default()
+                .insert(row.variant, row.cell());
+        }
+        let columns = Variant::ALL.map(Variant::name);
+        let mut text = format!("{:<12} {:<34}", "scenario", "metric");
+        for column in columns {
+            let _ = write!(text, " {column:>24}");
+        }
+        text.push('\n');
+        for ((at, metric), cells) in lines {
+            let _ = write!(text, "{:<12} {metric:<34}", order[at]);
+            for column in columns {
+                let cell = cells.get(column).map_or("-", String::as_str);
+                let _ = write!(text, " {cell:>24}");
+            }
+            text.push('\n');
+        }
+        for failure in &self.failures {
+            let word = |name: &str| failure[name].as_str().unwrap_or_default().to_owned();
+            let _ = writeln!(
+                text,
+                "FAILED {} on {}: {}",
+                word("scenario"),
+                word("variant"),
+                word("error")
+            );
+        }
+        text
+    }
+}
+
+/// Beside another load, or held high, no frequency is at its minimum.
+fn unsettled(machine: &Machine, scenario: &Scenario, observed: &Observed) -> Option<String> {
+    if scenario.starts_low() {
+        observed.unsettled(machine)
+    } else {
+        observed.unsettled.clone()
+    }
+}
+
+impl Row {
+    /// Those that came about, rising; one that didn't is later than any.
+    fn order(&self, at: usize) -> Option<u64> {
+        let mut values = self.values.clone();
+        values.sort_by_key(|value| value.unwrap_or(u64::MAX));
+        values.get(at).copied().flatten()
+    }
+
+    /// The lower one of two.
+    pub fn median(&self) -> Option<u64> {
+        self.order(self.values.len().saturating_sub(1) / 2)
+    }
+
+    fn ends(&self) -> (Option<u64>, Option<u64>) {
+        (
+            self.order(0),
+            self.order(self.values.len().saturating_sub(1)),
+        )
+    }
+
+    fn json(&self) -> Value {
+        let (min, max) = self.ends();
+        json!({
+            "scenario": self.scenario, "variant": self.variant, "metric": self.metric,
+            "unit": self.unit, "n": self.values.len(),
+            "reached": self.values.iter().flatten().count(),
+            "median": self.median(), "min": min, "max": max,
+            "values": self.values, "unsettled": self.unsettled,
+        })
+    }
+
+    /// `133.2 (132.9..134.0) ms`, or `never`.
+    fn cell(&self) -> String {
+        let shown = |value: Option<u64>| match value {
+            None => "never".to_owned(),
+            Some(us) if self.unit == "us" => format!("{}.{}", us / 1000, us % 1000 / 100),
+            Some(value) => value.to_string(),
+        };
+        let (min, max) = self.ends();
+        let unit = if self.unit == "us" { " ms" } else { "" };
+        let mark = if self.unsettled.is_empty() { "" } else { " !" };
+        format!(
+            "{} ({}..{}){unit}{mark}",
+            shown(self.median()),
+            shown(min),
+            shown(max)
+        )
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a scenario is: a load, where it runs, under which conditions, and its
+//! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
+
+use super::machine::Machine;
+use super::measure::Metric;
+use super::session::Variant;
+
+/// A load and what is read off it.
+#[derive(Debug)]
+pub struct Scenario {
+    /// Its name in reports.
+    pub name: &'static str,
+    /// Which of the scenario's cases; the prefix of its metrics' names.
+    pub case: &'static str,
+    /// Its CPUs.
+    pub place: Place,
+    /// The steps of its threads, with `{first}`, the CPU that it starts on,
+    /// `{all}`, every CPU, and `{calm}`, [`CALM`]; the first one's marks count.
+    pub steps: &'static [&'static str],
+    /// Steps of a thread on the host beside it, also when the load is in a guest.
+    pub beside: Option<&'static str>,
+    /// What the frequencies of all pCPUs are held at.
+    pub hold: Hold,
+    /// Speed follows frequency, where that has to be switched on.
+    pub speed: bool,
+    /// Measured on this variant alone.
+    pub only: Option<Variant>,
+    /// More words for the guest's command line: a guest of its own.
+    pub cmdline: &'static str,
+    /// In the guest: a file, what it shall hold meanwhile, and afterwards.
+    pub guest_file: Option<[&'static str; 3]>,
+    /// Repeats at most.
+    pub most: u32,
+    /// What is measured.
+    pub metrics: &'static [Metric],
+}
+
+/// What most scenarios have in common.
+pub const PLAIN: Scenario = Scenario {
+    name: "",
+    case: "",
+    place: Place::Big,
+    steps: &[],
+    beside: None,
+    hold: Hold::No,
+    speed: false,
+    only: None,
+    cmdline: "",
+    guest_file: None,
+    most: u32::MAX,
+    metrics: &[],
+};
+
+/// What a thread does first so that its own past counts no more: of the
+/// utilization that it is remembered with from earlier activations (util_est)
+/// each short one takes a quarter, so that of 1024 nothing is left after 40.
+pub const CALM: &str = "light=20/10000/40";
+
+/// Which CPUs a scenario is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The first of the least capable cluster.
+    Little,
+    /// The first of the most capable one.
+    Big,
+    /// From a little CPU to any.
+    LittleToAll,
+}
+
+/// Where the frequencies of all pCPUs are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The governor moves them.
+    No,
+    /// At their lowest.
+    Min,
+    /// At their highest.
+    Max,
+}
+
+impl Hold {
+    /// What it adds to a metric's name.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::No => "",
+            Self::Min => "_at_min",
+            Self::Max => "_at_max",
+        }
+    }
+}
+
+impl Scenario {
+    /// The CPU that the load starts on.
+    pub fn first(&self, machine: &Machine) -> u32 {
+        match self.place {
+            Place::Big => machine.big().first(),
+            Place::Little | Place::LittleToAll => machine.little().first(),
+        }
+    }
+
+    /// A CPU to keep everything else on: of a cluster that isn't measured,
+    /// else the last of the least capable one.
+    pub fn aside(&self, machine: &Machine) -> u32 {
+        let last = |cpus: &[u32]| cpus.last().copied().unwrap_or_default();
+        match self.place {
+            Place::Little => last(&machine.big().cpus),
+            Place::Big | Place::LittleToAll => last(&machine.little().cpus),
+        }
+    }
+
+    /// Whether a repeat has to start from the lowest frequency: not where it
+    /// is held, nor beside another load.
+    pub fn starts_low(&self) -> bool {
+        self.beside.is_none() && self.hold != Hold::Max
+    }
+
+    /// A metric's name in reports: `CASE.METRIC_AT_HOLD`.
+    pub fn metric_name(&self, metric: Metric) -> String {
+        let dot = if self.case.is_empty() { "" } else { "." };
+        let (name, _) = metric.name();
+        format!("{}{dot}{name}{}", self.case, self.hold.suffix())
+    }
+
+    /// What it is called in messages.
+    pub fn title(&self) -> String {
+        let dot = if self.case.is_empty() { "" } else { " " };
+        format!("{}{dot}{}{}", self.name, self.case, self.hold.suffix())
+    }
+}

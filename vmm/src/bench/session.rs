@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One variant, from the start of its load programs to their end, and each
+//! repeat from the settled state to what was observed.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use vcpufreq_load::work::{now_ns, pin_thread};
+
+use super::BenchArgs;
+use super::guest::{Guest, threads};
+use super::hold::Held;
+use super::machine::{Cluster, Machine};
+use super::notes::{Mark, Notes, Run};
+use super::peer::Peer;
+use super::scenario::{CALM, Hold, Scenario};
+use super::trace::{Seen, Trace};
+
+/// Where the load runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// On the host: the reference.
+    Host,
+    /// In a guest that has the host's topology and no bridge.
+    Vm,
+    /// In one with both.
+    VmBridge,
+}
+
+impl Variant {
+    /// In the order in which they are measured.
+    pub const ALL: [Self; 3] = [Self::Host, Self::Vm, Self::VmBridge];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Vm => "vm",
+            Self::VmBridge => "vm+bridge",
+        }
+    }
+}
+
+/// Rounds of wake-ups until the governors are given up on.
+const SETTLE_ROUNDS: u32 = 12;
+/// Wake-ups of each CPU in a round, and µs between them: 0.4 s, in which load
+/// tracking halves 12 times, and util_est loses a quarter at each.
+const WAKES: &str = "20 20000";
+/// Questions for the other clock; the tightest answers count.
+const CLOCK_QUESTIONS: u32 = 12;
+
+/// Load programs that are running.
+#[derive(Debug)]
+pub struct Session<'a> {
+    machine: &'a Machine,
+    host: Peer,
+    guest: Option<Guest>,
+}
+
+/// One repeat.
+#[derive(Debug)]
+pub struct Observed {
+    /// From the host's trace.
+    pub seen: Seen,
+    /// The load's own.
+    pub marks: Vec<Mark>,
+    /// What its first thread did, by name.
+    pub figures: BTreeMap<String, u64>,
+    /// The bursts of each of its threads.
+    pub runs: Vec<Vec<Run>>,
+    /// The threads that carried it: the load's own, or the vCPUs'.
+    pub threads: Vec<i32>,
+    /// They are vCPUs', by number.
+    pub in_guest: bool,
+    /// Each cluster's frequency when the trace began, in kHz.
+    pub khz_before: Vec<u32>,
+    /// How far the marks can be off, in µs: the guest's clock is another.
+    pub clock_error_us: u64,
+    /// Why the state before wasn't the settled one.
+    pub unsettled: Option<String>,
+}
+
+impl<'a> Session<'a> {
+    /// Starts the load program on the host, and the guest if there is one,
+    /// with more words for its command line.
+    pub fn start(
+        machine: &'a Machine,
+        variant: Variant,
+        words: &str,
+        args: &BenchArgs,
+    ) -> Result<Self> {
+        let host = Peer::start(Command::new(&machine.guest.load))?;
+        let guest = match variant {
+            Variant::Host => None,
+            Variant::Vm => Some(Guest::boot(machine, false, words, args)?),
+            Variant::VmBridge => Some(Guest::boot(machine, true, words, args)?),
+        };
+        Ok(Self {
+            machine,
+            host,
+            guest,
+        })
+    }
+
+    /// Repeats a scenario.
+    pub fn measure(
+        &mut self,
+        scenario: &Scenario,
+        trace: &Trace,
+        repeats: u32,
+    ) -> Result<Vec<Observed>> {
+        self.keep_aside(scenario.aside(self.machine))?;
+        self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
+        let _held = Held::frequencies(scenario, self.machine)?;
+        let repeats = repeats.min(scenario.most);
+        let observed = (0..repeats).map(|_| self.once(scenario, trace)).collect();
+        self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
+        observed
+    }
+
+    fn write_in_guest(
+        &mut self,
+        scenario: &Scenario,
+        which: impl Fn([&'static str; 3]) -> (&'static str, &'static str),
+    ) -> Result<()> {
+        if let (Some(guest), Some(file)) = (&mut self.guest, scenario.guest_file) {
+            let (path, value) = which(file);
+            guest.console.ask(&format!("write {path} {value}"))?;
+        }
+        Ok(())
+    }
+
+    /// Ends it all.
+    pub fn end(self) -> Result<()> {
+        if let Some(guest) = self.guest {
+            guest.console.end()?;
+        }
+        self.host.end()
+    }
+
+    fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
+        let unsettled = self.settle(scenario)?;
+        let _speed = Held::speed(scenario, self.machine)?;
+        trace.start()?;
+        let khz_before = self
+            .machine
+            .clusters
+            .iter()
+            .filter_map(Cluster::now_khz)
+            .collect();
+        if let Some(beside) = scenario.beside {
+            let first = scenario.first(self.machine).to_string();
+            self.host.ask(&format!(
+                "start beside {}",
+                beside.replace("{first}", &first)
+            ))?;
+        }
+        let all_notes = self.carry_out(scenario)?;
+        let seen = trace.stop()?;
+        if scenario.beside.is_some() {
+            self.host.ask("join beside")?;
+        }
+        let (offset, clock_error_us) = self.clock()?;
+        let read = |words: &String| Notes::read(words, offset, |cpu| self.pcpu_of(cpu));
+        let mut notes = all_notes.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let threads = match &self.guest {
+            Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
+            None => notes.iter().map(|notes| notes.tid).collect(),
+        };
+        let runs = notes.iter_mut().map(|one| std::mem::take(&mut one.runs));
+        let runs = runs.collect();
+        let first = notes.into_iter().next();
+        let first = first.context("a scenario without a thread")?;
+        Ok(Observed {
+            seen,
+            marks: first.marks,
+            figures: first.figures,
+            runs,
+            threads,
+            in_guest: self.guest.is_some(),
+            khz_before,
+            clock_error_us,
+            unsettled,
+        })
+    }
+
+    /// The pCPU of a CPU of the load's.
+    fn pcpu_of(&self, cpu: usize) -> Option<u32> {
+        match &self.guest {
+            Some(guest) => guest.vcpus.get(cpu).map(|(pcpu, _)| *pcpu),
+            None => u32::try_from(cpu).ok(),
+        }
+    }
+
+    /// Starts the scenario's threads, and waits for all; their notes.
+    fn carry_out(&mut self, scenario: &Scenario) -> Result<Vec<String>> {
+        let rows: Vec<String> = scenario
+            .steps
+            .iter()
+            .map(|steps| self.steps(scenario, steps))
+            .collect();
+        let peer = self.peer();
+        let names: Vec<String> = (0..rows.len())
+            .map(|number| format!("{}{number}", scenario.name))
+            .collect();
+        for (name, steps) in names.iter().zip(rows) {
+            peer.ask(&format!("start {name} {steps}"))?;
+        }
+        names
+            .iter()
+            .map(|name| peer.ask(&format!("join {name}")))
+            .collect()
+    }
+
+    /// The load program that carries the scenario's load.
+    fn peer(&mut self) -> &mut Peer {
+        match &mut self.guest {
+            Some(guest) => &mut guest.console,
+            None => &mut self.host,
+        }
+    }
+
+    /// The steps with this machine's CPUs in them; vCPU n is pinned to the
+    /// n-th CPU.
+    fn steps(&self, scenario: &Scenario, steps: &str) -> String {
+        let cpus = self.machine.cpus();
+        let first = scenario.first(self.machine);
+        let number = |cpu: u32| match &self.guest {
+            Some(_) => cpus
+                .iter()
+                .position(|one| *one == cpu)
+                .unwrap_or_default()
+                .to_string(),
+            None => cpu.to_string(),
+        };
+        let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
+        steps
+            .replace("{first}", &number(first))
+            .replace("{all}", &all.join(","))
+            .replace("{calm}", CALM)
+    }
+
+    /// Brings every governor to its minimum, and lets all load decay; why
+    /// not, if they don't get there. Where frequencies are held high, load
+    /// decays all the same.
+    fn settle(&mut self, scenario: &Scenario) -> Result<Option<String>> {
+        let mut above = String::new();
+        for _ in 0..SETTLE_ROUNDS {
+            let mut parts = Vec::new();
+            if let Some(guest) = &mut self.guest {
+                parts.push(guest.console.ask(&format!("settle {WAKES}"))?);
+            }
+            parts.push(self.host.ask(&format!("settle {WAKES}"))?);
+            above = parts.join(" ").trim().to_owned();
+            if above.is_empty() || scenario.hold == Hold::Max {
+                return Ok(None);
+            }
+        }
+        Ok(Some(above))
+    }
+
+    /// Binds this program, the VMM but its vCPUs, and the load programs'
+    /// first threads to a CPU: what they do is a load that governors answer.
+    fn keep_aside(&self, cpu: u32) -> Result<()> {
+        let guest = self.guest.iter().map(|guest| guest.console.pid());
+        for pid in guest.chain([std::process::id(), self.host.pid()]) {
+            for (tid, name) in threads(pid)? {
+                if !name.starts_with("vcpu") {
+                    pin_thread(tid, &[cpu])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What to add to the load's clock for the host's, and how far that can
+    /// be off, in ns and µs. Both run on one counter; a question's time lies
+    /// between those of asking and of the answer.
+    fn clock(&mut self) -> Result<(i64, u64)> {
+        let Some(guest) = &mut self.guest else {
+            return Ok((0, 0));
+        };
+        let (mut least, mut most) = (i64::MIN, i64::MAX);
+        for _ in 0..CLOCK_QUESTIONS {
+            let before = i64::try_from(now_ns())?;
+            let there: i64 = guest.console.ask("now")?.parse()?;
+            let after = i64::try_from(now_ns())?;
+            least = least.max(before - there);
+            most = most.min(after - there);
+        }
+        if least > most {
+            bail!("the guest's clock does not run with the host's");
+        }
+        Ok((
+            i64::midpoint(least, most),
+            u64::try_from((most - least) / 2000)?,
+        ))
+    }
+}
