@@ -13,7 +13,7 @@ use super::{Plan, Policy, registers, set_governor};
 use crate::sysfs;
 use crate::vm::{Setup, Vm};
 
-const COUNTS: [usize; 3] = [1, 16, 64];
+const COUNTS: [usize; 2] = [1, 16];
 const ENTRIES: u32 = 16;
 const WRITES: u64 = 200;
 

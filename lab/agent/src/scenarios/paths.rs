@@ -27,7 +27,7 @@ const UNKNOWN: &str = "0x86000fff";
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let mut rows = Vec::new();
-    let mut bare = Value::Null;
+    let (mut bare, mut guest_kernel) = (Value::Null, String::new());
     for path in ["exit", "exit-sysfs", "kernel", "bpf"] {
         let calls = matches!(path, "exit" | "bpf");
         let mut guest = Measured::boot(plan, &policies, path, calls)?;
@@ -37,12 +37,16 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
         if path == "exit" {
             bare = guest.bare()?;
+            guest_kernel = guest.vm.ask("read /proc/sys/kernel/osrelease")?;
         }
         guest.vm.quit()?;
     }
     let held = rows.iter().all(Row::holds);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-    Ok(json!({ "held": held, "rows": rows, "bare": bare }))
+    Ok(json!({
+        "held": held, "rows": rows, "bare": bare, "guest_kernel": guest_kernel,
+        "host_kernel": crate::sysfs::text("/proc/sys/kernel/osrelease")?,
+    }))
 }
 
 /// A guest whose last vCPU makes the accesses.

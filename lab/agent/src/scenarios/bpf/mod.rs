@@ -7,6 +7,7 @@
 mod arith;
 mod group;
 mod light;
+mod many;
 mod others;
 mod page;
 mod refused;
@@ -41,6 +42,7 @@ pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
         "bpf-kfunc-refused" => Some(refused::run()),
         "bpf-requests" => Some(requests::run()),
         "bpf-replace" => Some(replace::run()),
+        "bpf-many" => Some(many::run()),
         "bpf-dip" => Some(light::run()),
         _ => None,
     }

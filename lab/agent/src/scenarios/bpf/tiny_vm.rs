@@ -51,6 +51,8 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct TinyVm {
     vcpu: VcpuFd,
+    /// vCPUs that are there and never run.
+    _others: Vec<VcpuFd>,
     vm: VmFd,
     _code: Memory,
 }
@@ -62,6 +64,11 @@ struct Memory(NonNull<libc::c_void>);
 impl TinyVm {
     /// With read-only pages at `base`, when there are any.
     pub fn new(pages: Option<(u64, Pages)>) -> Result<Self> {
+        Self::with_vcpus(pages, 1)
+    }
+
+    /// With so many vCPUs, of which the last one runs.
+    pub fn with_vcpus(pages: Option<(u64, Pages)>, vcpus: u64) -> Result<Self> {
         let kvm = Kvm::new().context("/dev/kvm")?;
         let vm = kvm.create_vm()?;
         let code = Memory::with(program())?;
@@ -73,10 +80,16 @@ impl TinyVm {
         if let Some((base, pages)) = pages {
             add_slot(&vm, 1, base, pages)?;
         }
-        let vcpu = vm.create_vcpu(0)?;
-        initialize(&vm, &vcpu)?;
+        let mut others = Vec::new();
+        for id in 0..vcpus {
+            let vcpu = vm.create_vcpu(id)?;
+            initialize(&vm, &vcpu)?;
+            others.push(vcpu);
+        }
+        let vcpu = others.pop().context("a VM without vCPUs")?;
         let tiny = Self {
             vcpu,
+            _others: others,
             vm,
             _code: code,
         };
@@ -89,6 +102,14 @@ impl TinyVm {
         let event = EventFd::new(libc::EFD_NONBLOCK)?;
         self.vm
             .register_ioevent(&event, &IoEventAddress::Mmio(address), NoDatamatch)?;
+        Ok(event)
+    }
+
+    /// Writes of this value of 4 bytes are finished in the kernel.
+    pub fn swallow_value(&self, address: u64, value: u32) -> Result<EventFd> {
+        let event = EventFd::new(libc::EFD_NONBLOCK)?;
+        self.vm
+            .register_ioevent(&event, &IoEventAddress::Mmio(address), value)?;
         Ok(event)
     }
 
