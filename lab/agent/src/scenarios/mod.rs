@@ -15,7 +15,6 @@ mod fallbacks;
 mod flood;
 mod frequency;
 mod idle;
-mod many;
 mod no_exit;
 mod opps;
 mod order;
@@ -77,7 +76,6 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
         "order" => order::run(plan),
-        "many" => many::run(plan),
         "paths" => paths::run(plan),
         "paths-trace" => paths_trace::run(plan),
         "stats" => stats::run(plan),
