@@ -19,6 +19,7 @@ const COUNTS: [u16; 3] = [1, 16, 64];
 const ENTRIES: u32 = 16;
 const READS: u64 = 20_000;
 const WRITES: u64 = 500;
+const SETTLE: Duration = Duration::from_millis(500);
 
 pub fn run() -> Result<Value> {
     deeds::insmod("vcpufreq_host", "")?;
@@ -71,7 +72,7 @@ fn one(count: u16) -> Result<Value> {
     let _events = events?;
     let start_ms = u64::try_from(began.elapsed().as_millis())?;
     let grown = resident_kib()?.saturating_sub(before);
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(SETTLE);
     let read = Deed {
         times: READS,
         address: BASE + u64::from(last) * 0x1000,
@@ -103,6 +104,8 @@ fn ioeventfds(count: u16, set_perf: impl Fn(u16) -> u64) -> Result<f64> {
             drop(vm.swallow_value(set_perf(vcpu), entry * 100_000)?);
         }
     }
+    // Each eventfd leaves work behind on other pCPUs.
+    std::thread::sleep(SETTLE);
     let deed = Deed {
         times: WRITES,
         address: set_perf(count - 1),
