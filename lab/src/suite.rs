@@ -120,7 +120,10 @@ const BOOTS: &[Boot] = &[
         ..boot("2+2", &["governor", "opps-exact", "domain"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot("2+2", &["no-exit", "two-guests", "stats", "fallbacks"]),
+    boot(
+        "2+2",
+        &["no-exit", "two-guests", "stats", "paths", "fallbacks"],
+    ),
     Boot {
         path: Some("kernel"),
         ..boot(
@@ -157,6 +160,7 @@ const BOOTS: &[Boot] = &[
             "bpf-replace",
             "bpf-kfunc-refused",
             "bpf-two-vms",
+            "bpf-many",
             "bpf-kill",
             "bpf-switch-cost",
             "bpf-dip",
