@@ -32,6 +32,8 @@ const PAGE: &str = "/run/report.html";
 const MEM_MIB: u32 = 512;
 /// To switch events on patches the kernel's code, which is work on every CPU.
 const PATCHED: Duration = Duration::from_secs(1);
+/// Less than any wake-up from the deepest state takes, 900 µs: the usual may be above them all.
+const SLEPT_US: &str = "500";
 /// Register pages of two vCPUs.
 const PAGES: u64 = 0x2000;
 
@@ -283,6 +285,8 @@ fn idle_exit(cpu: u32) -> Result<Value> {
         "--bins",
         "2000",
         "--trace",
+        "--spike-us",
+        SLEPT_US,
     ];
     let status = command(&line)?.status()?;
     let report = printed(status.code())?;
