@@ -22,19 +22,15 @@ pub(super) fn open_module(
     let specs = &device.config().vcpus;
     let module = HostModule::open(u16::try_from(specs.len())?, u16::try_from(domains.len())?)?;
     for (index, domain) in (0..).zip(domains) {
-        if let Some(group) = device.actuator().group(*domain) {
-            let open = |name| OpenOptions::new().write(true).open(group.join(name));
-            let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
-            let (min, max) = (min.as_fd(), max.as_fd());
-            module.bind(index, Target::Group { min, max })?;
-            continue;
-        }
-        // By the one that asks: of several vCPUs, the others stay as they are.
-        let members = specs.iter().filter(|spec| spec.domain == *domain);
-        if members.count() > 1 {
+        // On a thread the module acts on the one that asks, which may be
+        // another vCPU than the one whose register it is: then the worker.
+        let Some(group) = device.actuator().group(*domain) else {
             return Ok(None);
-        }
-        module.bind(index, Target::Thread)?;
+        };
+        let open = |name| OpenOptions::new().write(true).open(group.join(name));
+        let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
+        let (min, max) = (min.as_fd(), max.as_fd());
+        module.bind(index, Target::Group { min, max })?;
     }
     Ok(Some(module))
 }
