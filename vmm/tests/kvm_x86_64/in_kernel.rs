@@ -350,7 +350,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
             .into(),
             lost,
             all_or_nothing: true,
-            taken: next.taken.clone(),
+            taken: Arc::default(),
         })
     };
     // 12345 is in no table; two bytes are no request, and exit.
@@ -373,11 +373,11 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
         .raw(&[0x75, 0xf4]) // jne again
         .write(0x04, TABLE_KHZ[1])
         .halt();
-    let taken = path.taken();
+    let taken = next.taken.clone();
     let device = path.bench.region.device().clone();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while Arc::strong_count(&next) < 3 {
+            while !(taken.reads() && taken.writes()) {
                 std::thread::yield_now();
             }
             device.source().set(Some(PcpuPerf {
