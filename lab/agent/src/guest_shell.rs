@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::vm::Vm;
 
@@ -30,6 +30,23 @@ pub fn run(script: &str) -> Result<String> {
     let code = output.status.code().unwrap_or(255);
     let (out, errors) = (text(&output.stdout), text(&output.stderr));
     Ok(format!("{code}{PART}{out}{PART}{errors}"))
+}
+
+/// What a script that ends well prints in the guest.
+pub fn ask(vm: &mut Vm, script: &str) -> Result<String> {
+    let answer = vm.ask(format!("sh {}", on_a_line(script)))?;
+    let mut parts = answer.split(PART).map(|part| part.replace(LINE, "\n"));
+    let (code, out) = (parts.next(), parts.next().unwrap_or_default());
+    ensure!(
+        code.as_deref() == Some("0"),
+        "in the guest '{script}' ended with {code:?}: {out}{}",
+        parts.next().unwrap_or_default()
+    );
+    Ok(out)
+}
+
+fn on_a_line(script: &str) -> String {
+    script.replace('\n', &LINE.to_string())
 }
 
 /// The command itself: hands stdin over, and the answer back; its exit code.
@@ -62,8 +79,7 @@ pub fn with_guest(vm: &mut Vm, mut command: Command) -> Result<ExitStatus> {
                 socket.set_nonblocking(false)?;
                 let mut script = String::new();
                 socket.read_to_string(&mut script)?;
-                let line = script.replace('\n', &LINE.to_string());
-                let answer = vm.ask(format!("sh {line}"))?;
+                let answer = vm.ask(format!("sh {}", on_a_line(&script)))?;
                 socket.write_all(answer.as_bytes())?;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

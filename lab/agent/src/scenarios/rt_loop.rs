@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The periodic loop in the kernel, in the four runs of an old comparison: normal and real-time
-//! scheduling, without load, with stress on its CPU, and with a flood of pings beside that.
+//! scheduling, without load, with stress on its CPU, and with a flood of pings beside that. And in
+//! a guest, on a real-time vCPU, as it is: the emulated CPUs share one stream of instructions.
 //!
 //! The pings go over loopback: packets are made and answered in softirqs of that CPU, but it is no
 //! network card's interrupts.
@@ -14,9 +15,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::{Plan, Policy};
+use super::{Plan, Policy, rt_guest};
 use crate::deeds::{insmod, rmmod};
+use crate::guest_shell;
 use crate::sysfs;
+use crate::vm::Setup;
 
 const MODULE: &str = "vcpufreq_rt_loop";
 const STATS: &str = "/sys/kernel/debug/vcpufreq_rt_loop/stats";
@@ -28,8 +31,10 @@ const LEAD: Duration = Duration::from_secs(1);
 const COUNTED: Duration = Duration::from_secs(8);
 /// Hogs on the loop's CPU: a fair scheduler gives each as much as the loop.
 const HOGS: &str = "4";
+/// The guest's programs take 60 MiB, packed and unpacked.
+const MEM_MIB: u32 = 512;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let cpu = *policies
         .last()
@@ -48,13 +53,15 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     .map(|(scheduler, load)| row(cpu, scheduler, load))
     .into_iter()
     .collect::<Result<Vec<Value>>>()?;
+    let in_guest = guest_row(plan, policies[0].cpu(), cpu)?;
     let out_of_bounds = |row: &Value| row["under_8ms"] != 0 || row["over_12ms"] != 0;
     let counted = |row: &Value| row["cycles"].as_u64() >= Some(700) && row["on_another_cpu"] == 0;
     let exact = rows[2..].iter().all(|row| !out_of_bounds(row));
     let flooded = rows[3]["pings"].as_u64() >= Some(1000);
     Ok(json!({
-        "held": exact && flooded && rows.iter().all(counted) && refusals(cpu)?,
-        "emulated": true, "no_network_card": true, "cpu": cpu, "rows": rows,
+        "held": exact && flooded && rows.iter().all(counted) && counted(&in_guest)
+            && refusals(cpu)?,
+        "emulated": true, "no_network_card": true, "cpu": cpu, "rows": rows, "in_guest": in_guest,
     }))
 }
 
@@ -80,16 +87,46 @@ fn row(cpu: u32, scheduler: &str, load: &str) -> Result<Value> {
         end(one)?;
     }
     rmmod(MODULE)?;
+    let mut row = figures(&stats)?;
+    row["scheduler"] = json!(scheduler);
+    row["load"] = json!(load);
+    row["pings"] = json!(self::pings()? - pings);
+    Ok(row)
+}
+
+/// On the real-time vCPU of a guest, without load.
+fn guest_row(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let setup = Setup {
+        mem_mib: Some(MEM_MIB),
+        ..plan.mirroring(&[little, cpu]).with(&["--rt", "1=fifo:1"])
+    };
+    let mut vm = rt_guest::boot(plan, &setup)?;
+    let seconds = (IGNORED + COUNTED).as_secs();
+    let script = format!(
+        "busybox insmod /lab/modules/{MODULE}.ko cpu=1 priority=80 && busybox sleep {seconds} && \
+         busybox cat {STATS} && busybox rmmod {MODULE}"
+    );
+    let stats = guest_shell::ask(&mut vm, &script)?;
+    vm.quit()?;
+    let mut row = figures(&stats)?;
+    row["scheduler"] = json!("real-time, in a guest");
+    row["load"] = json!("none");
+    Ok(row)
+}
+
+fn figures(stats: &str) -> Result<Value> {
     let number = |key: &str| -> Result<u64> {
         let mut lines = stats.lines();
         let line = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-        Ok(line.with_context(|| format!("no {key}"))?.parse()?)
+        Ok(line
+            .with_context(|| format!("no {key}: {stats}"))?
+            .parse()?)
     };
     Ok(json!({
-        "scheduler": scheduler, "load": load, "cycles": number("cycles")?,
+        "cycles": number("cycles")?,
         "under_8ms": number("under_8000000_ns")?, "over_12ms": number("over_12000000_ns")?,
         "longest_us": number("longest_ns")? / 1000, "shortest_us": number("shortest_ns")? / 1000,
-        "on_another_cpu": number("on_another_cpu")?, "pings": self::pings()? - pings,
+        "on_another_cpu": number("on_another_cpu")?,
     }))
 }
 
