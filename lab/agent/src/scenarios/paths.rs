@@ -41,12 +41,36 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
         guest.vm.quit()?;
     }
-    let held = rows.iter().all(Row::holds);
+    let wrong = out_of_bound(&rows, &bare);
+    let held = wrong.is_empty() && rows.iter().all(Row::holds);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
     Ok(json!({
-        "held": held, "rows": rows, "bare": bare, "guest_kernel": guest_kernel,
+        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
+        "guest_kernel": guest_kernel,
         "host_kernel": crate::sysfs::text("/proc/sys/kernel/osrelease")?,
     }))
+}
+
+/// What costs more than it may: a read from memory 1.2 times a load, a write by
+/// `bpf` half of one by `exit`, each with its clamp.
+fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
+    let median = |path, op| {
+        let found = rows.iter().find(|row| (row.path, row.op) == (path, op));
+        found.map_or(f64::NAN, |row| row.median_ns)
+    };
+    let load = bare["load_median_ns"].as_f64().unwrap_or(f64::NAN);
+    let bounds = [
+        ("kernel", "read", 1.2 * load),
+        ("bpf", "read", 1.2 * load),
+        ("bpf", "write", median("exit", "write") / 2.0),
+    ];
+    let wrong = bounds.into_iter().filter_map(|(path, op, bound)| {
+        let ns = median(path, op);
+        // One that wasn't measured isn't within it either.
+        let within = ns <= bound;
+        (!within).then(|| format!("a {op} by {path} takes {ns} ns, more than {bound}"))
+    });
+    wrong.collect()
 }
 
 /// A guest whose last vCPU makes the accesses.
