@@ -109,6 +109,11 @@ impl Inbox {
         self.epoll.as_raw_fd()
     }
 
+    /// Whether KVM signals any request of this domain.
+    pub fn can_be_used(&self) -> bool {
+        !self.bells.is_empty()
+    }
+
     /// Takes what the guest wrote last; `None` when it wrote nothing.
     pub fn take(&mut self) -> Option<Latest> {
         for _ in 0..LOOKS {
