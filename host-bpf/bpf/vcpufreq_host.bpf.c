@@ -428,13 +428,21 @@ SEC("fentry/kvm_smccc_call_handler")
 int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
 {
 	__u64 who = bpf_get_current_pid_tgid();
-	__u32 zero = 0, pid = who, function = caller->arch.ctxt.regs.regs[0], *writer;
+	__u32 zero = 0, pid = who, function = caller->arch.ctxt.regs.regs[0], id, *writer;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct vcpufreq_bpf_vcpu *vcpu;
 
 	if (!v || who >> 32 != v->tgid || function != VCPUFREQ_CALL_SET_PERF)
 		return 0;
 	writer = bpf_map_lookup_elem(&threads, &pid);
-	return writer ? request(*writer, caller->arch.ctxt.regs.regs[1], *writer) : 0;
+	if (!writer)
+		return 0;
+	id = *writer;
+	request(id, caller->arch.ctxt.regs.regs[1], id);
+	vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	if (vcpu)
+		count(&vcpu->calls);
+	return 0;
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */
