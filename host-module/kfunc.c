@@ -14,7 +14,6 @@
 #include <linux/module.h>
 #include <linux/preempt.h>
 #include <linux/sched.h>
-#include <linux/timekeeping.h>
 
 #include "vcpufreq_host.h"
 
@@ -30,10 +29,10 @@ static void vcpufreq_run(struct callback_head *head)
 	if (!(current->flags & PF_EXITING))
 		vcpufreq_clamp(domain, since_ns);
 	vcpufreq_vm_put(vm);
-	module_put(THIS_MODULE);
 }
 
-static int vcpufreq_queue(struct vcpufreq_vm *vm, struct vcpufreq_work *work, u32 domain)
+static int vcpufreq_queue(struct vcpufreq_vm *vm, struct vcpufreq_work *work, u32 domain,
+			  u64 since_ns)
 {
 	int ret;
 
@@ -44,13 +43,11 @@ static int vcpufreq_queue(struct vcpufreq_vm *vm, struct vcpufreq_work *work, u3
 	}
 	work->vm = vm;
 	work->domain = domain;
-	work->since_ns = ktime_get_ns();
-	__module_get(THIS_MODULE);
+	work->since_ns = since_ns;
 	init_task_work(&work->head, vcpufreq_run);
 	ret = task_work_add(current, &work->head, TWA_RESUME);
 	if (ret) {
 		atomic_set(&work->queued, 0);
-		module_put(THIS_MODULE);
 		vcpufreq_vm_put(vm);
 	}
 	return ret;
@@ -64,6 +61,8 @@ __bpf_kfunc_start_defs();
  * @vcpu: the vCPU that the current thread runs
  * @min: uclamp.min, 0 to @max
  * @max: uclamp.max, to 1024
+ * @since_ns: when the guest asked, of bpf_ktime_get_ns(): the caller has looked
+ *	at the clock already, and it counts for nothing but the VM's own stats
  *
  * Acts only on what the current process has bound itself.
  *
@@ -72,7 +71,7 @@ __bpf_kfunc_start_defs();
  * -EOPNOTSUPP for a SCHED_DEADLINE thread, which clamps mean nothing to;
  * -ESRCH in a thread that ends.
  */
-__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max)
+__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u64 since_ns)
 {
 	struct vcpufreq_vm *vm;
 
@@ -94,7 +93,7 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max)
 		return -ENOENT;
 	}
 	WRITE_ONCE(vm->domains[domain].wanted, VCPUFREQ_CLAMP(min, max));
-	return vcpufreq_queue(vm, &vm->works[vcpu], domain);
+	return vcpufreq_queue(vm, &vm->works[vcpu], domain, since_ns);
 }
 
 __bpf_kfunc_end_defs();

@@ -63,7 +63,7 @@ struct vcpufreq_work {
 };
 
 /**
- * struct vcpufreq_vm - an open file of the device
+ * struct vcpufreq_vm - an open file of the device; holds the module
  * @node: in the table by @owner
  * @owner: the process that opened it
  * @refs: of the file and of each queued work
@@ -96,7 +96,7 @@ void vcpufreq_vm_exit(void);
 int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns);
 
 /* kfunc.c */
-__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max);
+__bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u64 since_ns);
 int vcpufreq_kfunc_init(void);
 
 #endif /* VCPUFREQ_HOST_INTERNAL_H */

@@ -79,6 +79,7 @@ void vcpufreq_vm_put(struct vcpufreq_vm *vm)
 	}
 	put_pid(vm->owner);
 	call_rcu(&vm->rcu, vcpufreq_vm_free);
+	module_put(THIS_MODULE);
 }
 
 static int vcpufreq_open(struct inode *inode, struct file *file)
@@ -91,6 +92,8 @@ static int vcpufreq_open(struct inode *inode, struct file *file)
 	refcount_set(&vm->refs, 1);
 	mutex_init(&vm->setup);
 	INIT_HLIST_NODE(&vm->node);
+	/* Queued works outlive the file, which holds it until then. */
+	__module_get(THIS_MODULE);
 	file->private_data = vm;
 	return 0;
 }
@@ -152,7 +155,7 @@ static struct file *vcpufreq_clamp_file(int fd, const char *name)
 
 	if (!file)
 		return ERR_PTR(-EBADF);
-	if (!(file->f_mode & FMODE_WRITE) ||
+	if (!(file->f_mode & FMODE_WRITE) || !file->f_op->write_iter ||
 	    file_inode(file)->i_sb->s_magic != CGROUP2_SUPER_MAGIC ||
 	    strcmp(file->f_path.dentry->d_name.name, name)) {
 		fput(file);
@@ -204,7 +207,7 @@ static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_app
 	if (domain->by == VCPUFREQ_HOST_THREAD)
 		return -EOPNOTSUPP;
 	WRITE_ONCE(domain->wanted, VCPUFREQ_CLAMP(arg->min, arg->max));
-	return vcpufreq_clamp(domain, ktime_get_ns());
+	return vcpufreq_clamp(domain, ktime_get_mono_fast_ns());
 }
 
 static int vcpufreq_stats(struct vcpufreq_vm *vm, void __user *to)
@@ -282,8 +285,8 @@ int vcpufreq_vm_init(void)
 }
 
 /*
- * No file is open and no program that calls in is loaded: both hold the
- * module, as does each queued work. What is left is memory on its way to be
+ * No file is open, no work is queued and no program that calls in is loaded:
+ * all of them hold the module. What is left is memory on its way to be
  * freed, and a thread that has just given back the module and has still to
  * return from here.
  */

@@ -30,6 +30,15 @@ struct kvm_vcpu {
 	struct kvm_vcpu_arch arch;
 };
 
+/* A structure that begins with 32 bits: what a guest has written is read as one. */
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct refcount_struct {
+	atomic_t refs;
+};
+
 #pragma clang attribute pop
 
 /* include/trace/events/kvm.h */

@@ -23,6 +23,7 @@
 #include <linux/bpf.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 
 #include "kernel.h"
@@ -115,7 +116,8 @@ struct {
 } slots SEC(".maps");
 
 /* The module's, see host-module/. */
-extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max) __ksym __weak;
+extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
+				 __u64 since_ns) __ksym __weak;
 
 static __always_inline void count(__u64 *counter)
 {
@@ -275,22 +277,20 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
  * Another vCPU of the domain may do so at the same time: whoever comes last
  * looks what is wanted by then. Returns an outcome.
  */
-__noinline int actuate(__u32 id, __u32 writer, __u32 number)
+static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
+				     struct vcpufreq_bpf_domain *domain, __u32 writer,
+				     const struct vcpufreq_bpf_event *event)
 {
-	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
-	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	int error = 0;
 	__u32 demand;
 
-	if (!domain || !vcpu)
-		return VCPUFREQ_BPF_IS_REFUSED;
 	for (int i = 0; i < 4; i++) {
 		demand = *(volatile __u32 *)&domain->demand;
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
 			break;
 		if (bpf_ksym_exists(vcpufreq_host_request))
-			error = vcpufreq_host_request(number, writer, demand & 0xffff,
-						      demand >> 16);
+			error = vcpufreq_host_request(event->domain, writer, demand & 0xffff,
+						      demand >> 16, event->ns);
 		else
 			error = -38;	/* ENOSYS */
 		if (error || demand == *(volatile __u32 *)&domain->demand)
@@ -341,21 +341,22 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 	}
 	vcpu->moving_ns = now;
 	if (policy->actuator == VCPUFREQ_BPF_KFUNC)
-		return actuate(event->vcpu, writer, event->domain);
+		return actuate(vcpu, domain, writer, event);
 	event->kind = VCPUFREQ_BPF_APPLY;
 	tell_worker(vcpu, &domain->pending, event);
 	return VCPUFREQ_BPF_LEFT_TO_WORKER;
 }
 
-__noinline int request(__u32 id, __u32 khz, __u32 writer)
+/* A write of set_perf of vCPU `id`, whose entry is `vcpu`, by that of `writer`. */
+static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u32 khz,
+				   __u32 writer)
 {
 	struct vcpufreq_bpf_policy *policy = bpf_map_lookup_elem(&policies, &id);
-	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz };
 	struct vcpufreq_bpf_domain *domain;
 	__u64 n;
 
-	if (!policy || !vcpu)
+	if (!policy)
 		return 0;
 	domain = bpf_map_lookup_elem(&domains, &policy->domain);
 	if (!domain)
@@ -376,15 +377,27 @@ __noinline int request(__u32 id, __u32 khz, __u32 writer)
 	return 0;
 }
 
+/*
+ * The vCPU that the current thread runs, plus 1; 0: none. vcpufreq_switch has
+ * noted that for this CPU, and the thread is on it until the program ends; to
+ * ask `threads` would take ten times as long.
+ */
+static __always_inline __u32 vcpu_here(void)
+{
+	__u32 key = bpf_get_smp_processor_id();
+	struct vcpufreq_bpf_cpu *cpu = bpf_map_lookup_elem(&cpus, &key);
+
+	return cpu ? *(volatile __u32 *)&cpu->running : 0;
+}
+
 SEC("tp_btf/kvm_mmio")
 int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 {
-	__u64 who = bpf_get_current_pid_tgid();
-	__u32 zero = 0, pid = who, khz = 0, id, offset, *writer;
+	__u32 zero = 0, id, offset, writer;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct vcpufreq_bpf_vcpu *vcpu;
 
-	if (!v || who >> 32 != v->tgid || address < v->base)
+	if (!v || bpf_get_current_pid_tgid() >> 32 != v->tgid || address < v->base)
 		return 0;
 	address -= v->base;
 	if (address / VCPUFREQ_STRIDE >= v->vcpus) {
@@ -403,13 +416,13 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 			count(&vcpu->reads);
 		return 0;
 	}
-	writer = bpf_map_lookup_elem(&threads, &pid);
-	if (offset != VCPUFREQ_REG_SET_PERF || len != VCPUFREQ_REG_WIDTH || !writer ||
-	    bpf_probe_read_kernel(&khz, sizeof(khz), val)) {
+	writer = vcpu_here();
+	if (offset != VCPUFREQ_REG_SET_PERF || len != VCPUFREQ_REG_WIDTH || !writer) {
 		count(&vcpu->other_writes);
 		return 0;
 	}
-	return request(id, khz, *writer);
+	return request(id, vcpu, bpf_core_cast(val, struct refcount_struct)->refs.counter,
+		       writer - 1);
 }
 
 SEC("tp_btf/kvm_mmio")
@@ -427,14 +440,19 @@ int vcpufreq_stub(void *ctx)
 SEC("fentry/kvm_smccc_call_handler")
 int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
 {
-	__u64 who = bpf_get_current_pid_tgid();
-	__u32 zero = 0, pid = who, function = caller->arch.ctxt.regs.regs[0], *writer;
+	__u32 zero = 0, function = caller->arch.ctxt.regs.regs[0], id = vcpu_here();
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct vcpufreq_bpf_vcpu *vcpu;
 
-	if (!v || who >> 32 != v->tgid || function != VCPUFREQ_CALL_SET_PERF)
+	if (!v || bpf_get_current_pid_tgid() >> 32 != v->tgid ||
+	    function != VCPUFREQ_CALL_SET_PERF || !id--)
 		return 0;
-	writer = bpf_map_lookup_elem(&threads, &pid);
-	return writer ? request(*writer, caller->arch.ctxt.regs.regs[1], *writer) : 0;
+	vcpu = bpf_map_lookup_elem(&vcpus, &id);
+	if (!vcpu)
+		return 0;
+	request(id, vcpu, caller->arch.ctxt.regs.regs[1], id);
+	count(&vcpu->calls);
+	return 0;
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */

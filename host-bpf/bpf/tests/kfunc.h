@@ -9,11 +9,12 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max) __ksym;
+extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
+				 __u64 since_ns) __ksym;
 
 SEC(SECTION)
 int caller(void *ctx)
 {
-	vcpufreq_host_request(0, 0, 0, 1024);
+	vcpufreq_host_request(0, 0, 0, 1024, 0);
 	return 0;
 }
