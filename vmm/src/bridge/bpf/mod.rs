@@ -278,7 +278,8 @@ impl BpfPath {
         stats.accesses.writes_in_kernel += counters.requests;
         let device = shared.device.counters(vcpu).unwrap_or_default();
         stats.counts = add(device, counters).into();
-        if self.is_lost() {
+        if self.shared.stop.load(SeqCst) {
+            // The path that took over says the rest.
             return;
         }
         stats.path = Path::Bpf;
@@ -293,10 +294,6 @@ impl BpfPath {
             None => known.clamp_after.snapshot().into(),
         };
         stats.freq_after = histogram(&by_programs.freq_after).into();
-    }
-
-    fn is_lost(&self) -> bool {
-        self.shared.stop.load(SeqCst)
     }
 }
 
