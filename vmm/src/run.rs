@@ -101,7 +101,15 @@ impl Offer {
         let root = HostRoot::default();
         let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root))
             .map_err(|why| anyhow::anyhow!("{why}; change that, {NEXT}"))?;
-        if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
+        if chosen.kind == ActuatorKind::Nothing && config.rt.has_floor() {
+            bail!(
+                "no --floor can be kept: {}; change that, {NEXT}",
+                chosen.reason
+            );
+        }
+        if config.actuator == ActuatorChoice::Auto
+            && !matches!(chosen.kind, ActuatorKind::Cgroup(_))
+        {
             warn(&chosen.reason);
         }
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
@@ -123,7 +131,7 @@ impl Offer {
     fn groups(&self) -> Option<host::GroupRecord> {
         match &self.chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            ActuatorKind::Thread => None,
+            ActuatorKind::Thread | ActuatorKind::Nothing => None,
         }
     }
 }
@@ -259,7 +267,7 @@ fn make_actuator(
     let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
     if let Some(groups) = rt
         .partition()
-        .filter(|_| chosen.kind != ActuatorKind::Thread)
+        .filter(|_| matches!(chosen.kind, ActuatorKind::Cgroup(_)))
     {
         return HostActuator::in_partition(groups, &domains)
             .context("can't clamp in the real-time partition; see vcpufreq rt check");

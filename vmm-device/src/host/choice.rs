@@ -54,6 +54,8 @@ pub enum ActuatorKind {
     Cgroup(Placement),
     /// [`ThreadActuator`].
     Thread,
+    /// Nothing: the kernel can't clamp, and every request is [`ActuateError::NotApplicable`].
+    Nothing,
 }
 
 /// Why a VM gets none.
@@ -83,6 +85,7 @@ pub struct HostActuator {
 enum On {
     Groups(CgroupActuator),
     Threads(ThreadActuator),
+    Nothing,
 }
 
 impl ActuatorFacts {
@@ -97,12 +100,22 @@ impl ActuatorFacts {
 }
 
 /// Chooses. Groups come first, for one vCPU as for many: their clamps change without the frequency
-/// dip that `sched_setattr` causes on a running thread.
+/// dip that `sched_setattr` causes on a running thread. Where the host can't clamp at all, there is
+/// nothing to choose, and the guest still reads what it gets.
 ///
 /// # Errors
-/// When the host can't do what is wanted, or clamp at all.
+/// When the host can't do what is wanted.
 pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, ChoiceError> {
-    facts.uclamp.map_err(ChoiceError::NoUclamp)?;
+    if let Err(error) = facts.uclamp {
+        let error = ChoiceError::NoUclamp(error);
+        return match wish {
+            ActuatorChoice::Auto => Ok(Chosen {
+                kind: ActuatorKind::Nothing,
+                reason: format!("requests are counted as not applicable: {error}"),
+            }),
+            ActuatorChoice::Cgroup | ActuatorChoice::Thread => Err(error),
+        };
+    }
     let (kind, reason) = match (wish, facts.cgroup) {
         (ActuatorChoice::Cgroup, Err(error)) => return Err(error.into()),
         (ActuatorChoice::Cgroup, Ok(place)) => (ActuatorKind::Cgroup(place), "as asked".into()),
@@ -134,6 +147,7 @@ impl HostActuator {
                 On::Groups(CgroupActuator::create(tree, place, domains)?)
             }
             ActuatorKind::Thread => On::Threads(ThreadActuator::new(domains)),
+            ActuatorKind::Nothing => On::Nothing,
         };
         Ok(Self::new(on, domains))
     }
@@ -173,8 +187,14 @@ impl HostActuator {
     pub fn group(&self, domain: DomainId) -> Option<&Path> {
         match &self.on {
             On::Groups(actuator) => actuator.dir(domain),
-            On::Threads(_) => None,
+            On::Threads(_) | On::Nothing => None,
         }
+    }
+
+    /// Whether there is anything to clamp by.
+    #[must_use]
+    pub fn clamps(&self) -> bool {
+        !matches!(self.on, On::Nothing)
     }
 
     /// The lower bound of a domain's clamps; zero is none.
@@ -193,6 +213,7 @@ impl HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,
             On::Threads(actuator) => actuator.register_thread(vcpu, tid)?,
+            On::Nothing => {}
         }
         let domain = *self
             .domains
@@ -213,7 +234,7 @@ impl HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.forget(),
             // It remembers nothing.
-            On::Threads(_) => {}
+            On::Threads(_) | On::Nothing => {}
         }
     }
 
@@ -222,7 +243,7 @@ impl HostActuator {
     pub fn record(&self) -> Option<&GroupRecord> {
         match &self.on {
             On::Groups(actuator) => actuator.record(),
-            On::Threads(_) => None,
+            On::Threads(_) | On::Nothing => None,
         }
     }
 }
@@ -237,6 +258,10 @@ impl Actuator for HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.apply(domain, demand),
             On::Threads(actuator) => actuator.apply(domain, demand),
+            On::Nothing => Err(ActuateError::NotApplicable {
+                domain,
+                reason: "the kernel has no uclamp",
+            }),
         }
     }
 }
