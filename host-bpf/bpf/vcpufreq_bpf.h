@@ -79,7 +79,8 @@ struct vcpufreq_bpf_vcpu {
 	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
 
-	__u64 requests;		/* writes of set_perf */
+	__u64 requests;		/* writes of set_perf, by hypercall too */
+	__u64 calls;		/* those by hypercall, counted last */
 	__u64 other_writes;	/* of anything else in the page */
 	__u64 reads;		/* that left the guest */
 	__u64 in_kernel;	/* requests put into force by the module */

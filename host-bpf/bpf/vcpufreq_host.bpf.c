@@ -466,7 +466,11 @@ int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
 	    function != VCPUFREQ_CALL_SET_PERF || !id--)
 		return 0;
 	vcpu = bpf_map_lookup_elem(&vcpus, &id);
-	return vcpu ? request(id, vcpu, caller->arch.ctxt.regs.regs[1], id) : 0;
+	if (!vcpu)
+		return 0;
+	request(id, vcpu, caller->arch.ctxt.regs.regs[1], id);
+	count(&vcpu->calls);
+	return 0;
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */

@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ use crate::worker::{Waiting, Worker};
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
+/// So often in a row is a domain's clamp put into force when the guest changes its mind meanwhile.
+const ROUNDS: u32 = 4;
 
 /// A pCPU of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +97,22 @@ pub struct HostBpf {
     cpus: Mapped<CpuEntry>,
     vm: Mapped<VmEntry>,
     policies: RwLock<Vec<VcpuPolicy>>,
+    /// When a request was last made in a guest's place, for each domain.
+    assumed_ns: Box<[AtomicU64]>,
     sizes: Sizes,
     programs: Mutex<Programs>,
+}
+
+/// What came of putting into force what a domain wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is in force.
+    InForce,
+    /// It isn't, or isn't known: the next request tries again.
+    Not,
+    /// Something is in force, but the guest changes its mind as fast as this can follow: settle
+    /// again, after others had their turn.
+    Changing,
 }
 
 #[derive(Debug)]
@@ -149,6 +165,7 @@ impl HostBpf {
             cpus: mapped(&loaded, "cpus", sizes.cpus)?,
             vm: mapped(&loaded, "vm", 1)?,
             policies: RwLock::new(vcpus),
+            assumed_ns: (0..sizes.domains).map(|_| AtomicU64::new(0)).collect(),
             sizes,
             programs: Mutex::new(Programs {
                 stub: None,
@@ -281,42 +298,45 @@ impl HostBpf {
     }
 
     /// Has a request that waits put into force by `apply`, which is called again when the guest
-    /// has changed its mind meanwhile. Whether `apply` succeeded.
-    pub fn serve(&self, waiting: &Waiting, apply: impl FnMut(u32, Demand) -> bool) -> bool {
+    /// has changed its mind meanwhile.
+    pub fn serve(&self, waiting: &Waiting, apply: impl FnMut(u32, Demand) -> bool) -> Settled {
         let (Some(vcpu), Some(domain)) = (
             self.vcpus.get(waiting.vcpu.index()),
             self.domain(waiting.domain),
         ) else {
-            return false;
+            return Settled::Not;
         };
         if waiting.not_before_ns.is_some() {
             vcpu.deferred.store(0, SeqCst);
-            self.grant(waiting.vcpu, vcpu, domain);
+            self.grant(waiting.vcpu, waiting.domain, domain);
         } else {
             domain.pending.store(0, SeqCst);
         }
         self.settle(waiting.domain, apply)
     }
 
-    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does. `false` also
-    /// when it isn't known what that is.
-    pub fn settle(&self, domain: u32, mut apply: impl FnMut(u32, Demand) -> bool) -> bool {
+    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does.
+    pub fn settle(&self, domain: u32, mut apply: impl FnMut(u32, Demand) -> bool) -> Settled {
         let Some(entry) = self.domain(domain) else {
-            return false;
+            return Settled::Not;
         };
-        loop {
+        for _ in 0..ROUNDS {
             let wanted = entry.demand.load(SeqCst);
             if wanted == NO_DEMAND {
-                return false;
+                return Settled::Not;
             }
             if !apply(domain, unpack(wanted)) {
-                self.forget(domain);
-                return false;
+                // Unless there is a newer one, which has an event of its own.
+                let _ = entry
+                    .demand
+                    .compare_exchange(wanted, NO_DEMAND, SeqCst, SeqCst);
+                return Settled::Not;
             }
             if entry.demand.load(SeqCst) == wanted {
-                return true;
+                return Settled::InForce;
             }
         }
+        Settled::Changing
     }
 
     /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
@@ -345,24 +365,23 @@ impl HostBpf {
         Ok(())
     }
 
-    /// Makes `khz` the request of a vCPU's domain, as if the guest had written it, unless it has
-    /// written since `count` requests; still to be put into force ([`Self::settle`]).
-    pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64) {
+    /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
+    /// (CLOCK_MONOTONIC), unless it has written since `count` requests; still to be put into force
+    /// ([`Self::settle`]). What waits for a token since before is not served any more.
+    pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64, now_ns: u64) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
-        let (Some(policy), Some(entry)) =
-            (policies.get(vcpu.index()), self.vcpus.get(vcpu.index()))
-        else {
+        let Some(policy) = policies.get(vcpu.index()) else {
             return;
         };
         let Some(domain) = self.domain(policy.domain) else {
             return;
         };
-        let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
-        if entry.requests.load(SeqCst) == count {
-            domain.granted_khz.store(decision.granted.0, SeqCst);
-            domain
-                .demand
-                .store(pack(policy.raised(decision.demand)), SeqCst);
+        if self.seen(vcpu) == count {
+            if let Some(assumed) = self.assumed_ns.get(index(policy.domain)) {
+                assumed.store(now_ns, SeqCst);
+            }
+            store_demand(domain, policy, khz);
+            self.show_granted(&policies, policy.domain);
         }
     }
 
@@ -373,24 +392,48 @@ impl HostBpf {
         (granted != 0).then_some(Khz(granted))
     }
 
-    /// Makes a deferred request the domain's, unless a later one comes meanwhile.
-    fn grant(&self, id: VcpuId, vcpu: &VcpuEntry, domain: &DomainEntry) {
+    /// Makes a deferred request the domain's, unless a later one is: that one is in force, or has
+    /// an event of its own.
+    fn grant(&self, id: VcpuId, number: u32, domain: &DomainEntry) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(policy) = policies.get(id.index()) else {
-            return;
-        };
-        loop {
-            let latest = vcpu.latest.load(SeqCst);
-            let asked = u32::try_from(latest & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-            let decision = demand(&policy.spec, Khz(asked), policy.clamp, policy.headroom);
-            domain.granted_khz.store(decision.granted.0, SeqCst);
-            domain
-                .demand
-                .store(pack(policy.raised(decision.demand)), SeqCst);
-            if vcpu.latest.load(SeqCst) == latest {
+        let assumed = self.assumed_ns.get(index(number));
+        let mut granted = false;
+        while let Some((writer, latest)) = self.newest(&policies, number) {
+            let assumed_ns = assumed.map_or(0, |ns| ns.load(SeqCst));
+            if (writer != id && !granted) || latest.at_ns < assumed_ns {
+                return;
+            }
+            let Some(policy) = policies.get(writer.index()) else {
+                return;
+            };
+            store_demand(domain, policy, latest.khz);
+            granted = true;
+            // A program may have stored a newer one's before this did.
+            if self.newest(&policies, number) == Some((writer, latest)) {
+                self.show_granted(&policies, number);
                 return;
             }
         }
+    }
+
+    /// Where cur_perf tells what was asked for, has it told.
+    fn show_granted(&self, policies: &[VcpuPolicy], domain: u32) {
+        let members = (0..=u16::MAX).zip(policies);
+        for (id, _) in members.filter(|(_, policy)| {
+            policy.domain == domain && policy.report == vcpufreq_device::Report::Request
+        }) {
+            // Or its next event does.
+            let _ = self.programs().loaded.call("vcpufreq_refresh", id);
+        }
+    }
+
+    /// The last request of a domain, and whose register it was written to.
+    fn newest(&self, policies: &[VcpuPolicy], domain: u32) -> Option<(VcpuId, Latest)> {
+        let members = (0..=u16::MAX).map(VcpuId).zip(policies);
+        let members = members.filter(|(_, policy)| policy.domain == domain);
+        members
+            .filter_map(|(id, _)| Some((id, self.latest(id)?)))
+            .max_by_key(|(_, latest)| latest.at_ns)
     }
 
     /// Says that a domain's clamp is not what the programs take it for, so that the next request
@@ -401,8 +444,8 @@ impl HostBpf {
         }
     }
 
-    fn domain(&self, index: u32) -> Option<&DomainEntry> {
-        self.domains.get(usize::try_from(index).ok()?)
+    fn domain(&self, number: u32) -> Option<&DomainEntry> {
+        self.domains.get(index(number))
     }
 
     /// The last request of a vCPU's register; `None` when there is no such vCPU.
@@ -418,11 +461,16 @@ impl HostBpf {
         })
     }
 
-    /// How many requests of a vCPU's register the programs have seen; 0 when there is no such vCPU.
+    /// How many writes of a vCPU's register the programs have seen, hypercalls not among them; 0
+    /// when there is no such vCPU.
     #[must_use]
     pub fn seen(&self, vcpu: VcpuId) -> u64 {
-        let entry = self.vcpus.get(vcpu.index());
-        entry.map_or(0, |entry| entry.requests.load(SeqCst))
+        let Some(entry) = self.vcpus.get(vcpu.index()) else {
+            return 0;
+        };
+        // A call is counted as one after it is counted as a request.
+        let calls = entry.calls.load(SeqCst);
+        entry.requests.load(SeqCst).saturating_sub(calls)
     }
 
     /// What a domain wants in force; `None` when that isn't known.
@@ -518,6 +566,19 @@ fn mapped<T: crate::mapped::Entry>(
     }
     let entries = usize::try_from(entries).unwrap_or(usize::MAX);
     Mapped::new(map.as_fd(), entries).map_err(failed)
+}
+
+/// Makes what `khz` stands for what a domain wants.
+fn store_demand(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
+    let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
+    domain.granted_khz.store(decision.granted.0, SeqCst);
+    domain
+        .demand
+        .store(pack(policy.raised(decision.demand)), SeqCst);
+}
+
+fn index(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 fn pack(demand: Demand) -> u32 {

@@ -68,6 +68,7 @@ pub(crate) struct VcpuEntry {
     pub cpu: AtomicU32,
     pub deferred: AtomicU32,
     pub requests: AtomicU64,
+    pub calls: AtomicU64,
     pub other_writes: AtomicU64,
     pub reads: AtomicU64,
     pub in_kernel: AtomicU64,
@@ -121,7 +122,7 @@ pub(crate) const CALL_SIZE: usize = 8;
 const _: () = {
     assert!(size_of::<CpuEntry>() == 64);
     assert!(size_of::<PolicyEntry>() == 312);
-    assert!(size_of::<VcpuEntry>() == 40 + 16 * 8 + 128);
+    assert!(size_of::<VcpuEntry>() == 40 + 17 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 16);
     assert!(size_of::<VmEntry>() == 24);
     assert!(size_of::<PageEntry>() == 4096);
@@ -130,8 +131,10 @@ const _: () = {
 /// What was counted for a vCPU's registers since the VM started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Writes of set_perf.
+    /// Writes of set_perf, by hypercall too.
     pub requests: u64,
+    /// Those by hypercall.
+    pub calls: u64,
     /// Writes of anything else in the page, or by a thread that isn't a vCPU's.
     pub other_writes: u64,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
@@ -170,6 +173,7 @@ impl VcpuEntry {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         Counters {
             requests: get(&self.requests),
+            calls: get(&self.calls),
             other_writes: get(&self.other_writes),
             reads: get(&self.reads),
             in_kernel: get(&self.in_kernel),

@@ -37,7 +37,7 @@ mod worker;
 
 pub use error::BpfError;
 #[cfg(feature = "load")]
-pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, VmConfig};
+pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule, Target};

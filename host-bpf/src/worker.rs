@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -13,6 +15,9 @@ use crate::error::BpfError;
 use crate::host::unpack;
 use crate::layout::{self, EVENT_SIZE};
 use crate::object::refused;
+
+/// Events of one wait, at most.
+const AT_ONCE: usize = 1024;
 
 /// What the programs say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,25 +78,47 @@ pub enum Outcome {
 pub struct Worker {
     ring: RingBuffer<'static>,
     received: Receiver<Event>,
+    /// How many events this wait has taken.
+    taken: Arc<AtomicUsize>,
 }
 
 impl Worker {
     pub(crate) fn new(map: &dyn MapCore) -> Result<Self, BpfError> {
         let (sender, received) = channel();
         let mut builder = RingBufferBuilder::new();
-        let callback = move |bytes: &[u8]| pass_on(&sender, bytes);
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counted = taken.clone();
+        let callback = move |bytes: &[u8]| {
+            pass_on(&sender, bytes);
+            // Ends the wait; what is left makes the next one return at once.
+            match counted.fetch_add(1, Relaxed) + 1 < AT_ONCE {
+                true => 0,
+                false => -libc::EINTR,
+            }
+        };
         builder
             .add(map, callback)
             .map_err(refused("opening the events"))?;
         let ring = builder.build().map_err(refused("opening the events"))?;
-        Ok(Self { ring, received })
+        Ok(Self {
+            ring,
+            received,
+            taken,
+        })
     }
 
-    /// Waits for events, for that long at most; `Duration::MAX` is for ever.
+    /// Waits for events, for that long at most, in ms rounded up; `Duration::MAX` is for ever.
+    /// There are 1,024 of them at most, however fast new ones come.
     ///
     /// # Errors
     /// What the kernel said. A signal is none: then there are no events.
     pub fn wait(&self, timeout: Duration) -> Result<impl Iterator<Item = Event> + '_, BpfError> {
+        self.taken.store(0, Relaxed);
+        // libbpf rounds down, so that the last ms would be a busy loop.
+        let timeout = match u64::try_from(timeout.as_nanos().div_ceil(1_000_000)) {
+            Ok(ms) => Duration::from_millis(ms),
+            Err(_) => Duration::MAX,
+        };
         let result = self.ring.poll_raw(timeout);
         if result < 0 && result != -libc::EINTR {
             let error = std::io::Error::from_raw_os_error(-result);
@@ -110,12 +137,11 @@ impl Worker {
     }
 }
 
-fn pass_on(sender: &Sender<Event>, bytes: &[u8]) -> i32 {
+fn pass_on(sender: &Sender<Event>, bytes: &[u8]) {
     if let Some(event) = parse(bytes) {
         // Fails when nobody receives any more.
         let _ = sender.send(event);
     }
-    0
 }
 
 /// `struct vcpufreq_bpf_event`.

@@ -298,7 +298,11 @@ impl Boot {
                 self.cpu,
             )
         };
-        match options.report(parts, repo) {
+        let started = Instant::now();
+        let report = options.report(parts, repo);
+        let took = started.elapsed().as_secs();
+        println!("{took:>4} s  {}", name(&self.scenarios.join(", ")));
+        match report {
             Ok(report) => {
                 let mut tried = Vec::new();
                 for result in &report.results {

@@ -178,8 +178,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Counts an access of `vcpu` that came over a bus.
-    pub(crate) fn count_exit(&self, vcpu: Option<VcpuId>, write: bool) {
+    /// Counts an access of `vcpu` that came over a bus: for a bus that answers it without this
+    /// device.
+    pub fn count_exit(&self, vcpu: Option<VcpuId>, write: bool) {
         let Some(page) = vcpu.and_then(|vcpu| self.vcpus.get(vcpu.index())) else {
             return;
         };

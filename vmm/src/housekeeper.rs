@@ -45,10 +45,11 @@ impl Housekeeper {
                 if watched.take_source_failed() {
                     device.source().refresh();
                 }
-                watched.take_limited();
+                let limited = watched.take_limited();
                 match device.settle_held() {
                     // Asleep, not parked: the next such request doesn't wake it.
                     Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
+                    None if limited => sleep(TURNS[0]),
                     None => park_timeout(LOOK_AFTER_SOURCE),
                 }
             }

@@ -84,6 +84,11 @@ impl Hooks for Heard {
         None
     }
 
+    fn hypercalls(&self) -> Hypercalls {
+        self.note("hypercalls");
+        Hypercalls::WritesInKernel
+    }
+
     fn on_end(&self) {
         self.note("end");
     }
@@ -109,10 +114,19 @@ fn the_bridge_hears_of_every_moment() {
     hooks.on_vcpu_thread(VcpuId(1), 0).unwrap();
     hooks.on_reset();
     hooks.on_path_lost();
+    assert_eq!(hooks.hypercalls(), Hypercalls::WritesInKernel);
     hooks.on_end();
     hooks.on_warning("");
     assert_eq!(
         *heard.0.lock().unwrap(),
-        ["start", "thread", "reset", "path lost", "end", "warning"]
+        [
+            "start",
+            "thread",
+            "reset",
+            "path lost",
+            "hypercalls",
+            "end",
+            "warning"
+        ]
     );
 }

@@ -160,10 +160,10 @@ impl Observer {
         self.source_failed.swap(false, Relaxed)
     }
 
-    /// Forgets that requests have to wait; the next one wakes the housekeeper
-    /// again.
-    pub fn take_limited(&self) {
-        self.limited.store(false, SeqCst);
+    /// Whether requests have had to wait since the last call; the next one
+    /// wakes the housekeeper again.
+    pub fn take_limited(&self) -> bool {
+        self.limited.swap(false, SeqCst)
     }
 
     /// From now on, `thread` is woken when a request has to wait.

@@ -7,7 +7,8 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde_json::Value;
@@ -15,6 +16,7 @@ use tempfile::TempDir;
 
 const CYCLICTEST: &str = "#!/bin/sh
 echo cyclictest $* >> LOG
+WAIT
 printf '# Histogram\\n000005 000990\\n000040 000010\\n# Min Latencies: 00005\\n'
 printf '# Avg Latencies: 00005\\n# Max Latencies: 00040\\n# Histogram Overflows: 00000\\n'
 ";
@@ -22,6 +24,38 @@ const LOAD: &str = "#!/bin/sh
 echo NAME $* >> LOG
 exec sleep 100
 ";
+
+/// In test RUN, until LOADS loads have said in the log that they run; a minute at most.
+const WAIT: &str = "turns=0
+while [ $(grep -c ^cyclictest LOG) -eq RUN ] && [ $(grep -c ^stress-ng LOG) -lt LOADS ] &&
+    [ $turns -lt 6000 ]; do
+    turns=$((turns + 1))
+    sleep 0.01
+done
+";
+/// A load that ends at once.
+const ENDS: &str = "#!/bin/sh
+echo $$ >> LOG
+exit 1
+";
+/// In the place of the pause after which loads are looked at: until three have ended, which are
+/// zombies then, or gone.
+const SLEEP: &str = "#!/bin/sh
+until [ $(grep -c . LOG) -eq 3 ]; do /bin/sleep 0.01; done
+for pid in $(cat LOG); do
+    while grep -qs '^State:.[^Z]' /proc/$pid/status; do /bin/sleep 0.01; done
+done
+";
+
+/// A program can't be started while it is open for writing, and what another
+/// test starts has it open, too, until that is another program.
+static WRITES_OR_STARTS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    // Nothing is half done when a test fails.
+    let lock = WRITES_OR_STARTS.lock();
+    lock.unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A host, and programs to measure it with.
 struct Bench(TempDir);
@@ -33,7 +67,7 @@ impl Bench {
         bench.write("sys/devices/system/cpu/online", "0-3\n");
         bench.write("proc/sys/kernel/random/boot_id", "boot-1\n");
         bench.write("proc/device-tree/compatible", board);
-        bench.program("cyclictest", CYCLICTEST);
+        bench.program("cyclictest", &CYCLICTEST.replace("WAIT", ""));
         bench.program("stress-ng", LOAD);
         bench.program("hackbench", LOAD);
         bench
@@ -52,21 +86,35 @@ impl Bench {
     fn program(&self, name: &str, script: &str) {
         let log = self.path().join("log").display().to_string();
         let path = format!("bin/{name}");
+        let _alone = alone();
         self.write(&path, &script.replace("LOG", &log).replace("NAME", name));
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(self.path().join(path), mode).expect("a program");
     }
 
+    /// Has test number `run`, from 1, go on until `loads` loads run.
+    fn wait_for_loads(&self, run: u32, loads: u32) {
+        let wait = WAIT.replace("RUN", &run.to_string());
+        let wait = wait.replace("LOADS", &loads.to_string());
+        self.program("cyclictest", &CYCLICTEST.replace("WAIT", &wait));
+    }
+
     fn report(&self, line: &[&str]) -> Output {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
-        Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
+        command
             .args(["rt", "report", "--root"])
             .arg(self.path())
             .args(line)
             .env("PATH", format!("{}:{path}", own.display()))
-            .output()
-            .expect("the program starts")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let starting = alone();
+        let child = command.spawn().expect("the program starts");
+        drop(starting);
+        child.wait_with_output().expect("what it said")
     }
 
     fn log(&self) -> String {
@@ -115,6 +163,7 @@ fn a_budget_gets_a_verdict_on_hardware_alone() {
 #[test]
 fn loads_are_beside_and_figures_complete() {
     let bench = Bench::new("qcom,qcs6490");
+    bench.wait_for_loads(2, 3);
     let page = bench.path().join("page.html").display().to_string();
     let output = bench.report(&with(&[
         "--loads",
@@ -162,6 +211,7 @@ fn loads_are_beside_and_figures_complete() {
 #[test]
 fn a_guest_is_measured_through_its_shell() {
     let bench = Bench::new("qcom,qcs6490");
+    bench.wait_for_loads(1, 4);
     let guest = [
         "--guest-shell",
         "sh",
@@ -252,7 +302,8 @@ fn a_test_that_fails_is_no_figure() {
     assert_eq!(output.status.code(), Some(2));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("unable to lock"), "{errors}");
-    bench.program("stress-ng", "#!/bin/sh\nexit 1\n");
+    bench.program("stress-ng", ENDS);
+    bench.program("sleep", SLEEP);
     let output = bench.report(&with(&["--loads", "stress"]));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("the load ended at once"), "{errors}");

@@ -15,12 +15,14 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
+use tempfile::TempDir;
 use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
@@ -32,8 +34,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Set for the program that the test starts: what its guest does.
 const GUEST: &str = "VCPUFREQ_TEST_GUEST";
+/// And the file that it waits for before it panics.
+const RAW_SEEN: &str = "VCPUFREQ_TEST_RAW_SEEN";
 const TEST: &str = "a_terminal_is_put_back_however_the_machine_ends";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Spins, prints for ever, or resets at once.
 struct Guest {
@@ -82,8 +86,9 @@ impl Hooks for AtReset {
         if !self.panics {
             return;
         }
-        // Long enough for the test to see the raw terminal.
-        std::thread::sleep(Duration::from_millis(300));
+        // The test has to see the raw terminal before.
+        let seen = std::env::var_os(RAW_SEEN).expect("a file to wait for");
+        wait_until("the test", || Path::new(&seen).exists());
         panic!("as the test wants");
     }
 
@@ -161,20 +166,40 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(result, 0);
 }
 
-/// Waits until nothing has been added to a pipe for a while: it is full, and the
-/// guest that prints waits for a reader.
+/// Waits until a pipe is full, so that the guest that prints waits for a reader.
 fn wait_until_full(pipe: &impl AsRawFd) {
-    const A_WHILE: u32 = 30;
-    let (mut last, mut equal) = (0, 0);
+    // SAFETY: the call has no memory arguments.
+    let size = unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_GETPIPE_SZ) };
+    assert!(size > 0);
     wait_until("a full pipe", || {
         let mut there = 0;
         // SAFETY: the kernel writes one int at the pointer.
         let result = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut there) };
         assert_eq!(result, 0);
-        equal = if there == last { equal + 1 } else { 0 };
-        last = there;
-        there > 1000 && equal >= A_WHILE
+        // The guest's bytes come one by one and fill each page.
+        there == size
     });
+}
+
+/// A shell has what it starts in the background ignore some signals, which
+/// would be inherited.
+fn take_signals() -> std::io::Result<()> {
+    for number in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: the call has no memory arguments.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+    Ok(())
+}
+
+/// Doesn't outlive a test that fails.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail when it has ended, which is as well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Starts a program with a guest, does `end` to it once its terminal is raw,
@@ -183,21 +208,28 @@ fn wait_until_full(pipe: &impl AsRawFd) {
 fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     let (mut master, slave) = pseudo_terminal();
     let before = flags(&slave);
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let dir = TempDir::new().unwrap();
+    let seen = dir.path().join("raw-seen");
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    // SAFETY: the call takes no memory and may be made between fork and exec.
+    unsafe { program.pre_exec(take_signals) };
+    let child = program
         .args(["--exact", TEST, "--nocapture"])
         .env(GUEST, kind)
+        .env(RAW_SEEN, &seen)
         .stdin(slave.try_clone().unwrap())
         .stdout(match kind {
             "prints" => Stdio::piped(),
             _ => Stdio::null(),
         })
         .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+        .spawn();
+    let mut child = Program(child.unwrap());
     wait_until("raw mode", || flags(&slave)[3] & libc::ICANON == 0);
-    let mut output = child.stdout.take();
+    File::create(&seen).unwrap();
+    let mut output = child.0.stdout.take();
     output.iter().for_each(wait_until_full);
-    end(&child, &mut master);
+    end(&child.0, &mut master);
     wait_until("the end of the machine", || flags(&slave) == before);
     // The test harness of the program prints something too.
     let reader = output.take().map(|mut output| {
@@ -205,7 +237,7 @@ fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     });
     let mut status = None;
     wait_until("the end", || {
-        status = child.try_wait().unwrap();
+        status = child.0.try_wait().unwrap();
         status.is_some()
     });
     drop(reader);

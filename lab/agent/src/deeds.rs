@@ -136,20 +136,20 @@ impl Deeds {
                     }
                 })
             }
-            [kind @ ("flood" | "changes"), cpu, address, low, high] => {
-                let (page, offset) = register(address)?;
-                let values: [u32; 2] = [low.parse()?, high.parse()?];
-                let mut turn = 0_usize;
-                let write = move || {
-                    turn ^= 1;
-                    page.write(offset, values[turn]);
-                };
-                let cpu = cpu.parse()?;
-                if *kind == "flood" {
-                    Load::repeat(cpu, write)
-                } else {
-                    Load::changes(cpu, write)
-                }
+            ["flood", cpu, address, low, high] => {
+                Load::repeat(cpu.parse()?, writes(address, low, high)?)
+            }
+            ["changes", cpu, address, low, high] => {
+                Load::changes(cpu.parse()?, writes(address, low, high)?)
+            }
+            // One each period; the first one writes `high`.
+            ["writes", cpu, address, period_us, low, high] => {
+                let period = Duration::from_micros(period_us.parse()?);
+                let mut write = writes(address, low, high)?;
+                Load::repeat(cpu.parse()?, move || {
+                    std::thread::sleep(period);
+                    write();
+                })
             }
             _ => bail!("no such load: {words:?}"),
         };
@@ -158,6 +158,17 @@ impl Deeds {
         }
         Ok(String::new())
     }
+}
+
+/// Writes `high` and `low` in turn to a register.
+fn writes(address: &str, low: &str, high: &str) -> Result<impl FnMut() + Send + use<>> {
+    let (page, offset) = register(address)?;
+    let values: [u32; 2] = [low.parse()?, high.parse()?];
+    let mut turn = 0_usize;
+    Ok(move || {
+        turn ^= 1;
+        page.write(offset, values[turn]);
+    })
 }
 
 /// Loads a module of `/lab/modules`.

@@ -228,6 +228,7 @@ impl Joint {
             match BpfPath::start(&self.device, &self.guest, plan, &self.observer) {
                 Ok((path, in_kernel)) => {
                     self.show(path.memory(), in_kernel.pages.clone())?;
+                    self.on_bus.exchange(path.region(self.region.clone()));
                     self.active().bpf = Some(path);
                     return Ok(Some(in_kernel));
                 }
@@ -285,6 +286,7 @@ impl Joint {
 
     /// Hands over to the path `kernel`, or to the exit.
     fn bpf_lost(&self, path: BpfPath) -> Option<InKernel> {
+        self.on_bus.exchange(self.region.clone());
         let why = path.hand_over(&self.device);
         self.active().lost_bpf = Some(path);
         let next = self.kernel.map(|_| self.start_kernel());

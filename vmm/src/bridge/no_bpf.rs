@@ -8,6 +8,7 @@ use vcpufreq_device::{CounterSnapshot, PageMemory, VcpuId};
 use super::{BpfPlan, BridgeDevice, Guest};
 use crate::run_report::Observer;
 use crate::stats::VcpuStats;
+use crate::vm::bus::MmioDevice;
 use crate::vm::in_kernel::InKernel;
 
 /// Nothing makes one.
@@ -32,6 +33,10 @@ impl BpfPath {
     }
 
     pub fn memory(&self) -> Box<dyn PageMemory> {
+        match *self {}
+    }
+
+    pub fn region(&self, _inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
         match *self {}
     }
 

@@ -48,6 +48,8 @@ pub struct Inbox {
     last: Option<usize>,
     /// What was carried out since then.
     carried_out: Option<Latest>,
+    /// What was taken and isn't carried out yet; stays when that panics.
+    in_hand: Option<Latest>,
 }
 
 struct Bell {
@@ -101,12 +103,18 @@ impl Inbox {
             bells,
             last: None,
             carried_out: None,
+            in_hand: None,
         })
     }
 
     /// Readable when there is something in it.
     pub fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
+    }
+
+    /// Whether KVM signals any request of this domain.
+    pub fn can_be_used(&self) -> bool {
+        !self.bells.is_empty()
     }
 
     /// Takes what the guest wrote last; `None` when it wrote nothing.
@@ -177,10 +185,18 @@ impl Inbox {
 
     /// Carries out what the guest wrote last and counts what came before;
     /// whether nothing is left. At most two calls of [`Requests::request`].
+    ///
+    /// A request that a thread had in hand when it panicked is carried out
+    /// first: the list doesn't have it any more. Once, so that a request that
+    /// can't be carried out doesn't end each thread that comes by.
     pub fn drain(&mut self, device: &dyn Requests) -> bool {
+        if let Some(again) = self.in_hand.take() {
+            device.request(again.vcpu, again.khz);
+        }
         let Some(latest) = self.take() else {
             return true;
         };
+        self.in_hand = Some(latest);
         let more = self.last.is_some();
         let news = self.tell_untold(latest, device);
         let before = self.carried_out.take();
@@ -192,6 +208,7 @@ impl Inbox {
             }
             device.request(latest.vcpu, latest.khz);
         }
+        self.in_hand = None;
         self.carried_out = Some(latest).filter(|_| more);
         !more
     }

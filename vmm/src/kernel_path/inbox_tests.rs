@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! With real eventfds and a real epoll set: whatever was written while nobody
 //! looked, what is carried out is the last value, or, where nobody can tell,
-//! one that is no lower. No write is lost to the count.
+//! one that is no lower. No write is lost to the count, and no request when a
+//! thread panics with it in hand.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -164,6 +166,42 @@ fn what_came_before_is_counted() {
     assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
     assert!(bench.inbox.drain(&told));
     assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
+}
+
+/// Panics at a request.
+struct Panics;
+
+impl Requests for Panics {
+    fn request(&self, _vcpu: VcpuId, _khz: u32) {
+        panic!("as the test wants");
+    }
+
+    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn refresh(&self, _vcpu: VcpuId) {}
+}
+
+#[test]
+fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
+    let mut bench = Bench::written(&[1, 3]);
+    let dies = |bench: &mut Bench| {
+        let drain = AssertUnwindSafe(|| bench.inbox.drain(&Panics));
+        assert!(catch_unwind(drain).is_err());
+    };
+    dies(&mut bench);
+    bench.write(2);
+    let told = Told::default();
+    assert!(bench.inbox.drain(&told));
+    assert_eq!(told.requests(), [3, 2]);
+    assert!(bench.inbox.drain(&told));
+    assert_eq!(told.requests(), [3, 2]);
+    // Not by one thread after the other.
+    bench.write(4);
+    dies(&mut bench);
+    dies(&mut bench);
+    assert!(bench.inbox.drain(&Panics));
 }
 
 /// A guest that writes while the inbox is being emptied.

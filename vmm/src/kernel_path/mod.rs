@@ -73,23 +73,26 @@ pub struct Inboxes {
     /// One of them was left before all in it was seen.
     unfinished: AtomicBool,
     inboxes: Box<[Mutex<Inbox>]>,
-    /// The inbox of each vCPU.
-    of_vcpu: Box<[usize]>,
+    /// The inbox of each vCPU whose domain has one in which something can be.
+    of_vcpu: Box<[Option<usize>]>,
 }
 
 impl Inboxes {
     /// `inboxes`, and which of them each vCPU's register belongs to.
     pub fn new(inboxes: Vec<Inbox>, of_vcpu: Vec<usize>) -> Arc<Self> {
+        let used = |index: &usize| inboxes.get(*index).is_some_and(Inbox::can_be_used);
+        let of_vcpu = of_vcpu.into_iter().map(|index| Some(index).filter(used));
         Arc::new(Self {
+            of_vcpu: of_vcpu.collect(),
             unfinished: AtomicBool::new(false),
             inboxes: inboxes.into_iter().map(Mutex::new).collect(),
-            of_vcpu: of_vcpu.into(),
         })
     }
 
-    /// The inbox of a vCPU's domain.
+    /// The inbox of a vCPU's domain, if something can be in it. Waits for
+    /// whoever carries its requests out.
     fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, Inbox>> {
-        self.locked(*self.of_vcpu.get(vcpu.index())?)
+        self.locked((*self.of_vcpu.get(vcpu.index())?)?)
     }
 
     /// Inbox `index`. A thread that panicked with it left nothing undone that

@@ -9,7 +9,15 @@ use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use super::{Inboxes, Requests};
 use crate::vm::bus::MmioDevice;
 
+/// What a request has.
+const BYTES: usize = 4;
+
 /// The device's region, with requests in the order in which they were written.
+///
+/// A request that exits although KVM signals others of its domain waits for
+/// whoever carries one of those out: the worker, or another vCPU of the domain.
+/// Nothing else waits: no read, no other register, no illegal write, and no
+/// request where none of the domain's vCPUs has a table.
 pub struct KernelRegion {
     region: Arc<dyn MmioDevice>,
     device: Arc<dyn Requests>,
@@ -38,12 +46,14 @@ impl MmioDevice for KernelRegion {
 
     fn write(&self, offset: u64, data: &[u8]) {
         let vcpu = u16::try_from(offset / REGION_STRIDE).map(VcpuId);
+        let asks = offset % REGION_STRIDE == REG_SET_PERF && data.len() == BYTES;
         let inbox = match vcpu {
-            Ok(vcpu) if offset % REGION_STRIDE == REG_SET_PERF => self.inboxes.of(vcpu),
+            Ok(vcpu) if asks => self.inboxes.of(vcpu),
             _ => None,
         };
         // What this vCPU wrote before is older. The inbox stays locked, so
-        // that the worker can't be about to carry it out.
+        // that the worker can't be about to carry it out: what it took before
+        // would come after this one.
         if let Some(mut inbox) = inbox {
             self.inboxes.drain_locked(&mut inbox, &*self.device);
             self.region.write(offset, data);
@@ -52,3 +62,7 @@ impl MmioDevice for KernelRegion {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "region_tests.rs"]
+mod tests;

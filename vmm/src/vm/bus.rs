@@ -14,7 +14,11 @@ use vcpufreq_device::{Actuator, Events, MmioRegion, Source};
 /// Something that answers guest accesses to a range of addresses.
 ///
 /// Called on the thread of the vCPU that made the access. Whatever a guest
-/// does, neither function may panic or block on another vCPU.
+/// does, neither function may panic. What keeps the vCPU waiting: at the
+/// console, whoever reads what it prints; at the vcpufreq registers, a call of
+/// the host for a request of its own domain, which on the path `kernel` the
+/// worker may be at ([`KernelRegion`](crate::kernel_path::KernelRegion)), and
+/// accesses under way while a path takes over from another one.
 pub trait MmioDevice: Send + Sync {
     /// Fills `data` with what the guest reads at `offset` from the range's start.
     fn read(&self, offset: u64, data: &mut [u8]);

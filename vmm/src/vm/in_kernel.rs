@@ -59,7 +59,8 @@ pub trait SlotMemory: Send + Sync {
 pub struct Taken {
     reads: AtomicBool,
     writes: AtomicBool,
-    /// A refusal has been told; it is the same after each reset.
+    /// A refusal of the path in use has been told; it is the same after each
+    /// reset.
     told: AtomicBool,
 }
 
@@ -85,6 +86,12 @@ pub struct Attached<'vm> {
 }
 
 impl InKernel {
+    /// Says that this takes the place of a path that was lost: what KVM refuses
+    /// of it is news.
+    pub(super) fn succeed(&self) {
+        self.taken.told.store(false, Relaxed);
+    }
+
     /// Makes `vm` handle all of it. `slot` is the number of a free memory slot.
     /// What KVM refuses is a warning, and is left to the exit.
     pub fn attach<'vm>(

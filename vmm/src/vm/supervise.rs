@@ -122,6 +122,7 @@ impl KernelPart<'_, '_> {
         if let Some(mut attached) = self.attached.take() {
             attached.detach();
             *self.in_kernel = self.hooks.on_path_lost();
+            self.in_kernel.iter().for_each(|next| next.succeed());
             self.attach();
         }
     }

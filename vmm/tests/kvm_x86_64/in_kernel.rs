@@ -8,6 +8,7 @@
 //! - A guest that resets has it all again.
 //! - When the worker dies, what was written is carried out, and what follows
 //!   exits.
+//! - What KVM refuses is told, once for each path.
 //! - 64 vCPUs with 16 entries each are within KVM's limits.
 
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -106,6 +107,16 @@ fn path() -> Path {
             reads: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
         }),
+    }
+}
+
+/// A pCPU at the frequency that guests wait for.
+fn at_777() -> PcpuPerf {
+    PcpuPerf {
+        pcpu: 0,
+        khz: Khz(777),
+        khz_max: Khz(1_800_000),
+        capacity: Util::new(512).unwrap(),
     }
 }
 
@@ -296,14 +307,10 @@ fn a_dead_worker_loses_no_request() {
     let in_kernel = path.in_kernel.as_mut().unwrap();
     Arc::get_mut(in_kernel).unwrap().lost = worker.lost();
     let taken = path.taken();
-    // Asks until a request exits: mov eax, 600000; mov ds:[4], eax; then
-    // waits for the device to have been asked, by cur_perf.
+    // Asks, waits for 777, and asks again.
     let code = Code::default()
         .write(0x04, TABLE_KHZ[2])
-        .raw(&[0x66, 0xa1, 0x00, 0x00]) // again: mov eax, ds:[0]
-        .raw(&[0x66, 0x3d]) // cmp eax, 777
-        .raw(&777_u32.to_le_bytes())
-        .raw(&[0x75, 0xf4]) // jne again
+        .wait_for(777)
         .write(0x04, TABLE_KHZ[0])
         .halt();
     let told = path.counted.clone();
@@ -315,19 +322,14 @@ fn a_dead_worker_loses_no_request() {
             while told.exits().0 == 0 {
                 std::thread::yield_now();
             }
-            bench.device().source().set(Some(PcpuPerf {
-                pcpu: 0,
-                khz: Khz(777),
-                khz_max: Khz(1_800_000),
-                capacity: Util::new(512).unwrap(),
-            }));
+            bench.device().source().set(Some(at_777()));
         });
         assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
     });
     assert_eq!(path.counted.exits().1, 1, "the last write exits");
     assert_eq!((taken.reads(), taken.writes()), (false, false));
-    let applied = applied(&path);
-    assert_eq!(applied[applied.len() - 1], 170);
+    // The one that the worker had in hand, and the one that exits after it.
+    assert_eq!(applied(&path), [512, 170]);
     drop(worker);
 }
 
@@ -367,10 +369,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     // Reads cur_perf until it is 777, which is said when the next path is in
     // place, then asks.
     let code = Code::default()
-        .raw(&[0x66, 0xa1, 0x00, 0x00]) // again: mov eax, ds:[0]
-        .raw(&[0x66, 0x3d]) // cmp eax, 777
-        .raw(&777_u32.to_le_bytes())
-        .raw(&[0x75, 0xf4]) // jne again
+        .wait_for(777)
         .write(0x04, TABLE_KHZ[1])
         .halt();
     let taken = next.taken.clone();
@@ -380,12 +379,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
             while !(taken.reads() && taken.writes()) {
                 std::thread::yield_now();
             }
-            device.source().set(Some(PcpuPerf {
-                pcpu: 0,
-                khz: Khz(777),
-                khz_max: Khz(1_800_000),
-                capacity: Util::new(512).unwrap(),
-            }));
+            device.source().set(Some(at_777()));
             device.refresh(VcpuId(0));
         });
         assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
@@ -421,20 +415,32 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
     let _ = in_kernel.attach(&vm, 0, &Told::default());
 }
 
+/// Keeps warnings, and what comes after a path that is lost.
+#[derive(Default)]
+struct Warned {
+    texts: Mutex<Vec<String>>,
+    next: Mutex<Option<Arc<InKernel>>>,
+    lost: AtomicUsize,
+}
+
+impl Hooks for Warned {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        self.lost.fetch_add(1, Ordering::SeqCst);
+        self.next.lock().unwrap().take()
+    }
+
+    fn on_warning(&self, text: &str) {
+        self.texts.lock().unwrap().push(text.to_owned());
+    }
+}
+
 #[test]
 fn what_kvm_refuses_is_a_warning_and_exits() {
     let Some(kvm) = kvm_or_skip() else { return };
-    #[derive(Default)]
-    struct Warned(Mutex<Vec<String>>);
-    impl Hooks for Warned {
-        fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-            Ok(())
-        }
-
-        fn on_warning(&self, text: &str) {
-            self.0.lock().unwrap().push(text.to_owned());
-        }
-    }
     let vm = kvm.create_vm().unwrap();
     // The same value twice: KVM takes the first and refuses the second.
     let mut twice = doorbells(1);
@@ -449,7 +455,7 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let warned = Warned::default();
     let too_high = u32::MAX;
     let _ = in_kernel.attach(&vm, too_high, &warned);
-    let warnings = warned.0.lock().unwrap().clone();
+    let warnings = warned.texts.lock().unwrap().clone();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("KVM refused a read-only slot"));
     assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
@@ -464,4 +470,64 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
         taken: in_kernel.taken.clone(),
     });
     let _ = again.attach(&vm, 0, &Told::default());
+}
+
+/// KVM refuses the eventfds of one path, and of the next one: both are told,
+/// and the second one after a reset not again.
+#[test]
+fn what_kvm_refuses_of_the_next_path_is_told_too() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let usual = path.in_kernel.as_ref().unwrap();
+    let taken: Arc<Taken> = Arc::default();
+    let refused = |values: &[Option<u32>], all_or_nothing| {
+        // Each value twice, which KVM doesn't take.
+        let bells = values.iter().chain(values).map(|khz| Doorbell {
+            vcpu: VcpuId(0),
+            khz: *khz,
+            event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+        });
+        Arc::new(InKernel {
+            pages: usual.pages.clone(),
+            doorbells: bells.collect(),
+            lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+            all_or_nothing,
+            taken: taken.clone(),
+        })
+    };
+    let warned = Arc::new(Warned::default());
+    let values = TABLE_KHZ.map(Some);
+    *warned.next.lock().unwrap() = Some(refused(&values, false));
+    let host = Host {
+        hooks: warned.clone(),
+        cpufreq: Some(Cpufreq {
+            device: path.counted.clone(),
+            size: region_size(1),
+            in_kernel: Some(refused(&[None], true)),
+        }),
+    };
+    // Waits for 777, resets, and halts.
+    let wait = Code::default().wait_for(777).triple_fault();
+    let codes = vec![wait, Code::default().halt()];
+    let device = path.bench.region.device().clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Reads come from memory again once the next path is in place.
+            while warned.lost.load(Ordering::SeqCst) == 0 || !taken.reads() {
+                std::thread::yield_now();
+            }
+            device.source().set(Some(at_777()));
+            device.refresh(VcpuId(0));
+        });
+        let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
+        let mut guest = Reboots { codes, boots: 0 };
+        assert_eq!(
+            supervise(&mut guest, &kvm, threads, &host).unwrap().resets,
+            1
+        );
+    });
+    let warnings = warned.texts.lock().unwrap().clone();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("KVM refused ioeventfd 1 of 2"));
+    assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
 }

@@ -72,6 +72,12 @@ impl Code {
         self
     }
 
+    /// `mov eax, ds:[0]` until it is `khz`: `cmp eax, khz`, `jne`.
+    fn wait_for(self, khz: u32) -> Self {
+        let again = self.raw(&[0x66, 0xa1, 0x00, 0x00, 0x66, 0x3d]);
+        again.raw(&khz.to_le_bytes()).raw(&[0x75, 0xf4])
+    }
+
     /// Any other instruction.
     fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend(bytes);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{MapCore as _, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::bpf::unload_module;
 use super::stats::of as stats;
-use super::{Plan, Policy, ask_for, set_governor};
+use super::{Plan, Policy, ask_for, registers, set_governor};
 use crate::deeds::insmod;
 use crate::sys::drop_bpf_capabilities;
 use crate::vm::{Setup, Vm};
@@ -30,7 +30,7 @@ const LOOKS: Duration = Duration::from_secs(1);
 /// Each case in turn; the last one can't be taken back, so this is the last
 /// scenario of its boot.
 pub fn run(plan: &Plan) -> Result<Value> {
-    let mut rows = vec![detached(plan)?];
+    let mut rows = vec![detached(plan)?, detached_amid_requests(plan)?];
     unload_module()?;
     rows.push(started(
         plan,
@@ -140,7 +140,7 @@ fn detached(plan: &Plan) -> Result<Value> {
     for khz in [policy.max(), second, policy.max()] {
         ask_for(&mut vm, 0, khz)?;
         sleep(LOOKS / 4);
-        meanwhile.push(vm.clamp(0)?.0);
+        meanwhile.push((khz, vm.clamp(0)?.0));
     }
     sleep(LOOKS);
     wrong.extend(wrong_clamps(&mut vm, policy)?);
@@ -155,18 +155,72 @@ fn detached(plan: &Plan) -> Result<Value> {
     let line = said
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
-    // Never below what was asked for.
-    let floor = policy.util(second);
+    // Never below what was asked for by then.
     let held = wrong.is_empty()
         && before["path"] == "bpf"
         && after["path"] == "kernel"
         && exited(&before) == exited(&after)
-        && meanwhile.iter().all(|&clamp| clamp >= floor)
+        && meanwhile
+            .iter()
+            .all(|&(khz, clamp)| clamp >= policy.util(khz))
         && calls_end
         && line.is_some_and(|line| line.contains("by hypercall to nobody"));
     Ok(json!({
-        "held": held, "case": "program taken away", "calls": [calls.0, calls.1], "path": after["path"], "reason": line,
-        "vmm_said": said, "wrong": wrong, "clamps_meanwhile": meanwhile, "writes_exited": [exited(&before), exited(&after)],
+        "held": held, "case": "program taken away", "calls": [calls.0, calls.1],
+        "path": after["path"], "reason": line,
+        "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
+    }))
+}
+
+/// The same while the guest asks each millisecond, also in the moment of the
+/// handing over: no clamp is below the lower of its two values, and the last one
+/// is in force in the end.
+fn detached_amid_requests(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    // The highest is what stands for a request that nobody saw.
+    let [_, low, high, _, ..] = policy.opps[..] else {
+        bail!("a policy of under four OPPs");
+    };
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
+    };
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let register = registers(&mut vm)? + 0x04;
+    vm.ask(format!(
+        "start load writes 0 {register:#x} 1000 {low} {high}"
+    ))?;
+    sleep(LOOKS / 4);
+    let before = stats(&vm)?["vcpus"][0].clone();
+    take_program_away()?;
+    let mut lowest = u32::MAX;
+    for _ in 0..100 {
+        sleep(LOOKS / 100);
+        lowest = lowest.min(vm.clamp(0)?.0);
+    }
+    let turns = vm.number("stop load")?;
+    let last = if turns % 2 == 1 { high } else { low };
+    sleep(LOOKS);
+    let clamp = vm.clamp(0)?;
+    let after = stats(&vm)?["vcpus"][0].clone();
+    let said = vm.quit()?;
+    let line = said
+        .lines()
+        .find(|line| line.contains("the path bpf is lost"));
+    let util = policy.util(last);
+    let held = before["path"] == "bpf"
+        && after["path"] == "kernel"
+        && turns > 500
+        && lowest >= policy.util(low)
+        && clamp == (util, util)
+        && line.is_some();
+    Ok(json!({
+        "held": held, "case": "program taken away amid requests", "path": after["path"],
+        "reason": line, "vmm_said": said, "requests": turns, "asked_last": last, "util": util,
+        "clamp": clamp, "lowest_clamp": lowest, "util_of_lower": policy.util(low),
+        "writes_exited": after["accesses"]["writes_exited"],
     }))
 }
 

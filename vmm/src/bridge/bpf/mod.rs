@@ -22,7 +22,7 @@ use std::thread::{Builder, JoinHandle};
 use anyhow::Context;
 use vcpufreq_device::{
     CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, PageMemory,
-    VcpuId, host::Tid,
+    REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid,
 };
 use vcpufreq_host_bpf::{self as host_bpf, BpfPages, HostBpf, HostModule, VmConfig};
 use vmm_sys_util::eventfd::EventFd;
@@ -33,6 +33,7 @@ use crate::path::Path;
 use crate::run::warn;
 use crate::run_report::{Observer, add};
 use crate::stats::VcpuStats;
+use crate::vm::bus::MmioDevice;
 use crate::vm::in_kernel::{InKernel, SlotMemory};
 use crate::vm::layout::CPUFREQ_BASE;
 use setup::{khz_of, open_module, pcpus, policies};
@@ -80,6 +81,8 @@ struct Shared {
     lost: Arc<EventFd>,
     why_lost: OnceLock<String>,
     stop: AtomicBool,
+    /// Held while a clamp is put into force.
+    applying: Mutex<()>,
 }
 
 /// A vCPU, as far as the programs don't know it.
@@ -91,8 +94,8 @@ struct Vcpu {
     signals: AtomicU64,
     /// Signals of writes that the programs have not seen.
     missed: AtomicU64,
-    /// How many they had seen by then.
-    seen_at_miss: AtomicU64,
+    /// When that was found, in ns of CLOCK_MONOTONIC; 0: never.
+    missed_at_ns: AtomicU64,
     tid: AtomicI32,
     applied: AtomicU64,
     refused: AtomicU64,
@@ -157,6 +160,7 @@ impl BpfPath {
             lost: Arc::new(event().context("can't make an eventfd")?),
             why_lost: OnceLock::new(),
             stop: AtomicBool::new(false),
+            applying: Mutex::default(),
         });
         let in_kernel = shared.in_kernel(guest.taken.clone());
         let thread = Builder::new().name("requests".to_owned());
@@ -174,6 +178,14 @@ impl BpfPath {
     /// The pages, as the device stores to them.
     pub fn memory(&self) -> Box<dyn PageMemory> {
         Box::new(BpfPages(self.shared.host.clone()))
+    }
+
+    /// The device for accesses that exit: `inner`, but cur_perf is the programs'.
+    pub fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
+        Arc::new(BpfRegion {
+            inner,
+            shared: self.shared.clone(),
+        })
     }
 
     /// Says that the calling thread runs `vcpu`.
@@ -195,6 +207,9 @@ impl BpfPath {
                 "the guest's requests can't be taken back: {error}"
             ));
         }
+        for known in &shared.vcpus {
+            known.missed_at_ns.store(0, SeqCst);
+        }
         for domain in shared.all_domains() {
             shared.settle(domain);
         }
@@ -206,7 +221,8 @@ impl BpfPath {
         let shared = &self.shared;
         self.stop();
         shared.host.detach();
-        shared.look();
+        // The device may have new requests in force by now: nothing is assumed.
+        shared.count_missed(|_, _, _| ());
         for domain in shared.all_domains() {
             if let Some((vcpu, khz)) = shared.newest(domain) {
                 device.inherit(vcpu, khz);
@@ -262,7 +278,8 @@ impl BpfPath {
         stats.accesses.writes_in_kernel += counters.requests;
         let device = shared.device.counters(vcpu).unwrap_or_default();
         stats.counts = add(device, counters).into();
-        if self.is_lost() {
+        if self.shared.stop.load(SeqCst) {
+            // The path that took over says the rest.
             return;
         }
         stats.path = Path::Bpf;
@@ -278,10 +295,6 @@ impl BpfPath {
         };
         stats.freq_after = histogram(&by_programs.freq_after).into();
     }
-
-    fn is_lost(&self) -> bool {
-        self.shared.stop.load(SeqCst)
-    }
 }
 
 impl Vcpu {
@@ -291,7 +304,7 @@ impl Vcpu {
             signal,
             signals: AtomicU64::new(0),
             missed: AtomicU64::new(0),
-            seen_at_miss: AtomicU64::new(u64::MAX),
+            missed_at_ns: AtomicU64::new(0),
             tid: AtomicI32::new(0),
             applied: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -300,6 +313,31 @@ impl Vcpu {
             dropped: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
+    }
+}
+
+/// The device on the bus as long as programs keep cur_perf: a hypercall that
+/// asks for it exits, and `inner` knows neither requests nor frequencies.
+struct BpfRegion {
+    inner: Arc<dyn MmioDevice>,
+    shared: Arc<Shared>,
+}
+
+impl MmioDevice for BpfRegion {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let vcpu = u16::try_from(offset / REGION_STRIDE).map(VcpuId).ok();
+        let of_cur_perf = offset % REGION_STRIDE == REG_CUR_PERF && data.len() == 4;
+        match vcpu.and_then(|vcpu| self.shared.host.cur_perf(vcpu)) {
+            Some(khz) if of_cur_perf => {
+                data.copy_from_slice(&khz.0.to_le_bytes());
+                self.shared.device.count_exit(vcpu, false);
+            }
+            _ => self.inner.read(offset, data),
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.inner.write(offset, data);
     }
 }
 

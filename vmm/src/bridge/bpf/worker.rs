@@ -2,15 +2,15 @@
 //! The worker: what the programs leave to the VMM, and a look now and then for
 //! what they have not seen and what the module could not do.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::{ActuateError, Actuator, Demand, Events, Khz, VcpuId, host};
-use vcpufreq_host_bpf::{Event, Waiting, Worker};
+use vcpufreq_host_bpf::{Event, Settled, Waiting, Worker};
 
 use super::events::{applied_event, not_applicable, refusal, refused};
-use super::{Shared, Shown};
+use super::{Shared, Shown, Vcpu};
 use crate::budget::Budget;
 use crate::housekeeper::TURNS;
 use crate::sys;
@@ -72,40 +72,46 @@ impl Shared {
         let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
         let (mut turn_at, mut budget) = (0, Budget::new(Instant::now()));
         while !self.stop.load(SeqCst) {
+            let cpu_before = thread_cpu_time();
             let now = sys::monotonic_ns();
             // Requests over the limit get a turn now and then.
-            let due = waiting.iter().filter_map(|w| w.not_before_ns);
-            let due = due.min().map_or(look_at, |ns| ns.max(turn_at));
-            let until = look_at.min(due).saturating_sub(now);
-            let events = worker.wait(Duration::from_nanos(until));
-            for event in events.map_err(|error| error.to_string())? {
+            let due = waiting.iter().map(|w| match w.not_before_ns {
+                Some(ns) => ns.max(turn_at),
+                None => now,
+            });
+            let until = due.min().unwrap_or(look_at).min(look_at);
+            let until = Duration::from_nanos(until.saturating_sub(now));
+            let events = worker.wait(until).map_err(|error| error.to_string())?;
+            for event in events {
                 match event {
                     Event::Waiting(request) => waiting.push(request),
                     Event::Told(told) => self.told(&told),
                 }
             }
-            let cpu_before = thread_cpu_time();
             let now = sys::monotonic_ns();
             let turn = now >= turn_at;
-            waiting.retain(|request| {
-                let due = request.not_before_ns.is_none_or(|ns| turn && ns <= now);
-                if due {
-                    self.serve_one(request);
-                    if request.not_before_ns.is_some() {
-                        turn_at = now + ns(TURNS[0]);
-                    }
+            waiting.retain_mut(|request| {
+                let limited = request.not_before_ns;
+                if limited.is_some_and(|ns| !turn || ns > now) {
+                    return true;
                 }
-                !due
+                if limited.is_some() {
+                    turn_at = now + ns(TURNS[0]);
+                }
+                request.not_before_ns = None;
+                self.serve_one(&Waiting {
+                    not_before_ns: limited,
+                    ..*request
+                }) == Settled::Changing
             });
-            let used = thread_cpu_time().saturating_sub(cpu_before);
             if now >= look_at {
                 look_at = now + ns(LOOK);
                 self.look_at_module();
-                self.look_for_dropped();
+                self.look_for_dropped(&mut waiting);
                 let found = self.look();
                 in_vain = match found.missed {
-                    0 => in_vain,
                     _ if found.seen != before.seen => 0,
+                    0 => in_vain,
                     _ => in_vain + 1,
                 };
                 before = found;
@@ -113,6 +119,7 @@ impl Shared {
             if in_vain == LOOKS_IN_VAIN {
                 return Err("its programs don't see the guest's requests any more".to_owned());
             }
+            let used = thread_cpu_time().saturating_sub(cpu_before);
             std::thread::sleep(budget.after(used, Instant::now()));
         }
         Ok(())
@@ -128,26 +135,33 @@ impl Shared {
     }
 
     /// Looks for writes that KVM has finished and no program has seen, and asks
-    /// for the highest in their place. Signals are counted first: each write is
-    /// seen before it is signalled.
-    pub(super) fn look(&self) -> Look {
+    /// for the highest in their place.
+    fn look(&self) -> Look {
+        self.count_missed(|vcpu, known, seen| {
+            let max = self.device.config().vcpus[vcpu.index()].table.max();
+            self.host.assume(vcpu, max, seen, sys::monotonic_ns());
+            self.settle(known.domain);
+        })
+    }
+
+    /// Has `missed` told of each vCPU with new writes that no program has seen,
+    /// and how many were seen. Signals are counted first: each write is seen
+    /// before it is signalled.
+    pub(super) fn count_missed(&self, mut missed: impl FnMut(VcpuId, &Vcpu, u64)) -> Look {
         let mut found = Look::default();
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             let news = known.signal.read().unwrap_or(0);
             let signals = known.signals.fetch_add(news, SeqCst) + news;
             let seen = self.host.seen(vcpu);
             found.seen += seen;
-            let missed = signals.saturating_sub(seen);
-            let news = missed.saturating_sub(known.missed.load(SeqCst));
-            if news == 0 {
-                continue;
+            let all = signals.saturating_sub(seen);
+            let news = all.saturating_sub(known.missed.load(SeqCst));
+            if news > 0 {
+                found.missed += news;
+                known.missed.store(all, SeqCst);
+                known.missed_at_ns.store(sys::monotonic_ns(), SeqCst);
+                missed(vcpu, known, seen);
             }
-            found.missed += news;
-            known.missed.store(missed, SeqCst);
-            known.seen_at_miss.store(seen, SeqCst);
-            let max = self.device.config().vcpus[vcpu.index()].table.max();
-            self.host.assume(vcpu, max, seen);
-            self.settle(known.domain);
         }
         found
     }
@@ -181,19 +195,20 @@ impl Shared {
         }
     }
 
-    /// Carries out requests whose events found no room: those that tell of
-    /// requests may have taken it.
-    fn look_for_dropped(&self) {
+    /// Adds requests whose events found no room: those that tell of requests
+    /// may have taken it.
+    fn look_for_dropped(&self, waiting: &mut Vec<Waiting>) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             let dropped = self
                 .host
                 .counters(vcpu)
                 .map_or(0, |counted| counted.dropped);
             if known.dropped.swap(dropped, Relaxed) != dropped {
-                self.serve_one(&Waiting {
+                // As one that was over the limit, which may be what it was.
+                waiting.push(Waiting {
                     vcpu,
                     domain: known.domain,
-                    not_before_ns: Some(0),
+                    not_before_ns: Some(sys::monotonic_ns()),
                 });
             }
         }
@@ -214,36 +229,48 @@ impl Shared {
         let members = members.filter(|(_, known)| known.domain == domain);
         let asked = members.filter_map(|(vcpu, known)| {
             let latest = self.host.latest(vcpu)?;
-            let unseen = known.seen_at_miss.load(SeqCst) == self.host.seen(vcpu);
-            if unseen {
+            let missed_at = known.missed_at_ns.load(SeqCst);
+            if missed_at > latest.at_ns {
                 let max = self.device.config().vcpus[vcpu.index()].table.max();
-                return Some((u64::MAX, (vcpu, max)));
+                return Some((missed_at, (vcpu, max)));
             }
-            (latest.khz != Khz(0)).then_some((latest.at_ns, (vcpu, latest.khz)))
+            Some((latest.at_ns, (vcpu, latest.khz)))
         });
-        asked.max_by_key(|(at, _)| *at).map(|(_, asked)| asked)
+        let newest = asked.max_by_key(|(at, _)| *at).map(|(_, asked)| asked);
+        // 0 takes back what was asked for before.
+        newest.filter(|(_, khz)| *khz != Khz(0))
     }
 
-    pub(super) fn serve_one(&self, request: &Waiting) {
+    fn serve_one(&self, request: &Waiting) -> Settled {
         let vcpu = request.vcpu;
+        let _alone = self.applying();
         let apply = |domain, demand| self.apply(vcpu, domain, demand);
-        if self.host.serve(request, apply)
+        let settled = self.host.serve(request, apply);
+        if settled == Settled::InForce
             && let (Some(known), Some(latest)) =
                 (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
         {
             let took = sys::monotonic_ns().saturating_sub(latest.at_ns);
             known.clamp_after.record(took);
         }
+        settled
     }
 
     /// Puts what a domain wants into force.
     pub(super) fn settle(&self, domain: u32) {
         let vcpu = self.last_writer(domain);
+        let _alone = self.applying();
         self.host
             .settle(domain, |domain, demand| self.apply(vcpu, domain, demand));
     }
 
-    pub(super) fn apply(&self, vcpu: VcpuId, domain: u32, demand: Demand) -> bool {
+    /// An actuator is called by one thread at a time: the worker's, and at a
+    /// reset the main one's.
+    fn applying(&self) -> MutexGuard<'_, ()> {
+        self.applying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, vcpu: VcpuId, domain: u32, demand: Demand) -> bool {
         let index = usize::try_from(domain).unwrap_or(usize::MAX);
         let (Some(&id), Some(known)) = (self.domains.get(index), self.vcpus.get(vcpu.index()))
         else {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
-use vcpufreq_host_bpf::{ActuateBy, Counters, Event, HostBpf, HostModule, Target, VcpuPolicy};
+use vcpufreq_host_bpf::{
+    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, Target, VcpuPolicy,
+};
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
@@ -20,6 +22,8 @@ use crate::{deeds, load, sysfs};
 const SET_PERF: u64 = BASE + 4;
 const MANY: u64 = 100_000;
 const ONE: VcpuId = VcpuId(0);
+/// set_perf of another vCPU in the same domain.
+const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
 
 pub fn run() -> Result<Value> {
     let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
@@ -50,7 +54,7 @@ impl Vcpu {
         load::pin(policy.cpu())?;
         let mut how = like(&policy, 0)?;
         how.actuate = actuate;
-        let host = start(&policies, vec![how.clone()])?;
+        let host = start(&policies, vec![how.clone(), how.clone()])?;
         host.register_thread(ONE)?;
         let vm = TinyVm::new(Some((BASE, host.pages())))?;
         Ok(Self {
@@ -124,14 +128,18 @@ fn clamped() -> Result<Value> {
     module.bind(0, Target::Group { min, max })?;
     let by_exit = exits(&mut vcpu, &group)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
+    let _others = vcpu.vm.swallow(OTHERS_SET_PERF)?;
     let (reads_hold, reads) = reads(&mut vcpu)?;
     let (writes_hold, writes) = writes(&mut vcpu, by_exit)?;
     let (limit_holds, limit) = limit(&mut vcpu, &module)?;
+    let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
     let (deadline_holds, deadline) = deadline(&mut vcpu)?;
     let applied = module.applied(0)?;
     Ok(json!({
-        "held": reads_hold && writes_hold && limit_holds && deadline_holds && applied.refused == 0,
-        "reads": reads, "writes": writes, "limit": limit, "deadline": deadline,
+        "held": reads_hold && writes_hold && limit_holds && overtaken_holds && deadline_holds
+            && applied.refused == 0,
+        "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
+        "deadline": deadline,
         "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
     }))
 }
@@ -192,16 +200,64 @@ fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
 
 /// A flood over the limit: few clamps, one event, and the last value in the end.
 fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
-    vcpu.how.limit = Some(RateLimit {
-        per_second: NonZeroU32::new(100).context("0")?,
-        burst: NonZeroU32::new(10).context("0")?,
-    });
-    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
-    let worker = vcpu.host.worker()?;
+    set_limit(vcpu, true)?;
     let before = vcpu.counters()?;
-    let times = 600;
-    let (_, _) = vcpu.timed(stores(times, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let (_, _) = vcpu.timed(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let after = vcpu.counters()?;
+    let (events, served) = serve(vcpu, module)?;
+    let clamp = own_clamp()?;
+    let last = FROM_KHZ + STEP_KHZ * 599;
+    set_limit(vcpu, false)?;
+    let passed = after.in_kernel - before.in_kernel;
+    let limited = after.limited - before.limited;
+    let held = events == 1
+        && served
+        && passed + limited == FLOOD
+        && (10..=15).contains(&passed)
+        && clamp == vcpu.policy.util(last);
+    let row = json!({
+        "requests": FLOOD, "passed": passed, "limited": limited, "events": events, "clamp": clamp,
+    });
+    Ok((held, row))
+}
+
+/// What waits for a token is older than what another vCPU of the domain asks for meanwhile.
+fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let by_other = Deed {
+        address: OTHERS_SET_PERF,
+        ..stores(1, newer, 0)
+    };
+    let outcome = vcpu.vm.run(by_other, |_, _| ())?;
+    let at_once = own_clamp()?;
+    let (events, served) = serve(vcpu, module)?;
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let held = outcome.exits == 0 && events == 1 && served && [at_once, clamp] == [wanted; 2];
+    let row = json!({ "events": events, "clamp_at_once": at_once, "clamp": clamp });
+    Ok((held, row))
+}
+
+/// Requests, of which some pass at once.
+const FLOOD: u64 = 600;
+
+fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
+    vcpu.how.limit = match on {
+        true => Some(RateLimit {
+            per_second: NonZeroU32::new(100).context("0")?,
+            burst: NonZeroU32::new(10).context("0")?,
+        }),
+        false => None,
+    };
+    Ok(vcpu.host.set_policy(ONE, vcpu.how.clone())?)
+}
+
+/// Serves the requests that wait; how many, and whether all are in force.
+fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
+    let worker = vcpu.host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let mut served = true;
     for event in &events {
@@ -209,26 +265,10 @@ fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
             bail!("told of a request that nobody wanted told: {event:?}");
         };
         served &= waiting.not_before_ns.is_some();
-        served &= vcpu.host.serve(waiting, |domain, demand| {
-            module.apply(domain, demand).is_ok()
-        });
+        let apply = |domain, demand| module.apply(domain, demand).is_ok();
+        served &= vcpu.host.serve(waiting, apply) == Settled::InForce;
     }
-    let clamp = own_clamp()?;
-    let last = FROM_KHZ + STEP_KHZ * 599;
-    vcpu.how.limit = None;
-    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
-    let passed = after.in_kernel - before.in_kernel;
-    let limited = after.limited - before.limited;
-    let held = events.len() == 1
-        && served
-        && passed + limited == times
-        && (10..=15).contains(&passed)
-        && clamp == vcpu.policy.util(last);
-    let row = json!({
-        "requests": times, "passed": passed, "limited": limited, "events": events.len(),
-        "clamp": clamp,
-    });
-    Ok((held, row))
+    Ok((events.len(), served))
 }
 
 /// Clamps mean nothing to a SCHED_DEADLINE thread: counted, and the host goes on.
