@@ -330,3 +330,35 @@ impl Row {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! What costs too much is named, and what wasn't measured isn't within its bound.
+    use super::*;
+
+    fn row(path: &'static str, op: &'static str, median_ns: f64) -> Row {
+        let ends = Ends {
+            trapped: 0,
+            exited: 0,
+        };
+        Row::new(path, op, (median_ns, median_ns), &ends, (None, None))
+    }
+
+    #[test]
+    fn costs_have_bounds() {
+        let bare = json!({ "load_median_ns": 10.0 });
+        let rows = |bpf_write| {
+            vec![
+                row("exit", "write", 28_000.0),
+                row("kernel", "read", 12.0),
+                row("bpf", "read", 12.0),
+                row("bpf", "write", bpf_write),
+            ]
+        };
+        assert!(out_of_bound(&rows(14_000.0), &bare).is_empty());
+        let wrong = out_of_bound(&rows(14_001.0), &bare);
+        assert!(matches!(&wrong[..], [one] if one.starts_with("a write by bpf")));
+        assert_eq!(out_of_bound(&rows(14_000.0), &Value::Null).len(), 2);
+        assert_eq!(out_of_bound(&[], &bare).len(), 3);
+    }
+}
