@@ -568,7 +568,11 @@ fn a_wish_that_the_host_cannot_grant_is_refused() {
         facts(true, Err(CgroupError::NotMounted)),
     );
     assert!(error.unwrap_err().to_string().contains("mount it"));
-    for wish in [ActuatorChoice::Cgroup, ActuatorChoice::Thread] {
+    for wish in [
+        ActuatorChoice::Auto,
+        ActuatorChoice::Cgroup,
+        ActuatorChoice::Thread,
+    ] {
         let error = choose(wish, facts(false, Ok(Host::new().place())));
         assert!(
             error
@@ -582,9 +586,8 @@ fn a_wish_that_the_host_cannot_grant_is_refused() {
 #[test]
 fn without_uclamp_requests_are_not_applicable() {
     let facts = facts(false, Ok(Host::new().place()));
-    let chosen = choose(ActuatorChoice::Auto, facts).unwrap();
+    let chosen = choose(ActuatorChoice::Nothing, facts).unwrap();
     assert_eq!(chosen.kind, ActuatorKind::Nothing);
-    assert!(chosen.reason.contains("CONFIG_UCLAMP_TASK"));
     let domains = [DomainId(7)];
     let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains).unwrap();
     actuator.register_thread(VcpuId(0), Tid::current()).unwrap();

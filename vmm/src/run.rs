@@ -99,17 +99,15 @@ impl Offer {
     fn of_host(config: &RunConfig) -> anyhow::Result<Self> {
         const NEXT: &str = "or run without the bridge (--no-bridge)";
         let root = HostRoot::default();
-        let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root))
-            .map_err(|why| anyhow::anyhow!("{why}; change that, {NEXT}"))?;
+        let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root)).map_err(|why| {
+            anyhow::anyhow!(
+                "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
+            )
+        })?;
         if chosen.kind == ActuatorKind::Nothing && config.rt.has_floor() {
-            bail!(
-                "no --floor can be kept: {}; change that, {NEXT}",
-                chosen.reason
-            );
+            bail!("--actuator none can't keep a --floor; leave one of them out");
         }
-        if config.actuator == ActuatorChoice::Auto
-            && !matches!(chosen.kind, ActuatorKind::Cgroup(_))
-        {
+        if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
             warn(&chosen.reason);
         }
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;

@@ -199,7 +199,7 @@ fn no_uclamp() {
     }
     let scene = Scene::new();
     let said = ["CONFIG_UCLAMP_TASK", "--no-bridge"];
-    assert_refused(&scene.run(&[TABLE, "--actuator", "thread"]), &said);
+    assert_refused(&scene.run(&[TABLE]), &said);
 }
 
 #[test]

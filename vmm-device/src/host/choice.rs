@@ -27,6 +27,9 @@ pub enum ActuatorChoice {
     Cgroup,
     /// Threads.
     Thread,
+    /// No clamps at all: the guest reads what it gets, and its requests are counted as not
+    /// applicable. For hosts without uclamp.
+    Nothing,
 }
 
 /// What the host offers.
@@ -54,7 +57,7 @@ pub enum ActuatorKind {
     Cgroup(Placement),
     /// [`ThreadActuator`].
     Thread,
-    /// Nothing: the kernel can't clamp, and every request is [`ActuateError::NotApplicable`].
+    /// Nothing: every request is [`ActuateError::NotApplicable`].
     Nothing,
 }
 
@@ -100,23 +103,16 @@ impl ActuatorFacts {
 }
 
 /// Chooses. Groups come first, for one vCPU as for many: their clamps change without the frequency
-/// dip that `sched_setattr` causes on a running thread. Where the host can't clamp at all, there is
-/// nothing to choose, and the guest still reads what it gets.
+/// dip that `sched_setattr` causes on a running thread.
 ///
 /// # Errors
-/// When the host can't do what is wanted.
+/// When the host can't do what is wanted, or clamp at all.
 pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, ChoiceError> {
-    if let Err(error) = facts.uclamp {
-        let error = ChoiceError::NoUclamp(error);
-        return match wish {
-            ActuatorChoice::Auto => Ok(Chosen {
-                kind: ActuatorKind::Nothing,
-                reason: format!("requests are counted as not applicable: {error}"),
-            }),
-            ActuatorChoice::Cgroup | ActuatorChoice::Thread => Err(error),
-        };
+    if wish != ActuatorChoice::Nothing {
+        facts.uclamp.map_err(ChoiceError::NoUclamp)?;
     }
     let (kind, reason) = match (wish, facts.cgroup) {
+        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as asked".into()),
         (ActuatorChoice::Cgroup, Err(error)) => return Err(error.into()),
         (ActuatorChoice::Cgroup, Ok(place)) => (ActuatorKind::Cgroup(place), "as asked".into()),
         (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as asked".into()),
@@ -260,7 +256,7 @@ impl Actuator for HostActuator {
             On::Threads(actuator) => actuator.apply(domain, demand),
             On::Nothing => Err(ActuateError::NotApplicable {
                 domain,
-                reason: "the kernel has no uclamp",
+                reason: "nothing is to be clamped",
             }),
         }
     }
