@@ -13,12 +13,13 @@ const SCORE_LEAST: u64 = 950;
 const ENERGY_MOST: u64 = 1_050;
 
 /// Metrics that are to be the host's within two ticks or 2 %.
-const RAMPS: [(&str, &str); 5] = [
+const RAMPS: [(&str, &str); 6] = [
     ("little-to-big", "to_big_fmax"),
     ("little-to-big", "migrate"),
     ("big-ramp", "to_fmax"),
     ("new-thread", "to_fmax"),
     ("step-down", "to_fmin"),
+    ("step-down", "other_thread.to_fmin"),
 ];
 
 /// A bound, and whether a report keeps it.

@@ -29,12 +29,24 @@ macro_rules! period {
 /// A job that may run anywhere, begun on a little CPU.
 macro_rules! job {
     ($before:literal, $job:literal) => {
-        concat!(
+        &[concat!(
             $before,
             " pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start ",
             $job,
             " mark=end"
-        )
+        )]
+    };
+}
+
+/// The same on one CPU.
+macro_rules! pinned_job {
+    ($before:literal, $job:literal) => {
+        &[concat!(
+            $before,
+            " pin={first} {calm} sleep=500000 mark=start ",
+            $job,
+            " mark=end"
+        )]
     };
 }
 
@@ -46,17 +58,23 @@ pub const SCENARIOS: &[Scenario] = &[
         metrics: &[Metric::ToFmax],
         ..PLAIN
     },
-    Scenario {
-        name: "step-down",
-        steps: &[
+    // Pauses longer than a tick: see docs/bench.md.
+    step_down(
+        "",
+        &[
+            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
+                  light=50/5000/60 mark=done",
+        ],
+    ),
+    step_down(
+        "other_thread",
+        &[
             "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
                   sleep=300000 mark=done",
             // Begins some 20 ms after the first one's end.
             "pin={first} {calm} sleep=820000 light=50/4000/70",
         ],
-        metrics: &[Metric::ToFmin, Metric::FirstFmin],
-        ..PLAIN
-    },
+    ),
     Scenario {
         name: "new-thread",
         place: Place::Little,
@@ -92,29 +110,27 @@ pub const SCENARIOS: &[Scenario] = &[
     periodic(&[period!(12)], Hold::No, 3),
     periodic(&[period!(5)], Hold::Min, 1),
     periodic(&[period!(8)], Hold::Max, 1),
-    work("infer_cached", &[job!("weights=32", "infer=15")], Hold::No),
-    work("infer_cached", &[job!("weights=32", "infer=15")], Hold::Max),
-    work("infer_small", &[job!("weights=1024", "infer=15")], Hold::No),
-    work(
-        "infer_small",
-        &[job!("weights=1024", "infer=15")],
-        Hold::Max,
-    ),
-    work(
-        "infer_large",
-        &[job!("weights=32768", "infer=15")],
-        Hold::No,
-    ),
-    work(
-        "infer_large",
-        &[job!("weights=32768", "infer=15")],
-        Hold::Max,
-    ),
-    work("io", &[job!("", "requests=100000/60")], Hold::No),
-    work("io", &[job!("", "requests=100000/60")], Hold::Max),
-    work("frames", &[job!("", "frames=16667/400000/96")], Hold::No),
-    work("frames", &[job!("", "frames=16667/400000/96")], Hold::Max),
+    work("infer_cached", job!("weights=32", "infer=15")),
+    work_at_max("infer_cached", pinned_job!("weights=32", "infer=15")),
+    work("infer_small", job!("weights=1024", "infer=15")),
+    work_at_max("infer_small", pinned_job!("weights=1024", "infer=15")),
+    work("infer_large", job!("weights=32768", "infer=15")),
+    work_at_max("infer_large", pinned_job!("weights=32768", "infer=15")),
+    work("io", job!("", "requests=100000/60")),
+    work_at_max("io", pinned_job!("", "requests=100000/60")),
+    work("frames", job!("", "frames=16667/400000/96")),
+    work_at_max("frames", pinned_job!("", "frames=16667/400000/96")),
 ];
+
+const fn step_down(case: &'static str, steps: &'static [&'static str]) -> Scenario {
+    Scenario {
+        name: "step-down",
+        case,
+        steps,
+        metrics: &[Metric::ToFmin, Metric::FirstFmin],
+        ..PLAIN
+    }
+}
 
 const fn shared(case: &'static str, only: Option<Variant>, cmdline: &'static str) -> Scenario {
     Scenario {
@@ -188,16 +204,28 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
     }
 }
 
-const fn work(case: &'static str, steps: &'static [&'static str], hold: Hold) -> Scenario {
+const fn work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         name: "work",
         case,
         place: Place::LittleToAll,
         steps,
-        hold,
         speed: true,
-        most: if matches!(hold, Hold::No) { 3 } else { 1 },
+        most: 3,
         metrics: &[Metric::Score, Metric::Energy, Metric::PerJoule],
         ..PLAIN
+    }
+}
+
+/// What virtualization itself costs: the same place and the same frequency on
+/// host and guest. Where the job could run anywhere, a scheduler that takes it
+/// for a little larger would put it on another CPU, and the ratio would be that
+/// of two kinds of CPUs.
+const fn work_at_max(case: &'static str, steps: &'static [&'static str]) -> Scenario {
+    Scenario {
+        place: Place::Big,
+        hold: Hold::Max,
+        most: 1,
+        ..work(case, steps)
     }
 }
