@@ -49,6 +49,9 @@ static int vcpufreq_write(struct file *file, u32 util)
 	char text[sizeof("100.00") - 1];
 	char *end = text + sizeof(text), *at = end;
 
+	/* The kernel has a word for all of it, which it reads in no time. */
+	if (util == 1024)
+		return vcpufreq_write_text(file, "max", 3);
 	*--at = '0' + percent % 10;
 	percent /= 10;
 	*--at = '0' + percent % 10;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use libbpf_rs::query::ProgInfoIter;
-use libbpf_rs::{Link, MapCore as _, MapFlags};
+use libbpf_rs::{Link, MapCore as _};
 use vcpufreq_device::{Demand, Khz, PageMemory, Util, VcpuId, demand};
 
 use crate::error::BpfError;
@@ -519,9 +519,9 @@ impl HostBpf {
 
     fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {
         let programs = self.programs();
-        let map = programs.loaded.map("policies")?;
-        let key = u32::from(vcpu).to_ne_bytes();
-        map.update(&key, policy_bytes(&policy.entry()), MapFlags::ANY)
+        programs
+            .loaded
+            .store_in_new_map("policies", vcpu.into(), policy_bytes(&policy.entry()))
             .map_err(refused("storing a policy"))
     }
 

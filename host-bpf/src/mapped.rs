@@ -103,7 +103,7 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-/// A policy as bytes, which is how a hash map takes it.
+/// A policy as bytes, which is how a map takes it.
 pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
     // SAFETY: integers without padding between or behind them, as its size shows.
     unsafe {

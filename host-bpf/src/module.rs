@@ -70,8 +70,9 @@ const fn number(direction: u32, number: u32, size: usize) -> u32 {
 /// How a domain is clamped.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
-    /// By a cgroup's files `cpu.uclamp.min` and `cpu.uclamp.max`, open for writing and holding no
-    /// clamp yet. From now on the module is their only writer.
+    /// By a cgroup's files `cpu.uclamp.min` and `cpu.uclamp.max`, open for writing. As long as the
+    /// path is in use the module is their only writer; before it (floors of real-time vCPUs) and
+    /// after it (a lost path) the device writes them.
     Group {
         /// `cpu.uclamp.min`.
         min: BorrowedFd<'a>,

@@ -9,7 +9,11 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 
 use libbpf_rs::ProgramInput;
-use libbpf_rs::{Link, Map, MapCore as _, MapFlags, Object, ObjectBuilder, OpenObject, ProgramMut};
+use libbpf_rs::libbpf_sys::bpf_map_create_opts;
+use libbpf_rs::{
+    Link, Map, MapCore as _, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject,
+    ProgramMut,
+};
 
 use crate::error::BpfError;
 use crate::layout::{CALL_SIZE, LAYOUT};
@@ -151,6 +155,27 @@ impl Loaded {
         })
     }
 
+    /// Stores `value` in an array map of its own, and that as entry `key` of the map of maps
+    /// `name`: whoever reads the old one has it to the end.
+    pub(crate) fn store_in_new_map(
+        &self,
+        name: &'static str,
+        key: u32,
+        value: &[u8],
+    ) -> libbpf_rs::Result<()> {
+        let size = u32::try_from(value.len()).unwrap_or(u32::MAX);
+        let options = bpf_map_create_opts {
+            sz: size_of::<bpf_map_create_opts>() as libbpf_rs::libbpf_sys::size_t,
+            ..bpf_map_create_opts::default()
+        };
+        let own = MapHandle::create(MapType::Array, Some("policy"), 4, size, 1, &options)?;
+        own.update(&0_u32.to_ne_bytes(), value, MapFlags::ANY)?;
+        let outer = self.map_named(name.as_ref());
+        let outer = outer.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))?;
+        let fd = own.as_fd().as_raw_fd();
+        outer.update(&key.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)
+    }
+
     pub(crate) fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, BpfError> {
         let found = self
             .object
@@ -175,7 +200,7 @@ fn set_up(open: &mut OpenObject, sizes: Sizes, generation: u32) -> Result<(), Bp
     for mut map in open.maps_mut() {
         let entries = match map.name().to_str() {
             Some("cpus") => sizes.cpus,
-            Some("vcpus") => sizes.vcpus,
+            Some("vcpus" | "policies") => sizes.vcpus,
             Some("pages") => sizes.pages,
             Some("domains") => sizes.domains,
             Some(".rodata.setup") => {

@@ -128,7 +128,14 @@ const BOOTS: &[Boot] = &[
         path: Some("kernel"),
         ..boot(
             "2+2",
-            &["no-exit", "order", "opps-exact", "no-dip", "two-guests"],
+            &[
+                "no-exit",
+                "order",
+                "in-force",
+                "opps-exact",
+                "no-dip",
+                "two-guests",
+            ],
         )
     },
     Boot {
@@ -173,7 +180,10 @@ const BOOTS: &[Boot] = &[
     // Debian stable's kernel has no uclamp.
     Boot {
         host: Old,
-        ..boot("2+2", &["bpf-page", "bpf-requests", "bpf-arithmetic"])
+        ..boot(
+            "2+2",
+            &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
+        )
     },
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),

@@ -582,3 +582,16 @@ fn a_wish_that_the_host_cannot_grant_is_refused() {
         );
     }
 }
+
+#[test]
+fn without_uclamp_requests_are_not_applicable() {
+    let facts = facts(false, Ok(Host::new().place()));
+    let chosen = choose(ActuatorChoice::Nothing, facts).unwrap();
+    assert_eq!(chosen.kind, ActuatorKind::Nothing);
+    let domains = [DomainId(7)];
+    let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains).unwrap();
+    actuator.register_thread(VcpuId(0), Tid::current()).unwrap();
+    let refused = actuator.apply(DomainId(7), Demand::NONE);
+    assert!(matches!(refused, Err(ActuateError::NotApplicable { .. })));
+    assert!(!actuator.clamps() && actuator.group(DomainId(7)).is_none());
+}

@@ -186,7 +186,8 @@ fn uclamp(facts: &DoctorFacts) -> Finding {
         Err(error) => Finding::limit(
             "uclamp",
             format!("not available: {error}"),
-            "a guest's request can't reach the scheduler; run needs --no-bridge",
+            "run needs --no-bridge, or --actuator none: then a guest reads what it gets, and its \
+             requests are counted as not applicable",
         )
         .change("use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP"),
     }

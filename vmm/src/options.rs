@@ -33,6 +33,8 @@ pub enum Actuator {
     Cgroup,
     /// sched_setattr on the vCPU thread.
     Thread,
+    /// Nothing is clamped: requests are counted as not applicable.
+    None,
 }
 
 /// What cur_perf tells, in the user's words.

@@ -161,6 +161,7 @@ fn actuator_choice(actuator: Option<Actuator>) -> ActuatorChoice {
     match actuator {
         Some(Actuator::Cgroup) => ActuatorChoice::Cgroup,
         Some(Actuator::Thread) => ActuatorChoice::Thread,
+        Some(Actuator::None) => ActuatorChoice::Nothing,
         Some(Actuator::Auto) | None => ActuatorChoice::Auto,
     }
 }

@@ -139,6 +139,11 @@ impl RtConfig {
     fn has_rt(&self) -> bool {
         self.policies.iter().any(Option::is_some)
     }
+
+    /// Whether a clamp has a lower bound.
+    pub fn has_floor(&self) -> bool {
+        self.floors.iter().any(|floor| *floor > Util::ZERO)
+    }
 }
 
 /// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.

@@ -99,8 +99,14 @@ impl Offer {
     fn of_host(config: &RunConfig) -> anyhow::Result<Self> {
         const NEXT: &str = "or run without the bridge (--no-bridge)";
         let root = HostRoot::default();
-        let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root))
-            .map_err(|why| anyhow::anyhow!("{why}; change that, {NEXT}"))?;
+        let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root)).map_err(|why| {
+            anyhow::anyhow!(
+                "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
+            )
+        })?;
+        if chosen.kind == ActuatorKind::Nothing && config.rt.has_floor() {
+            bail!("--actuator none can't keep a --floor; leave one of them out");
+        }
         if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
             warn(&chosen.reason);
         }
@@ -123,7 +129,7 @@ impl Offer {
     fn groups(&self) -> Option<host::GroupRecord> {
         match &self.chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            ActuatorKind::Thread => None,
+            ActuatorKind::Thread | ActuatorKind::Nothing => None,
         }
     }
 }
@@ -259,7 +265,7 @@ fn make_actuator(
     let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
     if let Some(groups) = rt
         .partition()
-        .filter(|_| chosen.kind != ActuatorKind::Thread)
+        .filter(|_| matches!(chosen.kind, ActuatorKind::Cgroup(_)))
     {
         return HostActuator::in_partition(groups, &domains)
             .context("can't clamp in the real-time partition; see vcpufreq rt check");

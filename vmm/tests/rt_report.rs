@@ -7,7 +7,8 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde_json::Value;
@@ -46,6 +47,16 @@ for pid in $(cat LOG); do
 done
 ";
 
+/// A program can't be started while it is open for writing, and what another
+/// test starts has it open, too, until that is another program.
+static WRITES_OR_STARTS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    // Nothing is half done when a test fails.
+    let lock = WRITES_OR_STARTS.lock();
+    lock.unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A host, and programs to measure it with.
 struct Bench(TempDir);
 
@@ -75,6 +86,7 @@ impl Bench {
     fn program(&self, name: &str, script: &str) {
         let log = self.path().join("log").display().to_string();
         let path = format!("bin/{name}");
+        let _alone = alone();
         self.write(&path, &script.replace("LOG", &log).replace("NAME", name));
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(self.path().join(path), mode).expect("a program");
@@ -90,13 +102,19 @@ impl Bench {
     fn report(&self, line: &[&str]) -> Output {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
-        Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
+        command
             .args(["rt", "report", "--root"])
             .arg(self.path())
             .args(line)
             .env("PATH", format!("{}:{path}", own.display()))
-            .output()
-            .expect("the program starts")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let starting = alone();
+        let child = command.spawn().expect("the program starts");
+        drop(starting);
+        child.wait_with_output().expect("what it said")
     }
 
     fn log(&self) -> String {

@@ -15,7 +15,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -181,6 +181,27 @@ fn wait_until_full(pipe: &impl AsRawFd) {
     });
 }
 
+/// A shell has what it starts in the background ignore some signals, which
+/// would be inherited.
+fn take_signals() -> std::io::Result<()> {
+    for number in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: the call has no memory arguments.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+    Ok(())
+}
+
+/// Doesn't outlive a test that fails.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail when it has ended, which is as well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts a program with a guest, does `end` to it once its terminal is raw,
 /// and checks that the terminal is as it was when it has ended. Nobody reads
 /// what a guest that prints has printed.
@@ -189,7 +210,10 @@ fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     let before = flags(&slave);
     let dir = TempDir::new().unwrap();
     let seen = dir.path().join("raw-seen");
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    // SAFETY: the call takes no memory and may be made between fork and exec.
+    unsafe { program.pre_exec(take_signals) };
+    let child = program
         .args(["--exact", TEST, "--nocapture"])
         .env(GUEST, kind)
         .env(RAW_SEEN, &seen)
@@ -199,13 +223,13 @@ fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
             _ => Stdio::null(),
         })
         .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+        .spawn();
+    let mut child = Program(child.unwrap());
     wait_until("raw mode", || flags(&slave)[3] & libc::ICANON == 0);
     File::create(&seen).unwrap();
-    let mut output = child.stdout.take();
+    let mut output = child.0.stdout.take();
     output.iter().for_each(wait_until_full);
-    end(&child, &mut master);
+    end(&child.0, &mut master);
     wait_until("the end of the machine", || flags(&slave) == before);
     // The test harness of the program prints something too.
     let reader = output.take().map(|mut output| {
@@ -213,7 +237,7 @@ fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     });
     let mut status = None;
     wait_until("the end", || {
-        status = child.try_wait().unwrap();
+        status = child.0.try_wait().unwrap();
         status.is_some()
     });
     drop(reader);

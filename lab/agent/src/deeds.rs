@@ -84,7 +84,8 @@ impl Deeds {
                 Ok(times)
             }
             [
-                verb @ ("load-times" | "ram-times" | "call-times" | "call-changes" | "call"),
+                verb @ ("store-naps" | "load-times" | "ram-times" | "call-times" | "call-changes"
+                | "call"),
                 rest @ ..,
             ] => timing::carry_out(verb, rest),
             ["registers"] => Ok(format!("{:#x}", registers()?)),

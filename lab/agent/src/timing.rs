@@ -3,13 +3,15 @@
 //! a look at the clock, one at a time for the others. Answers are
 //! `MEDIAN P99` in ns.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 
 use crate::deeds::register;
 use crate::load;
 use crate::sys::Hypercalls;
 
-/// `call` and `call-changes` of a hypercall, the others [`in_batches`].
+/// `call` and `call-changes` of a hypercall, `store-naps`, the others [`in_batches`].
 pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
     match (verb, words) {
         ("call-changes", [cpu, function, count, values @ ..]) if !values.is_empty() => {
@@ -21,8 +23,23 @@ pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
             let call = Hypercalls::open()?.call(number(function)?, argument.parse()?, 1)?;
             Ok(call.0.cast_signed().to_string())
         }
+        ("store-naps", [cpu, address, count, values @ ..]) if !values.is_empty() => {
+            load::pin(cpu.parse()?)?;
+            store_naps(address, count.parse()?, values)
+        }
         _ => in_batches(verb, words),
     }
+}
+
+/// One store now and then, of these values in turn, asleep in between.
+fn store_naps(address: &str, count: usize, values: &[&str]) -> Result<String> {
+    let (page, offset) = register(address)?;
+    let values: Vec<u32> = values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
+    for value in values.iter().cycle().take(count) {
+        std::thread::sleep(Duration::from_millis(5));
+        page.write(offset, *value);
+    }
+    Ok(String::new())
 }
 
 /// `VERB CPU WHAT BATCHES TIMES`: so many batches of so many reads, of a

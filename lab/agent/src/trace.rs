@@ -35,16 +35,16 @@ pub struct Switch {
     pub next: (String, i32),
 }
 
-/// A guest's read of a register, completed, from `kvm:kvm_mmio`.
+/// A guest's access to a register, of a read its completion, from `kvm:kvm_mmio`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MmioRead {
+pub struct Mmio {
     /// CLOCK_MONOTONIC in µs.
     pub time_us: u64,
     /// The pCPU that the vCPU was on.
     pub cpu: u32,
     /// Guest-physical address.
     pub address: u64,
-    /// What it was told.
+    /// What it was told, or has written.
     pub value: u64,
 }
 
@@ -59,7 +59,9 @@ pub struct Seen {
     /// All switches of threads.
     pub switches: Vec<Switch>,
     /// All reads of registers, when they were asked for.
-    pub reads: Vec<MmioRead>,
+    pub reads: Vec<Mmio>,
+    /// All writes of registers, when they were asked for.
+    pub writes: Vec<Mmio>,
 }
 
 impl Seen {
@@ -138,8 +140,8 @@ impl Trace {
         Self::start_with(&[])
     }
 
-    /// The same, with what guests read from registers.
-    pub fn start_with_reads() -> Result<Self> {
+    /// The same, with what guests read from registers and write there.
+    pub fn start_with_registers() -> Result<Self> {
         Self::start_with(&["events/kvm/kvm_mmio/enable"])
     }
 
@@ -173,7 +175,10 @@ impl Trace {
                 .map(parse_switch)
                 .collect::<Result<_>>()?,
             reads: named(": kvm_mmio: mmio read ")
-                .map(parse_read)
+                .map(parse_mmio)
+                .collect::<Result<_>>()?,
+            writes: named(": kvm_mmio: mmio write ")
+                .map(parse_mmio)
                 .collect::<Result<_>>()?,
         })
     }
@@ -229,7 +234,7 @@ fn parse_switch(line: &str) -> Result<Switch> {
 
 /// `  vcpu0-99  [000] ....1  12.345678: kvm_mmio: mmio read len 4 gpa 0xa000000
 /// val 0x1b7740`
-fn parse_read(line: &str) -> Result<MmioRead> {
+fn parse_mmio(line: &str) -> Result<Mmio> {
     let wrong = || format!("trace line '{line}'");
     let (head, tail) = line.split_once(": kvm_mmio: ").with_context(wrong)?;
     let value = |name: &str| -> Result<u64> {
@@ -237,7 +242,7 @@ fn parse_read(line: &str) -> Result<MmioRead> {
         let digits = words.nth(1).and_then(|word| word.strip_prefix("0x"));
         Ok(u64::from_str_radix(digits.with_context(wrong)?, 16)?)
     };
-    Ok(MmioRead {
+    Ok(Mmio {
         time_us: time_us(head)?,
         cpu: cpu_of(head).with_context(wrong)?,
         address: value("gpa")?,
@@ -303,13 +308,13 @@ mod tests {
     #[test]
     fn a_read_of_the_trace() {
         let line = "   vcpu0-99  [002] ....1  1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
-        let read = MmioRead {
+        let read = Mmio {
             time_us: 1_000_002,
             cpu: 2,
             address: 0xa00_1000,
             value: 1_800_000,
         };
-        assert_eq!(parse_read(line).unwrap(), read);
+        assert_eq!(parse_mmio(line).unwrap(), read);
     }
 
     #[test]
@@ -324,6 +329,7 @@ mod tests {
             frequencies: Vec::new(),
             switches,
             reads: Vec::new(),
+            writes: Vec::new(),
         };
         assert_eq!(seen.running_since(1, 5), 5);
         assert_eq!(seen.running_since(1, 19), 10);
@@ -342,6 +348,7 @@ mod tests {
             frequencies: Vec::new(),
             switches,
             reads: Vec::new(),
+            writes: Vec::new(),
         };
         // init until 10, the kworker from 20 to 25; then the other pCPU too.
         assert_eq!(seen.others_ran(&[0], (5, 25)), 10);

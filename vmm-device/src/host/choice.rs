@@ -27,6 +27,9 @@ pub enum ActuatorChoice {
     Cgroup,
     /// Threads.
     Thread,
+    /// No clamps at all: the guest reads what it gets, and its requests are counted as not
+    /// applicable. For hosts without uclamp.
+    Nothing,
 }
 
 /// What the host offers.
@@ -54,6 +57,8 @@ pub enum ActuatorKind {
     Cgroup(Placement),
     /// [`ThreadActuator`].
     Thread,
+    /// Nothing: every request is [`ActuateError::NotApplicable`].
+    Nothing,
 }
 
 /// Why a VM gets none.
@@ -83,6 +88,7 @@ pub struct HostActuator {
 enum On {
     Groups(CgroupActuator),
     Threads(ThreadActuator),
+    Nothing,
 }
 
 impl ActuatorFacts {
@@ -102,8 +108,11 @@ impl ActuatorFacts {
 /// # Errors
 /// When the host can't do what is wanted, or clamp at all.
 pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, ChoiceError> {
-    facts.uclamp.map_err(ChoiceError::NoUclamp)?;
+    if wish != ActuatorChoice::Nothing {
+        facts.uclamp.map_err(ChoiceError::NoUclamp)?;
+    }
     let (kind, reason) = match (wish, facts.cgroup) {
+        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as asked".into()),
         (ActuatorChoice::Cgroup, Err(error)) => return Err(error.into()),
         (ActuatorChoice::Cgroup, Ok(place)) => (ActuatorKind::Cgroup(place), "as asked".into()),
         (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as asked".into()),
@@ -134,6 +143,7 @@ impl HostActuator {
                 On::Groups(CgroupActuator::create(tree, place, domains)?)
             }
             ActuatorKind::Thread => On::Threads(ThreadActuator::new(domains)),
+            ActuatorKind::Nothing => On::Nothing,
         };
         Ok(Self::new(on, domains))
     }
@@ -173,8 +183,14 @@ impl HostActuator {
     pub fn group(&self, domain: DomainId) -> Option<&Path> {
         match &self.on {
             On::Groups(actuator) => actuator.dir(domain),
-            On::Threads(_) => None,
+            On::Threads(_) | On::Nothing => None,
         }
+    }
+
+    /// Whether there is anything to clamp by.
+    #[must_use]
+    pub fn clamps(&self) -> bool {
+        !matches!(self.on, On::Nothing)
     }
 
     /// The lower bound of a domain's clamps; zero is none.
@@ -193,6 +209,7 @@ impl HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,
             On::Threads(actuator) => actuator.register_thread(vcpu, tid)?,
+            On::Nothing => {}
         }
         let domain = *self
             .domains
@@ -213,7 +230,7 @@ impl HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.forget(),
             // It remembers nothing.
-            On::Threads(_) => {}
+            On::Threads(_) | On::Nothing => {}
         }
     }
 
@@ -222,7 +239,7 @@ impl HostActuator {
     pub fn record(&self) -> Option<&GroupRecord> {
         match &self.on {
             On::Groups(actuator) => actuator.record(),
-            On::Threads(_) => None,
+            On::Threads(_) | On::Nothing => None,
         }
     }
 }
@@ -237,6 +254,10 @@ impl Actuator for HostActuator {
         match &self.on {
             On::Groups(actuator) => actuator.apply(domain, demand),
             On::Threads(actuator) => actuator.apply(domain, demand),
+            On::Nothing => Err(ActuateError::NotApplicable {
+                domain,
+                reason: "nothing is to be clamped",
+            }),
         }
     }
 }

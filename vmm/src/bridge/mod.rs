@@ -295,8 +295,14 @@ impl Joint {
             Some(Err(error)) => (None, format!("by exits to the VMM ({error:#})")),
             None => (None, "by exits to the VMM".to_owned()),
         };
+        // A filter of hypercalls can't be changed once a VM has run.
+        let calls = match self.hypercalls {
+            true => ", those of set_perf by hypercall to nobody until the guest restarts",
+            false => "",
+        };
         self.on_warning(&format!(
-            "the path bpf is lost, {why}: accesses go on {how}; restart the guest for the path bpf"
+            "the path bpf is lost, {why}: accesses go on {how}{calls}; restart the guest for the \
+             path bpf"
         ));
         next
     }

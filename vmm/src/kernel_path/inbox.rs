@@ -29,7 +29,7 @@ use vcpufreq_device::VcpuId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{LastWrites, Requests};
+use super::{Known, LastWrites, Requests};
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.
@@ -39,6 +39,8 @@ const LOOKS: u32 = 4;
 pub struct Inbox {
     epoll: Epoll,
     last_writes: Arc<dyn LastWrites>,
+    /// What they told the last time.
+    known: Known,
     vcpus: Vec<VcpuId>,
     bells: Vec<Bell>,
     events: Vec<EpollEvent>,
@@ -95,6 +97,7 @@ impl Inbox {
         Ok(Self {
             epoll,
             last_writes,
+            known: Known::new(),
             vcpus,
             events: vec![EpollEvent::default(); bells.len().max(1)],
             bells,
@@ -174,8 +177,8 @@ impl Inbox {
 
     /// The bell of the last write that was recorded. It can be one whose signal
     /// comes only now: then it is handed out again, and is in force already.
-    fn recorded(&self) -> Option<usize> {
-        let last = self.last_writes.newest(&self.vcpus)?;
+    fn recorded(&mut self) -> Option<usize> {
+        let last = self.last_writes.newest(&self.vcpus, &mut self.known)?;
         let is_it = |bell: &Bell| (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
     }
@@ -199,7 +202,7 @@ impl Inbox {
         let before = self.carried_out.take();
         let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
         if news || !same {
-            let last = self.last_writes.newest(&self.vcpus);
+            let last = self.last_writes.newest(&self.vcpus, &mut self.known);
             if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
                 device.written(latest.vcpu, last.at_ns);
             }

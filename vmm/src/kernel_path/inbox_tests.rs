@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{LastWrite, LastWrites, Requests, Unknown};
+use super::super::{Known, LastWrite, LastWrites, Requests, Unknown};
 use super::{Inbox, Latest};
 
 const VCPU: VcpuId = VcpuId(0);
@@ -124,7 +124,7 @@ fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
 struct Knows(u32);
 
 impl LastWrites for Knows {
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite> {
+    fn newest(&self, vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
         assert_eq!(vcpus, [VCPU]);
         Some(LastWrite {
             vcpu: VCPU,

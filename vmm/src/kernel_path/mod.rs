@@ -19,7 +19,7 @@ mod worker;
 
 pub use changes::Changes;
 pub use inbox::{Inbox, Latest};
-pub use recorder::{LastWrite, LastWrites, Recorder, Unknown};
+pub use recorder::{Known, LastWrite, LastWrites, Recorder, Unknown};
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 

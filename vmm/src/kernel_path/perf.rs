@@ -25,8 +25,10 @@ const FLAG_WRITE_BACKWARD: u64 = 1 << 27;
 const OPEN_CLOEXEC: c_ulong = 8;
 /// `PERF_EVENT_IOC_SET_FILTER`
 const SET_FILTER: c_ulong = 0x4008_2406;
-/// Room for a record of a tracepoint with a few fields.
-const ONE_RECORD: usize = 128;
+/// Of a ring, what was written last counts, and no more than half of it: bytes.
+const LAST: usize = 2048;
+/// Records begin at multiples of this.
+const WORD: usize = size_of::<u64>();
 /// Where the head is in the first page of a ring (`data_head`).
 const DATA_HEAD: usize = 1024;
 
@@ -73,6 +75,24 @@ pub struct PerfEvent {
     fd: OwnedFd,
     ring: NonNull<u8>,
     page: usize,
+}
+
+/// How far a ring has been read, and the newest record that was wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<T> {
+    /// Where it ended then. A ring starts at 0, and grows downward.
+    head: u64,
+    /// Time (CLOCK_MONOTONIC, ns), and what that record said.
+    pub newest: Option<(u64, T)>,
+}
+
+impl<T> Default for Read<T> {
+    fn default() -> Self {
+        Self {
+            head: 0,
+            newest: None,
+        }
+    }
 }
 
 // SAFETY: the ring is the kernel's to write; here it is only read, through
@@ -187,43 +207,46 @@ impl PerfEvent {
         self.fd.as_raw_fd()
     }
 
-    /// Time (CLOCK_MONOTONIC, ns) and fields of the newest record for which
-    /// `wanted` has something to say; of the last half of the ring.
-    pub fn newest<T>(&self, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<(u64, T)> {
-        // Mostly it is the first one.
-        [ONE_RECORD, self.page / 2].into_iter().find_map(|len| {
-            let bytes = self.copy(len)?;
-            let mut rest = &bytes[..];
-            while let Some((record, after)) = split_record(rest) {
-                if let Some((time, fields)) = time_and_fields(record)
-                    && let Some(found) = wanted(fields)
-                {
-                    return Some((time, found));
-                }
-                rest = after;
+    /// Reads what was written since `read`: the newest record for which `wanted`
+    /// has something to say takes the place of the one that is there.
+    pub fn catch_up<T>(&self, read: &mut Read<T>, wanted: impl Fn(&[u8]) -> Option<T>) {
+        let Some((head, bytes)) = self.news(read.head) else {
+            return;
+        };
+        read.head = head;
+        let mut rest = &bytes[..];
+        while let Some((record, after)) = split_record(rest) {
+            if let Some((time, fields)) = time_and_fields(record)
+                && let Some(found) = wanted(fields)
+            {
+                read.newest = Some((time, found));
+                return;
             }
-            None
-        })
+            rest = after;
+        }
     }
 
-    /// The `len` bytes of the ring that were written last, at most half of it.
-    fn copy(&self, len: usize) -> Option<Vec<u8>> {
-        let half = self.page / 2;
+    /// Where the ring ends, and the bytes that were written since it ended at
+    /// `since`, [`LAST`] of them at most; `None` where there are none.
+    fn news(&self, since: u64) -> Option<(u64, Vec<u8>)> {
         for _ in 0..4 {
             let head = self.head();
+            let len = usize::try_from(since.wrapping_sub(head)).unwrap_or(LAST);
+            if len == 0 {
+                return None;
+            }
             let start = usize::try_from(head % self.page as u64).ok()?;
-            let byte = |i: usize| {
-                let at = self.page + (start + i) % self.page;
-                // SAFETY: within the second page of the mapping.
-                let byte = unsafe { self.ring.add(at) };
-                // SAFETY: mapped for reading as long as `self` lives.
-                unsafe { byte.read_volatile() }
-            };
-            let bytes: Vec<u8> = (0..len.min(half)).map(byte).collect();
-            // It grows downward: as long as it hasn't gone half round, what
-            // was copied is whole.
-            if head.wrapping_sub(self.head()) <= half as u64 {
-                return Some(bytes);
+            let mut bytes = Vec::with_capacity(len.min(LAST));
+            for i in (0..len.min(LAST)).step_by(WORD) {
+                // SAFETY: in the second page of the mapping, a multiple of 8 from its start.
+                let word = unsafe { self.ring.add(self.page + (start + i) % self.page) };
+                // SAFETY: mapped for reading as long as `self` lives, and aligned.
+                let word = unsafe { word.cast::<u64>().read_volatile() };
+                bytes.extend_from_slice(&word.to_ne_bytes());
+            }
+            // As long as it hasn't gone half round, what was copied is whole.
+            if head.wrapping_sub(self.head()) <= LAST as u64 {
+                return Some((head, bytes));
             }
         }
         None
@@ -265,8 +288,89 @@ fn time_and_fields(record: &[u8]) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    //! What a thread does is recorded, the newest first; needs permission.
+    //! A record is what it says; of a ring only what is new is read, round its
+    //! end too.
     use super::*;
+
+    const PAGE: usize = 4096;
+
+    /// Of one byte for its fields, at that time.
+    fn record(time: u64, field: u8) -> Vec<u8> {
+        let mut record = Vec::new();
+        record.extend(9_u32.to_ne_bytes());
+        record.extend([0, 0]);
+        record.extend(32_u16.to_ne_bytes());
+        record.extend(time.to_ne_bytes());
+        record.extend(4_u32.to_ne_bytes());
+        record.extend([field, 0, 0, 0]);
+        record.resize(32, 0);
+        record
+    }
+
+    /// A ring of no event's, which the test writes as the kernel does.
+    struct Ring {
+        event: PerfEvent,
+        head: u64,
+    }
+
+    impl Ring {
+        fn new() -> Self {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+            // SAFETY: a fresh mapping where the kernel chooses.
+            let ring = unsafe { libc::mmap(std::ptr::null_mut(), 2 * PAGE, access, flags, -1, 0) };
+            assert_ne!(ring, libc::MAP_FAILED);
+            let event = PerfEvent {
+                fd: std::fs::File::open("/dev/null").unwrap().into(),
+                ring: NonNull::new(ring.cast()).unwrap(),
+                page: PAGE,
+            };
+            Self { event, head: 0 }
+        }
+
+        fn write(&mut self, record: &[u8]) {
+            self.head = self.head.wrapping_sub(record.len() as u64);
+            for (i, byte) in (0..).zip(record) {
+                let at = usize::try_from(self.head.wrapping_add(i) % PAGE as u64).unwrap();
+                // SAFETY: in the second page of the mapping.
+                let at = unsafe { self.event.ring.add(PAGE + at) };
+                // SAFETY: the same, and nobody reads it meanwhile.
+                unsafe { at.write(*byte) };
+            }
+            // SAFETY: in the first page of the mapping.
+            let head = unsafe { self.event.ring.add(DATA_HEAD) };
+            // SAFETY: an aligned u64 there.
+            unsafe { head.cast::<u64>().write(self.head) };
+        }
+    }
+
+    #[test]
+    fn only_what_is_new_is_read() {
+        let (mut ring, mut read) = (Ring::new(), Read::default());
+        let odd = |fields: &[u8]| (fields[0] % 2 == 1).then_some(fields[0]);
+        ring.event.catch_up(&mut read, odd);
+        assert_eq!(read.newest, None);
+        for time in 0..1000_u64 {
+            ring.write(&record(time, 1));
+            ring.write(&record(time, 2));
+            ring.event.catch_up(&mut read, odd);
+            // Also when all that is new isn't wanted.
+            assert_eq!(read.newest, Some((time, 1)));
+            ring.write(&record(time, 4));
+            let looked_at = std::cell::Cell::new(0);
+            ring.event.catch_up(&mut read, |fields| {
+                looked_at.set(looked_at.get() + 1);
+                odd(fields)
+            });
+            assert_eq!((read.newest, looked_at.get()), (Some((time, 1)), 1));
+        }
+        // More than is kept: the newest, which is there.
+        for time in 0..1000 {
+            ring.write(&record(time, 3));
+        }
+        ring.event.catch_up(&mut read, odd);
+        assert_eq!(read.newest, Some((999, 3)));
+    }
 
     #[test]
     fn records_are_taken_apart() {

@@ -12,15 +12,20 @@ use std::sync::OnceLock;
 use anyhow::{Context, bail};
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId, host::Tid};
 
-use super::perf::{PerfEvent, Whose};
+use super::perf::{PerfEvent, Read, Whose};
 use crate::facts::HostTree;
 use crate::vm::layout::CPUFREQ_BASE;
 
 /// Who knows what was written last.
 pub trait LastWrites: Send + Sync {
-    /// The newest write to the set_perf of one of `vcpus`.
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite>;
+    /// The newest write to the set_perf of one of `vcpus`. `known` is what was
+    /// known when the same were asked about before, empty at first.
+    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
 }
+
+/// How far each thread's records have been read for some vCPUs, and their
+/// newest: so that a look takes as long as what is new, and not as what there is.
+pub type Known = Vec<Read<(VcpuId, u32)>>;
 
 /// A write to set_perf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ pub struct LastWrite {
 pub struct Unknown;
 
 impl LastWrites for Unknown {
-    fn newest(&self, _vcpus: &[VcpuId]) -> Option<LastWrite> {
+    fn newest(&self, _vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
         None
     }
 }
@@ -106,14 +111,15 @@ impl Recorder {
 }
 
 impl LastWrites for Recorder {
-    fn newest(&self, vcpus: &[VcpuId]) -> Option<LastWrite> {
+    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite> {
         let wanted = |record: &[u8]| {
             let (vcpu, khz) = self.fields.set_perf(record)?;
             vcpus.contains(&vcpu).then_some((vcpu, khz))
         };
-        let threads = self.threads.iter().filter_map(OnceLock::get);
-        let newest = threads.filter_map(|thread| {
-            let (at_ns, (vcpu, khz)) = thread.newest(wanted)?;
+        known.resize_with(self.threads.len(), Read::default);
+        let newest = self.threads.iter().zip(known).filter_map(|(thread, read)| {
+            thread.get()?.catch_up(read, wanted);
+            let (at_ns, (vcpu, khz)) = read.newest?;
             Some(LastWrite { vcpu, khz, at_ns })
         });
         newest.max_by_key(|write| write.at_ns)

@@ -155,9 +155,10 @@ impl Turns {
     fn run(mut self) -> std::io::Result<()> {
         self.keep_out_of_the_way();
         let mut events = [EpollEvent::default(); TURN];
+        // Asked between turns, when nobody waits for the answer.
+        let mut cpu_before = sys::thread_cpu_time();
         while !self.stopped.load(Relaxed) {
             let count = self.wait(&mut events)?;
-            let cpu_before = sys::thread_cpu_time();
             for event in &events[..count] {
                 self.answer(event.data());
             }
@@ -166,6 +167,7 @@ impl Turns {
             let used = sys::thread_cpu_time().saturating_sub(cpu_before);
             self.refresh_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
+            cpu_before = sys::thread_cpu_time();
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ use crate::sys::drop_bpf_capabilities;
 use crate::vm::{Setup, Vm};
 
 const BTF: &str = "/sys/kernel/btf";
+const SET_PERF: &str = "0x86000f02";
+const CUR_PERF: &str = "0x86000f01";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 /// The VMM looks ten times a second for requests that nobody saw.
 const LOOKS: Duration = Duration::from_secs(1);
@@ -123,9 +125,10 @@ fn detached(plan: &Plan) -> Result<Value> {
     let policy = policies.last().context("no policy")?;
     let setup = Setup {
         silent: true,
-        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"])
     };
     let mut vm = plan.guest(&setup)?;
+    vm.ask("insmod lab_call")?;
     set_governor(&mut vm, 0, "userspace")?;
     let mut wrong = wrong_clamps(&mut vm, policy)?;
     let before = stats(&vm)?["vcpus"][0].clone();
@@ -142,6 +145,10 @@ fn detached(plan: &Plan) -> Result<Value> {
     sleep(LOOKS);
     wrong.extend(wrong_clamps(&mut vm, policy)?);
     let after = stats(&vm)?["vcpus"][0].clone();
+    // A write by hypercall is lost until the guest restarts, which is said.
+    let call = |vm: &mut Vm, function: &str| vm.ask(format!("call 0 {function} {second}"));
+    let calls = (call(&mut vm, SET_PERF)?, call(&mut vm, CUR_PERF)?);
+    let calls_end = calls.0 == "-1" && calls.1 != "-1";
     // Of the selection, when the driver was loaded.
     let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
     let said = vm.quit()?;
@@ -156,9 +163,11 @@ fn detached(plan: &Plan) -> Result<Value> {
         && meanwhile
             .iter()
             .all(|&(khz, clamp)| clamp >= policy.util(khz))
-        && line.is_some();
+        && calls_end
+        && line.is_some_and(|line| line.contains("by hypercall to nobody"));
     Ok(json!({
-        "held": held, "case": "program taken away", "path": after["path"], "reason": line,
+        "held": held, "case": "program taken away", "calls": [calls.0, calls.1],
+        "path": after["path"], "reason": line,
         "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
     }))
 }

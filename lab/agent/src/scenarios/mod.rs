@@ -15,7 +15,9 @@ mod fallbacks;
 mod flood;
 mod frequency;
 mod idle;
+mod in_force;
 mod no_exit;
+mod no_uclamp;
 mod opps;
 mod order;
 mod paths;
@@ -75,7 +77,9 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => basics::doctor(plan),
         "flood" => flood::run(plan),
         "no-exit" => no_exit::run(plan),
+        "no-uclamp" => no_uclamp::run(plan),
         "order" => order::run(plan),
+        "in-force" => in_force::run(plan),
         "paths" => paths::run(plan),
         "paths-trace" => paths_trace::run(plan),
         "stats" => stats::run(plan),

@@ -41,12 +41,36 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
         guest.vm.quit()?;
     }
-    let held = rows.iter().all(Row::holds);
+    let wrong = out_of_bound(&rows, &bare);
+    let held = wrong.is_empty() && rows.iter().all(Row::holds);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
     Ok(json!({
-        "held": held, "rows": rows, "bare": bare, "guest_kernel": guest_kernel,
+        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
+        "guest_kernel": guest_kernel,
         "host_kernel": crate::sysfs::text("/proc/sys/kernel/osrelease")?,
     }))
+}
+
+/// What costs more than it may: a read from memory 1.2 times a load, a write by
+/// `bpf` half of one by `exit`, each with its clamp.
+fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
+    let median = |path, op| {
+        let found = rows.iter().find(|row| (row.path, row.op) == (path, op));
+        found.map_or(f64::NAN, |row| row.median_ns)
+    };
+    let load = bare["load_median_ns"].as_f64().unwrap_or(f64::NAN);
+    let bounds = [
+        ("kernel", "read", 1.2 * load),
+        ("bpf", "read", 1.2 * load),
+        ("bpf", "write", median("exit", "write") / 2.0),
+    ];
+    let wrong = bounds.into_iter().filter_map(|(path, op, bound)| {
+        let ns = median(path, op);
+        // One that wasn't measured isn't within it either.
+        let within = ns <= bound;
+        (!within).then(|| format!("a {op} by {path} takes {ns} ns, more than {bound}"))
+    });
+    wrong.collect()
 }
 
 /// A guest whose last vCPU makes the accesses.
@@ -304,5 +328,37 @@ impl Row {
             "exits_kernel": self.exits_kernel, "exits_of": COUNTED,
             "clamp_after_ns": self.clamp_after_ns, "freq_after_ns": self.freq_after_ns,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! What costs too much is named, and what wasn't measured isn't within its bound.
+    use super::*;
+
+    fn row(path: &'static str, op: &'static str, median_ns: f64) -> Row {
+        let ends = Ends {
+            trapped: 0,
+            exited: 0,
+        };
+        Row::new(path, op, (median_ns, median_ns), &ends, (None, None))
+    }
+
+    #[test]
+    fn costs_have_bounds() {
+        let bare = json!({ "load_median_ns": 10.0 });
+        let rows = |bpf_write| {
+            vec![
+                row("exit", "write", 28_000.0),
+                row("kernel", "read", 12.0),
+                row("bpf", "read", 12.0),
+                row("bpf", "write", bpf_write),
+            ]
+        };
+        assert!(out_of_bound(&rows(14_000.0), &bare).is_empty());
+        let wrong = out_of_bound(&rows(14_001.0), &bare);
+        assert!(matches!(&wrong[..], [one] if one.starts_with("a write by bpf")));
+        assert_eq!(out_of_bound(&rows(14_000.0), &Value::Null).len(), 2);
+        assert_eq!(out_of_bound(&[], &bare).len(), 3);
     }
 }

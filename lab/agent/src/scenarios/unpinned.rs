@@ -84,7 +84,7 @@ fn first_read_after_a_move(
 ) -> Result<Value> {
     move_to(vm, from.cpu())?;
     let_ticks_pass();
-    let trace = Trace::start_with_reads()?;
+    let trace = Trace::start_with_registers()?;
     let at_start = to.khz()?;
     move_to(vm, to.cpu())?;
     let_ticks_pass();

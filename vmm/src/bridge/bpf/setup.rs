@@ -16,7 +16,7 @@ pub(super) fn open_module(
     device: &BridgeDevice,
     domains: &[DomainId],
 ) -> anyhow::Result<Option<HostModule>> {
-    if !HostModule::is_loaded() {
+    if !HostModule::is_loaded() || !device.actuator().clamps() {
         return Ok(None);
     }
     let specs = &device.config().vcpus;
@@ -48,9 +48,10 @@ pub(super) fn policies(
         clamp: config.mode,
         headroom: config.headroom,
         report: config.report,
-        actuate: match module {
-            true => ActuateBy::Kfunc,
-            false => ActuateBy::Worker,
+        actuate: match (device.actuator().clamps(), module) {
+            (false, _) => ActuateBy::Nobody,
+            (true, true) => ActuateBy::Kfunc,
+            (true, false) => ActuateBy::Worker,
         },
         limit: config.rate_limit,
         floor: device.actuator().floor(spec.domain),

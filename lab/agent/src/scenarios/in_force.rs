@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `kernel`: how long after a guest's write its clamp is in force,
+//! with the worker's CPU idle. From the host's trace of the write to the VMM's
+//! event of the clamp, both in CLOCK_MONOTONIC.
+//!
+//! The emulator runs one CPU at a time, and goes to the next when that one
+//! sleeps or its turn ends. So the worker's CPU, which the write has sent an
+//! interrupt, gets its first instruction when the vCPU's thread sleeps, and the
+//! time from there is what is bound: with a vCPU that sleeps after its write,
+//! and the host's first idle state only, which costs nothing to leave. Writes
+//! after which the emulator went on before the vCPU slept are left out, and
+//! counted; where it goes back to the vCPU's CPU meanwhile, for a timer there,
+//! the time is longer, so the median is what counts. What deeper states add is theirs, and what a vCPU adds that stays
+//! busy is the emulator's: both are shown beside it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Plan, Policy, registers};
+use crate::sysfs;
+use crate::trace::{Switch, Trace};
+use crate::vm::{Setup, Vm, events};
+
+/// Writes of each kind, each with a new clamp.
+const WRITES: usize = 100;
+/// The median, in µs: 50, and what the trace takes.
+const BOUND_US: u64 = 60;
+/// Writes that have to count, at least.
+const COUNTED: usize = 50;
+const EVENTS: &str = "/sys/kernel/tracing/events";
+const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+
+/// What the vCPU does between its writes.
+#[derive(Clone, Copy)]
+enum Between {
+    Sleeps,
+    StaysBusy,
+}
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--path", "kernel"]);
+    // Without a driver: nobody else asks.
+    let mut vm = Vm::boot(&setup)?;
+    filter(
+        "prev_comm == \"vcpu0\" || next_comm == \"requests\"",
+        "cpu_id > 1000",
+    )?;
+    let deep = measure(&mut vm, policy, Between::Sleeps)?;
+    let states = without_deep_idle()?;
+    // A pCPU that polls for its vCPU's wake-up is busy.
+    let polling = sysfs::text(HALT_POLL)?;
+    sysfs::write(HALT_POLL, 0)?;
+    let shallow = measure(&mut vm, policy, Between::Sleeps)?;
+    let busy = measure(&mut vm, policy, Between::StaysBusy)?;
+    filter("0", "0")?;
+    sysfs::write(HALT_POLL, polling.trim())?;
+    for state in states {
+        sysfs::write(state, 0)?;
+    }
+    let said = vm.quit()?;
+    Ok(json!({
+        "held": shallow.in_time(), "bound_us": BOUND_US, "vcpu_sleeps": shallow.json(),
+        "vcpu_sleeps_host_in_deep_idle": deep.json(), "vcpu_stays_busy": busy.json(),
+        "vmm_said": said,
+    }))
+}
+
+/// Has the host trace no more than is asked: it takes the worker's CPU time too.
+fn filter(switches: &str, frequencies: &str) -> Result<()> {
+    sysfs::write(format!("{EVENTS}/sched/sched_switch/filter"), switches)?;
+    sysfs::write(format!("{EVENTS}/power/cpu_frequency/filter"), frequencies)
+}
+
+/// Keeps all CPUs out of all idle states but the first; the files that say so.
+fn without_deep_idle() -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for cpu in std::fs::read_dir("/sys/devices/system/cpu")?.flatten() {
+        for state in std::fs::read_dir(cpu.path().join("cpuidle"))
+            .into_iter()
+            .flatten()
+        {
+            let state = state?.path().join("disable").display().to_string();
+            if state.contains("/state") && !state.contains("/state0/") {
+                sysfs::write(&state, 1)?;
+                files.push(state);
+            }
+        }
+    }
+    ensure!(!files.is_empty(), "the host has one idle state");
+    Ok(files)
+}
+
+/// How long each write took, in µs, rising.
+struct Seen {
+    /// Until the vCPU slept.
+    asleep_us: Vec<u64>,
+    /// Until the worker ran.
+    worker_us: Vec<u64>,
+    /// Until the clamp was in force.
+    clamp_us: Vec<u64>,
+    /// That from when the vCPU slept, where the worker ran after that only.
+    own_us: Vec<u64>,
+}
+
+fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
+    let set_perf = registers(vm)? + 4;
+    let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
+    let deed = match between {
+        Between::Sleeps => "store-naps",
+        Between::StaysBusy => "store-times",
+    };
+    let before = events()?.len();
+    let trace = Trace::start_with_registers()?;
+    vm.ask(format!(
+        "{deed} 0 {set_perf:#x} {WRITES} {}",
+        opps.join(" ")
+    ))?;
+    // The file is written behind.
+    std::thread::sleep(Duration::from_millis(100));
+    let trace = trace.stop()?;
+    let applied: Vec<u64> = events()?[before..]
+        .iter()
+        .filter(|event| event["event"] == "applied")
+        .filter_map(|event| Some(event["t_ns"].as_u64()? / 1000))
+        .collect();
+    let writes = trace
+        .writes
+        .iter()
+        .filter(|write| write.address == set_perf);
+    let writes: Vec<u64> = writes.map(|write| write.time_us).collect();
+    ensure!(writes.len() == WRITES, "{} writes", writes.len());
+    let mut seen = Seen {
+        asleep_us: Vec::new(),
+        worker_us: Vec::new(),
+        clamp_us: Vec::new(),
+        own_us: Vec::new(),
+    };
+    let ends = writes.iter().skip(1).copied().chain([u64::MAX]);
+    for (&from, to) in writes.iter().zip(ends) {
+        let within = |time: &u64| (from..to).contains(time);
+        let switched = |found: fn(&Switch) -> bool| {
+            let times = trace.switches.iter().filter(|switch| found(switch));
+            times.map(|switch| switch.time_us).find(within)
+        };
+        let asleep = switched(|switch| switch.prev.0 == "vcpu0");
+        let ran = switched(|switch| switch.next.0 == "requests");
+        let clamp = applied.iter().copied().find(within);
+        seen.asleep_us.extend(asleep.map(|time| time - from));
+        seen.worker_us.extend(ran.map(|time| time - from));
+        seen.clamp_us.extend(clamp.map(|time| time - from));
+        if let (Some(asleep), Some(ran), Some(clamp)) = (asleep, ran, clamp)
+            && (asleep..=clamp).contains(&ran)
+        {
+            seen.own_us.push(clamp - asleep);
+        }
+    }
+    seen.own_us.sort_unstable();
+    seen.asleep_us.sort_unstable();
+    seen.worker_us.sort_unstable();
+    seen.clamp_us.sort_unstable();
+    Ok(seen)
+}
+
+impl Seen {
+    fn in_time(&self) -> bool {
+        let all = self.clamp_us.len() == WRITES && self.own_us.len() >= COUNTED;
+        all && self.own_us[self.own_us.len() / 2] <= BOUND_US
+    }
+
+    fn json(&self) -> Value {
+        let of =
+            |us: &[u64]| json!({ "n": us.len(), "median": us.get(us.len() / 2), "max": us.last() });
+        json!({ "vcpu_sleeps_after_us": of(&self.asleep_us), "worker_runs_after_us": of(&self.worker_us), "clamp_after_us": of(&self.clamp_us), "clamp_after_vcpu_sleeps_us": of(&self.own_us) })
+    }
+}
