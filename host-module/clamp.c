@@ -64,6 +64,25 @@ static int vcpufreq_write(struct file *file, u32 util)
 	return vcpufreq_write_text(file, at, end - at);
 }
 
+/* What was written is in force, also when the other half is refused. */
+static int vcpufreq_write_min(struct vcpufreq_domain *domain, u32 min)
+{
+	int ret = vcpufreq_write(domain->min, min);
+
+	if (!ret)
+		domain->force = VCPUFREQ_CLAMP(min, VCPUFREQ_CLAMP_MAX(domain->force));
+	return ret;
+}
+
+static int vcpufreq_write_max(struct vcpufreq_domain *domain, u32 max)
+{
+	int ret = vcpufreq_write(domain->max, max);
+
+	if (!ret)
+		domain->force = VCPUFREQ_CLAMP(VCPUFREQ_CLAMP_MIN(domain->force), max);
+	return ret;
+}
+
 /* A floor above the ceiling counts for nothing: the one that makes room is first. */
 static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 {
@@ -73,13 +92,11 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	int ret = 0;
 
 	if (max > old_max)
-		ret = vcpufreq_write(domain->max, max);
+		ret = vcpufreq_write_max(domain, max);
 	if (!ret && min != old_min)
-		ret = vcpufreq_write(domain->min, min);
+		ret = vcpufreq_write_min(domain, min);
 	if (!ret && max < old_max)
-		ret = vcpufreq_write(domain->max, max);
-	if (!ret)
-		domain->force = clamp;
+		ret = vcpufreq_write_max(domain, max);
 	return ret;
 }
 

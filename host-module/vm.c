@@ -240,9 +240,12 @@ static long vcpufreq_ioctl(struct file *file, unsigned int cmd, unsigned long ar
 	} in;
 	long ret;
 
-	if (cmd != VCPUFREQ_HOST_STATS && (_IOC_SIZE(cmd) > sizeof(in) ||
-					   copy_from_user(&in, from, _IOC_SIZE(cmd))))
-		return -EFAULT;
+	if (cmd != VCPUFREQ_HOST_STATS) {
+		if (_IOC_SIZE(cmd) > sizeof(in))
+			return -ENOTTY;
+		if (copy_from_user(&in, from, _IOC_SIZE(cmd)))
+			return -EFAULT;
+	}
 	mutex_lock(&vm->setup);
 	switch (cmd) {
 	case VCPUFREQ_HOST_VM:
