@@ -2,6 +2,7 @@
 //! The scenarios: each is a function from a settled host to a result, an
 //! object with `held` and what was counted.
 
+mod bad_input;
 mod basics;
 mod bench;
 #[cfg(feature = "bpf")]
@@ -16,6 +17,8 @@ mod flood;
 mod frequency;
 mod idle;
 mod in_force;
+mod kill;
+mod leftovers;
 mod no_exit;
 mod no_uclamp;
 mod opps;
@@ -85,8 +88,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
-        "pin-offline" => failure::pin_offline(plan),
-        "kill" => failure::kill(plan),
+        "pin-offline" => bad_input::run(plan),
+        "kill" => kill::run(plan),
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "rt-app" => rt_app::run(plan),
