@@ -133,6 +133,7 @@ const BOOTS: &[Boot] = &[
                 "no-exit",
                 "order",
                 "in-force",
+                "unpinned",
                 "opps-exact",
                 "no-dip",
                 "two-guests",

@@ -35,6 +35,7 @@ mod speed;
 mod stats;
 mod two_guests;
 mod unpinned;
+mod unpinned_page;
 
 use std::time::Duration;
 
