@@ -234,6 +234,7 @@ impl Events for Observer {
 pub struct Summary {
     sum: CounterSnapshot,
     outside: u64,
+    unclaimed: u64,
     lost_on_host: [u64; 2],
 }
 
@@ -266,6 +267,12 @@ impl Summary {
         }
     }
 
+    /// The same with the accesses that no device claimed.
+    #[must_use]
+    pub fn with_unclaimed(self, unclaimed: u64) -> Self {
+        Self { unclaimed, ..self }
+    }
+
     /// Requests that the host refused.
     pub fn refused(&self) -> u64 {
         self.sum.refused
@@ -294,7 +301,7 @@ impl fmt::Display for Summary {
         write!(
             f,
             "requests {}: applied {}, unchanged {}, superseded {}, coalesced {}, refused {}, \
-             not applicable {}, delayed by the limit {}; illegal accesses {}, \
+             not applicable {}, delayed by the limit {}; illegal accesses {}, accesses of no device {}, \
              unreadable frequencies {}, governors lost {}, pinnings lost {}",
             sum.requests,
             sum.applied,
@@ -305,6 +312,7 @@ impl fmt::Display for Summary {
             sum.not_applicable,
             sum.limited,
             sum.illegal + self.outside,
+            self.unclaimed,
             sum.source_failures,
             self.lost_on_host[0],
             self.lost_on_host[1],
@@ -390,7 +398,9 @@ mod tests {
             let vcpu = VcpuId(0);
             observer.host_changed(HostChange::Pin { vcpu, pinned }, "a pinning");
         }
-        let text = Summary::default().on_host(&observer).to_string();
+        let summary = Summary::default().on_host(&observer).with_unclaimed(7);
+        let text = summary.to_string();
+        assert!(text.contains("accesses of no device 7, "), "{text}");
         assert!(
             text.ends_with("governors lost 2, pinnings lost 1"),
             "{text}"

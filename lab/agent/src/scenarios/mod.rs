@@ -8,6 +8,7 @@ mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 mod demo;
+mod dips;
 mod domain;
 mod driver;
 mod failure;
@@ -71,8 +72,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "capacity" => basics::capacity(plan),
         "opps-exact" => opps::exact(plan),
         "opps-floor" => opps::floor(plan),
-        "no-dip" => opps::no_dip(plan),
-        "dip-by-actuator" => opps::dip_by_actuator(plan),
+        "no-dip" => dips::no_dip(plan),
+        "dip-by-actuator" => dips::dip_by_actuator(plan),
         "repeat" => opps::repeat(plan),
         "domain" => domain::run(plan),
         "unpinned" => unpinned::run(plan),
