@@ -88,6 +88,7 @@ const BOOTS: &[Boot] = &[
             "restart",
             "host-fails",
             "pin-offline",
+            "guest-facts",
             "dip-by-actuator",
             "idle",
             "uclamp",

@@ -28,6 +28,11 @@ fn main() {
     let role = std::env::args().nth(1);
     match role.as_deref() {
         Some("burn") => load::burn_forever(),
+        Some("store-pair") => {
+            let address = std::env::args().nth(2).unwrap_or_default();
+            let page = deeds::register(&address).map(|(page, offset)| page.write_pair(offset));
+            std::process::exit(if page.is_ok() { 0 } else { 2 });
+        }
         Some("guest-sh") => {
             let code = guest_shell::relay().unwrap_or_else(|error| {
                 eprintln!("{error:#}");

@@ -100,6 +100,9 @@ pub fn restart(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))
 }
 
+/// What the bridge can't do without, by the names of `vcpufreq doctor`.
+const NEEDED: [&str; 3] = ["kvm", "uclamp", "governor"];
+
 /// What `vcpufreq doctor` says of the lab's host: that a guest can run here
 /// with the bridge.
 pub fn doctor(_plan: &Plan) -> Result<Value> {
@@ -108,5 +111,12 @@ pub fn doctor(_plan: &Plan) -> Result<Value> {
         .output()?;
     let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
     let code = output.status.code();
-    Ok(json!({ "held": matches!(code, Some(0 | 1)), "exit_code": code, "doctor": said }))
+    let all = said.as_array().or_else(|| said["findings"].as_array());
+    let good = |subject: &&str| {
+        let mut findings = all.into_iter().flatten();
+        findings.any(|one| one["subject"] == **subject && one["level"] == "good")
+    };
+    let good: Vec<&str> = NEEDED.into_iter().filter(good).collect();
+    let held = matches!(code, Some(0 | 1)) && good == NEEDED;
+    Ok(json!({ "held": held, "exit_code": code, "good": good, "doctor": said }))
 }

@@ -16,6 +16,7 @@ mod failure;
 mod fallbacks;
 mod flood;
 mod frequency;
+mod guest_facts;
 mod idle;
 mod in_force;
 mod kill;
@@ -94,6 +95,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "kill" => kill::run(plan),
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
+        "guest-facts" => guest_facts::run(plan),
         "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
