@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -94,19 +94,22 @@ impl Board<'_> {
 
     /// Boots with the console on this terminal; Ctrl-A x ends it.
     pub fn shell(&self, initrd: &Path) -> Result<()> {
-        let mut args = self.args(initrd, "loglevel=4")?;
-        args.extend(["-nographic", "-serial", "mon:stdio", "-serial", "null"].map(String::from));
-        let status = self
-            .root
-            .command("qemu-system-aarch64")
-            .args(&args)
-            .stdin(Stdio::inherit())
-            .status()
-            .context("cannot start the emulator")?;
+        let mut emulator = self.on_stdio(initrd)?;
+        let status = emulator.stdin(Stdio::inherit()).status();
+        let status = status.context("cannot start the emulator")?;
         if !status.success() {
             bail!("the emulator failed ({status})");
         }
         Ok(())
+    }
+
+    /// An emulator whose first serial port is its standard input and output.
+    pub fn on_stdio(&self, initrd: &Path) -> Result<Command> {
+        let mut args = self.args(initrd, "loglevel=4")?;
+        args.extend(["-nographic", "-serial", "mon:stdio", "-serial", "null"].map(String::from));
+        let mut emulator = self.root.command("qemu-system-aarch64");
+        emulator.args(&args);
+        Ok(emulator)
     }
 
     fn args(&self, initrd: &Path, cmdline: &str) -> Result<Vec<String>> {
@@ -185,7 +188,7 @@ impl Board<'_> {
 }
 
 /// Waits for the child; past the limit it is killed, and that is an error.
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {

@@ -26,6 +26,7 @@ mod paths_kvm;
 mod progress;
 mod root;
 mod run;
+mod shell;
 mod suite;
 mod tools;
 mod topology;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
+use crate::shell;
 use crate::tools;
 use crate::topology::Topology;
 
@@ -132,8 +133,19 @@ impl Options {
     pub fn shell(&self, parts: &Parts, repo: &Path) -> Result<()> {
         self.with_run_dir(parts, |dir| {
             let (topology, kernel) = self.host(parts, repo)?;
-            let initrd = self.initrd(parts, dir, &["shell".to_owned()])?;
+            let initrd = self.initrd(parts, dir, &[tools::SHELL.to_owned()])?;
             self.board(parts, &topology, &kernel).shell(&initrd)
+        })
+    }
+
+    /// The same, with a pipe where a person would be: types `line`, leaves, and
+    /// gives what the console has shown.
+    pub fn typed(&self, parts: &Parts, repo: &Path, line: &str) -> Result<String> {
+        self.with_run_dir(parts, |dir| {
+            let (topology, kernel) = self.host(parts, repo)?;
+            let initrd = self.initrd(parts, dir, &[tools::SHELL.to_owned()])?;
+            let emulator = self.board(parts, &topology, &kernel).on_stdio(&initrd)?;
+            shell::typed(emulator, line, Duration::from_secs(self.limit_s))
         })
     }
 

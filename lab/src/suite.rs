@@ -21,6 +21,7 @@ use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
+use crate::{shell, tools};
 
 /// One boot of an emulated host and what is tried on it.
 struct Boot {
@@ -191,6 +192,7 @@ const BOOTS: &[Boot] = &[
     boot("4+3+1", &["speed"]),
     boot("2+2", &["speed"]),
     boot("1", &["boot", "opps-exact", "governor"]),
+    boot("1", &[tools::SHELL]),
     boot("2+2", &["bench:little-to-big:new-thread"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),
@@ -280,6 +282,11 @@ fn same(results: &[Value]) -> Tried {
 
 impl Boot {
     fn carry_out(&self, parts: &Parts, repo: &Path) -> (Vec<Tried>, Vec<Value>) {
+        if self.scenarios == [tools::SHELL] {
+            let tried = shell::check(parts, repo);
+            tell(&tried);
+            return (vec![tried], Vec::new());
+        }
         let options = Options {
             topology: self.topology.to_owned(),
             host: self.host,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Debian's measuring programs for host and guest: cyclictest, hackbench and stress-ng, with the
-//! libraries that they are linked with. 25 MB, so only where a scenario runs them.
+//! libraries that they are linked with. 25 MB, so only where a scenario runs them, or a person may.
 
 use std::path::Path;
 
@@ -8,8 +8,11 @@ use anyhow::Result;
 
 use crate::initramfs::Initramfs;
 
-/// Scenarios that run them.
-const SCENARIOS: [&str; 2] = ["rt-latency", "rt-loop"];
+/// Scenarios that run them, and the shell.
+const SCENARIOS: [&str; 3] = ["rt-latency", "rt-loop", SHELL];
+
+/// Instead of a scenario: a person at the console.
+pub const SHELL: &str = "shell";
 
 const PROGRAMS: [&str; 3] = ["cyclictest", "hackbench", "stress-ng"];
 /// Of the packages that the root keeps apart for them.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's idle states: left alone a CPU enters the deep ones, and a limit
-//! to its wake-up latency keeps it out of those that take longer.
+//! to its wake-up latency keeps it out of those that take longer. And what else
+//! its drivers tell the kernel: see [`models`].
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Plan, Policy};
+use super::{Plan, Policy, models};
 use crate::load;
 use crate::sysfs;
 
@@ -34,9 +35,17 @@ pub fn run(_plan: &Plan) -> Result<Value> {
             .sum()
     };
     let all: u64 = limited.iter().map(|state| state.times).sum();
+    let statistics = models::statistics(&policies)?;
+    let models = models::energy_models(&policies)?;
+    let mut rows = [&statistics, &models]
+        .into_iter()
+        .flat_map(Value::as_array)
+        .flatten();
+    let right = rows.all(|row| row["right"] == true);
     let json = |states: &[State]| states.iter().map(State::json).collect::<Vec<_>>();
     Ok(json!({
-        "held": slow(&free) > 0 && slow(&limited) == 0 && all > 0,
+        "held": slow(&free) > 0 && slow(&limited) == 0 && all > 0 && right,
+        "statistics": statistics, "energy_models": models,
         "cpu": cpu, "limit_us": LIMIT_US, "free": json(&free), "limited": json(&limited),
     }))
 }

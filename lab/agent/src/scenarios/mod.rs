@@ -21,6 +21,7 @@ mod idle;
 mod in_force;
 mod kill;
 mod leftovers;
+mod models;
 mod no_exit;
 mod no_uclamp;
 mod opps;

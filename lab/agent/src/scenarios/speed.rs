@@ -161,7 +161,7 @@ pub(super) fn energy_uj(policy: &Policy) -> Result<u64> {
 }
 
 /// Power of an OPP, from the host's device tree.
-fn power_uw(policy: &Policy, khz: u32) -> Result<u64> {
+pub(super) fn power_uw(policy: &Policy, khz: u32) -> Result<u64> {
     let cpu = policy.cpu();
     let tables = "/proc/device-tree";
     let handle = std::fs::read(format!("{tables}/cpus/cpu@{cpu:x}/operating-points-v2"))?;
