@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::bounds;
 use crate::checks;
+use crate::demo;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
 use crate::run::Driver::{self, Mainline, Ours};
@@ -132,6 +133,7 @@ const BOOTS: &[Boot] = &[
                 "no-exit",
                 "order",
                 "in-force",
+                "unpinned",
                 "opps-exact",
                 "no-dip",
                 "two-guests",
@@ -312,11 +314,18 @@ impl Boot {
                 println!("{:>4.0} s  {}", report.wall_s, name(&each.join(", ")));
                 let mut tried = Vec::new();
                 for result in &report.results {
-                    let name = name(result["scenario"].as_str().unwrap_or("?"));
+                    let scenario = result["scenario"].as_str().unwrap_or("?");
+                    let name = name(scenario);
                     let bounds = bounds::of(&result["report"]);
                     tried.push(Tried::new(name.as_str(), result["held"] == true, || {
                         result.to_string()
                     }));
+                    if scenario == "demo" {
+                        let shown = demo::complete(result.clone(), self.topology, took);
+                        let lacks = demo::missing(&shown);
+                        let what = format!("{name}: demo.json has its keys");
+                        tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+                    }
                     tried.extend(bounds.into_iter().map(|bound| {
                         let out_of_bound = || "it doesn't".to_owned();
                         Tried::new(format!("{name}: {}", bound.text), bound.held, out_of_bound)
