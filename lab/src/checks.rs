@@ -10,6 +10,7 @@ use anyhow::{Result, ensure};
 use crate::c_checks;
 use crate::cache::Cache;
 use crate::kernel_source;
+use crate::namespace::{self, Users};
 use crate::parts::Parts;
 use crate::progress::Step;
 use crate::suite::{Tried, Verdict, output, tell};
@@ -69,8 +70,11 @@ const CARGO_DENY: &str = "0.20.2";
 fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     let dir = cache.entry("cargo-deny", CARGO_DENY, |to| {
         let step = Step::start("cargo deny (5 minutes, once)");
-        let mut install = cargo();
+        // In namespaces, so that it ends with this process: half an install
+        // would go on writing into a folder that the next run removes.
+        let mut install = namespace::command(Users::Root);
         install
+            .arg(cargo().get_program())
             .args(["install", "--locked", "--quiet", "--version", CARGO_DENY])
             .args(["cargo-deny", "--root"])
             .arg(to);
