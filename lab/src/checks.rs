@@ -13,7 +13,8 @@ use crate::kernel_source;
 use crate::namespace::{self, Users};
 use crate::parts::Parts;
 use crate::progress::Step;
-use crate::suite::{Tried, Verdict, output, tell};
+use crate::suite::output;
+use crate::verdict::{Tried, Verdict, tell};
 
 /// All features but those of the BPF loader, which need C libraries that a
 /// plain machine hasn't; it is compiled for the emulated host.

@@ -16,6 +16,7 @@ mod checks;
 mod demo;
 mod emulator;
 mod initramfs;
+mod kept;
 mod kernel;
 mod kernel_source;
 mod namespace;
@@ -29,6 +30,7 @@ mod run;
 mod suite;
 mod tools;
 mod topology;
+mod verdict;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

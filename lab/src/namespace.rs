@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn killing_a_command_ends_what_it_started() {
         if require(Users::Root).is_err() {
-            eprintln!("skipped: no namespaces here");
+            eprintln!("SKIP: no namespaces here");
             return;
         }
         let mark = format!("86{}", std::process::id());

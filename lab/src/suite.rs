@@ -20,6 +20,7 @@ use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
+use crate::verdict::{Counts, Tried, Verdict, tell};
 
 /// One boot of an emulated host and what is tried on it.
 struct Boot {
@@ -193,41 +194,6 @@ const BOOTS: &[Boot] = &[
     boot("2+2", &["repeat"]),
 ];
 
-/// What came of one test.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It held.
-    Passed,
-    /// It didn't, with what was seen.
-    Failed(String),
-    /// It can't be tried here, with the reason.
-    Skipped(String),
-}
-
-/// A test and what came of it.
-#[derive(Debug, Clone)]
-pub struct Tried {
-    /// Where and what.
-    pub name: String,
-    /// What came of it.
-    pub verdict: Verdict,
-}
-
-impl Tried {
-    /// From whether it held, and what to show when it didn't.
-    pub fn new(name: impl Into<String>, held: bool, seen: impl FnOnce() -> String) -> Self {
-        let verdict = if held {
-            Verdict::Passed
-        } else {
-            Verdict::Failed(seen())
-        };
-        Self {
-            name: name.into(),
-            verdict,
-        }
-    }
-}
-
 /// Runs every test; whether none failed.
 pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     let started = Instant::now();
@@ -332,27 +298,17 @@ impl Boot {
     }
 }
 
-/// Shows a test's outcome as it is known.
-pub fn tell(tried: &Tried) {
-    match &tried.verdict {
-        Verdict::Passed => println!("ok       {}", tried.name),
-        Verdict::Skipped(why) => println!("skipped  {}: {why}", tried.name),
-        Verdict::Failed(seen) => println!("FAILED   {}: {seen}", tried.name),
-    }
-}
-
+/// Ends the run with what didn't pass, and the counts; whether none failed.
 fn summary(tried: &[Tried], started: Instant) -> bool {
-    let count =
-        |wanted: fn(&Verdict) -> bool| tried.iter().filter(|one| wanted(&one.verdict)).count();
-    let passed = count(|verdict| *verdict == Verdict::Passed);
-    let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
-    let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));
     println!("\nin {} s:", started.elapsed().as_secs());
-    for one in tried.iter().filter(|one| one.verdict != Verdict::Passed) {
-        tell(one);
+    for one in tried {
+        if !matches!(one.verdict, Verdict::Passed | Verdict::Kept) {
+            tell(one);
+        }
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    failed == 0 && passed > 0
+    let counts = Counts::of(tried);
+    println!("{counts}");
+    counts.failed == 0 && counts.passed > 0
 }
 
 /// Runs a command; its output, and whether it succeeded.
