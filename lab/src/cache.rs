@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::namespace::{self, Users};
+use crate::progress::above;
 
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A failed run's logs.
@@ -140,7 +141,7 @@ impl Cache {
         let file =
             File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
         if file.try_lock().is_err() {
-            eprintln!("waiting for another run that prepares '{name}'");
+            above(|| eprintln!("waiting for another run that prepares '{name}'"));
             file.lock()
                 .with_context(|| format!("cannot lock {}", path.display()))?;
         }

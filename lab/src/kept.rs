@@ -13,8 +13,8 @@ use crate::cache::{key, remove_tree};
 use crate::kernel::ModuleSource;
 use crate::parts::Parts;
 use crate::progress::Step;
-use crate::suite::output;
 use crate::verdict::{Tried, Verdict};
+use crate::watch;
 
 /// A command on a part of the checkout.
 pub struct Check {
@@ -52,7 +52,7 @@ impl Check {
             let inside = root.inside(&work)?;
             let mut command = root.command("env");
             command.args(["-C", &inside]).args(&self.command);
-            let (held, text) = output(&mut command)?;
+            let (held, text) = watch::cargo(&mut command, &step)?;
             step.done();
             if !held {
                 bail!("{text}");

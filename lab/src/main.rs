@@ -13,6 +13,7 @@ mod bounds;
 mod c_checks;
 mod cache;
 mod checks;
+mod cross;
 mod demo;
 mod emulator;
 mod initramfs;
@@ -31,6 +32,7 @@ mod suite;
 mod tools;
 mod topology;
 mod verdict;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -17,7 +17,7 @@ use crate::apt::{self, Apt};
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
 use crate::namespace::{self, Users};
-use crate::progress::Step;
+use crate::progress::{Step, above};
 
 /// What the root holds, and why.
 const PACKAGES: &[&str] = &[
@@ -169,7 +169,8 @@ pub fn run_quietly(command: &mut Command, what: &str) -> Result<String> {
         .with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        eprint!("{out}{}", String::from_utf8_lossy(&output.stderr));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        above(|| eprint!("{out}{errors}"));
         bail!("{what} failed ({}); its output is above", output.status);
     }
     Ok(out)

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
+use crate::progress::{Step, above};
 use crate::tools;
 use crate::topology::Topology;
 
@@ -114,18 +115,31 @@ impl Options {
         self.with_run_dir(parts, |dir| {
             let (topology, kernel) = self.host(parts, repo)?;
             let initrd = self.initrd(parts, dir, &self.scenarios)?;
-            eprintln!(
-                "host: {}, Linux {}, emulated",
-                topology.description, kernel.release
-            );
+            above(|| {
+                eprintln!(
+                    "host: {}, Linux {}, emulated",
+                    topology.description, kernel.release
+                );
+            });
             let board = self.board(parts, &topology, &kernel);
-            let outcome = board.run(&initrd, dir, Duration::from_secs(self.limit_s))?;
+            let limit = Duration::from_secs(self.limit_s);
+            let step = Step::start(format!("emulated host {}", self.topology));
+            let told = |results| step.note(&self.stage(results));
+            let outcome = board.run(&initrd, dir, limit, told)?;
+            step.erase();
             let results = self.results(&outcome)?;
             Ok(Report {
                 results,
                 wall_s: outcome.wall.as_secs_f64(),
             })
         })
+    }
+
+    /// What is under way after so many results.
+    fn stage(&self, results: usize) -> String {
+        let name = self.scenarios.get(results);
+        let name = name.map_or("ending", String::as_str);
+        format!("{name}, {results} of {} done", self.scenarios.len())
     }
 
     /// Boots with a shell on this terminal.

@@ -6,18 +6,18 @@
 //! with its reason, and counted as skipped.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 use crate::bounds;
 use crate::checks;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
+use crate::progress::{Step, above};
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
 use crate::verdict::{Counts, Tried, Verdict, tell};
@@ -205,7 +205,9 @@ pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
 
 /// Boots two hosts at a time: an emulated host keeps one CPU busy.
 fn boots(parts: &Parts, repo: &Path) -> Vec<Tried> {
+    let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
+    let ended = AtomicUsize::new(0);
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -217,10 +219,13 @@ fn boots(parts: &Parts, repo: &Path) -> Vec<Tried> {
                         lock(&repeats).extend(results);
                     }
                     lock(&tried).append(&mut news);
+                    let ended = ended.fetch_add(1, Ordering::Relaxed) + 1;
+                    step.note(&format!("{ended} of {} have ended", BOOTS.len()));
                 }
             });
         }
     });
+    step.done();
     let mut tried = tried.into_inner().unwrap_or_default();
     tried.push(same(&repeats.into_inner().unwrap_or_default()));
     tried
@@ -267,7 +272,7 @@ impl Boot {
         let started = Instant::now();
         let report = options.report(parts, repo);
         let took = started.elapsed().as_secs();
-        println!("{took:>4} s  {}", name(&self.scenarios.join(", ")));
+        above(|| println!("{took:>4} s  {}", name(&self.scenarios.join(", "))));
         match report {
             Ok(report) => {
                 let mut tried = Vec::new();
@@ -309,14 +314,4 @@ fn summary(tried: &[Tried], started: Instant) -> bool {
     let counts = Counts::of(tried);
     println!("{counts}");
     counts.failed == 0 && counts.passed > 0
-}
-
-/// Runs a command; its output, and whether it succeeded.
-pub fn output(command: &mut Command) -> Result<(bool, String)> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stderr));
-    Ok((output.status.success(), text))
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What comes of a test, how it is shown, and how it is counted.
 
+use crate::progress::above;
+
 /// What came of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -40,12 +42,14 @@ impl Tried {
 
 /// Shows a test's outcome as it is known.
 pub fn tell(tried: &Tried) {
-    match &tried.verdict {
-        Verdict::Passed => println!("ok       {}", tried.name),
-        Verdict::Kept => println!("kept ok  {}", tried.name),
-        Verdict::Skipped(why) => println!("skipped  {}: {why}", tried.name),
-        Verdict::Failed(seen) => println!("FAILED   {}: {seen}", tried.name),
-    }
+    let name = &tried.name;
+    let line = match &tried.verdict {
+        Verdict::Passed => format!("ok       {name}"),
+        Verdict::Kept => format!("kept ok  {name}"),
+        Verdict::Skipped(why) => format!("skipped  {name}: {why}"),
+        Verdict::Failed(seen) => format!("FAILED   {name}: {seen}"),
+    };
+    above(|| println!("{line}"));
 }
 
 /// Tests by what came of them.
