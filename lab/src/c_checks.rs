@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::kept::Check;
+use crate::kept::{Check, Place};
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::parts::Parts;
@@ -73,6 +73,7 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
             command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
                 .map(Into::into)
                 .into(),
+            place: Place::Copy,
         };
         let name = format!("abi: the header is C for {machine}");
         tried.push(check.tried(name, parts, repo));
@@ -143,6 +144,7 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
         name: format!("{}-{target}-{release}", source.name),
         source,
         command,
+        place: Place::Copy,
     }
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::c_checks;
 use crate::cache::Cache;
+use crate::cross;
 use crate::kernel_source;
 use crate::namespace::{self, Users};
 use crate::parts::Parts;
@@ -27,6 +28,8 @@ pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let (held, text) = output(&mut format)?;
     let mut tried = vec![Tried::new("rustfmt", held, || text)];
     tried.push(clippy(repo)?);
+    let for_arm = cross::lints(&parts.cache, &parts.root, repo)?;
+    tried.push(for_arm.tried("clippy for arm64, with BPF".to_owned(), parts, repo));
     tried.extend(dependencies(&parts.cache, repo)?);
     tried.extend(c_checks::all(parts, repo)?);
     tried.iter().for_each(tell);

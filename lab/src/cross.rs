@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, key};
+use crate::kept::{Check, Place};
+use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
 use crate::root::Root;
 use crate::watch::{self, CARGO_BAR};
@@ -25,6 +27,32 @@ const PROGRAMS: &[&str] = &[
     "--features",
     "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
 ];
+
+/// What clippy looks at: all that is compiled for arm64, and its tests.
+const LINTED: &[&str] = &[
+    "--workspace",
+    "--exclude",
+    "vcpufreq-lab",
+    "--all-targets",
+    "--features",
+    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/host",
+];
+const SOURCE: ModuleSource = ModuleSource {
+    name: "clippy-arm64",
+    folders: &[
+        "Cargo.toml",
+        "Cargo.lock",
+        "clippy.toml",
+        "abi",
+        "dt",
+        "host-bpf",
+        "lab/agent",
+        "load",
+        "rt",
+        "vmm",
+        "vmm-device",
+    ],
+};
 
 /// Builds the programs, statically; gives the folder that they are in.
 pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
@@ -47,6 +75,23 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     Ok(target.join(TARGET).join("release"))
 }
 
+/// What clippy says of all that is compiled for arm64, with the features that
+/// the programs are built with. It is the root's own, of the version of its
+/// compiler. Release, as they are: so libbpf isn't compiled once more.
+pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<Check> {
+    let mut command = vec!["/usr/bin/cargo-clippy", "clippy", "--release", "--locked"];
+    command.extend(["--offline", "--target", TARGET]);
+    command.extend(LINTED);
+    command.extend(["--", "-D", "warnings"]);
+    let target = target(cache, root, repo)?;
+    Ok(Check {
+        name: SOURCE.name.to_owned(),
+        source: SOURCE,
+        command: command.into_iter().map(str::to_owned).collect(),
+        place: Place::Checkout(settings(root, &target)?),
+    })
+}
+
 /// This machine's cargo, as it is seen in the root.
 const CARGO: &str = "/opt/cargo/bin/cargo";
 
@@ -60,6 +105,7 @@ fn target(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
 /// Environment of cargo in the root.
 fn settings(root: &Root, target: &Path) -> Result<Vec<String>> {
     let mut settings = vec![
+        format!("CARGO={CARGO}"),
         "CARGO_HOME=/opt/cargo-home".to_owned(),
         "RUSTC=/usr/bin/rustc".to_owned(),
         format!("CARGO_TARGET_DIR={}", root.inside(target)?),

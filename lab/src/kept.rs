@@ -22,8 +22,19 @@ pub struct Check {
     pub name: String,
     /// What it looks at.
     pub source: ModuleSource,
-    /// Runs in the toolchain root, in the folder that has the source's copy.
+    /// Runs in the toolchain root.
     pub command: Vec<String>,
+    /// And there, in this folder.
+    pub place: Place,
+}
+
+/// Where a check runs.
+pub enum Place {
+    /// In a folder with nothing but a copy of the source.
+    Copy,
+    /// In the checkout, with these settings of the environment. They say where
+    /// things are, and so are no part of the key.
+    Checkout(Vec<String>),
 }
 
 /// A check that passed.
@@ -48,11 +59,15 @@ impl Check {
             kept = false;
             let step = Step::start(format!("{} (up to 2 minutes)", self.name));
             let work = to.join("work");
-            self.source.copy(repo, &work)?;
-            let inside = root.inside(&work)?;
             let mut command = root.command("env");
-            command.args(["-C", &inside]).args(&self.command);
-            let (held, text) = watch::cargo(&mut command, &step)?;
+            match &self.place {
+                Place::Copy => {
+                    self.source.copy(repo, &work)?;
+                    command.args(["-C", &root.inside(&work)?])
+                }
+                Place::Checkout(settings) => command.args(["-C", "/src"]).args(settings),
+            };
+            let (held, text) = watch::cargo(command.args(&self.command), &step)?;
             step.done();
             if !held {
                 bail!("{text}");

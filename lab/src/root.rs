@@ -28,6 +28,7 @@ const PACKAGES: &[&str] = &[
     "libc6-dev-arm64-cross",
     "make",
     "rustc",
+    "rust-clippy",
     "libstd-rust-dev:arm64",
     "libbpf-dev",
     "clang",
@@ -40,6 +41,8 @@ const PACKAGES: &[&str] = &[
     "pkg-config",
     "sparse",
     "perl",
+    // Makes modules as an installed system does.
+    "dkms",
     // The kernels, and what is built against them.
     "linux-image-arm64:arm64",
     "linux-image-rt-arm64:arm64",
