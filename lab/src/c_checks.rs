@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the C code: what compiler, sparse and checkpatch say of the
-//! kernel modules for each kernel, the guest driver's own tests, and the
-//! register header as plain C.
+//! kernel modules for each kernel, checkpatch of the BPF programs, the guest
+//! driver's own tests, and the register header as plain C.
 //!
 //! They run on copies, and aren't repeated on the same input.
 
@@ -31,6 +31,10 @@ const HOST_MODULE: ModuleSource = ModuleSource {
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
     folders: &["rt-module", "guest-driver/tests"],
+};
+const BPF: ModuleSource = ModuleSource {
+    name: "bpf",
+    folders: &["host-bpf/bpf"],
 };
 const ABI: ModuleSource = ModuleSource {
     name: "abi",
@@ -66,6 +70,7 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
             tried.push(check.tried(name, parts, repo));
         }
     }
+    tried.push(bpf(&checkpatch).tried("host-bpf: checkpatch".to_owned(), parts, repo));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -126,6 +131,23 @@ fn results(text: &str, passed: &Verdict) -> Vec<Tried> {
         });
     }
     tried
+}
+
+fn bpf(checkpatch: &str) -> Check {
+    let command = [
+        "make",
+        "--silent",
+        "-C",
+        "host-bpf/bpf",
+        "check",
+        checkpatch,
+    ];
+    Check {
+        name: "bpf-check".to_owned(),
+        source: BPF,
+        command: command.map(Into::into).into(),
+        place: Place::Copy,
+    }
 }
 
 /// A target of the makefile in the first of the source's folders.
