@@ -58,7 +58,10 @@ const PACKAGES: &[&str] = &[
 ];
 
 const SUITE: &str = "trixie";
-/// Measured: a root takes 3 GiB, and as much again is touched on the way.
+/// Measured, in MiB: a root takes 3,030, while it is made 4,020; all else in a
+/// cache that has just been filled 1,420, of which 950 are the programs for
+/// arm64, with what clippy leaves, and 350 two runs; the checkout's target
+/// folder after `make test` 2,340, of which some is there already.
 const NEEDED_MIB: u64 = 7_000;
 /// mmdebstrap's own package list is part of what a root is made of; this
 /// number is for all else (hooks, options).
