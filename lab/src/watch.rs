@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use crate::progress::Step;
 
 /// Settings that make cargo draw its progress bar into a pipe.
-pub const CARGO_BAR: [(&str, &str); 2] = [
+pub const CARGO_BAR: [(&str, &str); 3] = [
+    ("CARGO_TERM_COLOR", "never"),
     ("CARGO_TERM_PROGRESS_WHEN", "always"),
     ("CARGO_TERM_PROGRESS_WIDTH", "80"),
 ];
