@@ -29,7 +29,7 @@ mod sys;
 mod value;
 
 pub use apply::{Applied, ApplyError, apply};
-pub use check::{Checked, Effect, check};
+pub use check::{Checked, Effect, check, is_ready};
 pub use cpus::Cpus;
 pub use host::{Held, Host, Look, Reading, Unread};
 pub use kernel_host::KernelHost;

@@ -70,13 +70,21 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
             continue;
         };
         let core: Cpus = text.parse().unwrap_or_default();
-        let others = core.without(&cx.rt).and(&cx.online);
-        if !others.is_empty() {
-            sheet.finding(Finding::Firmware(format!(
-                "CPU {others} is a hyperthread of real-time CPU {cpu}'s core: switch hyperthreading off, boot with nosmt, or write 0 to {CPU}/cpu{}/online",
-                others.iter().next().unwrap_or_default()
-            )));
+        let others = core.without(&[cpu].into_iter().collect()).and(&cx.online);
+        let Some(first) = others.iter().next() else {
+            continue;
+        };
+        // A pair of real-time CPUs is told once, as the one is the other's.
+        if others.and(&cx.rt).iter().any(|other| other < cpu) {
+            continue;
         }
+        let whose = match others.and(&cx.rt).is_empty() {
+            true => "",
+            false => ", real-time as well: no guest's latency is its own",
+        };
+        sheet.finding(Finding::Hand(format!(
+            "CPU {others} is a hyperthread of real-time CPU {cpu}'s core{whose}: switch hyperthreading off in the firmware, boot with nosmt, or write 0 to {CPU}/cpu{first}/online"
+        )));
     }
 }
 
@@ -85,7 +93,7 @@ fn aspm(cx: &Context, sheet: &mut Sheet) {
     if let Ok(text) = cx.look.read(PATH)
         && !text.contains("[performance]")
     {
-        sheet.finding(Finding::Hand(format!(
+        sheet.finding(Finding::Note(format!(
             "PCIe links may sleep ({PATH} is '{text}'): for devices of a real-time guest, boot with pcie_aspm=off or write performance there"
         )));
     }
@@ -167,8 +175,9 @@ fn iommu(cx: &Context, sheet: &mut Sheet) {
     });
     let count = translated.count();
     if count > 0 {
-        sheet.finding(Finding::Reboot(format!(
-            "the IOMMU translates for {count} of the host's own groups of devices; boot with iommu.passthrough=1 (on x86, iommu=pt)"
+        // Where the profile wants it otherwise, the command line's missing word says so.
+        sheet.finding(Finding::Note(format!(
+            "the IOMMU translates for {count} of the host's own groups of devices, which each of their transfers pays for; iommu.passthrough=1 (on x86, iommu=pt) on the command line ends that"
         )));
     }
 }

@@ -205,9 +205,22 @@ fn interrupts_that_can_be_moved_are() {
 fn irqbalance_has_to_be_told() {
     let host = FakeKernel::four();
     host.put("/proc/900/comm", "irqbalance");
-    let plan = case(&host, "interrupts = 'housekeeping'").plan();
-    let told = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
-    assert!(plan.findings.iter().any(told), "{:?}", plan.findings);
+    let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
+    let has_to = |environ: &str| {
+        host.put("/proc/900/environ", environ);
+        let plan = case(&host, "interrupts = 'housekeeping'").plan();
+        plan.findings.iter().any(said)
+    };
+    assert!(has_to("PATH=/bin\0"));
+    assert!(has_to("PATH=/bin\0IRQBALANCE_BANNED_CPULIST=2\0"));
+    assert!(!has_to("PATH=/bin\0IRQBALANCE_BANNED_CPULIST=2-3\0"));
+    assert!(!has_to("IRQBALANCE_BANNED_CPUS=8\0"));
+    host.put(&format!("{CPU}/isolated"), "3");
+    assert!(!has_to("PATH=/bin\0"), "isolcpus is heeded");
+    assert!(
+        has_to("IRQBALANCE_BANNED_CPULIST=2\0"),
+        "what it is told wins"
+    );
 }
 
 #[test]
@@ -243,7 +256,15 @@ fn turbo_by_either_switch() {
     let case = case(&host, "turbo = false");
     assert_eq!(case.plan().absent.len(), 1);
     host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    assert_eq!(case.changes(), [format!("{CPU}/cpufreq/boost 1 → 0")]);
+    let dir = format!("{CPU}/cpufreq");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/policy0/scaling_max_freq 1800000 → kept"),
+            format!("{dir}/policy2/scaling_max_freq 2800000 → kept"),
+            format!("{dir}/boost 1 → 0"),
+        ]
+    );
     host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
     assert_eq!(
         case.changes(),
@@ -310,12 +331,13 @@ fn a_cpuset_is_effective_when_the_kernel_says_so() {
 }
 
 #[test]
-fn before_remote_partitions_the_cpuset_is_absent() {
+fn before_remote_partitions_it_takes_a_reboot() {
     let host = FakeKernel::four();
     host.remove(&format!("{CGROUP}/cpuset.cpus.isolated"));
     let plan = case(&host, "cpuset = 'isolated'").plan();
     assert_eq!(plan.changes().count(), 0);
-    assert!(plan.absent[0].why.contains("6.7"), "{:?}", plan.absent);
+    let said = |finding: &Finding| matches!(finding, Finding::Reboot(text) if text.contains("6.7") && text.contains("isolcpus=3"));
+    assert!(plan.findings.iter().any(said), "{:?}", plan.findings);
 }
 
 #[test]
@@ -332,6 +354,18 @@ fn kernel_threads_of_the_real_time_cpus() {
     );
     host.remove("/proc/41");
     assert_eq!(case(&host, all).plan().absent[0].path, "rcuc/3");
+}
+
+#[test]
+fn hidden_threads_are_not_seen_rather_than_absent() {
+    let host = FakeKernel::four();
+    for pid in ["1", "40", "41", "42"] {
+        host.remove(&format!("/proc/{pid}"));
+    }
+    let plan = case(&host, "rcuc = 'fifo:4'\ninterrupts = 'housekeeping'").plan();
+    assert!(plan.absent.is_empty(), "{:?}", plan.absent);
+    let unseen: Vec<&str> = plan.unseen.iter().map(|one| one.setting).collect();
+    assert_eq!(unseen, ["interrupts", "rcuc"]);
 }
 
 #[test]
@@ -378,6 +412,10 @@ fn thermal_zones_that_slow_a_real_time_cpu() {
         case.changes(),
         [format!("{dir}/thermal_zone1/mode enabled → disabled")]
     );
+    let plan = case.plan();
+    let warned = |one: &Finding| matches!(one, Finding::Note(text) if text.contains("thermal_zone1") && text.contains("critical"));
+    assert!(plan.findings.iter().any(warned), "{:?}", plan.findings);
+    assert!(!plan.settings[0].reason.contains("stays"));
     host.put(&format!("{dir}/thermal_zone1/mode"), "disabled");
     assert_eq!(case.effect("thermal-throttling"), Effect::Effective);
     host.put(&format!("{dir}/cooling_device1/cur_state"), "3");
@@ -391,7 +429,9 @@ fn thermal_zones_that_slow_a_real_time_cpu() {
 fn cache_ways_are_divided() {
     let host = FakeKernel::four();
     let of = |ways: u32| case(&host, &format!("cache-ways = {ways}"));
-    assert!(of(4).plan().absent[0].why.contains("mount"));
+    assert!(of(4).plan().absent[0].why.contains("can't divide"));
+    host.put("/proc/filesystems", "nodev\tresctrl");
+    assert!(of(4).plan().unseen[0].why.contains("mount"));
     host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
     host.put(
         "/sys/fs/resctrl/schemata",
@@ -467,6 +507,25 @@ fn the_host_is_looked_at() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!said.contains("lacks CONFIG_NO_HZ_FULL"));
+}
+
+#[test]
+fn two_real_time_cpus_of_one_core_are_told() {
+    let host = FakeKernel::four();
+    for cpu in [2, 3] {
+        let siblings = format!("{CPU}/cpu{cpu}/topology/thread_siblings_list");
+        host.put(&siblings, "2-3");
+    }
+    let told = |guests| {
+        let partition = Partition::new(&host, guests, None, None).unwrap();
+        let plan = plan(&host, &partition, &Profile::default());
+        let lines: Vec<String> = plan.findings.iter().map(|one| format!("{one:?}")).collect();
+        lines.join(" ")
+    };
+    let both = told(vec![guest("plc", "3"), guest("hmi", "2")]);
+    assert_eq!(both.matches("hyperthread of").count(), 1, "{both}");
+    assert!(both.contains("CPU 3 is a hyperthread of real-time CPU 2's core, real-time as well"));
+    assert!(told(vec![guest("plc", "3")]).contains("CPU 2 is a hyperthread of real-time CPU 3"));
 }
 
 #[test]
