@@ -25,6 +25,7 @@ mod profile;
 mod record;
 mod restore;
 mod settings;
+mod smi;
 mod sys;
 mod value;
 
@@ -41,4 +42,5 @@ pub use profile::{
 };
 pub use record::{Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
+pub use smi::smis;
 pub use value::Format;

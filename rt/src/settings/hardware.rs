@@ -2,7 +2,7 @@
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
 use super::{Context, Sheet};
-use crate::{cpus::Cpus, host::Unread, plan::Finding};
+use crate::{cpus::Cpus, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
 
@@ -182,15 +182,27 @@ fn iommu(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-/// System management interrupts, which stop a CPU behind the kernel's back: MSR 0x34 counts them.
+/// System management interrupts since the machine was started; those of the firmware's own start
+/// are among them, so that it is their growth that counts.
 fn smi(cx: &Context, sheet: &mut Sheet) {
-    let x86 = cx
-        .look
-        .read("/proc/cpuinfo")
-        .is_ok_and(|text| text.contains("GenuineIntel"));
-    if x86 {
-        sheet.finding(Finding::Firmware(
-            "system management interrupts stop CPUs unseen: count them over a day (turbostat --show SMI), and switch off what causes them".to_owned(),
-        ));
+    if !smi::is_counted(cx.look) {
+        return;
     }
+    let mut counts = Vec::new();
+    for cpu in cx.rt.iter() {
+        match smi::count(cx.look, cpu) {
+            Ok(count) => counts.push(format!("{count} on CPU {cpu}")),
+            Err(Unread::Missing) => {
+                return sheet.unseen(
+                    smi::path(cpu),
+                    "system management interrupts can't be counted; modprobe msr",
+                );
+            }
+            Err(why) => return sheet.cannot(smi::path(cpu), why),
+        }
+    }
+    sheet.finding(Finding::Firmware(format!(
+        "system management interrupts stop CPUs unseen, {} since the start: look again after a day, and switch off what causes more (rt report counts them for each test)",
+        counts.join(", ")
+    )));
 }

@@ -218,6 +218,15 @@ impl FakeKernel {
         std::os::unix::fs::symlink(target, self.real(path)).unwrap();
     }
 
+    /// The count of a CPU's system management interrupts.
+    pub fn smis(&self, cpu: u32, count: u64) {
+        let path = format!("/dev/cpu/{cpu}/msr");
+        self.put(&path, "");
+        let mut bytes = vec![0; 0x34];
+        bytes.extend(count.to_ne_bytes());
+        fs::write(self.real(&path), bytes).unwrap();
+    }
+
     pub fn tunables_in_common(&self) {
         self.common.set(true);
     }
@@ -497,6 +506,10 @@ impl FakeKernel {
 impl Look for FakeKernel {
     fn read(&self, path: &str) -> Reading {
         self.files.read(path)
+    }
+
+    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
+        self.files.register(path, offset)
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {

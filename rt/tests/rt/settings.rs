@@ -388,6 +388,18 @@ fn merged_pages_and_tracers_that_stay() {
     let case = case(&host, "ksm = 0\ntracing = 0");
     assert!(is_not(&case.effect("ksm"), "12 pages"));
     assert!(is_not(&case.effect("tracing"), "function"));
+    host.put("/sys/kernel/tracing/current_tracer", "nop");
+    let instance = "/sys/kernel/tracing/instances/vcpufreq-rt-9";
+    host.put(&format!("{instance}/tracing_on"), "1");
+    host.put(&format!("{instance}/set_event"), "");
+    host.put(&format!("{instance}/current_tracer"), "nop");
+    assert_eq!(
+        case.effect("tracing"),
+        Effect::Effective,
+        "it has no events"
+    );
+    host.put(&format!("{instance}/set_event"), "sched:sched_switch");
+    assert!(is_not(&case.effect("tracing"), "vcpufreq-rt-9 traces"));
 }
 
 #[test]
@@ -487,6 +499,7 @@ fn the_host_is_looked_at() {
     ] {
         host.put(path, text);
     }
+    host.smis(3, 0xffff_0000_0000_0007);
     let text = "module-options = ['kvm.nx_huge_pages=N']\nkernel-config = ['PREEMPT_RT', 'NO_HZ_FULL']\nfirmware = ['turbo off']";
     let profile = Profile::parse("test", text).unwrap();
     let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
@@ -494,7 +507,7 @@ fn the_host_is_looked_at() {
     for part in [
         "not PREEMPT_RT",
         "swapoff",
-        "turbostat",
+        "7 on CPU 3 since",
         "CPU 1 is a hyperthread of real-time CPU 3",
         "PCIe links",
         "apparmor",
@@ -526,6 +539,24 @@ fn two_real_time_cpus_of_one_core_are_told() {
     assert_eq!(both.matches("hyperthread of").count(), 1, "{both}");
     assert!(both.contains("CPU 3 is a hyperthread of real-time CPU 2's core, real-time as well"));
     assert!(told(vec![guest("plc", "3")]).contains("CPU 2 is a hyperthread of real-time CPU 3"));
+}
+
+#[test]
+fn interrupts_that_cannot_be_counted_are_unseen() {
+    let host = FakeKernel::four();
+    let cpus = "3".parse().unwrap();
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None, "not an Intel");
+    assert!(case(&host, "").plan().unseen.is_empty());
+    host.put("/proc/cpuinfo", "vendor_id : GenuineIntel");
+    assert!(
+        case(&host, "").plan().unseen[0]
+            .why
+            .contains("modprobe msr")
+    );
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None);
+    host.smis(3, 9);
+    assert!(case(&host, "").plan().unseen.is_empty());
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), Some([(3, 9)].into()));
 }
 
 #[test]

@@ -89,9 +89,9 @@ fn seconds(text: &str) -> Result<u64, String> {
         'h' => Some(3600),
         _ => None,
     };
-    let last = text.chars().last().unwrap_or('s');
-    let (digits, factor) = match unit(last) {
-        Some(factor) => (&text[..text.len() - 1], factor),
+    let last = text.chars().last();
+    let (digits, factor) = match last.and_then(|last| Some((last, unit(last)?))) {
+        Some((last, factor)) => (text.trim_end_matches(last), factor),
         None => (text, 1),
     };
     let number = digits.parse::<u64>().ok().filter(|number| *number > 0);
