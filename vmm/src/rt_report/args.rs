@@ -59,7 +59,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub bins: u64,
     /// The longest latency that may be, µs
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     pub budget_us: Option<u64>,
     /// Trace the host meanwhile, and say what was in the way of the longest; lengthens latencies
     #[arg(long)]
@@ -91,7 +91,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     };
     let last = text.chars().last();
     let (digits, factor) = match last.and_then(|last| Some((last, unit(last)?))) {
-        Some((last, factor)) => (text.trim_end_matches(last), factor),
+        Some((last, factor)) => (text.strip_suffix(last).unwrap_or(text), factor),
         None => (text, 1),
     };
     let number = digits.parse::<u64>().ok().filter(|number| *number > 0);
