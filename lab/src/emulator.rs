@@ -45,6 +45,8 @@ pub struct Board<'a> {
 pub struct Outcome {
     /// The lines that the host wrote to its result port.
     pub results: String,
+    /// When each of them came, in real time from the start.
+    pub came: Vec<Duration>,
     /// The host's console.
     pub console: PathBuf,
     /// Real time that it took.
@@ -78,7 +80,13 @@ impl Board<'_> {
             .stderr(File::create(dir.join("emulator.log"))?)
             .spawn()
             .context("cannot start the emulator")?;
-        let status = wait(&mut child, limit)
+        let mut came = Vec::new();
+        let look = || {
+            let lines = fs::read(&results)
+                .map_or(0, |text| text.iter().filter(|&&byte| byte == b'\n').count());
+            came.resize(lines, started.elapsed());
+        };
+        let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;
         if !status.success() {
             let log = fs::read_to_string(dir.join("emulator.log")).unwrap_or_default();
@@ -87,6 +95,7 @@ impl Board<'_> {
         let results = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
         Ok(Outcome {
             results,
+            came,
             console,
             wall: started.elapsed(),
         })
@@ -184,11 +193,13 @@ impl Board<'_> {
     }
 }
 
-/// Waits for the child; past the limit it is killed, and that is an error.
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+/// Waits for the child, looking at what it does; past the limit it is killed, and that is an error.
+fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
     loop {
-        if let Some(status) = child.try_wait()? {
+        let ended = child.try_wait()?;
+        look();
+        if let Some(status) = ended {
             return Ok(status);
         }
         if Instant::now() > end {

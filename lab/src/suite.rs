@@ -298,12 +298,18 @@ impl Boot {
                 self.cpu,
             )
         };
-        let started = Instant::now();
-        let report = options.report(parts, repo);
-        let took = started.elapsed().as_secs();
-        println!("{took:>4} s  {}", name(&self.scenarios.join(", ")));
-        match report {
+        match options.report(parts, repo) {
             Ok(report) => {
+                let each = report
+                    .results
+                    .iter()
+                    .zip(&report.took_s)
+                    .map(|(one, took_s)| {
+                        let scenario = one["scenario"].as_str().unwrap_or("?");
+                        format!("{scenario} {took_s:.0}")
+                    });
+                let each: Vec<String> = each.collect();
+                println!("{:>4.0} s  {}", report.wall_s, name(&each.join(", ")));
                 let mut tried = Vec::new();
                 for result in &report.results {
                     let name = name(result["scenario"].as_str().unwrap_or("?"));
