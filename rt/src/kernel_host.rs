@@ -47,6 +47,10 @@ impl Look for KernelHost {
         Ok(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
+        Ok(fs::read(self.path(path))?)
+    }
+
     fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
         let mut bytes = [0; 8];
         File::open(self.path(path))?.read_exact_at(&mut bytes, offset)?;

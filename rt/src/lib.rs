@@ -16,6 +16,7 @@
 mod apply;
 mod check;
 mod cpus;
+mod gzip;
 mod host;
 mod kernel_host;
 pub mod measure;

@@ -2,9 +2,11 @@
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
 use super::{Context, Sheet};
-use crate::{cpus::Cpus, host::Unread, plan::Finding, smi};
+use crate::{cpus::Cpus, gzip, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
+/// There with CONFIG_IKCONFIG_PROC.
+const OWN_CONFIG: &str = "/proc/config.gz";
 
 /// All findings about the host.
 pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
@@ -41,14 +43,17 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
         .read("/proc/sys/kernel/osrelease")
         .unwrap_or_default();
     let path = format!("/boot/config-{release}");
-    let text = match cx.look.read(&path) {
+    let own = || cx.look.bytes(OWN_CONFIG).map(|bytes| gzip::text(&bytes));
+    let own = || own().ok().flatten().ok_or(Unread::Missing);
+    let text = match cx.look.read(&path).or_else(|why| own().or(Err(why))) {
         Ok(text) => text,
-        Err(why) => {
-            return match why {
-                Unread::Missing => sheet.unseen(path, "the kernel's configuration isn't there"),
-                why => sheet.cannot(path, why),
-            };
+        Err(Unread::Missing) => {
+            return sheet.unseen(
+                path,
+                "the kernel's configuration is neither there nor in /proc/config.gz",
+            );
         }
+        Err(why) => return sheet.cannot(path, why),
     };
     for option in &cx.profile.kernel_config {
         if !text

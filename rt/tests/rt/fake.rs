@@ -218,13 +218,16 @@ impl FakeKernel {
         std::os::unix::fs::symlink(target, self.real(path)).unwrap();
     }
 
+    pub fn put_bytes(&self, path: &str, bytes: &[u8]) {
+        self.put(path, "");
+        fs::write(self.real(path), bytes).unwrap();
+    }
+
     /// The count of a CPU's system management interrupts.
     pub fn smis(&self, cpu: u32, count: u64) {
-        let path = format!("/dev/cpu/{cpu}/msr");
-        self.put(&path, "");
         let mut bytes = vec![0; 0x34];
         bytes.extend(count.to_ne_bytes());
-        fs::write(self.real(&path), bytes).unwrap();
+        self.put_bytes(&format!("/dev/cpu/{cpu}/msr"), &bytes);
     }
 
     pub fn tunables_in_common(&self) {
@@ -506,6 +509,10 @@ impl FakeKernel {
 impl Look for FakeKernel {
     fn read(&self, path: &str) -> Reading {
         self.files.read(path)
+    }
+
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
+        self.files.bytes(path)
     }
 
     fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {

@@ -375,7 +375,17 @@ fn rcu_expedited_loses_against_rcu_normal() {
     let case = case(&host, "rcu-expedited = 1");
     assert_eq!(case.effect("rcu-expedited"), Effect::Effective);
     host.put("/sys/kernel/rcu_normal", "1");
-    assert!(is_not(&case.effect("rcu-expedited"), "wins"));
+    let plan = case.plan();
+    assert_eq!(
+        (plan.changes().count(), plan.absent.len()),
+        (0, 1),
+        "PREEMPT_RT's own choice"
+    );
+    host.put(
+        "/proc/version",
+        "Linux version 7.2.12 #1 SMP PREEMPT_DYNAMIC",
+    );
+    assert!(is_not(&case.effect("rcu-expedited"), "write 0"));
 }
 
 #[test]
@@ -557,6 +567,28 @@ fn interrupts_that_cannot_be_counted_are_unseen() {
     host.smis(3, 9);
     assert!(case(&host, "").plan().unseen.is_empty());
     assert_eq!(vcpufreq_rt::smis(&host, &cpus), Some([(3, 9)].into()));
+}
+
+#[test]
+fn the_kernels_configuration_may_be_its_own() {
+    let host = FakeKernel::four();
+    let profile = Profile::parse("test", "kernel-config = ['CPUSETS', 'PREEMPT_RT']").unwrap();
+    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+    let planned = || plan(&host, &partition, &profile);
+    assert!(planned().unseen[0].why.contains("config.gz"));
+    // CONFIG_CPUSETS=y, CONFIG_NO_HZ_FULL=y, CONFIG_CPUSETS_V1=y.
+    let gz = [
+        0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x73, 0xf6, 0xf7, 0x73, 0xf3,
+        0x74, 0x8f, 0x77, 0x0e, 0x08, 0x0d, 0x76, 0x0d, 0x09, 0xb6, 0xad, 0xe4, 0x72, 0x86, 0x08,
+        0xf8, 0xf9, 0xc7, 0x7b, 0x44, 0xc5, 0xbb, 0x85, 0xfa, 0xf8, 0x20, 0xc4, 0xa0, 0x8a, 0xe2,
+        0xc3, 0x0c, 0x81, 0x62, 0x00, 0x22, 0xec, 0x4c, 0x4d, 0x39, 0x00, 0x00, 0x00,
+    ];
+    host.put_bytes("/proc/config.gz", &gz);
+    let plan = planned();
+    assert!(plan.unseen.is_empty(), "{:?}", plan.unseen);
+    let lacks =
+        |option: &str| format!("{:?}", plan.findings).contains(&format!("lacks CONFIG_{option}"));
+    assert!(lacks("PREEMPT_RT") && !lacks("CPUSETS"));
 }
 
 #[test]
