@@ -35,7 +35,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
 }];
 
 /// A guest's cgroup.
-fn group(guest: &str) -> String {
+pub(super) fn group(guest: &str) -> String {
     format!("{ROOT}/vcpufreq-rt.{guest}")
 }
 

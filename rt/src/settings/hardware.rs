@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
-use super::{Context, Sheet};
+use super::{Context, Sheet, numa};
 use crate::{cpus::Cpus, gzip, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -16,7 +16,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
     aspm(cx, sheet);
     security_modules(cx, sheet);
     swap(cx, sheet);
-    numa(cx, sheet);
+    numa::look(cx, sheet);
     iommu(cx, sheet);
     smi(cx, sheet);
     for text in &cx.profile.firmware {
@@ -137,37 +137,6 @@ fn swap(cx: &Context, sheet: &mut Sheet) {
         sheet.finding(Finding::Hand(
             "swap is on: memory that isn't locked can be written out; swapoff -a".to_owned(),
         ));
-    }
-}
-
-fn numa(cx: &Context, sheet: &mut Sheet) {
-    const NODES: &str = "/sys/devices/system/node";
-    let names = cx.look.list(NODES).unwrap_or_default();
-    let nodes: Vec<&String> = names
-        .iter()
-        .filter(|name| name.starts_with("node"))
-        .collect();
-    if nodes.len() < 2 {
-        return;
-    }
-    for guest in &cx.partition.guests {
-        let has_cpus = |node: &&&String| {
-            let text = cx
-                .look
-                .read(&format!("{NODES}/{node}/cpulist"))
-                .unwrap_or_default();
-            text.parse()
-                .is_ok_and(|cpus: Cpus| !cpus.and(&guest.cpus).is_empty())
-        };
-        let of: Vec<&str> = nodes
-            .iter()
-            .filter(has_cpus)
-            .map(|node| node.as_str())
-            .collect();
-        let (name, of) = (&guest.name, of.join(" and "));
-        sheet.finding(Finding::Note(format!(
-            "{name}'s CPUs are of {of}: its memory belongs there too (numactl --membind), and its devices"
-        )));
     }
 }
 

@@ -11,6 +11,7 @@ mod idle;
 mod interrupts;
 mod kvm;
 mod memory;
+mod numa;
 mod rcu;
 mod sched;
 mod thermal;

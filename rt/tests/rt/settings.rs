@@ -592,6 +592,38 @@ fn the_kernels_configuration_may_be_its_own() {
 }
 
 #[test]
+fn memory_and_cpus_of_other_nodes_are_told() {
+    let host = FakeKernel::four();
+    for (node, cpus) in [(0, "0-1"), (1, "2-3")] {
+        let list = format!("/sys/devices/system/node/node{node}/cpulist");
+        host.put(&list, cpus);
+    }
+    let found = |cpus: &str| {
+        let partition = Partition::new(&host, vec![guest("plc", cpus)], None, None).unwrap();
+        plan(&host, &partition, &Profile::default()).findings
+    };
+    assert!(
+        matches!(&found("3")[..], [Finding::Note(_)]),
+        "nothing runs"
+    );
+    let both = &found("1,3")[0];
+    assert!(matches!(both, Finding::Hand(text) if text.contains("node0 and node1")));
+    host.put(&format!("{CGROUP}/vcpufreq-rt.plc/cgroup.procs"), "700");
+    let maps = |nodes: &str| {
+        let small = "55e0 default file=/bin/x mapped=9 N0=9 kernelpagesize_kB=4";
+        let text = format!("{small}\n7f00 default anon=65536 {nodes} kernelpagesize_kB=4");
+        host.put("/proc/700/numa_maps", &text);
+        found("3")
+    };
+    assert!(maps("N1=65536").is_empty());
+    let far = &maps("N0=32768 N1=32768")[..];
+    assert!(
+        matches!(far, [Finding::Hand(text)] if text.contains("128 MiB of plc's memory are on node0")),
+        "{far:?}"
+    );
+}
+
+#[test]
 fn what_cannot_be_seen_is_said() {
     let host = FakeKernel::empty();
     host.put(&format!("{CPU}/online"), "0-3");
