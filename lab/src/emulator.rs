@@ -45,6 +45,8 @@ pub struct Board<'a> {
 pub struct Outcome {
     /// The lines that the host wrote to its result port.
     pub results: String,
+    /// When each of them came, in real time from the start.
+    pub came: Vec<Duration>,
     /// The host's console.
     pub console: PathBuf,
     /// Real time that it took.
@@ -54,9 +56,16 @@ pub struct Outcome {
 impl Board<'_> {
     /// Boots, waits for the host to power itself off, and gives its results.
     ///
-    /// `dir` is a folder in the cache for the run's files. The emulator has
-    /// ended when this returns, whatever happened.
-    pub fn run(&self, initrd: &Path, dir: &Path, limit: Duration) -> Result<Outcome> {
+    /// `dir` is a folder in the cache for the run's files; `told` learns how
+    /// many results there are. The emulator has ended when this returns,
+    /// whatever happened.
+    pub fn run(
+        &self,
+        initrd: &Path,
+        dir: &Path,
+        limit: Duration,
+        told: impl Fn(usize),
+    ) -> Result<Outcome> {
         let results = dir.join("results");
         let console = dir.join("console.log");
         let started = Instant::now();
@@ -78,7 +87,13 @@ impl Board<'_> {
             .stderr(File::create(dir.join("emulator.log"))?)
             .spawn()
             .context("cannot start the emulator")?;
-        let status = wait(&mut child, limit)
+        let mut came = Vec::new();
+        let look = || {
+            let lines = lines(&results);
+            came.resize(lines, started.elapsed());
+            told(lines);
+        };
+        let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;
         if !status.success() {
             let log = fs::read_to_string(dir.join("emulator.log")).unwrap_or_default();
@@ -87,6 +102,7 @@ impl Board<'_> {
         let results = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
         Ok(Outcome {
             results,
+            came,
             console,
             wall: started.elapsed(),
         })
@@ -187,12 +203,25 @@ impl Board<'_> {
     }
 }
 
-/// Waits for the child; past the limit it is killed, and that is an error.
-pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+/// Whole lines of a file that is being written; none when it isn't there yet.
+fn lines(path: &Path) -> usize {
+    let text = fs::read(path).unwrap_or_default();
+    text.iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// Waits for the child, and looks each second; past the limit it is killed,
+/// and that is an error.
+pub fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
+    let mut next = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
+            look();
             return Ok(status);
+        }
+        if Instant::now() >= next {
+            next += Duration::from_secs(1);
+            look();
         }
         if Instant::now() > end {
             child.kill()?;

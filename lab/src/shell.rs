@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use crate::emulator;
 use crate::parts::Parts;
 use crate::run::Options;
-use crate::suite::Tried;
+use crate::verdict::Tried;
 
 /// What the shell shows when it waits for a line.
 const PROMPT: &str = "host# ";
@@ -73,7 +73,7 @@ pub fn typed(mut emulator: Command, line: &str, limit: Duration) -> Result<Strin
 }
 
 fn ended(child: &mut Child, limit: Duration) -> Result<()> {
-    let status = emulator::wait(child, limit)?;
+    let status = emulator::wait(child, limit, || ())?;
     ensure!(status.success(), "the emulator failed ({status})");
     Ok(())
 }
