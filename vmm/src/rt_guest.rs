@@ -8,7 +8,7 @@
 //! locked, idle latency is bounded as long as the guest runs. Where `vcpufreq rt apply` has made a
 //! partition for these pCPUs, the threads go there.
 
-use std::{fs, path::PathBuf, process, sync::Arc};
+use std::{fs, io, path::PathBuf, process, sync::Arc};
 
 use anyhow::{Context, bail};
 use thiserror::Error;
@@ -194,6 +194,18 @@ pub struct RtGuest {
     domains: Vec<DomainId>,
     cpus: Vec<u32>,
     partition: Option<PartitionGroups>,
+    /// The profile that was applied for these CPUs and makes no partition.
+    without_cpuset: Option<String>,
+}
+
+/// What `vcpufreq rt apply` did for some CPUs.
+#[derive(Debug)]
+enum Applied {
+    Nothing,
+    /// By a profile that makes no cpuset.
+    WithoutCpuset(String),
+    /// A partition, whose cgroup this is.
+    Partition(PathBuf),
 }
 
 impl RtGuest {
@@ -207,7 +219,11 @@ impl RtGuest {
             .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
             .collect();
         let cpus: Vec<u32> = rt.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
-        let top = partition_of(&cpus, host)?;
+        let (top, without_cpuset) = match applied_for(&cpus, host)? {
+            Applied::Nothing => (None, None),
+            Applied::WithoutCpuset(profile) => (None, Some(profile)),
+            Applied::Partition(top) => (Some(top), None),
+        };
         let partition = top
             .map(|top| {
                 let domains = rt.iter().map(|vcpu| vcpu.domain).collect();
@@ -219,6 +235,7 @@ impl RtGuest {
             domains: config.vcpus.iter().map(|vcpu| vcpu.domain).collect(),
             cpus,
             partition,
+            without_cpuset,
         })
     }
 
@@ -290,10 +307,7 @@ impl RtGuest {
                 .create(&KernelTree, &self.domains)
                 .context("can't use the real-time partition; see vcpufreq rt check")?;
         } else {
-            let cpus = CpuList(self.cpus.clone());
-            warn(&format!(
-                "CPU {cpus} is not set apart for this guest; vcpufreq rt apply --guest NAME={cpus} does that"
-            ));
+            warn(&self.not_apart());
         }
         if let Some(bound) = self.config.resume_latency {
             for cpu in &self.cpus {
@@ -310,6 +324,19 @@ impl RtGuest {
             .context("can't lock this guest's memory; run as root, or raise the limit (ulimit -l)")
     }
 
+    /// That others may run on these CPUs, and what keeps them off.
+    fn not_apart(&self) -> String {
+        let cpus = CpuList(self.cpus.clone());
+        match &self.without_cpuset {
+            Some(profile) => format!(
+                "CPU {cpus} is not set apart for this guest: profile {profile}, which was applied, makes no cpuset; add cpuset = \"isolated\" to its settings, or boot with isolcpus={cpus}"
+            ),
+            None => format!(
+                "CPU {cpus} is not set apart for this guest; vcpufreq rt apply --guest NAME={cpus} does that"
+            ),
+        }
+    }
+
     /// `inner`, and before it what each real-time thread needs.
     pub fn hooks(self, inner: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
         match self.config.has_rt() {
@@ -319,17 +346,17 @@ impl RtGuest {
     }
 }
 
-/// The cgroup of the partition that has all of `cpus`.
-fn partition_of(cpus: &[u32], host: &HostTree) -> anyhow::Result<Option<PathBuf>> {
+/// What was applied for `cpus`.
+fn applied_for(cpus: &[u32], host: &HostTree) -> anyhow::Result<Applied> {
     let look = KernelHost::default();
     let record = match Record::read(&look) {
         Ok(Some(record)) if !record.is_of_another_boot(&look)? => record,
         // None, one of another boot, or not for this user's eyes.
-        _ => return Ok(None),
+        _ => return Ok(Applied::Nothing),
     };
     let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
     let Some(guest) = record.partition.guests.iter().find(has) else {
-        return Ok(None);
+        return Ok(Applied::Nothing);
     };
     let name = &guest.name;
     if let Some(other) = cpus.iter().find(|cpu| !guest.cpus.contains(**cpu)) {
@@ -340,13 +367,25 @@ fn partition_of(cpus: &[u32], host: &HostTree) -> anyhow::Result<Option<PathBuf>
     }
     let top = host.path(format!("sys/fs/cgroup/vcpufreq-rt.{name}"));
     if !top.join("rt").is_dir() {
-        // Its profile makes none.
-        return Ok(None);
+        return Ok(Applied::WithoutCpuset(record.profile_name));
     }
     if PartitionGroups::is_taken(&top) {
         bail!("a guest runs on {name}'s CPUs already; end it, or pin to other CPUs");
     }
-    Ok(Some(top))
+    Ok(Applied::Partition(top))
+}
+
+/// Why the kernel didn't schedule a vCPU's thread so.
+fn refused(vcpu: VcpuId, policy: RtPolicy, error: &io::Error) -> String {
+    match (policy, error.raw_os_error()) {
+        (RtPolicy::Deadline { .. }, Some(libc::EBUSY)) => format!(
+            "vCPU {vcpu} can't be SCHED_DEADLINE: its CPU has not that much bandwidth left; give it a smaller RUNTIME"
+        ),
+        (RtPolicy::Deadline { .. }, _) => format!(
+            "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" or \"isolated\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us; and run as root"
+        ),
+        _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
+    }
 }
 
 struct RtHooks {
@@ -375,11 +414,9 @@ impl Hooks for RtHooks {
 
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         if let Some(policy) = self.policy(vcpu) {
-            rt_sys::schedule(tid, policy).with_context(|| match policy {
-                RtPolicy::Deadline { .. } => format!(
-                    "vCPU {vcpu} can't be SCHED_DEADLINE; it needs a CPU set apart by vcpufreq rt apply, or sched_rt_runtime_us = -1, and that much bandwidth"
-                ),
-                _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
+            rt_sys::schedule(tid, policy).map_err(|error| {
+                let why = refused(vcpu, policy, &error);
+                anyhow::Error::new(error).context(why)
             })?;
         }
         self.inner.on_vcpu_thread(vcpu, tid)
