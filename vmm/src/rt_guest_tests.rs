@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::{facts::HostCpus, fake_host::FakeHost, resolve};
+use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
 
 fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
