@@ -45,6 +45,8 @@ pub struct Board<'a> {
 pub struct Outcome {
     /// The lines that the host wrote to its result port.
     pub results: String,
+    /// When each of them came, in real time from the start.
+    pub came: Vec<Duration>,
     /// The host's console.
     pub console: PathBuf,
     /// Real time that it took.
@@ -85,7 +87,12 @@ impl Board<'_> {
             .stderr(File::create(dir.join("emulator.log"))?)
             .spawn()
             .context("cannot start the emulator")?;
-        let look = || told(lines(&results));
+        let mut came = Vec::new();
+        let look = || {
+            let lines = lines(&results);
+            came.resize(lines, started.elapsed());
+            told(lines);
+        };
         let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;
         if !status.success() {
@@ -95,6 +102,7 @@ impl Board<'_> {
         let results = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
         Ok(Outcome {
             results,
+            came,
             console,
             wall: started.elapsed(),
         })
@@ -200,11 +208,12 @@ fn lines(path: &Path) -> usize {
 
 /// Waits for the child, and looks each second; past the limit it is killed,
 /// and that is an error.
-fn wait(child: &mut Child, limit: Duration, look: impl Fn()) -> Result<ExitStatus> {
+fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
     let mut next = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
+            look();
             return Ok(status);
         }
         if Instant::now() >= next {

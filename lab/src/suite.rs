@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::bounds;
 use crate::checks;
+use crate::demo;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
 use crate::progress::{Step, above};
@@ -52,20 +53,16 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot("4+3+1", &["rt-latency"])
     },
-    boot("2+2", &["kill"]),
-    boot("2+2", &["flood"]),
+    boot("2+2", &["kill", "flood"]),
     Boot {
         path: Some("kernel"),
         ..boot("2+2", &["kill", "flood"])
     },
     Boot {
         path: Some("exit"),
-        ..boot("2+2", &["kill", "flood"])
+        ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip", "restart"])
     },
-    boot(
-        "4+3+1",
-        &["capacity", "opps-exact", "opps-floor", "no-dip", "uclamp"],
-    ),
+    boot("4+3+1", &["capacity", "opps-exact", "opps-floor", "uclamp"]),
     boot(
         "2+2",
         &[
@@ -96,14 +93,14 @@ const BOOTS: &[Boot] = &[
     ),
     Boot {
         guest: Rt,
-        ..boot("2+2", &["boot", "governor", "opps-exact", "driver"])
+        ..boot("2+2", &["governor", "opps-exact", "driver"])
     },
     // Not exact: on an RT host interrupts are threads, each of which lifts the
     // vCPU's uclamp.max for as long as it runs.
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor"])
+        ..boot("2+2", &["capacity", "governor"])
     },
     Boot {
         host: Rt,
@@ -118,13 +115,10 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         driver: Mainline,
-        ..boot("2+2", &["governor", "opps-exact", "domain"])
+        ..boot("2+2", &["governor", "opps-exact", "domain", "no-exit"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot(
-        "2+2",
-        &["no-exit", "two-guests", "stats", "paths", "fallbacks"],
-    ),
+    boot("2+2", &["no-exit", "stats", "paths", "fallbacks"]),
     Boot {
         path: Some("kernel"),
         ..boot(
@@ -133,19 +127,12 @@ const BOOTS: &[Boot] = &[
                 "no-exit",
                 "order",
                 "in-force",
+                "unpinned",
                 "opps-exact",
                 "no-dip",
                 "two-guests",
             ],
         )
-    },
-    Boot {
-        driver: Mainline,
-        ..boot("2+2", &["no-exit", "no-dip"])
-    },
-    Boot {
-        path: Some("exit"),
-        ..boot("2+2", &["opps-exact", "opps-floor", "no-dip", "restart"])
     },
     Boot {
         path: Some("exit"),
@@ -157,7 +144,7 @@ const BOOTS: &[Boot] = &[
         path: Some("kernel"),
         driver: Mainline,
         cpu: "cortex-a76",
-        ..boot("2+2", &["boot", "no-exit", "opps-exact"])
+        ..boot("2+2", &["no-exit", "opps-exact"])
     },
     boot(
         "2+2",
@@ -187,9 +174,8 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot("4+3+1", &["speed"]),
-    boot("2+2", &["speed"]),
-    boot("1", &["boot", "opps-exact", "governor"]),
-    boot("2+2", &["bench:little-to-big:new-thread"]),
+    boot("2+2", &["bench:little-to-big:new-thread", "speed"]),
+    boot("1", &["opps-exact", "governor"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),
 ];
@@ -269,19 +255,34 @@ impl Boot {
                 self.cpu,
             )
         };
-        let started = Instant::now();
-        let report = options.report(parts, repo);
-        let took = started.elapsed().as_secs();
-        above(|| println!("{took:>4} s  {}", name(&self.scenarios.join(", "))));
-        match report {
+        match options.report(parts, repo) {
             Ok(report) => {
+                let each = report
+                    .results
+                    .iter()
+                    .zip(&report.took_s)
+                    .map(|(one, took_s)| {
+                        let scenario = one["scenario"].as_str().unwrap_or("?");
+                        format!("{scenario} {took_s:.0}")
+                    });
+                let each: Vec<String> = each.collect();
+                let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
+                above(|| println!("{line}"));
                 let mut tried = Vec::new();
                 for result in &report.results {
-                    let name = name(result["scenario"].as_str().unwrap_or("?"));
+                    let scenario = result["scenario"].as_str().unwrap_or("?");
+                    let name = name(scenario);
                     let bounds = bounds::of(&result["report"]);
                     tried.push(Tried::new(name.as_str(), result["held"] == true, || {
                         result.to_string()
                     }));
+                    if scenario == "demo" {
+                        let shown =
+                            demo::complete(result.clone(), self.topology, report.wall.as_secs());
+                        let lacks = demo::missing(&shown);
+                        let what = format!("{name}: demo.json has its keys");
+                        tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+                    }
                     tried.extend(bounds.into_iter().map(|bound| {
                         let out_of_bound = || "it doesn't".to_owned();
                         Tried::new(format!("{name}: {}", bound.text), bound.held, out_of_bound)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Makes a plan's changes, after the old values are on disk.
 
-use std::io;
+use std::{collections::BTreeSet, io};
 
 use thiserror::Error;
 
@@ -78,10 +78,38 @@ pub fn apply(
         closed_earlier_boot,
         ..Applied::default()
     };
+    let changes = plan.changes().map(|(_, change)| change);
+    let mut left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
+    let mut told = BTreeSet::new();
+    // Some have to be in an order that depends on the old values: what is refused is tried again
+    // after the others, as long as that helps.
+    loop {
+        let made = applied.made;
+        left = pass(host, &left, &mut applied, &mut |name, old, new| {
+            if told.insert(name.to_owned()) {
+                tell(name, old, new);
+            }
+        });
+        if left.is_empty() || applied.made == made {
+            return Ok(applied);
+        }
+    }
+}
+
+/// Makes these changes; those that could not be made.
+fn pass<'a>(
+    host: &dyn Host,
+    changes: &[&'a Change],
+    applied: &mut Applied,
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Vec<&'a Change> {
+    applied.refused.clear();
+    let mut left = Vec::new();
     let mut missing_dirs: Vec<String> = Vec::new();
-    for (_, change) in plan.changes().filter(|(_, change)| !change.is_set()) {
+    for &change in changes {
         let name = change.target.name();
         if missing_dirs.iter().any(|dir| name.starts_with(dir)) {
+            left.push(change);
             continue;
         }
         let Some(want) = &change.want else { continue };
@@ -93,10 +121,11 @@ pub fn apply(
                     missing_dirs.push(format!("{name}/"));
                 }
                 applied.refused.push((name, why));
+                left.push(change);
             }
         }
     }
-    Ok(applied)
+    left
 }
 
 /// Removes the record of an earlier boot; one of this boot is an error.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     host::Look,
     partition::Partition,
-    plan::Plan,
+    plan::{Finding, Plan},
     profile::Profile,
     settings::{self, Context},
 };
@@ -43,6 +43,18 @@ impl Checked {
     pub fn is_good(&self) -> bool {
         self.unset.is_empty() && self.effect == Effect::Effective
     }
+}
+
+/// Whether nothing is left to do: every setting is set and effective, everything could be seen, and
+/// neither a reboot nor anything by hand is needed. What this kernel or machine doesn't have, the
+/// firmware's set-up, which can't be looked at, and notes don't count.
+#[must_use]
+pub fn is_ready(plan: &Plan, checked: &[Checked]) -> bool {
+    let to_do = |finding: &Finding| matches!(finding, Finding::Reboot(_) | Finding::Hand(_));
+    checked.iter().all(Checked::is_good)
+        && plan.unseen.is_empty()
+        && plan.cmdline.is_none()
+        && !plan.findings.iter().any(to_do)
 }
 
 /// What is so of each setting of a plan, which shows the host as it is now.

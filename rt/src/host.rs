@@ -40,6 +40,18 @@ pub trait Look {
     /// Where a symbolic link points, its last component.
     fn link_name(&self, path: &str) -> Option<String>;
 
+    /// All of a file, as it is.
+    ///
+    /// # Errors
+    /// Why it can't be read.
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread>;
+
+    /// The eight bytes at an offset of a file, as a number: a register of `/dev/cpu/N/msr`.
+    ///
+    /// # Errors
+    /// Why they can't be read.
+    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
+
     /// The decimal number in a file.
     fn number(&self, path: &str) -> Option<i64> {
         self.read(path).ok()?.parse().ok()

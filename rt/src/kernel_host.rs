@@ -4,7 +4,7 @@
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -45,6 +45,16 @@ impl Look for KernelHost {
     fn read(&self, path: &str) -> Reading {
         let text = fs::read(self.path(path))?;
         Ok(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
+        Ok(fs::read(self.path(path))?)
+    }
+
+    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
+        let mut bytes = [0; 8];
+        File::open(self.path(path))?.read_exact_at(&mut bytes, offset)?;
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {

@@ -16,6 +16,7 @@
 mod apply;
 mod check;
 mod cpus;
+mod gzip;
 mod host;
 mod kernel_host;
 pub mod measure;
@@ -25,11 +26,12 @@ mod profile;
 mod record;
 mod restore;
 mod settings;
+mod smi;
 mod sys;
 mod value;
 
 pub use apply::{Applied, ApplyError, apply};
-pub use check::{Checked, Effect, check};
+pub use check::{Checked, Effect, check, is_ready};
 pub use cpus::Cpus;
 pub use host::{Held, Host, Look, Reading, Unread};
 pub use kernel_host::KernelHost;
@@ -41,4 +43,5 @@ pub use profile::{
 };
 pub use record::{Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
+pub use smi::smis;
 pub use value::Format;

@@ -55,6 +55,11 @@ pub enum PartitionError {
     /// CPUs that are switched off.
     #[error("CPU {0} is offline; bring it online or choose another")]
     Offline(Cpus),
+    /// Housekeeping was named, with no CPU.
+    #[error(
+        "housekeeping has no CPU; name at least one, or leave it out for all that no guest has"
+    )]
+    EmptyHousekeeping,
     /// Nothing is left for housekeeping.
     #[error(
         "no CPU is left for housekeeping: guests have all of {online}; leave at least one out of --guest"
@@ -113,6 +118,9 @@ impl Partition {
         let online = list(look, ONLINE).ok_or(PartitionError::Unknown)?;
         let present = list(look, PRESENT).unwrap_or_else(|| online.clone());
         check_guests(&guests)?;
+        if housekeeping.as_ref().is_some_and(Cpus::is_empty) {
+            return Err(PartitionError::EmptyHousekeeping);
+        }
         let rt = all_cpus(&guests);
         let wanted = rt.or(&housekeeping.clone().unwrap_or_default());
         let missing = wanted.without(&present);

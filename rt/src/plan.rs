@@ -30,12 +30,15 @@ pub enum Target {
         /// Its path.
         path: String,
     },
-    /// A file of such a folder: it goes with the folder.
+    /// A file of such a folder, or of a governor that is chosen: it goes with that.
     Inside {
         /// Its path.
         path: String,
         /// How its text is a value.
         format: Format,
+        /// Where it is when it isn't there: a governor's tunables are each policy's or everyone's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        or_at: Option<String>,
     },
     /// A kernel thread's scheduling policy and priority.
     Thread {
@@ -79,7 +82,14 @@ impl Target {
                 let text = look.read(shown_in.as_ref().unwrap_or(path))?;
                 Ok(format.value(&text))
             }
-            Self::Inside { path, format } => Ok(format.value(&look.read(path)?)),
+            Self::Inside {
+                path,
+                format,
+                or_at,
+            } => match (look.read(path), or_at) {
+                (Err(Unread::Missing), Some(other)) => Ok(format.value(&look.read(other)?)),
+                (text, _) => Ok(format.value(&text?)),
+            },
             Self::Dir { path } => match look.list(path) {
                 Ok(_) => Ok(THERE.to_owned()),
                 Err(Unread::Missing) => Ok(ABSENT.to_owned()),

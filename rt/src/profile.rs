@@ -294,9 +294,12 @@ impl Settings {
             }
         }
         match &self.resume_latency_us {
-            Some(text) if text != "n/a" && text.parse::<i32>().is_err() => {
-                bad("resume-latency-us", text.clone(), "µs, or n/a")
-            }
+            // The kernel takes 0 for no limit.
+            Some(text) if text != "n/a" && !text.parse().is_ok_and(|us: i32| us > 0) => bad(
+                "resume-latency-us",
+                text.clone(),
+                "1 µs or more, or n/a for none",
+            ),
             _ => Ok(()),
         }
     }

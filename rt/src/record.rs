@@ -2,7 +2,7 @@
 //! The record of what was before: on disk before the first change, removed after the last one is
 //! undone. It is of one boot: after another, the kernel's files are as that boot made them.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -101,7 +101,17 @@ pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
 /// Gives a target a value, and looks whether it has it.
 pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
     let written = match target {
-        Target::File { path, .. } | Target::Inside { path, .. } => host.write(path, value),
+        Target::File { path, format, .. } => host.write(path, &format.written(value)),
+        Target::Inside {
+            path,
+            format,
+            or_at,
+        } => match (host.write(path, &format.written(value)), or_at) {
+            (Err(error), Some(other)) if error.kind() == io::ErrorKind::NotFound => {
+                host.write(other, &format.written(value))
+            }
+            (written, _) => written,
+        },
         Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
         Target::Thread { pid, .. } => host.schedule(*pid, value),

@@ -2,7 +2,7 @@
 //! Brings back what the record says was before, last change first; what is as before already is
 //! not written. So it may be killed and run again at any point, and so may apply before it.
 
-use std::io;
+use std::{collections::BTreeSet, io};
 
 use thiserror::Error;
 
@@ -88,19 +88,34 @@ fn bring_back(
     tell: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     let (mut brought_back, mut gone) = (0, Vec::new());
-    let (mut left, mut kept) = (Vec::new(), Vec::new());
-    for entry in record.entries.iter().rev() {
-        let name = entry.target.name();
-        match one(host, entry, tell) {
-            Ok(Outcome::BroughtBack) => brought_back += 1,
-            Ok(Outcome::AsBefore) => {}
-            Ok(Outcome::Gone) => gone.push(name),
-            Err(why) => {
-                left.push((name, why));
-                kept.push(entry.clone());
+    let mut entries: Vec<&Entry> = record.entries.iter().rev().collect();
+    let mut told = BTreeSet::new();
+    // As in apply: what is refused is tried again after the others, as long as that helps.
+    let (left, mut kept) = loop {
+        let (mut left, mut kept) = (Vec::new(), Vec::new());
+        let before = brought_back;
+        for entry in entries {
+            let name = entry.target.name();
+            let outcome = one(host, entry, &mut |name, now, old| {
+                if told.insert(name.to_owned()) {
+                    tell(name, now, old);
+                }
+            });
+            match outcome {
+                Ok(Outcome::BroughtBack) => brought_back += 1,
+                Ok(Outcome::AsBefore) => {}
+                Ok(Outcome::Gone) => gone.push(name),
+                Err(why) => {
+                    left.push((name, why));
+                    kept.push(entry);
+                }
             }
         }
-    }
+        if kept.is_empty() || brought_back == before {
+            break (left, kept.into_iter().cloned().collect::<Vec<_>>());
+        }
+        entries = kept;
+    };
     let ended = if kept.is_empty() {
         host.discard(PATH)
     } else {
@@ -131,6 +146,11 @@ fn one(
     tell: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Outcome, String> {
     let Entry { target, old, .. } = entry;
+    if let Some((kind, mount)) = unmounted(host, target) {
+        return Err(format!(
+            "{mount} is not mounted; mount -t {kind} {kind} {mount} and restore again"
+        ));
+    }
     let now = match target.now(host) {
         Ok(now) => now,
         Err(Unread::Missing) if comes_back(target) => {
@@ -151,7 +171,36 @@ fn one(
         return Ok(Outcome::Gone);
     }
     tell(&target.name(), &now, old);
-    record::put(host, target, old).map(|()| Outcome::BroughtBack)
+    let put = record::put(host, target, old).map(|()| Outcome::BroughtBack);
+    // A killed VMM's groups, when its guardian was killed too.
+    let is_cgroup = target.name().starts_with("/sys/fs/cgroup/");
+    put.map_err(|why| match target {
+        Target::Dir { .. } if is_cgroup => format!(
+            "{why}; if a guest that was killed left groups in it, run vcpufreq cleanup, then restore again"
+        ),
+        _ => why,
+    })
+}
+
+/// The file system that a target is on, where it isn't mounted: the kernel keeps the values all
+/// the same.
+fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static str)> {
+    const MOUNTS: [(&str, &str); 3] = [
+        ("debugfs", "/sys/kernel/debug"),
+        ("tracefs", "/sys/kernel/tracing"),
+        ("resctrl", "/sys/fs/resctrl"),
+    ];
+    let name = target.name();
+    let of = |(_, mount): &&(&str, &str)| {
+        name.strip_prefix(mount)
+            .is_some_and(|rest| rest.starts_with('/'))
+    };
+    let (kind, mount) = MOUNTS.iter().find(of)?;
+    let is_empty = match host.list(mount) {
+        Ok(names) => names.is_empty(),
+        Err(why) => why == Unread::Missing,
+    };
+    is_empty.then_some((*kind, *mount))
 }
 
 /// The kernel keeps a CPU's settings while it is offline; interrupts, queues and threads that go

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a kernel file's text is read as a value, and when two texts are the same value.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cpus::Cpus;
@@ -41,6 +43,15 @@ impl Format {
                 let line = lines.find(|line| line.starts_with("L3:"));
                 line.unwrap_or_default().to_owned()
             }
+        }
+    }
+
+    /// The text that gives a file this value: resctrl refuses a line without an end.
+    #[must_use]
+    pub(crate) fn written(self, value: &str) -> Cow<'_, str> {
+        match self {
+            Self::Schemata => format!("{value}\n").into(),
+            _ => value.into(),
         }
     }
 

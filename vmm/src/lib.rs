@@ -39,3 +39,4 @@ pub mod state;
 pub mod stats;
 mod sys;
 pub mod vm;
+pub mod watch;

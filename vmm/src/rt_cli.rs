@@ -38,7 +38,7 @@ Exit codes:
 const REPORT_HELP: &str = "\
 Exit codes:
   0  measured; the budget, if any, was kept, or no verdict is possible here
-  1  a latency was above the budget
+  1  a latency was above the budget, or a test had fewer wake-ups than it should
   2  error: one line on stderr with the cause and the next step";
 
 /// What `vcpufreq rt` can do.

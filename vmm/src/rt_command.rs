@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
-use vcpufreq_rt::{KernelHost, Record, Restored, apply, check, plan, restore};
+use vcpufreq_rt::{KernelHost, Record, Restored, apply, check, is_ready, plan, restore};
 
 use crate::{
     rt_cli::{RtArgs, RtCommand, Wanted, profiles},
@@ -144,9 +144,7 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
     let wanted = named_or_applied(args, &host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     let checked = check(&host, &plan, &wanted.profile);
-    let good = checked.iter().all(vcpufreq_rt::Checked::is_good)
-        && plan.unseen.is_empty()
-        && plan.cmdline.is_none();
+    let ready = is_ready(&plan, &checked);
     if args.json {
         let report = json!({
             "profile": wanted.profile_name, "partition": plan.partition, "settings": checked,
@@ -157,7 +155,7 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
     } else {
         print(&rt_text::check(&plan, &checked, &wanted.profile_name))?;
     }
-    Ok(u8::from(!good))
+    Ok(u8::from(!ready))
 }
 
 fn restore_command(json: bool) -> anyhow::Result<u8> {

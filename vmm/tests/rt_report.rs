@@ -7,7 +7,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -100,6 +100,11 @@ impl Bench {
     }
 
     fn report(&self, line: &[&str]) -> Output {
+        let child = self.start(line);
+        child.wait_with_output().expect("what it said")
+    }
+
+    fn start(&self, line: &[&str]) -> Child {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
         let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
@@ -114,7 +119,7 @@ impl Bench {
         let starting = alone();
         let child = command.spawn().expect("the program starts");
         drop(starting);
-        child.wait_with_output().expect("what it said")
+        child
     }
 
     fn log(&self) -> String {
@@ -151,7 +156,8 @@ fn a_budget_gets_a_verdict_on_hardware_alone() {
     ] {
         let bench = Bench::new(board);
         // Whatever this machine is: the processor's own word isn't in the tree.
-        let output = bench.report(&with(&["--loads", "idle", "--budget-us", budget]));
+        let line = ["--loads", "idle", "--loops", "1000", "--budget-us", budget];
+        let output = bench.report(&with(&line));
         let text = stdout(&output);
         assert_eq!(output.status.code(), Some(code), "{board}: {text}");
         assert!(text.contains(said), "{board}: {text}");
@@ -222,6 +228,8 @@ fn a_guest_is_measured_through_its_shell() {
         "--guest-only",
         "--loads",
         "stress",
+        "--loops",
+        "1000",
         "--json",
     ];
     let output = bench.report(&with(&guest));
@@ -251,6 +259,21 @@ fn what_can_not_be_is_one_line() {
         (
             &["--cpus", "3", "--others", "0", "--time", "0s"],
             "10s, 30m or 24h",
+        ),
+        (
+            &["--cpus", "3", "--others", "0", "--time", ""],
+            "10s, 30m or 24h",
+        ),
+        (
+            &[
+                "--cpus",
+                "3",
+                "--others",
+                "0",
+                "--budget-us",
+                "18446744073709551615",
+            ],
+            "60000000",
         ),
         (
             &["--cpus", "3", "--others", "0", "--loads", "full"],
@@ -288,6 +311,112 @@ fn what_can_not_be_is_one_line() {
         assert_eq!(output.status.code(), Some(2), "{line:?}: {errors}");
         assert!(errors.contains(said), "{said}: {errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+#[test]
+fn a_test_that_was_cut_short_has_no_verdict() {
+    let bench = Bench::new("qcom,qcs6490");
+    let output = bench.report(&with(&[
+        "--loads",
+        "idle",
+        "--loops",
+        "1001",
+        "--budget-us",
+        "90",
+    ]));
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("no verdict") && text.contains("1000 wake-ups of 1001"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_told_before_measuring() {
+    let bench = Bench::new("qcom,qcs6490");
+    let output = bench.report(&with(&["--html", "/no/such/folder/page.html"]));
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("/no/such/folder/page.html"), "{errors}");
+    assert!(!bench.path().join("log").exists(), "it measured");
+    // What comes to nothing leaves an earlier page as it was, and none where there was none.
+    bench.program("cyclictest", "#!/bin/sh\nexit 1\n");
+    bench.write("old.html", "old");
+    for name in ["old.html", "new.html"] {
+        let page = bench.path().join(name).display().to_string();
+        let output = bench.report(&with(&["--loads", "idle", "--html", &page]));
+        assert_eq!(output.status.code(), Some(2));
+    }
+    let old = fs::read_to_string(bench.path().join("old.html"));
+    assert_eq!(old.expect("the old page"), "old");
+    assert!(!bench.path().join("new.html").exists());
+}
+
+#[test]
+fn system_management_interrupts_are_counted_around_a_test() {
+    let bench = Bench::new("qcom,qcs6490");
+    bench.write("proc/cpuinfo", "vendor_id : GenuineIntel");
+    let msr = |count: u8| {
+        format!(
+            "{}{}{}",
+            "\0".repeat(0x34),
+            char::from(count),
+            "\0".repeat(7)
+        )
+    };
+    bench.write("dev/cpu/3/msr", &msr(5));
+    bench.write("after", &msr(8));
+    let root = bench.path().display();
+    let counts = format!("cp {root}/after {root}/dev/cpu/3/msr\n");
+    bench.program("cyclictest", &CYCLICTEST.replace("WAIT", &counts));
+    let output = bench.report(&with(&["--loads", "idle", "--loops", "1000"]));
+    let text = stdout(&output);
+    assert!(
+        text.contains("CPU 3 was stopped by 3 system management interrupts"),
+        "{text}"
+    );
+}
+
+/// Says its pid, and goes on for long.
+const LASTS: &str = "#!/bin/sh
+echo $$ >> LOG
+exec sleep 1000
+";
+
+#[test]
+fn a_report_that_is_ended_leaves_nothing_running() {
+    for signal in ["TERM", "INT", "KILL"] {
+        let bench = Bench::new("qcom,qcs6490");
+        bench.program("cyclictest", LASTS);
+        bench.program("stress-ng", LASTS);
+        let page = bench.path().join("page.html").display().to_string();
+        let mut child = bench.start(&with(&["--loads", "stress", "--html", &page]));
+        let log = bench.path().join("log");
+        let pids = || fs::read_to_string(&log).unwrap_or_default();
+        // Three loads, and the test beside them.
+        while pids().lines().count() < 4 {
+            assert!(child.try_wait().expect("its state").is_none(), "it ended");
+            std::thread::yield_now();
+        }
+        let pid = child.id().to_string();
+        let kill = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(kill.expect("kill").success());
+        let output = child.wait_with_output().expect("what it said");
+        if signal != "KILL" {
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{errors}");
+            assert!(errors.contains("ended by signal"), "{errors}");
+            assert!(!Path::new(&page).exists());
+        }
+        for pid in pids().lines() {
+            let stat = format!("/proc/{pid}/stat");
+            // Gone, or a zombie of whoever takes orphans.
+            while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z")) {
+                std::thread::yield_now();
+            }
+        }
     }
 }
 

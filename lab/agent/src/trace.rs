@@ -184,6 +184,22 @@ impl Trace {
     }
 }
 
+/// How many events of a pCPU are no longer in the trace that was stopped, because newer ones took
+/// their place, or never came there.
+pub fn lost_on(cpu: u32) -> Result<u64> {
+    let stats = sysfs::text(format!("{TRACING}/per_cpu/cpu{cpu}/stats"))?;
+    lost(&stats).with_context(|| format!("CPU {cpu}'s trace: '{stats}'"))
+}
+
+/// `overrun: 0` and `dropped events: 0`, each on a line.
+fn lost(stats: &str) -> Option<u64> {
+    let of = |name: &str| {
+        let mut lines = stats.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
+    Some(of("overrun:")? + of("dropped events:")?)
+}
+
 /// CLOCK_MONOTONIC in µs, which the trace's times are in.
 pub fn now_us() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
@@ -283,6 +299,13 @@ mod tests {
             khz: 1_800_000,
         };
         assert_eq!(parse(line).unwrap(), event);
+    }
+
+    #[test]
+    fn lost_events_are_counted() {
+        let stats = "entries: 9\noverrun: 3\ncommit overrun: 0\nbytes: 5\ndropped events: 1\n";
+        assert_eq!(lost(stats), Some(4));
+        assert_eq!(lost("entries: 9"), None);
     }
 
     fn switch(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {

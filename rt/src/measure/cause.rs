@@ -27,8 +27,18 @@ pub struct Late {
 
 impl Late {
     fn window(&self) -> (u64, u64) {
-        let from = self.at_us.saturating_sub(self.latency_us + self.off_us);
-        (from, self.at_us + self.off_us)
+        let before = self.latency_us.saturating_add(self.off_us);
+        let to = self.at_us.saturating_add(self.off_us);
+        (self.at_us.saturating_sub(before), to)
+    }
+
+    /// Whether the trace reaches back to when the wake-up was due: the oldest events go first.
+    #[must_use]
+    pub fn is_in(&self, events: &[Event]) -> bool {
+        let mut of_cpu = events.iter().filter(|event| event.cpu == self.cpu);
+        of_cpu
+            .next()
+            .is_some_and(|first| first.at_us <= self.window().0)
     }
 }
 
@@ -337,6 +347,29 @@ mod tests {
             .map(|one| (one.what.as_str(), one.us))
             .collect();
         assert_eq!(causes, [("DABT_LOW", 30), ("HVC64", 5)]);
+    }
+
+    #[test]
+    fn what_is_older_than_the_trace_is_not_in_it() {
+        let events = [at(899, to("cyclictest", 30)), at(1_500, What::Awake)];
+        assert!(late().is_in(&events));
+        assert!(!late().is_in(&events[1..]));
+        let elsewhere = events.map(|event| Event { cpu: 6, ..event });
+        assert!(!late().is_in(&elsewhere) && !late().is_in(&[]));
+    }
+
+    #[test]
+    fn times_that_a_guest_made_up_are_no_panic() {
+        let late = Late {
+            at_us: u64::MAX,
+            latency_us: u64::MAX,
+            off_us: u64::MAX,
+            ..late()
+        };
+        let events = [at(900, to("kworker/7:1", 20))];
+        let found = causes(&events, &Measured::cyclictest(), late, &BTreeMap::new());
+        assert_eq!(found.len(), 1);
+        assert!(!late.is_in(&events));
     }
 
     #[test]

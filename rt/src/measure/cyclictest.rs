@@ -68,6 +68,28 @@ impl Test {
     }
 }
 
+/// cyclictest's own: each thread is woken by so much more seldom than the one before it.
+const DISTANCE_US: u64 = 500;
+
+impl Test {
+    /// How many wake-ups thread `index` has at least, when the test isn't cut short: every loop, or
+    /// 19 of 20 in the time, because threads start one after the other.
+    #[must_use]
+    pub fn due(&self, index: u64) -> u64 {
+        match (self.break_us, self.length) {
+            (Some(_), _) => 1,
+            (None, Length::Loops(loops)) => loops,
+            (None, Length::Seconds(seconds)) => {
+                let interval_us = self
+                    .interval_us
+                    .saturating_add(DISTANCE_US.saturating_mul(index));
+                let all = seconds.saturating_mul(1_000_000) / interval_us.max(1);
+                (all - all / 20).max(1)
+            }
+        }
+    }
+}
+
 /// What was measured on one CPU. Latencies in µs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Latencies {
@@ -118,14 +140,17 @@ pub enum ParseError {
     /// A thread's figures are missing.
     #[error("cyclictest printed no '{0}' for each of its threads; it ended before its time")]
     Missing(&'static str),
+    /// Counts that no test has.
+    #[error("cyclictest counted more wake-ups on CPU {0} than there can be")]
+    Count(u32),
 }
 
-/// Reads what cyclictest printed for threads on these CPUs.
+/// Reads what cyclictest printed for a test. A guest may print anything.
 ///
 /// # Errors
 /// What isn't as it should be.
-pub fn parse(text: &str, cpus: &Cpus) -> Result<Printed, ParseError> {
-    let cpus: Vec<u32> = cpus.iter().collect();
+pub fn parse(text: &str, test: &Test) -> Result<Printed, ParseError> {
+    let cpus: Vec<u32> = test.cpus.iter().collect();
     let mut printed = Printed {
         latencies: cpus.iter().map(|&cpu| of_cpu(cpu)).collect(),
         spikes: Vec::new(),
@@ -146,6 +171,9 @@ pub fn parse(text: &str, cpus: &Cpus) -> Result<Printed, ParseError> {
                 return Err(wrong());
             }
             let us = row.remove(0);
+            if us >= test.bins_us {
+                return Err(wrong());
+            }
             for (one, count) in printed.latencies.iter_mut().zip(row) {
                 if count > 0 {
                     one.histogram.insert(us, count);
@@ -162,7 +190,11 @@ pub fn parse(text: &str, cpus: &Cpus) -> Result<Printed, ParseError> {
         one.avg_us = of("Avg Latencies")?;
         one.max_us = of("Max Latencies")?;
         one.overflows = of("Histogram Overflows")?;
-        one.samples = one.histogram.values().sum::<u64>() + one.overflows;
+        let counts = one.histogram.values().copied().chain([one.overflows]);
+        let samples = counts.reduce(|sum, count| sum.saturating_add(count));
+        one.samples = samples
+            .filter(|samples| *samples < u64::MAX)
+            .ok_or(ParseError::Count(one.cpu))?;
         one.p9999_us = one.percentile(9_999);
     }
     printed.spikes.sort_by_key(|spike| spike.at_us);
@@ -226,13 +258,22 @@ mod tests {
         # Histogram Overflows: 00001 00000\n# Histogram Overflow at cycle number:\n# Thread 0: 00417\n\
         # Thread 1:\n\nT: 0 Spike:     120: TS:     41700120\nspikes = 1\n";
 
-    fn cpus() -> Cpus {
-        "3,7".parse().unwrap()
+    fn test() -> Test {
+        Test {
+            cpus: "3,7".parse().unwrap(),
+            main: Some(6),
+            length: Length::Seconds(10),
+            interval_us: 1000,
+            priority: 99,
+            bins_us: 100,
+            spike_us: None,
+            break_us: None,
+        }
     }
 
     #[test]
     fn figures_are_per_cpu() {
-        let printed = parse(TEXT, &cpus()).unwrap();
+        let printed = parse(TEXT, &test()).unwrap();
         let [first, second] = printed.latencies.as_slice() else {
             panic!("{printed:?}");
         };
@@ -253,27 +294,54 @@ mod tests {
     fn what_is_missing_is_an_error() {
         let cut = TEXT.replace("# Max Latencies: 00120 00007\n", "");
         assert_eq!(
-            parse(&cut, &cpus()),
+            parse(&cut, &test()),
             Err(ParseError::Missing("Max Latencies"))
         );
         assert!(matches!(
-            parse("000001 000900\n", &cpus()),
+            parse("000001 000900\n", &test()),
             Err(ParseError::Line(_))
         ));
-        assert!(parse("", &cpus()).is_err());
+        assert!(parse("", &test()).is_err());
+    }
+
+    #[test]
+    fn what_no_test_prints_is_an_error_and_no_panic() {
+        let max = u64::MAX;
+        for (row, overflows) in [
+            // A bin that wasn't asked for, and sums beyond 64 bits.
+            (format!("{max} 1 1"), 0),
+            ("000100 1 1".to_owned(), 0),
+            (format!("000001 {max} 1\n000002 {max} 1"), 0),
+            (format!("000001 {max} 1"), max),
+        ] {
+            let text = format!(
+                "{row}\n# Min Latencies: 1 1\n# Avg Latencies: 1 1\n# Max Latencies: {max} 1\n# Histogram Overflows: {overflows} 0\n"
+            );
+            assert!(parse(&text, &test()).is_err(), "{row}");
+        }
+    }
+
+    #[test]
+    fn so_many_wake_ups_are_due() {
+        assert_eq!((test().due(0), test().due(1)), (9_500, 6_333));
+        let loops = Test {
+            length: Length::Loops(500),
+            ..test()
+        };
+        assert_eq!(loops.due(3), 500);
+        let broken = Test {
+            break_us: Some(50),
+            ..loops
+        };
+        assert_eq!(broken.due(0), 1);
     }
 
     #[test]
     fn the_command_is_the_vendors() {
         let test = Test {
             cpus: "7".parse().unwrap(),
-            main: Some(6),
             length: Length::Loops(100_000_000),
-            interval_us: 1000,
-            priority: 99,
-            bins_us: 100,
-            spike_us: None,
-            break_us: None,
+            ..test()
         };
         assert_eq!(
             test.command(),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::{
     cyclictest::Latencies,
-    report::{Report, Run},
+    report::{Report, Run, Worst},
 };
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
@@ -21,6 +21,8 @@ const LEFT: u64 = 60;
 const WIDTH: u64 = 880;
 const TOP: u64 = 10;
 const HEIGHT: u64 = 220;
+/// A budget beyond this isn't drawn; no histogram has as many bins.
+const WIDEST_US: u64 = 1_000_000;
 
 /// The whole page.
 #[must_use]
@@ -42,8 +44,9 @@ pub fn page(report: &Report) -> String {
         page += &picture(run, report.budget_us);
         page += &figures(run, report.mark());
         let _ = writeln!(page, "<p><code>{}</code></p>", escaped(&run.command));
-        for worst in &run.worst {
-            let _ = writeln!(page, "<p>{}</p>", escaped(&worst.line()));
+        let worst = run.worst.iter().map(Worst::line);
+        for line in worst.chain(run.remarks()) {
+            let _ = writeln!(page, "<p>{}</p>", escaped(&line));
         }
     }
     page + "</html>\n"
@@ -94,7 +97,9 @@ fn figures(run: &Run, mark: &str) -> String {
 /// A bar for each bin that has samples; those beyond the last bin are in the table's max.
 fn picture(run: &Run, budget_us: Option<u64>) -> String {
     let bins = run.latencies.iter().flat_map(|one| one.histogram.keys());
+    let budget_us = budget_us.filter(|budget| *budget <= WIDEST_US);
     let longest = bins.copied().chain(budget_us).max().unwrap_or(0);
+    let longest = longest.min(WIDEST_US);
     // Room for the last bar, and for round labels.
     let span = (longest + 1).next_multiple_of(10);
     let counts = run.latencies.iter().flat_map(|one| one.histogram.values());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What was measured, under which conditions, and what that means for the budget.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Serialize;
 
@@ -63,6 +63,8 @@ pub struct Worst {
     pub at_us: u64,
     /// How far off that may be: 0 on the host, the clocks' difference for a guest.
     pub off_us: u64,
+    /// Whether the trace still reaches back to it.
+    pub in_trace: bool,
     /// What the trace shows in its way, what took longest first.
     pub causes: Vec<Cause>,
 }
@@ -78,8 +80,50 @@ pub struct Run {
     pub command: String,
     /// Of each CPU.
     pub latencies: Vec<Latencies>,
+    /// How many wake-ups each CPU has at least, when the test went on to its end.
+    pub due: Vec<u64>,
+    /// System management interrupts on each of the host's measured CPUs meanwhile, where the
+    /// processor counts them and this user may see it.
+    pub smis: Option<BTreeMap<u32, u64>>,
     /// The longest that the trace was looked at for, longest first.
     pub worst: Vec<Worst>,
+}
+
+impl Run {
+    /// The first CPU with fewer wake-ups than are due; a test without any is one, too.
+    fn incomplete(&self) -> Option<String> {
+        let (place, load) = (self.place.name(), self.load.name());
+        if self.latencies.is_empty() {
+            return Some(format!("{place}, {load}: nothing was measured"));
+        }
+        let mut pairs = self.latencies.iter().zip(&self.due);
+        let (one, due) = pairs.find(|(one, due)| one.samples < **due || one.samples == 0)?;
+        Some(format!(
+            "{place}, {load}: CPU {} has {} wake-ups of {due} or more that were due",
+            one.cpu, one.samples
+        ))
+    }
+
+    /// What isn't told by the lines of a test: the longest latency when it isn't among those that
+    /// were looked up, and system management interrupts.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        let longest = self.latencies.iter().max_by_key(|one| one.max_us);
+        if let (Some(longest), Some(told)) = (longest, self.worst.first())
+            && longest.max_us > told.latency_us
+        {
+            remarks.push(format!(
+                "the longest, {} µs on CPU {}, is not among them: cyclictest tells no more than its first latencies above --spike-us; give a higher one",
+                longest.max_us, longest.cpu
+            ));
+        }
+        for (cpu, count) in self.smis.iter().flatten().filter(|(_, count)| **count > 0) {
+            remarks.push(format!(
+                "CPU {cpu} was stopped by {count} system management interrupts meanwhile"
+            ));
+        }
+        remarks
+    }
 }
 
 /// Whether the latencies stay within the budget.
@@ -90,6 +134,11 @@ pub enum Verdict {
     None,
     /// None was above it.
     Kept,
+    /// A test has fewer wake-ups than it should.
+    Incomplete {
+        /// Which, and how many.
+        why: String,
+    },
     /// Some were above it.
     Exceeded {
         /// The longest.
@@ -122,11 +171,20 @@ impl Report {
     pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<Run>) -> Self {
         let all = runs.iter().flat_map(|run| &run.latencies);
         let max = all.map(|one| one.max_us).max();
-        let verdict = match (budget_us, max, &conditions.machine.emulated) {
-            (None, _, _) | (_, None, _) => Verdict::None,
-            (Some(_), _, Some(why)) => Verdict::Refused { why: why.clone() },
-            (Some(budget), Some(max_us), None) if max_us > budget => Verdict::Exceeded { max_us },
-            _ => Verdict::Kept,
+        let incomplete = match runs.is_empty() {
+            true => Some("nothing was measured".to_owned()),
+            false => runs.iter().find_map(Run::incomplete),
+        };
+        let emulated = &conditions.machine.emulated;
+        let verdict = match (budget_us, max, emulated, incomplete) {
+            // That one is enough.
+            (Some(budget), Some(max_us), None, _) if max_us > budget => {
+                Verdict::Exceeded { max_us }
+            }
+            (_, _, _, Some(why)) => Verdict::Incomplete { why },
+            (None, _, _, None) => Verdict::None,
+            (Some(_), _, Some(why), None) => Verdict::Refused { why: why.clone() },
+            (Some(_), _, None, None) => Verdict::Kept,
         };
         Self {
             conditions,
@@ -151,6 +209,9 @@ impl Report {
         let budget = self.budget_us.unwrap_or_default();
         match &self.verdict {
             Verdict::None => "no budget was given".to_owned(),
+            Verdict::Incomplete { why } => {
+                format!("no verdict: {why}; the test was cut short, run it again")
+            }
             Verdict::Kept => format!("kept: no latency was above the budget of {budget} µs"),
             Verdict::Exceeded { max_us } => {
                 format!("exceeded: the longest latency was {max_us} µs, the budget is {budget} µs")
@@ -194,6 +255,12 @@ impl Report {
                 let _ = writeln!(text, "  {}", worst.line());
             }
         }
+        for run in &self.runs {
+            for remark in run.remarks() {
+                let (place, load) = (run.place.name(), run.load.name());
+                let _ = writeln!(text, "\n{place}, {load}{mark}: {remark}");
+            }
+        }
         text + "\n" + &self.verdict_line() + "\n"
     }
 }
@@ -207,9 +274,11 @@ impl Worst {
         };
         let causes = self.causes.iter().take(TOLD);
         let causes: Vec<String> = causes.map(Cause::line).collect();
-        let causes = match causes.as_slice() {
-            [] => "the trace shows nothing in its way".to_owned(),
-            some => some.join(", "),
+        let causes = match (self.in_trace, causes.as_slice()) {
+            (false, []) => "no longer in the trace".to_owned(),
+            (false, some) => format!("partly no longer in the trace; {}", some.join(", ")),
+            (true, []) => "the trace shows nothing in its way".to_owned(),
+            (true, some) => some.join(", "),
         };
         format!("CPU {}, {} µs{off}: {causes}", self.cpu, self.latency_us)
     }
@@ -250,9 +319,74 @@ mod tests {
             load: Load::Idle,
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
+            due: vec![10],
+            smis: None,
             worst: Vec::new(),
         };
         Report::new(conditions, budget_us, vec![run])
+    }
+
+    /// The same with its only run changed.
+    fn changed(change: fn(&mut Run)) -> Report {
+        let mut report = report(None, Some(20));
+        report.runs.iter_mut().for_each(change);
+        Report::new(report.conditions, report.budget_us, report.runs)
+    }
+
+    #[test]
+    fn a_test_that_was_cut_short_keeps_no_budget() {
+        let short = changed(|run| run.due = vec![11]);
+        assert!(matches!(short.verdict, Verdict::Incomplete { .. }));
+        assert!(short.text().contains("CPU 3 has 10 wake-ups of 11"));
+        for change in [(|run| run.latencies.clear()) as fn(&mut Run), |run| {
+            (run.due, run.latencies[0].samples) = (vec![0], 0)
+        }] {
+            let none = changed(change);
+            assert!(matches!(none.verdict, Verdict::Incomplete { .. }));
+        }
+        let nothing = Report::new(short.conditions.clone(), Some(20), Vec::new());
+        assert!(matches!(nothing.verdict, Verdict::Incomplete { .. }));
+        let exceeded = changed(|run| (run.due, run.latencies[0].max_us) = (vec![11], 21));
+        assert_eq!(exceeded.verdict, Verdict::Exceeded { max_us: 21 });
+    }
+
+    #[test]
+    fn what_the_trace_does_not_have_is_said() {
+        let worst = |in_trace| Worst {
+            cpu: 3,
+            latency_us: 19,
+            at_us: 1_000,
+            off_us: 0,
+            in_trace,
+            causes: Vec::new(),
+        };
+        assert!(worst(false).line().ends_with("no longer in the trace"));
+        assert!(worst(true).line().ends_with("shows nothing in its way"));
+        let mut report = report(None, None);
+        assert!(report.runs[0].remarks().is_empty());
+        report.runs[0].worst = vec![worst(true)];
+        report.runs[0].smis = Some([(3, 2)].into());
+        let text = report.text();
+        assert!(
+            text.contains("the longest, 20 µs on CPU 3, is not among them"),
+            "{text}"
+        );
+        assert!(
+            text.contains("CPU 3 was stopped by 2 system management"),
+            "{text}"
+        );
+        report.runs[0].worst[0].latency_us = 20;
+        assert!(!report.text().contains("not among them"));
+    }
+
+    #[test]
+    fn a_page_of_any_figures_is_no_panic() {
+        let mut report = changed(|run| {
+            run.latencies[0].histogram = [(99_999, u64::MAX / 2)].into();
+            run.latencies[0].max_us = u64::MAX;
+        });
+        report.budget_us = Some(u64::MAX);
+        assert!(super::super::page(&report).contains("<svg"));
     }
 
     #[test]

@@ -66,18 +66,23 @@ pub fn script(test: &Test, beside: &Beside, group: Option<&str>) -> String {
         Some(group) => format!("sh -c 'echo $$ > {group}/cgroup.procs && exec {command}'"),
         None => command,
     };
-    format!("{load}{measured} < /dev/null\ncode=$?\n{END}exit $code\n")
+    // In the background: a shell hears of a signal only while it waits for none in front.
+    format!("{BEGIN}{load}{measured} < /dev/null &\nwait $!\ncode=$?\n{STILL}{END}exit $code\n")
 }
 
 /// The load alone, until stdin ends: beside a test that runs elsewhere.
 #[must_use]
 pub fn load_script(test: &Test, beside: &Beside) -> String {
     let load = loads(beside, limit_s(test));
-    format!("{load}echo started\nread line\n{END}exit 0\n")
+    format!("{BEGIN}{load}echo started\nread line\ncode=0\n{STILL}{END}exit $code\n")
 }
 
+/// Whoever ends the shell ends what it started last, the test, and the loads.
+const BEGIN: &str = "load=\ntrap 'kill -TERM $! $load 2> /dev/null; wait; exit 143' HUP INT TERM\n";
 /// Ends the loads.
 const END: &str = "[ -z \"$load\" ] || kill -TERM $load 2> /dev/null\nwait\n";
+/// A load that has ended meanwhile wasn't beside all of the test.
+const STILL: &str = "for one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended before the test did' >&2; code=3; }; done\n";
 
 fn limit_s(test: &Test) -> u64 {
     let seconds = match test.length {
@@ -90,9 +95,9 @@ fn limit_s(test: &Test) -> u64 {
 fn loads(beside: &Beside, limit_s: u64) -> String {
     let Beside { cpus, percent, .. } = beside;
     match beside.load {
-        Load::Idle => "load=\n".to_owned(),
+        Load::Idle => String::new(),
         Load::Stress => {
-            let mut text = "load=\n".to_owned();
+            let mut text = String::new();
             for cpu in cpus.iter() {
                 text += &format!(
                     "stress-ng --quiet --cpu 1 --cpu-load {percent} --taskset {cpu} --timeout {limit_s}s > /dev/null 2>&1 < /dev/null &\nload=\"$load $!\"\n"
@@ -115,7 +120,10 @@ const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null ||
 mod tests {
     //! Promises: each other CPU has its own load, none of the measured; a load that doesn't start
     //! fails the test; the script's result is the test's.
-    use std::process::{Command, Stdio};
+    use std::{
+        io::{BufRead as _, BufReader, Read as _},
+        process::{Command, Stdio},
+    };
 
     use super::*;
 
@@ -182,6 +190,38 @@ mod tests {
         let text = text.replace("sleep 1\n", "wait\n");
         let (code, text) = run(&text.replace("stress-ng --quiet", "false"));
         assert_eq!((code, text.as_str()), (Some(3), ""));
+    }
+
+    #[test]
+    fn a_load_that_ends_before_the_test_voids_it() {
+        let text = script(&test(), &beside(Load::Stress), None);
+        // The test itself ends one, and goes on until that has ended.
+        let ends = "cyclictest() { set -- $load; kill $1; while grep -qs '^State:.[^Z]' /proc/$1/status; do :; done; }\n";
+        let (code, _) = run(&format!("{ends}{text}"));
+        assert_eq!(code, Some(3));
+    }
+
+    #[test]
+    fn who_ends_the_shell_ends_the_test_and_the_loads() {
+        let text = script(&test(), &beside(Load::Stress), None);
+        let functions =
+            "cyclictest() { echo $$; exec sleep 1000.25; }\nstress-ng() { exec sleep 1000.25; }\n";
+        let mut child = Command::new("bash")
+            .args(["-c", &format!("{functions}{text}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("bash");
+        let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("what it says");
+        let pid = child.id().to_string();
+        let killed = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(killed.expect("kill").success());
+        assert_eq!(child.wait().expect("its end").code(), Some(143));
+        // The pipe's other end is the test's, too: it has ended.
+        let mut rest = String::new();
+        output.read_to_string(&mut rest).expect("the end");
     }
 
     #[test]

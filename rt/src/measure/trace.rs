@@ -13,17 +13,33 @@ const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-rt-";
 /// Of each CPU; the oldest events go first.
 const BUFFER_KIB: &str = "8192";
-/// A kernel without KVM has only the first of these.
-const EVENTS: [&str; 8] = [
+/// Of the measured CPUs. Not every kernel and processor has all of them: interrupts of a CPU's own
+/// timer and of other CPUs are `irq` events or, on arm64, `ipi`, on x86 `irq_vectors`.
+const EVENTS: [&str; 20] = [
     "sched/sched_switch",
     "sched/sched_migrate_task",
     "irq/irq_handler_entry",
     "irq/irq_handler_exit",
     "power/cpu_idle",
-    "power/cpu_frequency",
     "kvm/kvm_entry",
     "kvm/kvm_exit",
+    "ipi/ipi_entry",
+    "ipi/ipi_exit",
+    "irq_vectors/local_timer_entry",
+    "irq_vectors/local_timer_exit",
+    "irq_vectors/reschedule_entry",
+    "irq_vectors/reschedule_exit",
+    "irq_vectors/call_function_entry",
+    "irq_vectors/call_function_exit",
+    "irq_vectors/call_function_single_entry",
+    "irq_vectors/call_function_single_exit",
+    "irq_vectors/irq_work_entry",
+    "irq_vectors/irq_work_exit",
+    FREQUENCY,
 ];
+/// Of all CPUs, in an instance of its own: any CPU may change another's frequency.
+const FREQUENCY: &str = "power/cpu_frequency";
+const FREQUENCY_KIB: &str = "512";
 /// The state of `cpu_idle` when a CPU has left its idle state.
 const AWAKE: u32 = u32::MAX;
 
@@ -75,28 +91,44 @@ pub struct Event {
     pub what: What,
 }
 
-/// The instance; dropping it removes it.
+/// Two instances; dropping it removes them.
 #[derive(Debug)]
-pub struct Trace(PathBuf);
+pub struct Trace {
+    main: PathBuf,
+    frequencies: PathBuf,
+}
 
 impl Trace {
     /// Makes it, and starts: of these CPUs alone, for loads on the others fill buffers that nobody
-    /// looks at. A frequency that another CPU changes isn't seen.
+    /// looks at; and the frequency's changes, whichever CPU makes them.
     ///
     /// # Errors
     /// What the kernel refused; without root, everything.
     pub fn start(cpus: &Cpus) -> io::Result<Self> {
         remove_stale();
-        let trace = Self(Path::new(INSTANCES).join(format!("{PREFIX}{}", std::process::id())));
-        fs::create_dir(&trace.0)?;
-        trace.write("tracing_on", "0")?;
-        trace.write("buffer_size_kb", BUFFER_KIB)?;
-        trace.write("trace_clock", "mono")?;
-        trace.write("tracing_cpumask", &cpus.mask())?;
+        let own = format!("{PREFIX}{}", std::process::id());
+        let trace = Self {
+            main: Path::new(INSTANCES).join(&own),
+            frequencies: Path::new(INSTANCES).join(own + "-khz"),
+        };
+        for (instance, size) in [
+            (&trace.main, BUFFER_KIB),
+            (&trace.frequencies, FREQUENCY_KIB),
+        ] {
+            fs::create_dir(instance)?;
+            fs::write(instance.join("tracing_on"), "0")?;
+            fs::write(instance.join("buffer_size_kb"), size)?;
+            fs::write(instance.join("trace_clock"), "mono")?;
+        }
+        fs::write(trace.main.join("tracing_cpumask"), cpus.mask())?;
         for event in EVENTS {
-            let enable = format!("events/{event}/enable");
-            if trace.0.join(&enable).exists() {
-                trace.write(&enable, "1")?;
+            let of = match event {
+                FREQUENCY => &trace.frequencies,
+                _ => &trace.main,
+            };
+            let enable = of.join(format!("events/{event}/enable"));
+            if enable.exists() {
+                fs::write(enable, "1")?;
             }
         }
         trace.write("tracing_on", "1")?;
@@ -117,20 +149,32 @@ impl Trace {
     /// What the kernel refused.
     pub fn events(&self) -> io::Result<Vec<Event>> {
         self.write("tracing_on", "0")?;
-        let bytes = fs::read(self.0.join("trace"))?;
+        let mut events = Vec::new();
+        for instance in self.instances() {
+            let bytes = fs::read(instance.join("trace"))?;
+            events.extend(parse(&String::from_utf8_lossy(&bytes)));
+        }
+        events.sort_by_key(|event| event.at_us);
         self.write("tracing_on", "1")?;
-        Ok(parse(&String::from_utf8_lossy(&bytes)))
+        Ok(events)
+    }
+
+    fn instances(&self) -> [&Path; 2] {
+        [&self.main, &self.frequencies]
     }
 
     fn write(&self, file: &str, value: &str) -> io::Result<()> {
-        fs::write(self.0.join(file), value)
+        let mut instances = self.instances().into_iter();
+        instances.try_for_each(|instance| fs::write(instance.join(file), value))
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // Fails only while somebody has one of its files open; the next report removes it then.
-        let _ = fs::remove_dir(&self.0);
+        for instance in self.instances() {
+            // Fails only while somebody has one of its files open; the next report removes it then.
+            let _ = fs::remove_dir(instance);
+        }
     }
 }
 
@@ -138,7 +182,8 @@ impl Drop for Trace {
 fn remove_stale() {
     for entry in fs::read_dir(INSTANCES).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let own = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let pid = own.map(|own| own.trim_end_matches("-khz"));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             // Whoever can't remove it can't make one either, and is told so then.
             let _ = fs::remove_dir(entry.path());
@@ -163,7 +208,8 @@ fn event(line: &str) -> Option<Event> {
     let (head, time) = head.trim().rsplit_once(' ')?;
     let (thread, rest) = head.rsplit_once('[')?;
     let (seconds, micros) = time.split_once('.')?;
-    let at_us = seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?;
+    let whole = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+    let at_us = whole.checked_add(micros.parse().ok()?)?;
     let mut cpu = rest.split_once(']')?.0.parse().ok()?;
     let tid = || thread.trim().rsplit_once('-')?.1.parse().ok();
     let what = match name {
@@ -195,7 +241,13 @@ fn event(line: &str) -> Option<Event> {
             tid: tid()?,
         },
         "kvm_entry" => What::Entry { tid: tid()? },
-        _ => return None,
+        // `(Rescheduling interrupts)`
+        "ipi_entry" => What::Interrupt(fields.trim().trim_matches(['(', ')']).to_owned()),
+        // x86's own vectors: `vector=236`.
+        name => match name.strip_suffix("_entry") {
+            Some(kind) => What::Interrupt(kind.to_owned()),
+            None => What::InterruptEnd,
+        },
     };
     Some(Event { at_us, cpu, what })
 }
@@ -247,6 +299,10 @@ mod tests {
            vcpu1-40      [002] .....    12.000912: kvm_entry: PC: 0xffff
            vcpu1-40      [002] .....    12.000913: kvm_exit: IRQ: HSR_EC: 0x0000 (UNKNOWN), PC: 0xffff
               sh-50      [000] d..2.    12.000920: cpu_frequency: state=2707200 cpu_id=7
+          <idle>-0       [007] d.h1.    12.000922: local_timer_entry: vector=236
+          <idle>-0       [007] d.h1.    12.000923: local_timer_exit: vector=236
+          <idle>-0       [007] d.h1.    12.000924: ipi_entry: (Rescheduling interrupts)
+          <idle>-0       [007] d.h1.    12.000925: ipi_exit: (Rescheduling interrupts)
               sh-50      [000] d..2.    12.000921: sched_migrate_task: comm=my task pid=60 prio=120 orig_cpu=0 dest_cpu=7
 ";
         let events = parse(text);
@@ -274,6 +330,14 @@ mod tests {
             (912, 2, &What::Entry { tid: 40 }),
             (913, 2, &reason("IRQ")),
             (920, 7, &What::Khz(2_707_200)),
+            (922, 7, &What::Interrupt("local_timer".to_owned())),
+            (923, 7, &What::InterruptEnd),
+            (
+                924,
+                7,
+                &What::Interrupt("Rescheduling interrupts".to_owned()),
+            ),
+            (925, 7, &What::InterruptEnd),
             (
                 921,
                 7,

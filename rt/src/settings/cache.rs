@@ -19,10 +19,16 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     };
     let mask = match cx.look.read(&format!("{DIR}/info/L3/cbm_mask")) {
         Ok(mask) => u64::from_str_radix(&mask, 16).unwrap_or(0),
+        Err(Unread::Missing) if can_mount(cx) => {
+            return sheet.unseen(
+                format!("{DIR}/info/L3"),
+                "resctrl is not mounted; mount -t resctrl resctrl /sys/fs/resctrl",
+            );
+        }
         Err(Unread::Missing) => {
             return sheet.absent(
                 format!("{DIR}/info/L3"),
-                "not mounted (mount -t resctrl resctrl /sys/fs/resctrl), or this machine can't divide its cache",
+                "this machine or kernel can't divide its L3 cache",
             );
         }
         Err(why) => return sheet.cannot(format!("{DIR}/info/L3/cbm_mask"), why),
@@ -45,6 +51,13 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     sheet.dir(group.clone());
     sheet.inside(format!("{group}/schemata"), Format::Schemata, both.0);
     sheet.inside(format!("{group}/cpus_list"), Format::List, &cx.rt);
+}
+
+/// The kernel knows the file system where the hardware has something to divide or to count.
+fn can_mount(cx: &Context) -> bool {
+    let known = cx.look.read("/proc/filesystems").unwrap_or_default();
+    let mounted = cx.look.list(DIR).is_ok_and(|names| !names.is_empty());
+    !mounted && known.split_whitespace().any(|name| name == "resctrl")
 }
 
 /// The caches' numbers, from the root group's line.

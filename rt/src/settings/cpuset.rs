@@ -15,12 +15,15 @@ use crate::{
     check::Effect,
     cpus::Cpus,
     host::{Look, Unread},
-    partition::Partition,
+    partition::{self, Partition},
+    plan::Finding,
     profile::CpusetPartition,
     value::Format,
 };
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// What isolcpus says.
+const BOOT_ISOLATED: &str = "/sys/devices/system/cpu/isolated";
 /// There with uclamp.
 const CLAMPS: &str = "/proc/sys/kernel/sched_util_clamp_min";
 
@@ -32,7 +35,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
 }];
 
 /// A guest's cgroup.
-fn group(guest: &str) -> String {
+pub(super) fn group(guest: &str) -> String {
     format!("{ROOT}/vcpufreq-rt.{guest}")
 }
 
@@ -43,17 +46,22 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     let controllers = match cx.look.read(&format!("{ROOT}/cgroup.controllers")) {
         Ok(names) if names.split_whitespace().any(|name| name == "cpuset") => names,
         Ok(_) => {
-            return sheet.absent(
-                format!("{ROOT}/cpuset"),
-                "cgroup v2 has no cpuset here; cgroup v1 may have it",
+            return by_boot(
+                cx,
+                sheet,
+                "cgroup v2 has no cpuset here: cgroup v1 may have it, or the kernel lacks CONFIG_CPUSETS",
             );
+        }
+        Err(Unread::Missing) => {
+            return by_boot(cx, sheet, "cgroup v2 is not mounted at /sys/fs/cgroup");
         }
         Err(why) => return sheet.cannot(format!("{ROOT}/cgroup.controllers"), why),
     };
     if cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated")) == Err(Unread::Missing) {
-        return sheet.absent(
-            format!("{ROOT}/cpuset.cpus.isolated"),
-            "before Linux 6.7 a cpuset can't be cut off below a group; boot with isolcpus",
+        return by_boot(
+            cx,
+            sheet,
+            "before Linux 6.7 a cpuset can't be cut off below a group",
         );
     }
     // Clamps of the guest's groups, where this kernel has them.
@@ -79,6 +87,20 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             CpusetPartition::Root => "root",
         };
         sheet.inside(own(".partition"), Format::Text, word);
+    }
+}
+
+/// No cpuset can be made: then it is the command line that has to set the CPUs apart.
+fn by_boot(cx: &Context, sheet: &mut Sheet, why: &str) {
+    let isolated = partition::list(cx.look, BOOT_ISOLATED).unwrap_or_default();
+    let left = cx.rt.without(&isolated);
+    if left.is_empty() {
+        sheet.absent(ROOT, format!("{why}; isolcpus has set these CPUs apart"));
+    } else {
+        sheet.finding(Finding::Reboot(format!(
+            "CPU {left} can't be set apart by a cpuset ({why}); boot with isolcpus={}",
+            cx.rt
+        )));
     }
 }
 

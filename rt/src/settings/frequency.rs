@@ -11,12 +11,6 @@ const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
-        name: "turbo",
-        reason: "a frequency that the package can't hold comes and goes",
-        plan: turbo,
-        effect: by_value,
-    },
-    Unit {
         name: "governor",
         reason: "who decides the frequency of a real-time CPU: performance holds the highest, schedutil gives what the guest asks for",
         plan: governor,
@@ -32,6 +26,13 @@ pub(super) const UNITS: &[Unit] = &[
         name: "max-freq",
         reason: "the frequency never rises above this",
         plan: |cx, sheet| limit(cx, sheet, "scaling_max_freq", cx.settings().max_freq),
+        effect: by_value,
+    },
+    // After the limits: without it, none of them may be above the nominal frequency.
+    Unit {
+        name: "turbo",
+        reason: "a frequency that the package can't hold comes and goes",
+        plan: turbo,
         effect: by_value,
     },
     Unit {
@@ -111,15 +112,13 @@ fn governor(cx: &Context, sheet: &mut Sheet) {
         return;
     };
     for (dir, _) in wanted(cx, sheet) {
-        let now = cx.look.read(&format!("{dir}/scaling_governor"));
-        let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
-        let available = known.is_ok_and(|names| names.split_whitespace().any(|name| name == want));
-        if !available && now.as_ref() != Ok(want) {
+        if !can_be(cx, &dir, want) {
             sheet.finding(Finding::Hand(format!(
                 "{dir}: governor {want} is not there; load the module cpufreq_{want}"
             )));
             continue;
         }
+        let now = cx.look.read(&format!("{dir}/scaling_governor"));
         if let Some(now) = now.ok().filter(|now| now != want) {
             keep_tunables(cx, sheet, &dir, &now);
         }
@@ -127,7 +126,14 @@ fn governor(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-/// A governor's tunables go with its last policy.
+/// Whether a policy has this governor, or can have it.
+fn can_be(cx: &Context, dir: &str, governor: &str) -> bool {
+    let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
+    known.is_ok_and(|names| names.split_whitespace().any(|name| name == governor))
+        || cx.look.read(&format!("{dir}/scaling_governor")).as_deref() == Ok(governor)
+}
+
+/// A governor's tunables go with its last policy, and the speed that was set with `userspace`.
 fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
     for folder in [
         format!("{dir}/{governor}"),
@@ -135,14 +141,13 @@ fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
     ] {
         for name in cx.look.list(&folder).unwrap_or_default() {
             let path = format!("{folder}/{name}");
-            let listed = sheet
-                .changes
-                .iter()
-                .any(|change| change.target.name() == path);
-            if cx.look.writable(&path) && !listed {
+            if cx.look.writable(&path) && !sheet.has(&path) {
                 sheet.keep(path);
             }
         }
+    }
+    if governor == "userspace" {
+        sheet.keep(format!("{dir}/scaling_setspeed"));
     }
 }
 
@@ -184,23 +189,33 @@ fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
 }
 
 fn rate_limit(cx: &Context, sheet: &mut Sheet) {
+    const GOVERNOR: &str = "schedutil";
     let Some(want) = cx.settings().schedutil_rate_limit_us else {
         return;
     };
+    let common = format!("{CPU}/cpufreq/{GOVERNOR}/rate_limit_us");
     for (dir, _) in wanted(cx, sheet) {
-        let common = format!("{CPU}/cpufreq/schedutil/rate_limit_us");
-        let own = format!("{dir}/schedutil/rate_limit_us");
-        let path = if cx.look.read(&common).is_ok() {
-            common
-        } else {
-            own
+        let own = format!("{dir}/{GOVERNOR}/rate_limit_us");
+        let now = cx.look.read(&format!("{dir}/scaling_governor"));
+        let is_now = now.as_deref() == Ok(GOVERNOR);
+        let will_be = match cx.settings().governor.as_deref() {
+            Some(want) if can_be(cx, &dir, want) => want == GOVERNOR,
+            _ => is_now,
         };
-        if sheet
-            .changes
-            .iter()
-            .all(|change| change.target.name() != path)
-        {
-            sheet.file(path, Format::Text, want);
+        if !will_be {
+            sheet.absent(
+                own,
+                "a tunable of schedutil, which this policy doesn't have",
+            );
+        } else if cx.look.read(&common).is_ok() {
+            if !sheet.has(&common) {
+                sheet.file(common.clone(), Format::Text, want);
+            }
+        } else if is_now {
+            sheet.file(own, Format::Text, want);
+        } else {
+            // It is there once the governor is.
+            sheet.made_later(own, Some(common.clone()), Format::Text, want);
         }
     }
 }
@@ -211,7 +226,17 @@ fn turbo(cx: &Context, sheet: &mut Sheet) {
     };
     if cx.look.read(NO_TURBO).is_ok() {
         sheet.file(NO_TURBO, Format::Text, u8::from(!want));
-    } else {
-        sheet.file(BOOST, Format::Text, u8::from(want));
+        return;
     }
+    // It also makes each policy's limit the highest frequency that is left.
+    if cx
+        .look
+        .number(BOOST)
+        .is_some_and(|now| now != i64::from(want))
+    {
+        for (dir, _) in policies(cx, &cx.online) {
+            sheet.keep(format!("{dir}/scaling_max_freq"));
+        }
+    }
+    sheet.file(BOOST, Format::Text, u8::from(want));
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
-use super::{Context, Sheet};
-use crate::{cpus::Cpus, host::Unread, plan::Finding};
+use super::{Context, Sheet, numa};
+use crate::{cpus::Cpus, gzip, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
+/// There with CONFIG_IKCONFIG_PROC.
+const OWN_CONFIG: &str = "/proc/config.gz";
 
 /// All findings about the host.
 pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
@@ -14,7 +16,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
     aspm(cx, sheet);
     security_modules(cx, sheet);
     swap(cx, sheet);
-    numa(cx, sheet);
+    numa::look(cx, sheet);
     iommu(cx, sheet);
     smi(cx, sheet);
     for text in &cx.profile.firmware {
@@ -41,14 +43,17 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
         .read("/proc/sys/kernel/osrelease")
         .unwrap_or_default();
     let path = format!("/boot/config-{release}");
-    let text = match cx.look.read(&path) {
+    let own = || cx.look.bytes(OWN_CONFIG).map(|bytes| gzip::text(&bytes));
+    let own = || own().ok().flatten().ok_or(Unread::Missing);
+    let text = match cx.look.read(&path).or_else(|why| own().or(Err(why))) {
         Ok(text) => text,
-        Err(why) => {
-            return match why {
-                Unread::Missing => sheet.unseen(path, "the kernel's configuration isn't there"),
-                why => sheet.cannot(path, why),
-            };
+        Err(Unread::Missing) => {
+            return sheet.unseen(
+                path,
+                "the kernel's configuration is neither there nor in /proc/config.gz",
+            );
         }
+        Err(why) => return sheet.cannot(path, why),
     };
     for option in &cx.profile.kernel_config {
         if !text
@@ -70,13 +75,21 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
             continue;
         };
         let core: Cpus = text.parse().unwrap_or_default();
-        let others = core.without(&cx.rt).and(&cx.online);
-        if !others.is_empty() {
-            sheet.finding(Finding::Firmware(format!(
-                "CPU {others} is a hyperthread of real-time CPU {cpu}'s core: switch hyperthreading off, boot with nosmt, or write 0 to {CPU}/cpu{}/online",
-                others.iter().next().unwrap_or_default()
-            )));
+        let others = core.without(&[cpu].into_iter().collect()).and(&cx.online);
+        let Some(first) = others.iter().next() else {
+            continue;
+        };
+        // A pair of real-time CPUs is told once, as the one is the other's.
+        if others.and(&cx.rt).iter().any(|other| other < cpu) {
+            continue;
         }
+        let whose = match others.and(&cx.rt).is_empty() {
+            true => "",
+            false => ", real-time as well: no guest's latency is its own",
+        };
+        sheet.finding(Finding::Hand(format!(
+            "CPU {others} is a hyperthread of real-time CPU {cpu}'s core{whose}: switch hyperthreading off in the firmware, boot with nosmt, or write 0 to {CPU}/cpu{first}/online"
+        )));
     }
 }
 
@@ -85,7 +98,7 @@ fn aspm(cx: &Context, sheet: &mut Sheet) {
     if let Ok(text) = cx.look.read(PATH)
         && !text.contains("[performance]")
     {
-        sheet.finding(Finding::Hand(format!(
+        sheet.finding(Finding::Note(format!(
             "PCIe links may sleep ({PATH} is '{text}'): for devices of a real-time guest, boot with pcie_aspm=off or write performance there"
         )));
     }
@@ -127,37 +140,6 @@ fn swap(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-fn numa(cx: &Context, sheet: &mut Sheet) {
-    const NODES: &str = "/sys/devices/system/node";
-    let names = cx.look.list(NODES).unwrap_or_default();
-    let nodes: Vec<&String> = names
-        .iter()
-        .filter(|name| name.starts_with("node"))
-        .collect();
-    if nodes.len() < 2 {
-        return;
-    }
-    for guest in &cx.partition.guests {
-        let has_cpus = |node: &&&String| {
-            let text = cx
-                .look
-                .read(&format!("{NODES}/{node}/cpulist"))
-                .unwrap_or_default();
-            text.parse()
-                .is_ok_and(|cpus: Cpus| !cpus.and(&guest.cpus).is_empty())
-        };
-        let of: Vec<&str> = nodes
-            .iter()
-            .filter(has_cpus)
-            .map(|node| node.as_str())
-            .collect();
-        let (name, of) = (&guest.name, of.join(" and "));
-        sheet.finding(Finding::Note(format!(
-            "{name}'s CPUs are of {of}: its memory belongs there too (numactl --membind), and its devices"
-        )));
-    }
-}
-
 fn iommu(cx: &Context, sheet: &mut Sheet) {
     const GROUPS: &str = "/sys/kernel/iommu_groups";
     let names = cx.look.list(GROUPS).unwrap_or_default();
@@ -167,21 +149,34 @@ fn iommu(cx: &Context, sheet: &mut Sheet) {
     });
     let count = translated.count();
     if count > 0 {
-        sheet.finding(Finding::Reboot(format!(
-            "the IOMMU translates for {count} of the host's own groups of devices; boot with iommu.passthrough=1 (on x86, iommu=pt)"
+        // Where the profile wants it otherwise, the command line's missing word says so.
+        sheet.finding(Finding::Note(format!(
+            "the IOMMU translates for {count} of the host's own groups of devices, which each of their transfers pays for; iommu.passthrough=1 (on x86, iommu=pt) on the command line ends that"
         )));
     }
 }
 
-/// System management interrupts, which stop a CPU behind the kernel's back: MSR 0x34 counts them.
+/// System management interrupts since the machine was started; those of the firmware's own start
+/// are among them, so that it is their growth that counts.
 fn smi(cx: &Context, sheet: &mut Sheet) {
-    let x86 = cx
-        .look
-        .read("/proc/cpuinfo")
-        .is_ok_and(|text| text.contains("GenuineIntel"));
-    if x86 {
-        sheet.finding(Finding::Firmware(
-            "system management interrupts stop CPUs unseen: count them over a day (turbostat --show SMI), and switch off what causes them".to_owned(),
-        ));
+    if !smi::is_counted(cx.look) {
+        return;
     }
+    let mut counts = Vec::new();
+    for cpu in cx.rt.iter() {
+        match smi::count(cx.look, cpu) {
+            Ok(count) => counts.push(format!("{count} on CPU {cpu}")),
+            Err(Unread::Missing) => {
+                return sheet.unseen(
+                    smi::path(cpu),
+                    "system management interrupts can't be counted; modprobe msr",
+                );
+            }
+            Err(why) => return sheet.cannot(smi::path(cpu), why),
+        }
+    }
+    sheet.finding(Finding::Firmware(format!(
+        "system management interrupts stop CPUs unseen, {} since the start: look again after a day, and switch off what causes more (rt report counts them for each test)",
+        counts.join(", ")
+    )));
 }

@@ -31,7 +31,9 @@ fn module_options(cx: &Context, sheet: &mut Sheet) {
         let Some((module, (name, want))) =
             parts.and_then(|(module, rest)| Some((module, rest.split_once('=')?)))
         else {
-            sheet.absent(option.clone(), "no option; write MODULE.NAME=VALUE");
+            sheet.finding(Finding::Hand(format!(
+                "'{option}' of module-options is no option: write it as MODULE.NAME=VALUE in the profile"
+            )));
             continue;
         };
         let path = format!("/sys/module/{module}/parameters/{name}");

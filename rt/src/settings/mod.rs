@@ -11,6 +11,7 @@ mod idle;
 mod interrupts;
 mod kvm;
 mod memory;
+mod numa;
 mod rcu;
 mod sched;
 mod thermal;
@@ -142,13 +143,34 @@ impl Sheet<'_> {
         self.add(target, None);
     }
 
+    /// Whether the setting has this file already.
+    fn has(&self, path: &str) -> bool {
+        let mut changes = self.changes.iter();
+        changes.any(|change| change.target.name() == path)
+    }
+
     fn dir(&mut self, path: String) {
         self.add(Target::Dir { path }, Some(crate::plan::THERE.to_owned()));
     }
 
     /// A file of a folder that is made before it.
     fn inside(&mut self, path: String, format: Format, want: impl ToString) {
-        let target = Target::Inside { path, format };
+        self.made_later(path, None, format, want);
+    }
+
+    /// A file that another change makes appear, there or at another place.
+    fn made_later(
+        &mut self,
+        path: String,
+        or_at: Option<String>,
+        format: Format,
+        want: impl ToString,
+    ) {
+        let target = Target::Inside {
+            path,
+            format,
+            or_at,
+        };
         let now = target.now(self.look).ok();
         self.changes.push(Change {
             target,
@@ -158,14 +180,18 @@ impl Sheet<'_> {
     }
 
     fn thread(&mut self, pid: u32, name: String, want: &str) {
-        // A thread that has just ended needs nothing.
-        if let Ok(stat) = ThreadStat::read(self.look, pid) {
-            let target = Target::Thread {
-                pid,
-                name,
-                start_ticks: stat.start_ticks,
-            };
-            self.add(target, Some(want.to_owned()));
+        match ThreadStat::read(self.look, pid) {
+            Ok(stat) => {
+                let target = Target::Thread {
+                    pid,
+                    name,
+                    start_ticks: stat.start_ticks,
+                };
+                self.add(target, Some(want.to_owned()));
+            }
+            // It has just ended and needs nothing.
+            Err(Unread::Missing) => {}
+            Err(why) => self.cannot(name, why),
         }
     }
 

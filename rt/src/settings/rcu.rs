@@ -15,17 +15,25 @@ pub(super) const UNITS: &[Unit] = &[Unit {
 }];
 
 fn plan(cx: &Context, sheet: &mut Sheet) {
-    if let Some(want) = cx.settings().rcu_expedited {
-        sheet.file(EXPEDITED, Format::Text, want);
+    let Some(want) = cx.settings().rcu_expedited else {
+        return;
+    };
+    let version = cx.look.read("/proc/version").unwrap_or_default();
+    let wins = cx.look.number(NORMAL) == Some(1);
+    if want == 1 && wins && version.contains("PREEMPT_RT") {
+        sheet.absent(
+            EXPEDITED,
+            "PREEMPT_RT kernels set rcu_normal, which wins: to hurry a grace period is to interrupt every CPU",
+        );
+        return;
     }
+    sheet.file(EXPEDITED, Format::Text, want);
 }
 
-/// `rcu_normal` wins where both are set, and PREEMPT_RT kernels set it at the end of their boot.
+/// `rcu_normal` wins where both are set.
 fn effect(cx: &Context) -> Effect {
     match (cx.settings().rcu_expedited, cx.look.number(NORMAL)) {
-        (Some(1), Some(1)) => Effect::Not(format!(
-            "{NORMAL} is 1, as PREEMPT_RT kernels set it, and wins"
-        )),
+        (Some(1), Some(1)) => Effect::Not(format!("{NORMAL} is 1 and wins; write 0 to it")),
         (Some(1), None) => Effect::Unseen(format!("{NORMAL} can't be read")),
         _ => Effect::Effective,
     }

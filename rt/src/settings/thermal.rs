@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Thermal zones that would slow the real-time CPUs down.
+//! Thermal zones that would slow the real-time CPUs down. The kernel has no switch for that alone:
+//! a zone whose mode is disabled isn't looked at at all (`__thermal_zone_device_update`), its
+//! critical trip included.
 
 use super::{Context, Sheet, Unit};
 use crate::{check::Effect, plan::Finding, value::Format};
@@ -8,7 +10,7 @@ const DIR: &str = "/sys/class/thermal";
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "thermal-throttling",
-    reason: "heat does not lower a real-time CPU's frequency; the machine's own emergency stop stays",
+    reason: "heat does not lower a real-time CPU's frequency",
     plan,
     effect,
 }];
@@ -64,7 +66,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
         sheet.file(format!("{DIR}/{zone}/mode"), Format::Text, mode);
         if !throttling {
             sheet.finding(Finding::Note(format!(
-                "{zone} no longer slows real-time CPUs down: cool the machine for its full load"
+                "{zone} is off: it slows no CPU down any more, and the kernel doesn't shut the machine down at its critical temperature either; what the hardware does by itself stays. Cool the machine for its full load"
             )));
         }
     }

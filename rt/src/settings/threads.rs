@@ -2,7 +2,7 @@
 //! Kernel threads of the real-time CPUs, which must come before a busy vCPU of theirs.
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::host::Look;
+use crate::host::{Look, Unread};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
@@ -29,7 +29,10 @@ fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
     let Some(want) = want else { return };
     for cpu in cx.rt.iter() {
         let name = format!("{kind}/{cpu}");
-        let found = named(cx.look, &name);
+        let found = match named(cx.look, &name) {
+            Ok(found) => found,
+            Err(why) => return sheet.cannot(format!("/proc ({name})"), why),
+        };
         if found.is_empty() {
             sheet.absent(name.clone(), "this kernel has no such thread");
         }
@@ -40,9 +43,17 @@ fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
 }
 
 /// The processes and kernel threads with this name.
-pub(super) fn named(look: &dyn Look, name: &str) -> Vec<u32> {
-    let pids = look.list("/proc").unwrap_or_default();
+///
+/// # Errors
+/// When this user can't see those of others: with hidepid not even process 1.
+pub(super) fn named(look: &dyn Look, name: &str) -> Result<Vec<u32>, Unread> {
+    let pids = look.list("/proc")?;
+    let comm = |pid: u32| look.read(&format!("/proc/{pid}/comm"));
+    if comm(1).is_err() {
+        return Err(Unread::Denied);
+    }
     let pids = pids.iter().filter_map(|pid| pid.parse::<u32>().ok());
-    pids.filter(|pid| look.read(&format!("/proc/{pid}/comm")).as_deref() == Ok(name))
-        .collect()
+    Ok(pids
+        .filter(|pid| comm(*pid).as_deref() == Ok(name))
+        .collect())
 }

@@ -49,13 +49,32 @@ pub(super) const UNITS: &[Unit] = &[
     },
 ];
 
-/// A tracer that is chosen runs its hooks with the buffer off, too.
+/// A tracer that is chosen runs its hooks with the buffer off, too; and instances have switches of
+/// their own.
 fn untraced(cx: &Context) -> Effect {
     match cx.look.read(&format!("{TRACING}/current_tracer")) {
-        Ok(tracer) if tracer == "nop" => Effect::Effective,
-        Ok(tracer) => Effect::Not(format!(
-            "the {tracer} tracer is on; write nop to {TRACING}/current_tracer"
-        )),
-        Err(_) => Effect::Unseen(format!("{TRACING}/current_tracer can't be read")),
+        Ok(tracer) if tracer == "nop" => {}
+        Ok(tracer) => {
+            return Effect::Not(format!(
+                "the {tracer} tracer is on; write nop to {TRACING}/current_tracer"
+            ));
+        }
+        Err(_) => return Effect::Unseen(format!("{TRACING}/current_tracer can't be read")),
     }
+    for name in cx
+        .look
+        .list(&format!("{TRACING}/instances"))
+        .unwrap_or_default()
+    {
+        let dir = format!("{TRACING}/instances/{name}");
+        let text = |file: &str| cx.look.read(&format!("{dir}/{file}")).unwrap_or_default();
+        let writes =
+            !text("set_event").is_empty() || !["", "nop"].contains(&&*text("current_tracer"));
+        if text("tracing_on") == "1" && writes {
+            return Effect::Not(format!(
+                "the instance {name} traces; write 0 to {dir}/tracing_on, or remove {dir} with rmdir if nobody needs it"
+            ));
+        }
+    }
+    Effect::Effective
 }

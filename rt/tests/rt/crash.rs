@@ -318,3 +318,47 @@ fn two_at_a_time_are_refused() {
     let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(error, RestoreError::Busy), "{error}");
 }
+
+#[test]
+fn what_is_not_mounted_stays_on_the_record() {
+    for (mount, lost) in [
+        ("/sys/kernel/debug", 4),
+        ("/sys/kernel/tracing", 1),
+        ("/sys/fs/resctrl", 2),
+    ] {
+        let host = host();
+        let before = values(&host);
+        try_apply(&host).unwrap();
+        let away = host.take_away(mount);
+        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+        let Restored::Done { left, .. } = restored else {
+            panic!("{restored:?}");
+        };
+        assert_eq!(left.len(), lost, "{mount}: {left:?}");
+        let told = |why: &str| why.contains("mount -t ") && why.contains(mount);
+        assert!(left.iter().all(|(_, why)| told(why)), "{left:?}");
+        host.bring_back(mount, away);
+        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+        assert!(
+            matches!(&restored, Restored::Done { left, .. } if left.is_empty()),
+            "{restored:?}"
+        );
+        assert_eq!(values(&host), before, "{mount}");
+    }
+}
+
+#[test]
+fn groups_that_a_killed_guest_left_are_told() {
+    let host = host();
+    try_apply(&host).unwrap();
+    let group = format!("{CGROUP}/vcpufreq-rt.plc/rt/vcpufreq-900");
+    host.put(&format!("{group}/cgroup.procs"), "");
+    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { left, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    assert!(left[0].1.contains("vcpufreq cleanup"), "{left:?}");
+    host.remove(&group);
+    restore(&host, &mut |_, _, _| {}).unwrap();
+    assert!(!host.snapshot().contains_key("/run/vcpufreq"));
+}

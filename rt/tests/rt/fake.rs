@@ -18,12 +18,21 @@ pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";
 const WORKQUEUE: &str = "/sys/devices/virtual/workqueue";
 
+fn einval() -> io::Error {
+    io::Error::from_raw_os_error(libc::EINVAL)
+}
+
 /// Removed with everything in it when dropped.
 pub struct FakeKernel {
     dir: TempDir,
     files: KernelHost,
     /// Writes to paths that contain one of these fail.
     refused: RefCell<Vec<String>>,
+    /// Whether policies have their governors' tunables in common.
+    common: Cell<bool>,
+    /// Limits as they were asked for, by path: what is shown is what holds. And each policy's
+    /// highest frequency with turbo.
+    asked: RefCell<BTreeMap<String, u64>>,
     /// Steps until it dies; whether the last one still happens.
     dies: Cell<Option<(usize, bool)>>,
     /// Steps so far.
@@ -43,11 +52,14 @@ impl FakeKernel {
         let dir = dir.unwrap();
         let files = KernelHost::at(dir.path());
         let (refused, touched) = (RefCell::default(), RefCell::default());
+        let asked = RefCell::default();
         let (dies, steps) = (Cell::new(None), Cell::new(0));
         Self {
             dir,
             files,
             refused,
+            asked,
+            common: Cell::new(false),
             dies,
             steps,
             touched,
@@ -62,6 +74,7 @@ impl FakeKernel {
             ("/proc/sys/kernel/osrelease", "7.2.12-rt"),
             ("/proc/version", "Linux version 7.2.12 #1 SMP PREEMPT_RT"),
             ("/proc/cmdline", "console=ttyAMA0 irqaffinity=0-3"),
+            ("/proc/1/comm", "systemd"),
             ("/proc/swaps", "Filename Type Size Used Priority"),
             ("/proc/sys/kernel/timer_migration", "1"),
             ("/proc/sys/kernel/sched_rt_runtime_us", "950000"),
@@ -123,13 +136,14 @@ impl FakeKernel {
                 ("scaling_governor", "schedutil".to_owned()),
                 (
                     "scaling_available_governors",
-                    "performance schedutil".to_owned(),
+                    "performance userspace schedutil".to_owned(),
                 ),
                 ("cpuinfo_min_freq", "600000".to_owned()),
                 ("cpuinfo_max_freq", max.to_string()),
                 ("scaling_min_freq", "600000".to_owned()),
                 ("scaling_max_freq", max.to_string()),
                 ("scaling_cur_freq", "600000".to_owned()),
+                ("scaling_setspeed", "<unsupported>".to_owned()),
                 ("schedutil/rate_limit_us", "2000".to_owned()),
             ] {
                 self.put(&format!("{dir}/{name}"), &text);
@@ -183,12 +197,41 @@ impl FakeKernel {
         }
     }
 
+    /// Unmounts what is at `path`; it goes on as it was.
+    pub fn take_away(&self, path: &str) -> TempDir {
+        let away = TempDir::new_in(self.dir.path().parent().unwrap()).unwrap();
+        fs::rename(self.real(path), away.path().join("there")).unwrap();
+        fs::create_dir(self.real(path)).unwrap();
+        away
+    }
+
+    pub fn bring_back(&self, path: &str, away: TempDir) {
+        fs::remove_dir(self.real(path)).unwrap();
+        fs::rename(away.path().join("there"), self.real(path)).unwrap();
+    }
+
     pub fn mode(&self, path: &str, mode: u32) {
         fs::set_permissions(self.real(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 
     pub fn link(&self, path: &str, target: &str) {
         std::os::unix::fs::symlink(target, self.real(path)).unwrap();
+    }
+
+    pub fn put_bytes(&self, path: &str, bytes: &[u8]) {
+        self.put(path, "");
+        fs::write(self.real(path), bytes).unwrap();
+    }
+
+    /// The count of a CPU's system management interrupts.
+    pub fn smis(&self, cpu: u32, count: u64) {
+        let mut bytes = vec![0; 0x34];
+        bytes.extend(count.to_ne_bytes());
+        self.put_bytes(&format!("/dev/cpu/{cpu}/msr"), &bytes);
+    }
+
+    pub fn tunables_in_common(&self) {
+        self.common.set(true);
     }
 
     pub fn refuse(&self, part: &str) {
@@ -269,11 +312,39 @@ impl FakeKernel {
             }
             "enabled" => self.put(path, &format!("always never [{value}]")),
             "scaling_governor" => self.govern(folder, value),
+            "scaling_setspeed" => {
+                self.put(path, value);
+                self.put(&format!("{folder}/scaling_cur_freq"), value);
+            }
+            "scaling_min_freq" | "scaling_max_freq" => {
+                let khz = value.parse().map_err(|_| einval())?;
+                self.limits(folder);
+                self.asked.borrow_mut().insert(path.to_owned(), khz);
+                self.limits(folder);
+            }
+            "no_turbo" | "boost" => {
+                self.put(path, value);
+                self.turbo(name, value == "1");
+            }
+            // sysctl_sched_uclamp_handler().
+            "sched_util_clamp_min" | "sched_util_clamp_max" => {
+                let old = self.text(path);
+                self.put(path, value);
+                let of =
+                    |end: &str| self.number(&format!("/proc/sys/kernel/sched_util_clamp_{end}"));
+                if of("min") > of("max") || of("max") > 1024 {
+                    self.put(path, &old);
+                    return Err(einval());
+                }
+            }
             "cgroup.subtree_control" => self.control(path, value),
             "cpuset.cpus.partition" => {
                 self.put(path, value);
                 self.isolate();
             }
+            // rdtgroup_schemata_write().
+            "schemata" if !value.ends_with('\n') => return Err(einval()),
+            "schemata" => self.put(path, value.trim_end()),
             _ => self.put(path, value),
         }
         Ok(())
@@ -283,17 +354,77 @@ impl FakeKernel {
         self.files.read(path).unwrap()
     }
 
+    fn number(&self, path: &str) -> u64 {
+        self.text(path).parse().unwrap()
+    }
+
+    /// cpufreq_verify_within_limits(): what was asked for, within what there is, and no minimum
+    /// above the maximum.
+    fn limits(&self, dir: &str) {
+        let path = |name: &str| format!("{dir}/{name}");
+        let asked = |name: &str| {
+            let now = self.number(&path(name));
+            *self.asked.borrow_mut().entry(path(name)).or_insert(now)
+        };
+        let range = ["cpuinfo_min_freq", "cpuinfo_max_freq"].map(|name| self.number(&path(name)));
+        let max = asked("scaling_max_freq").clamp(range[0], range[1]);
+        let min = asked("scaling_min_freq").clamp(range[0], max);
+        self.put(&path("scaling_max_freq"), &max.to_string());
+        self.put(&path("scaling_min_freq"), &min.to_string());
+    }
+
+    /// Without turbo a policy's highest frequency is its nominal one. intel_pstate remembers what
+    /// was asked for; the generic switch makes the maximum what there is.
+    fn turbo(&self, switch: &str, set: bool) {
+        for policy in self.list(&format!("{CPU}/cpufreq")).unwrap() {
+            let dir = format!("{CPU}/cpufreq/{policy}");
+            let highest = format!("{dir}/cpuinfo_max_freq");
+            let Ok(nominal) = self.read(&format!("{dir}/base_frequency")) else {
+                continue;
+            };
+            self.limits(&dir);
+            let now = self.number(&highest);
+            let turbo = *self
+                .asked
+                .borrow_mut()
+                .entry(highest.clone())
+                .or_insert(now);
+            let on = set == (switch == "boost");
+            let khz = if on { turbo } else { nominal.parse().unwrap() };
+            self.put(&highest, &khz.to_string());
+            if switch == "boost" {
+                let maximum = format!("{dir}/scaling_max_freq");
+                self.asked.borrow_mut().insert(maximum, khz);
+            }
+            self.limits(&dir);
+        }
+    }
+
     fn govern(&self, dir: &str, governor: &str) {
         let path = format!("{dir}/scaling_governor");
         if self.text(&path) == governor {
             return;
         }
         self.put(&path, governor);
+        // cpufreq_gov_userspace starts at the frequency that is.
+        let speed = match governor {
+            "userspace" => self.text(&format!("{dir}/scaling_cur_freq")),
+            _ => "<unsupported>".to_owned(),
+        };
+        self.put(&format!("{dir}/scaling_setspeed"), &speed);
         if governor == "schedutil" {
-            self.put(&format!("{dir}/schedutil/rate_limit_us"), "10000");
+            let dir_of = match self.common.get() {
+                true => format!("{CPU}/cpufreq"),
+                false => dir.to_owned(),
+            };
+            self.put(&format!("{dir_of}/schedutil/rate_limit_us"), "10000");
             self.put(&format!("{dir}/scaling_cur_freq"), "600000");
         } else {
-            self.remove(&format!("{dir}/schedutil"));
+            for dir in [dir, &format!("{CPU}/cpufreq")] {
+                if self.list(&format!("{dir}/schedutil")).is_ok() {
+                    self.remove(&format!("{dir}/schedutil"));
+                }
+            }
             let max = self.text(&format!("{dir}/scaling_max_freq"));
             self.put(&format!("{dir}/scaling_cur_freq"), &max);
         }
@@ -378,6 +509,14 @@ impl FakeKernel {
 impl Look for FakeKernel {
     fn read(&self, path: &str) -> Reading {
         self.files.read(path)
+    }
+
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
+        self.files.bytes(path)
+    }
+
+    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
+        self.files.register(path, offset)
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {

@@ -2,6 +2,8 @@
 //! The promises of host tuning, on directory trees that stand for hosts.
 
 #[cfg(test)]
+mod coupled;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod fake;
@@ -9,5 +11,7 @@ mod fake;
 mod partition;
 #[cfg(test)]
 mod profiles;
+#[cfg(test)]
+mod ready;
 #[cfg(test)]
 mod settings;

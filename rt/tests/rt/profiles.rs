@@ -48,6 +48,131 @@ fn the_xeon_has_the_papers_values() {
     assert_eq!(profile.firmware.len(), 8);
 }
 
+/// All of a profile's settings, as `key = value`.
+fn settings(name: &str) -> Vec<String> {
+    let (_, text) = SHIPPED.iter().find(|(of, _)| *of == name).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let settings = table["settings"].as_table().unwrap();
+    let mut lines: Vec<String> = settings
+        .iter()
+        .map(|(key, value)| format!("{key} = {value}"))
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn kvm_rt_has_these_values() {
+    let expected = [
+        "compaction-proactiveness = 0",
+        "cpuset = \"isolated\"",
+        "fair-server-runtime-ns = 0",
+        "frequency-cpus = \"rt\"",
+        "governor = \"schedutil\"",
+        "halt-poll-ns = 0",
+        "interrupts = \"housekeeping\"",
+        "ksm = 0",
+        "ksoftirqd = \"fifo:2\"",
+        "ktimers = \"fifo:2\"",
+        "nmi-watchdog = 0",
+        "numa-balancing = 0",
+        "rcuc = \"fifo:4\"",
+        "rt-runtime-us = -1",
+        "swappiness = 10",
+        "timer-migration = 0",
+        "tracing = 0",
+        "transparent-hugepages = \"madvise\"",
+        "util-clamp-max = 1024",
+        "util-clamp-min = 1024",
+        "util-clamp-min-rt-default = 0",
+        "watchdog = \"housekeeping\"",
+        "workqueues = \"housekeeping\"",
+    ];
+    assert_eq!(settings("kvm-rt"), expected);
+    let profile = Profile::shipped("kvm-rt").unwrap();
+    assert_eq!(
+        profile.cmdline,
+        [
+            "isolcpus=managed_irq,{rt}",
+            "nohz_full={rt}",
+            "rcu_nocbs={rt}",
+            "rcu_nocb_poll",
+            "irqaffinity={housekeeping}"
+        ]
+    );
+}
+
+#[test]
+fn the_boards_have_the_guides_other_values() {
+    let common = [
+        "compaction-proactiveness = 0",
+        "fair-server-runtime-ns = 0",
+        "frequency-cpus = \"all\"",
+        "governor = \"performance\"",
+        "interrupts = \"housekeeping\"",
+        "rcu-expedited = 1",
+        "rt-runtime-us = -1",
+        "swappiness = 10",
+        "thermal-throttling = false",
+        "timer-migration = 0",
+        "workqueues = \"housekeeping\"",
+    ];
+    assert_eq!(settings("iq-9075"), common);
+    assert_eq!(settings("iq-8275"), common);
+    let mut older = [
+        &common[..],
+        &[
+            "cpuset = \"isolated\"",
+            "idle-cpus = \"all\"",
+            "idle-states-off = [0, 1, 2]",
+            "schedutil-rate-limit-us = 1000",
+            "tracing = 0",
+            "util-clamp-max = 1024",
+            "util-clamp-min = 1024",
+            "util-clamp-min-rt-default = 128",
+        ],
+    ]
+    .concat();
+    older.sort_unstable();
+    assert_eq!(settings("qcs6490"), older);
+    let words = Profile::shipped("qcs6490").unwrap().cmdline;
+    for word in [
+        "kpti=off",
+        "mitigations=auto",
+        "kernel.sched_pelt_multiplier=4",
+        "rcupdate.rcu_expedited=1",
+        "rcu_nocbs={rt}",
+        "isolcpus={rt}",
+        "nohz_full={rt}",
+        "no-steal-acc",
+    ] {
+        assert!(words.iter().any(|of| of == word), "{word}");
+    }
+}
+
+#[test]
+fn the_xeons_settings() {
+    let expected = [
+        "cache-ways = 4",
+        "frequency-cpus = \"all\"",
+        "governor = \"performance\"",
+        "interrupts = \"housekeeping\"",
+        "max-freq = \"max\"",
+        "min-freq = \"max\"",
+        "turbo = false",
+    ];
+    assert_eq!(settings("xeon-e5"), expected);
+    let words = Profile::shipped("xeon-e5").unwrap().cmdline;
+    for word in [
+        "rcu_nocbs={rt}",
+        "intel_idle.max_cstate=0",
+        "processor.max_cstate=1",
+        "intel_iommu=on",
+    ] {
+        assert!(words.iter().any(|of| of == word), "{word}");
+    }
+}
+
 #[test]
 fn a_wrong_profile_is_one_line() {
     for (text, said) in [
@@ -55,6 +180,8 @@ fn a_wrong_profile_is_one_line() {
         ("[settings]\nrcuc = 'fifo:100'", "fifo:1 to fifo:99"),
         ("[settings]\nutil-clamp-min = 1025", "0 to 1024"),
         ("[settings]\nresume-latency-us = 'soon'", "n/a"),
+        ("[settings]\nresume-latency-us = '0'", "n/a"),
+        ("[settings]\nresume-latency-us = '-5'", "n/a"),
         ("settings = 3", "settings"),
     ] {
         let line = Profile::parse("mine.toml", text).unwrap_err().to_string();

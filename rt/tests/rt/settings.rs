@@ -205,9 +205,22 @@ fn interrupts_that_can_be_moved_are() {
 fn irqbalance_has_to_be_told() {
     let host = FakeKernel::four();
     host.put("/proc/900/comm", "irqbalance");
-    let plan = case(&host, "interrupts = 'housekeeping'").plan();
-    let told = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
-    assert!(plan.findings.iter().any(told), "{:?}", plan.findings);
+    let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
+    let has_to = |environ: &str| {
+        host.put("/proc/900/environ", environ);
+        let plan = case(&host, "interrupts = 'housekeeping'").plan();
+        plan.findings.iter().any(said)
+    };
+    assert!(has_to("PATH=/bin\0"));
+    assert!(has_to("PATH=/bin\0IRQBALANCE_BANNED_CPULIST=2\0"));
+    assert!(!has_to("PATH=/bin\0IRQBALANCE_BANNED_CPULIST=2-3\0"));
+    assert!(!has_to("IRQBALANCE_BANNED_CPUS=8\0"));
+    host.put(&format!("{CPU}/isolated"), "3");
+    assert!(!has_to("PATH=/bin\0"), "isolcpus is heeded");
+    assert!(
+        has_to("IRQBALANCE_BANNED_CPULIST=2\0"),
+        "what it is told wins"
+    );
 }
 
 #[test]
@@ -243,7 +256,15 @@ fn turbo_by_either_switch() {
     let case = case(&host, "turbo = false");
     assert_eq!(case.plan().absent.len(), 1);
     host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    assert_eq!(case.changes(), [format!("{CPU}/cpufreq/boost 1 → 0")]);
+    let dir = format!("{CPU}/cpufreq");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/policy0/scaling_max_freq 1800000 → kept"),
+            format!("{dir}/policy2/scaling_max_freq 2800000 → kept"),
+            format!("{dir}/boost 1 → 0"),
+        ]
+    );
     host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
     assert_eq!(
         case.changes(),
@@ -310,12 +331,13 @@ fn a_cpuset_is_effective_when_the_kernel_says_so() {
 }
 
 #[test]
-fn before_remote_partitions_the_cpuset_is_absent() {
+fn before_remote_partitions_it_takes_a_reboot() {
     let host = FakeKernel::four();
     host.remove(&format!("{CGROUP}/cpuset.cpus.isolated"));
     let plan = case(&host, "cpuset = 'isolated'").plan();
     assert_eq!(plan.changes().count(), 0);
-    assert!(plan.absent[0].why.contains("6.7"), "{:?}", plan.absent);
+    let said = |finding: &Finding| matches!(finding, Finding::Reboot(text) if text.contains("6.7") && text.contains("isolcpus=3"));
+    assert!(plan.findings.iter().any(said), "{:?}", plan.findings);
 }
 
 #[test]
@@ -335,13 +357,35 @@ fn kernel_threads_of_the_real_time_cpus() {
 }
 
 #[test]
+fn hidden_threads_are_not_seen_rather_than_absent() {
+    let host = FakeKernel::four();
+    for pid in ["1", "40", "41", "42"] {
+        host.remove(&format!("/proc/{pid}"));
+    }
+    let plan = case(&host, "rcuc = 'fifo:4'\ninterrupts = 'housekeeping'").plan();
+    assert!(plan.absent.is_empty(), "{:?}", plan.absent);
+    let unseen: Vec<&str> = plan.unseen.iter().map(|one| one.setting).collect();
+    assert_eq!(unseen, ["interrupts", "rcuc"]);
+}
+
+#[test]
 fn rcu_expedited_loses_against_rcu_normal() {
     let host = FakeKernel::four();
     host.put("/sys/kernel/rcu_expedited", "1");
     let case = case(&host, "rcu-expedited = 1");
     assert_eq!(case.effect("rcu-expedited"), Effect::Effective);
     host.put("/sys/kernel/rcu_normal", "1");
-    assert!(is_not(&case.effect("rcu-expedited"), "wins"));
+    let plan = case.plan();
+    assert_eq!(
+        (plan.changes().count(), plan.absent.len()),
+        (0, 1),
+        "PREEMPT_RT's own choice"
+    );
+    host.put(
+        "/proc/version",
+        "Linux version 7.2.12 #1 SMP PREEMPT_DYNAMIC",
+    );
+    assert!(is_not(&case.effect("rcu-expedited"), "write 0"));
 }
 
 #[test]
@@ -354,6 +398,18 @@ fn merged_pages_and_tracers_that_stay() {
     let case = case(&host, "ksm = 0\ntracing = 0");
     assert!(is_not(&case.effect("ksm"), "12 pages"));
     assert!(is_not(&case.effect("tracing"), "function"));
+    host.put("/sys/kernel/tracing/current_tracer", "nop");
+    let instance = "/sys/kernel/tracing/instances/vcpufreq-rt-9";
+    host.put(&format!("{instance}/tracing_on"), "1");
+    host.put(&format!("{instance}/set_event"), "");
+    host.put(&format!("{instance}/current_tracer"), "nop");
+    assert_eq!(
+        case.effect("tracing"),
+        Effect::Effective,
+        "it has no events"
+    );
+    host.put(&format!("{instance}/set_event"), "sched:sched_switch");
+    assert!(is_not(&case.effect("tracing"), "vcpufreq-rt-9 traces"));
 }
 
 #[test]
@@ -378,6 +434,10 @@ fn thermal_zones_that_slow_a_real_time_cpu() {
         case.changes(),
         [format!("{dir}/thermal_zone1/mode enabled → disabled")]
     );
+    let plan = case.plan();
+    let warned = |one: &Finding| matches!(one, Finding::Note(text) if text.contains("thermal_zone1") && text.contains("critical"));
+    assert!(plan.findings.iter().any(warned), "{:?}", plan.findings);
+    assert!(!plan.settings[0].reason.contains("stays"));
     host.put(&format!("{dir}/thermal_zone1/mode"), "disabled");
     assert_eq!(case.effect("thermal-throttling"), Effect::Effective);
     host.put(&format!("{dir}/cooling_device1/cur_state"), "3");
@@ -391,7 +451,9 @@ fn thermal_zones_that_slow_a_real_time_cpu() {
 fn cache_ways_are_divided() {
     let host = FakeKernel::four();
     let of = |ways: u32| case(&host, &format!("cache-ways = {ways}"));
-    assert!(of(4).plan().absent[0].why.contains("mount"));
+    assert!(of(4).plan().absent[0].why.contains("can't divide"));
+    host.put("/proc/filesystems", "nodev\tresctrl");
+    assert!(of(4).plan().unseen[0].why.contains("mount"));
     host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
     host.put(
         "/sys/fs/resctrl/schemata",
@@ -447,6 +509,7 @@ fn the_host_is_looked_at() {
     ] {
         host.put(path, text);
     }
+    host.smis(3, 0xffff_0000_0000_0007);
     let text = "module-options = ['kvm.nx_huge_pages=N']\nkernel-config = ['PREEMPT_RT', 'NO_HZ_FULL']\nfirmware = ['turbo off']";
     let profile = Profile::parse("test", text).unwrap();
     let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
@@ -454,7 +517,7 @@ fn the_host_is_looked_at() {
     for part in [
         "not PREEMPT_RT",
         "swapoff",
-        "turbostat",
+        "7 on CPU 3 since",
         "CPU 1 is a hyperthread of real-time CPU 3",
         "PCIe links",
         "apparmor",
@@ -467,6 +530,97 @@ fn the_host_is_looked_at() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!said.contains("lacks CONFIG_NO_HZ_FULL"));
+}
+
+#[test]
+fn two_real_time_cpus_of_one_core_are_told() {
+    let host = FakeKernel::four();
+    for cpu in [2, 3] {
+        let siblings = format!("{CPU}/cpu{cpu}/topology/thread_siblings_list");
+        host.put(&siblings, "2-3");
+    }
+    let told = |guests| {
+        let partition = Partition::new(&host, guests, None, None).unwrap();
+        let plan = plan(&host, &partition, &Profile::default());
+        let lines: Vec<String> = plan.findings.iter().map(|one| format!("{one:?}")).collect();
+        lines.join(" ")
+    };
+    let both = told(vec![guest("plc", "3"), guest("hmi", "2")]);
+    assert_eq!(both.matches("hyperthread of").count(), 1, "{both}");
+    assert!(both.contains("CPU 3 is a hyperthread of real-time CPU 2's core, real-time as well"));
+    assert!(told(vec![guest("plc", "3")]).contains("CPU 2 is a hyperthread of real-time CPU 3"));
+}
+
+#[test]
+fn interrupts_that_cannot_be_counted_are_unseen() {
+    let host = FakeKernel::four();
+    let cpus = "3".parse().unwrap();
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None, "not an Intel");
+    assert!(case(&host, "").plan().unseen.is_empty());
+    host.put("/proc/cpuinfo", "vendor_id : GenuineIntel");
+    assert!(
+        case(&host, "").plan().unseen[0]
+            .why
+            .contains("modprobe msr")
+    );
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None);
+    host.smis(3, 9);
+    assert!(case(&host, "").plan().unseen.is_empty());
+    assert_eq!(vcpufreq_rt::smis(&host, &cpus), Some([(3, 9)].into()));
+}
+
+#[test]
+fn the_kernels_configuration_may_be_its_own() {
+    let host = FakeKernel::four();
+    let profile = Profile::parse("test", "kernel-config = ['CPUSETS', 'PREEMPT_RT']").unwrap();
+    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+    let planned = || plan(&host, &partition, &profile);
+    assert!(planned().unseen[0].why.contains("config.gz"));
+    // CONFIG_CPUSETS=y, CONFIG_NO_HZ_FULL=y, CONFIG_CPUSETS_V1=y.
+    let gz = [
+        0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x73, 0xf6, 0xf7, 0x73, 0xf3,
+        0x74, 0x8f, 0x77, 0x0e, 0x08, 0x0d, 0x76, 0x0d, 0x09, 0xb6, 0xad, 0xe4, 0x72, 0x86, 0x08,
+        0xf8, 0xf9, 0xc7, 0x7b, 0x44, 0xc5, 0xbb, 0x85, 0xfa, 0xf8, 0x20, 0xc4, 0xa0, 0x8a, 0xe2,
+        0xc3, 0x0c, 0x81, 0x62, 0x00, 0x22, 0xec, 0x4c, 0x4d, 0x39, 0x00, 0x00, 0x00,
+    ];
+    host.put_bytes("/proc/config.gz", &gz);
+    let plan = planned();
+    assert!(plan.unseen.is_empty(), "{:?}", plan.unseen);
+    let lacks =
+        |option: &str| format!("{:?}", plan.findings).contains(&format!("lacks CONFIG_{option}"));
+    assert!(lacks("PREEMPT_RT") && !lacks("CPUSETS"));
+}
+
+#[test]
+fn memory_and_cpus_of_other_nodes_are_told() {
+    let host = FakeKernel::four();
+    for (node, cpus) in [(0, "0-1"), (1, "2-3")] {
+        let list = format!("/sys/devices/system/node/node{node}/cpulist");
+        host.put(&list, cpus);
+    }
+    let found = |cpus: &str| {
+        let partition = Partition::new(&host, vec![guest("plc", cpus)], None, None).unwrap();
+        plan(&host, &partition, &Profile::default()).findings
+    };
+    assert!(
+        matches!(&found("3")[..], [Finding::Note(_)]),
+        "nothing runs"
+    );
+    let both = &found("1,3")[0];
+    assert!(matches!(both, Finding::Hand(text) if text.contains("node0 and node1")));
+    host.put(&format!("{CGROUP}/vcpufreq-rt.plc/cgroup.procs"), "700");
+    let maps = |nodes: &str| {
+        let small = "55e0 default file=/bin/x mapped=9 N0=9 kernelpagesize_kB=4";
+        let text = format!("{small}\n7f00 default anon=65536 {nodes} kernelpagesize_kB=4");
+        host.put("/proc/700/numa_maps", &text);
+        found("3")
+    };
+    assert!(maps("N1=65536").is_empty());
+    let far = &maps("N0=32768 N1=32768")[..];
+    assert!(
+        matches!(far, [Finding::Hand(text)] if text.contains("128 MiB of plc's memory are on node0")),
+        "{far:?}"
+    );
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub bins: u64,
     /// The longest latency that may be, µs
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     pub budget_us: Option<u64>,
     /// Trace the host meanwhile, and say what was in the way of the longest; lengthens latencies
     #[arg(long)]
@@ -89,9 +89,9 @@ fn seconds(text: &str) -> Result<u64, String> {
         'h' => Some(3600),
         _ => None,
     };
-    let last = text.chars().last().unwrap_or('s');
-    let (digits, factor) = match unit(last) {
-        Some(factor) => (&text[..text.len() - 1], factor),
+    let last = text.chars().last();
+    let (digits, factor) = match last.and_then(|last| Some((last, unit(last)?))) {
+        Some((last, factor)) => (text.strip_suffix(last).unwrap_or(text), factor),
         None => (text, 1),
     };
     let number = digits.parse::<u64>().ok().filter(|number| *number > 0);

@@ -4,7 +4,7 @@
 use anyhow::Context as _;
 use vcpufreq_rt::Cpus;
 
-use super::{args::ReportArgs, shell::Shell};
+use super::{args::ReportArgs, running::Running, shell::Shell};
 use crate::sys::monotonic_ns;
 
 /// How often the clocks are compared.
@@ -19,8 +19,13 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(command: &str, cpus: Cpus, args: &ReportArgs) -> anyhow::Result<Self> {
-        let shell = Shell::by(command)?;
+    pub(super) fn new(
+        command: &str,
+        cpus: Cpus,
+        args: &ReportArgs,
+        running: &Running,
+    ) -> anyhow::Result<Self> {
+        let shell = Shell::by(command, running)?;
         shell.require(&args.loads).context("in the guest")?;
         let others = args.guest_others.clone().unwrap_or_default();
         Ok(Self {

@@ -3,6 +3,8 @@
 
 mod args;
 mod guest;
+mod page;
+mod running;
 mod shell;
 
 use std::{collections::BTreeMap, io::Write as _};
@@ -14,11 +16,14 @@ use vcpufreq_rt::{
         self, Beside, Conditions, Late, Length, Load, Measured, Place, Printed, Report, Run, Spike,
         Test, Trace, Verdict, Worst,
     },
+    smis,
 };
 
 pub use args::ReportArgs;
 use args::Wanted;
 use guest::Guest;
+use page::Page;
+use running::{Ending, Running};
 use shell::Shell;
 
 /// How many of the longest latencies of a test are looked up in the trace.
@@ -34,15 +39,20 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let root = args.root.as_deref();
     let host = root.map_or_else(KernelHost::default, KernelHost::at);
     let wanted = args.wanted(&host)?;
-    let guest = match args.guest(&wanted.cpus)? {
-        Some((shell, cpus)) => Some(Guest::new(&shell, cpus, args)?),
+    let guest = args.guest(&wanted.cpus)?;
+    let page = args.html.as_deref().map(Page::at).transpose()?;
+    let running = Running::default();
+    let _ending = Ending::watch(&running)?;
+    let guest = match guest {
+        Some((shell, cpus)) => Some(Guest::new(&shell, cpus, args, &running)?),
         None => None,
     };
-    let here = Shell::here();
+    let here = Shell::here(&running);
     here.require(&args.loads).context("on this host")?;
     let session = Session {
         args,
         wanted: &wanted,
+        look: &host,
         here,
         trace: start_trace(args, &wanted.cpus)?,
     };
@@ -55,7 +65,13 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     }
     let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
     tell(args, &report)?;
-    Ok(u8::from(matches!(report.verdict, Verdict::Exceeded { .. })))
+    // Last: what was measured is told by now.
+    page.map(|page| page.write(&measure::page(&report)))
+        .transpose()?;
+    Ok(u8::from(matches!(
+        report.verdict,
+        Verdict::Exceeded { .. } | Verdict::Incomplete { .. }
+    )))
 }
 
 fn start_trace(args: &ReportArgs, cpus: &Cpus) -> anyhow::Result<Option<Trace>> {
@@ -66,10 +82,6 @@ fn start_trace(args: &ReportArgs, cpus: &Cpus) -> anyhow::Result<Option<Trace>> 
 }
 
 fn tell(args: &ReportArgs, report: &Report) -> anyhow::Result<()> {
-    if let Some(path) = &args.html {
-        std::fs::write(path, measure::page(report))
-            .with_context(|| format!("can't write {}; check the path", path.display()))?;
-    }
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(report)?)
     } else {
@@ -104,6 +116,7 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
 struct Session<'a> {
     args: &'a ReportArgs,
     wanted: &'a Wanted,
+    look: &'a KernelHost,
     here: Shell,
     trace: Option<Trace>,
 }
@@ -123,9 +136,12 @@ impl Session<'_> {
         let loads = self.args.loads.iter();
         let one = |load: &Load| {
             self.clear()?;
-            let printed = measure::parse(&run(&test, *load)?, &test.cpus)?;
+            let before = smis(self.look, &self.wanted.cpus);
+            let printed = measure::parse(&run(&test, *load)?, &test)?;
+            let smis = self.smis_since(before);
             let worst = self.worst(&printed, Place::Host, (0, 0))?;
-            Ok(Self::done(Place::Host, *load, &test, (printed, worst)))
+            let done = Self::done(Place::Host, *load, &test, (printed, worst));
+            Ok(Run { smis, ..done })
         };
         loads.map(one).collect()
     }
@@ -154,9 +170,12 @@ impl Session<'_> {
                 None => (0, 0),
             };
             self.clear()?;
-            let printed = measure::parse(&run(&test, *load)?, &test.cpus)?;
+            let before = smis(self.look, &self.wanted.cpus);
+            let printed = measure::parse(&run(&test, *load)?, &test)?;
+            let smis = self.smis_since(before);
             let worst = self.worst(&printed, Place::Guest, clocks)?;
-            Ok(Self::done(Place::Guest, *load, &test, (printed, worst)))
+            let done = Self::done(Place::Guest, *load, &test, (printed, worst));
+            Ok(Run { smis, ..done })
         };
         loads.map(one).collect()
     }
@@ -167,9 +186,24 @@ impl Session<'_> {
             place,
             load,
             command: test.command(),
+            due: (0..)
+                .take(printed.latencies.len())
+                .map(|n| test.due(n))
+                .collect(),
             latencies: printed.latencies,
+            smis: None,
             worst,
         }
+    }
+
+    /// How many system management interrupts there were since.
+    fn smis_since(&self, before: Option<BTreeMap<u32, u64>>) -> Option<BTreeMap<u32, u64>> {
+        let mut counts = smis(self.look, &self.wanted.cpus)?;
+        for (cpu, before) in before? {
+            let count = counts.get_mut(&cpu)?;
+            *count = count.saturating_sub(before);
+        }
+        Some(counts)
     }
 
     fn beside(&self, load: Load, cpus: &Cpus) -> Beside {
@@ -198,7 +232,7 @@ impl Session<'_> {
             break_us: None,
             ..test.clone()
         };
-        let printed = measure::parse(&run(&short, Load::Idle)?, &test.cpus)?;
+        let printed = measure::parse(&run(&short, Load::Idle)?, &short)?;
         let usual = printed.latencies.iter().map(|one| one.percentile(9_900));
         // Beyond the histogram is as long as its last bin, at least.
         let usual = usual.map(|us| us.unwrap_or(self.args.bins)).max();
@@ -252,6 +286,7 @@ impl Session<'_> {
                 latency_us: spike.latency_us,
                 at_us,
                 off_us: clocks.1,
+                in_trace: late.is_in(&events),
                 causes: measure::causes(&events, &measured, late, &exit_latencies(pcpu)),
             });
         }

@@ -2,69 +2,99 @@
 //! Shells that run scripts: this host's, and one that a command leads to.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read, Write as _},
+    os::unix::process::CommandExt as _,
     process::{Child, Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::running::Running;
+use crate::rt_sys;
+
+/// What a test prints at most: 10,000 spikes of each of 100 threads, and bins.
+const PRINTED_MAX: u64 = 256 << 20;
+/// What is kept of errors.
+const SAID_MAX: u64 = 64 << 10;
+
 /// Where `sh` is run.
 #[derive(Clone, Debug)]
-pub(super) struct Shell(Option<Vec<String>>);
+pub(super) struct Shell {
+    /// The command that leads there; `None` on this host.
+    words: Option<Vec<String>>,
+    running: Running,
+}
 
 impl Shell {
     /// On this host.
-    pub(super) fn here() -> Self {
-        Self(None)
+    pub(super) fn here(running: &Running) -> Self {
+        Self {
+            words: None,
+            running: running.clone(),
+        }
     }
 
     /// By a command, split at spaces, that runs `sh` elsewhere.
-    pub(super) fn by(command: &str) -> anyhow::Result<Self> {
+    pub(super) fn by(command: &str, running: &Running) -> anyhow::Result<Self> {
         let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         ensure!(
             !words.is_empty(),
             "--guest-shell is empty; write the command that runs sh in the guest"
         );
-        Ok(Self(Some(words)))
+        Ok(Self {
+            words: Some(words),
+            running: running.clone(),
+        })
     }
 
     /// Runs a script to its end; its stdout.
     pub(super) fn run(&self, script: &str) -> anyhow::Result<String> {
-        let mut child = self.start(script)?;
-        let mut input = child.stdin.take().context("no stdin")?;
-        if self.0.is_some() {
+        let mut started = self.start(script)?;
+        let mut input = started.child.stdin.take().context("no stdin")?;
+        if self.words.is_some() {
             // A shell that ended early is told by its exit code.
             let _ = input.write_all(script.as_bytes());
         }
         drop(input);
-        let output = child.wait_with_output().context("waiting for sh")?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        let errors = started.child.stderr.take().context("no stderr")?;
+        let said = thread::spawn(move || said(errors));
+        let output = started.child.stdout.take().context("no stdout")?;
+        let mut printed = Vec::new();
+        output.take(PRINTED_MAX + 1).read_to_end(&mut printed)?;
+        ensure!(
+            u64::try_from(printed.len())? <= PRINTED_MAX,
+            "it prints without end"
+        );
+        let status = started.child.wait().context("waiting for sh")?;
+        self.running.go_on()?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&printed).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.join().unwrap_or_default();
         let said = said.lines().rfind(|line| !line.trim().is_empty());
         bail!(
-            "measuring ended with {}: {}",
-            output.status,
+            "measuring ended with {status}: {}",
             said.unwrap_or("nothing was said")
         )
     }
 
     /// Starts a script of this host that says when it has begun, and ends with its stdin.
     pub(super) fn begin(&self, script: &str) -> anyhow::Result<Begun> {
-        let mut child = self.start(script)?;
-        let mut output = BufReader::new(child.stdout.take().context("no stdout")?);
+        let mut started = self.start(script)?;
+        let mut output = BufReader::new(started.child.stdout.take().context("no stdout")?);
         let mut line = String::new();
         output.read_line(&mut line)?;
-        let begun = Begun(child);
+        let begun = Begun(started);
         if line.trim() != "started" {
             return begun.end().and_then(|()| bail!("it didn't start"));
         }
         Ok(begun)
     }
 
-    fn start(&self, script: &str) -> anyhow::Result<Child> {
-        let mut command = match &self.0 {
+    fn start(&self, script: &str) -> anyhow::Result<Started> {
+        self.running.go_on()?;
+        let mut command = match &self.words {
             Some(words) => {
                 let mut command = Command::new(&words[0]);
                 command.args(&words[1..]);
@@ -72,34 +102,65 @@ impl Shell {
             }
             None => {
                 let mut command = Command::new("sh");
-                command.args(["-c", script]);
+                // A group, for what it starts to be ended with it. One that leads elsewhere may
+                // have to ask the terminal for a password, which is for its foreground group.
+                command.args(["-c", script]).process_group(0);
                 command
             }
         };
+        rt_sys::end_with_this_thread(&mut command);
         let command = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let name = command.get_program().to_string_lossy().into_owned();
-        command
-            .spawn()
-            .with_context(|| format!("can't start {name}"))
+        let child = command.spawn();
+        let child = child.with_context(|| format!("can't start {name}"))?;
+        let pid = i32::try_from(child.id())?;
+        let target = if self.words.is_none() { -pid } else { pid };
+        self.running.add(target);
+        Ok(Started {
+            child,
+            target,
+            running: self.running.clone(),
+        })
+    }
+}
+
+/// The first of what it says, to its end.
+fn said(errors: impl Read) -> String {
+    let mut errors = errors;
+    let mut text = Vec::new();
+    let _ = errors.by_ref().take(SAID_MAX).read_to_end(&mut text);
+    let _ = io::copy(&mut errors, &mut io::sink());
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// A shell that runs.
+#[derive(Debug)]
+struct Started {
+    child: Child,
+    target: i32,
+    running: Running,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // One that nobody waited for hears that its output has gone, and of its stdin's end.
+        self.running.remove(self.target);
     }
 }
 
 /// A load that goes on.
 #[derive(Debug)]
-pub(super) struct Begun(Child);
+pub(super) struct Begun(Started);
 
 impl Begun {
     /// Ends it, and waits for that.
     pub(super) fn end(mut self) -> anyhow::Result<()> {
-        drop(self.0.stdin.take());
-        let status = self.0.wait()?;
-        let mut said = String::new();
-        if let Some(mut errors) = self.0.stderr.take() {
-            errors.read_to_string(&mut said)?;
-        }
+        drop(self.0.child.stdin.take());
+        let said = self.0.child.stderr.take().map(said).unwrap_or_default();
+        let status = self.0.child.wait()?;
         ensure!(status.success(), "{}", said.trim());
         Ok(())
     }
@@ -108,6 +169,6 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         // Its script goes on at the end of its stdin, and ends the loads.
-        drop(self.0.stdin.take());
+        drop(self.0.child.stdin.take());
     }
 }

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promise: files whose values depend on one another, or that come and go with another's, get there
+//! and back whatever their values were.
+
+use vcpufreq_rt::{Partition, Profile, Restored, apply, check, plan, restore};
+
+use crate::{
+    fake::{CPU, FakeKernel},
+    partition::guest,
+};
+
+/// Applies a profile to a host with a guest on CPU 3, looks whether all of it is effective, and
+/// restores; the host has to be as before.
+fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&FakeKernel)) {
+    let before = host.snapshot();
+    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
+    let planned = plan(host, &partition, profile);
+    let mut told = Vec::new();
+    let applied = apply(host, &planned, ("test", profile), &mut |name, old, new| {
+        told.push(format!("{name} {old} {new}"));
+    });
+    let refused = applied.unwrap().refused;
+    assert!(refused.is_empty(), "{refused:?}");
+    for line in &told {
+        let times = told.iter().filter(|one| *one == line).count();
+        assert_eq!(times, 1, "{line}");
+    }
+    looked_at(host);
+    for one in check(host, &plan(host, &partition, profile), profile) {
+        assert!(one.unset.is_empty(), "{one:?}");
+    }
+    let restored = restore(host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { left, gone, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
+    // Masks and choices have more than one text.
+    for path in ["cpufreq", "kernel/sched_util", "resctrl", "intel_pstate"] {
+        let of = |state: &std::collections::BTreeMap<String, String>| -> Vec<_> {
+            let own = state.iter().filter(|(name, _)| name.contains(path));
+            own.map(|(name, text)| format!("{name} {text}")).collect()
+        };
+        assert_eq!(of(&host.snapshot()), of(&before));
+    }
+}
+
+fn settings(text: &str) -> Profile {
+    Profile::parse("test", &format!("[settings]\n{text}")).unwrap()
+}
+
+#[test]
+fn utilization_clamps_from_below_and_back() {
+    let host = FakeKernel::four();
+    host.put("/proc/sys/kernel/sched_util_clamp_min", "100");
+    host.put("/proc/sys/kernel/sched_util_clamp_max", "800");
+    let profile = settings("util-clamp-min = 1024\nutil-clamp-max = 1024");
+    there_and_back(&host, &profile, &|_| {});
+    let profile = settings("util-clamp-min = 50\nutil-clamp-max = 80");
+    there_and_back(&host, &profile, &|_| {});
+}
+
+#[test]
+fn limits_above_and_below_the_old_ones() {
+    let host = FakeKernel::four();
+    let dir = format!("{CPU}/cpufreq/policy2");
+    host.put(&format!("{dir}/scaling_min_freq"), "700000");
+    host.put(&format!("{dir}/scaling_max_freq"), "1000000");
+    for profile in [
+        "min-freq = 'max'\nmax-freq = 'max'",
+        "min-freq = 'min'\nmax-freq = 'min'",
+    ] {
+        there_and_back(&host, &settings(profile), &|_| {});
+    }
+}
+
+/// A Xeon's policies: nominal below turbo.
+fn xeon(switch: &str, on: &str) -> FakeKernel {
+    let host = FakeKernel::four();
+    for policy in [0, 2] {
+        let dir = format!("{CPU}/cpufreq/policy{policy}");
+        host.put(&format!("{dir}/base_frequency"), "1500000");
+    }
+    host.put(&format!("{CPU}/{switch}"), on);
+    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
+    host.put("/sys/fs/resctrl/schemata", "L3:0=fffff;1=fffff");
+    host
+}
+
+#[test]
+fn the_xeons_profile_with_either_switch() {
+    let profile = Profile::shipped("xeon-e5").unwrap();
+    for (switch, on) in [("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")] {
+        there_and_back(&xeon(switch, on), &profile, &|host| {
+            let dir = format!("{CPU}/cpufreq/policy2");
+            for name in ["scaling_min_freq", "scaling_max_freq"] {
+                let khz = &host.snapshot()[&format!("{dir}/{name}")];
+                assert_eq!(khz, "1500000", "{switch} {name}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_boost_switch_does_not_take_a_limit_along() {
+    let host = xeon("cpufreq/boost", "1");
+    let limit = format!("{CPU}/cpufreq/policy2/scaling_max_freq");
+    host.put(&limit, "2000000");
+    there_and_back(&host, &settings("turbo = false"), &|_| {});
+}
+
+#[test]
+fn a_tunable_of_the_governor_that_comes_with_the_plan() {
+    let both = settings("governor = 'schedutil'\nschedutil-rate-limit-us = 1000");
+    let host = FakeKernel::four();
+    let dir = format!("{CPU}/cpufreq/policy2");
+    host.put(&format!("{dir}/scaling_governor"), "performance");
+    host.put(&format!("{dir}/scaling_cur_freq"), "2800000");
+    host.remove(&format!("{dir}/schedutil"));
+    there_and_back(&host, &both, &|host| {
+        let rate = &host.snapshot()[&format!("{dir}/schedutil/rate_limit_us")];
+        assert_eq!(rate, "1000");
+    });
+    // One folder of tunables for all policies.
+    host.tunables_in_common();
+    there_and_back(&host, &both, &|host| {
+        let rate = &host.snapshot()[&format!("{CPU}/cpufreq/schedutil/rate_limit_us")];
+        assert_eq!(rate, "1000");
+    });
+    let plan = |profile: &Profile| {
+        let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+        plan(&host, &partition, profile)
+    };
+    let alone = plan(&settings("schedutil-rate-limit-us = 1000"));
+    assert_eq!((alone.changes().count(), alone.absent.len()), (0, 1));
+}
+
+#[test]
+fn a_speed_that_was_set_by_hand_comes_back() {
+    let host = FakeKernel::four();
+    let dir = format!("{CPU}/cpufreq/policy2");
+    host.put(&format!("{dir}/scaling_governor"), "userspace");
+    host.put(&format!("{dir}/scaling_setspeed"), "1100000");
+    host.remove(&format!("{dir}/schedutil"));
+    let cur = format!("{dir}/scaling_cur_freq");
+    host.put(&cur, "1100000");
+    there_and_back(&host, &settings("governor = 'performance'"), &|host| {
+        assert_eq!(host.snapshot()[&cur], "2800000");
+    });
+}
