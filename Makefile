@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 # The entry points; what they do is in lab/. Each does all of its own set-up.
 
-LAB = cargo run --quiet --locked -p vcpufreq-lab --
+LAB = lab/start
 
 .PHONY: demo bench test bench-paths lab-shell lab-setup
 

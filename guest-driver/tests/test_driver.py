@@ -335,11 +335,23 @@ def inefficient_level(guest):
 
 
 def domain_hotplug(guest):
-    """The policy's CPU goes: the request moves to the other one's register."""
+    """The policy's CPU goes: the next request is in the other one's register."""
     governor(guest, 0, "performance")
-    guest.run("echo 0 > /sys/devices/system/cpu/cpu1/online")
+    expect("asked by the policy's CPU alone", fake(guest, "asked_khz")[:2], [MAX, 0])
+    guest.run("echo 0 > /sys/devices/system/cpu/cpu0/online")
+    expect("CPUs", guest.run(f"busybox cat {CPUFREQ}/policy0/affected_cpus"), "1")
+    # What is in force stays so: it is the domain's, and nothing was taken back.
     expect("one CPU left", fake(guest, "asked_khz")[0], MAX)
-    guest.run("echo 1 > /sys/devices/system/cpu/cpu1/online")
+    for limit in (600_000, MAX):
+        guest.run(f"echo {limit} > {CPUFREQ}/policy0/scaling_max_freq")
+        until("the other one asks", lambda: fake(guest, "asked_khz")[:2] == [MAX, limit])
+    guest.run("echo 1 > /sys/devices/system/cpu/cpu0/online")
+    expect("CPUs", guest.run(f"busybox cat {CPUFREQ}/policy0/affected_cpus"), "0 1")
+    for cpu in (1, 0):
+        guest.run(f"echo 0 > /sys/devices/system/cpu/cpu{cpu}/online")
+    expect("withdrawn with the last one", fake(guest, "asked_khz")[0], 0)
+    for cpu in (0, 1):
+        guest.run(f"echo 1 > /sys/devices/system/cpu/cpu{cpu}/online")
     guest.run("echo 0 > /sys/devices/system/cpu/cpu2/online")
     expect("withdrawn", fake(guest, "asked_khz")[2], 0)
     guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")

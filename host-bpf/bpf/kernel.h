@@ -31,12 +31,10 @@ struct kvm_vcpu {
 };
 
 /* A structure that begins with 32 bits: what a guest has written is read as one. */
-typedef struct {
-	int counter;
-} atomic_t;
-
 struct refcount_struct {
-	atomic_t refs;
+	struct {
+		int counter;
+	} refs;
 };
 
 #pragma clang attribute pop
@@ -45,5 +43,8 @@ struct refcount_struct {
 #define KVM_TRACE_MMIO_READ_UNSATISFIED	0
 #define KVM_TRACE_MMIO_READ		1
 #define KVM_TRACE_MMIO_WRITE		2
+
+/* include/asm-generic/rwonce.h: what another CPU may write meanwhile */
+#define READ_ONCE(x)	(*(const volatile typeof(x) *)&(x))
 
 #endif /* VCPUFREQ_KERNEL_H */

@@ -6,9 +6,9 @@
  * Programs on sched_switch and cpu_frequency keep the register cur_perf in it
  * true while the vCPU's thread runs. A vCPU that doesn't run can't read.
  *
- * Writes: a program on kvm_mmio (and one on hypercalls, where asked for) sees address and value in the vCPU's own
- * context, works out the demand, and has it put into force by the kernel
- * module, before the guest goes on, or by the VMM.
+ * Writes: a program on kvm_mmio (and one on hypercalls, where asked for) sees
+ * address and value in the vCPU's own context, works out the demand, and has it
+ * put into force by the kernel module, before the guest goes on, or by the VMM.
  *
  * There is one set of programs and maps for a VM, and they go with the VMM's
  * process. Cost: each VM adds a call and two comparisons to every switch of
@@ -176,10 +176,10 @@ __noinline int refresh(__u32 id)
 	if (!domain)
 		return 0;
 	for (int i = 0; i < 8; i++) {
-		asked = *(volatile __u32 *)&domain->granted_khz;
-		key = *(volatile __u32 *)&vcpu->cpu - 1;
+		asked = READ_ONCE(domain->granted_khz);
+		key = READ_ONCE(vcpu->cpu) - 1;
 		cpu = bpf_map_lookup_elem(&cpus, &key);
-		khz = cpu ? *(volatile __u32 *)&cpu->khz : 0;
+		khz = cpu ? READ_ONCE(cpu->khz) : 0;
 		if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
 			perf = asked ?: policy->perf_max_khz;
 		else
@@ -189,9 +189,9 @@ __noinline int refresh(__u32 id)
 		/* What can't be told stays what it was. */
 		if (perf)
 			__sync_lock_test_and_set(&page->reg[VCPUFREQ_REG_CUR_PERF / 4], perf);
-		if (asked == *(volatile __u32 *)&domain->granted_khz &&
-		    key == *(volatile __u32 *)&vcpu->cpu - 1 &&
-		    khz == (cpu ? *(volatile __u32 *)&cpu->khz : 0))
+		if (asked == READ_ONCE(domain->granted_khz) &&
+		    key == READ_ONCE(vcpu->cpu) - 1 &&
+		    khz == (cpu ? READ_ONCE(cpu->khz) : 0))
 			return 0;
 	}
 	count(&vcpu->unsettled);
@@ -243,7 +243,7 @@ int BPF_PROG(vcpufreq_frequency, unsigned int khz, unsigned int number)
 	if (!cpu)
 		return 0;
 	__sync_lock_test_and_set(&cpu->khz, khz);
-	id = *(volatile __u32 *)&cpu->running;
+	id = READ_ONCE(cpu->running);
 	if (!id--)
 		return 0;
 	refresh(id);
@@ -303,7 +303,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	__u32 demand;
 
 	for (int i = 0; i < 4; i++) {
-		demand = *(volatile __u32 *)&domain->demand;
+		demand = READ_ONCE(domain->demand);
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
 			break;
 		if (bpf_ksym_exists(vcpufreq_host_request))
@@ -311,7 +311,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 						      demand >> 16, event->ns);
 		else
 			error = -38;	/* ENOSYS */
-		if (error || demand == *(volatile __u32 *)&domain->demand)
+		if (error || demand == READ_ONCE(domain->demand))
 			break;
 	}
 	if (!error) {
@@ -405,7 +405,7 @@ static __always_inline __u32 vcpu_here(void)
 	__u32 key = bpf_get_smp_processor_id();
 	struct vcpufreq_bpf_cpu *cpu = bpf_map_lookup_elem(&cpus, &key);
 
-	return cpu ? *(volatile __u32 *)&cpu->running : 0;
+	return cpu ? READ_ONCE(cpu->running) : 0;
 }
 
 SEC("tp_btf/kvm_mmio")

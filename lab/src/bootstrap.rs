@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::progress::Step;
+use crate::progress::{Step, above};
 
 /// Runs mmdebstrap with `--verbose`, shows how far it is and keeps what it
 /// prints in `log`. The error is one line with the cause; where that is
@@ -31,7 +31,7 @@ pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
         let line = String::from_utf8_lossy(&line?).into_owned();
         match stage.read(&line) {
             Told::Stage => step.tell(&stage.to_string()),
-            Told::Count => step.tell_sometimes(&stage.to_string()),
+            Told::Count => step.note(&stage.to_string()),
             Told::Nothing => {}
         }
         writeln!(kept, "{line}")?;
@@ -43,7 +43,7 @@ pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
     if let Some(cause) = cause(&kept) {
         bail!(cause);
     }
-    eprint!("{kept}");
+    above(|| eprint!("{kept}"));
     Err(anyhow!(
         "mmdebstrap failed ({status}); its messages are above"
     ))

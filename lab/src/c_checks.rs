@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the C code: what compiler, sparse and checkpatch say of the
-//! kernel modules for each kernel, the guest driver's own tests, and the
-//! register header as plain C.
+//! kernel modules for each kernel, the modules as packages, checkpatch on the
+//! BPF programs, the guest driver's own tests, and the register header as
+//! plain C.
 //!
-//! They run on copies. One that passed is kept in the cache with what it
-//! printed, under a key of everything that went into it, and isn't repeated
-//! until that changes. A failure is never kept.
+//! They run on copies, and aren't repeated on the same input.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::cache::{key, remove_tree};
+use crate::kept::{Check, Place};
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::parts::Parts;
-use crate::progress::Step;
-use crate::suite::{Tried, Verdict, output};
+use crate::verdict::{Tried, Verdict};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
     name: "guest-driver",
@@ -35,6 +32,10 @@ const HOST_MODULE: ModuleSource = ModuleSource {
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
     folders: &["rt-module", "guest-driver/tests"],
+};
+const BPF: ModuleSource = ModuleSource {
+    name: "bpf",
+    folders: &["host-bpf/bpf"],
 };
 const ABI: ModuleSource = ModuleSource {
     name: "abi",
@@ -54,6 +55,24 @@ const ABI_SCRIPT: &str = r#"
         -Wall -Wextra -Werror -fsyntax-only use.c
 "#;
 
+/// Makes a package, and has DKMS build it for a kernel as an installed system
+/// would: by the lines of dkms.conf alone. DKMS keeps the module, which has to
+/// bear the name that dkms.conf gives it.
+const DKMS_SCRIPT: &str = r#"
+    value() { sed -n "s/^$1=\"\(.*\)\"\$/\1/p" "$folder/dkms.conf"; }
+    folder=$1 release=$2
+    name=$(value PACKAGE_NAME) version=$(value PACKAGE_VERSION)
+    built=$(value 'BUILT_MODULE_NAME\[0\]')
+    make --silent -C "$folder" dist DIST="$PWD/src/$name-$version"
+    trees="--sourcetree $PWD/src --dkmstree $PWD/dkms"
+    mkdir dkms
+    dkms add $trees -m "$name" -v "$version"
+    ARCH=arm64 CROSS_COMPILE=aarch64-linux-gnu- \
+        dkms build $trees -m "$name" -v "$version" -k "$release" -a aarch64 ||
+        { cat dkms/*/*/build/make.log; exit 1; }
+    find dkms -path "*/$release/aarch64/module/$built.ko*" | grep .
+"#;
+
 /// Every test of the C code.
 pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let checkpatch = kernel_source::unpacked(&parts.cache, &parts.root)?;
@@ -65,11 +84,17 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     for flavor in [Flavor::Standard, Flavor::Rt] {
         let release = Kernel::find(&parts.root, flavor)?.release;
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
-            let check = Check::make("check", source, &release, &[&checkpatch]);
+            let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
-            tried.push(verdict(name, check.carry_out(parts, repo)));
+            tried.push(check.tried(name, parts, repo));
+        }
+        for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
+            let check = dkms(source, &release);
+            let name = format!("{}: make dist, DKMS, {release}", source.name);
+            tried.push(check.tried(name, parts, repo));
         }
     }
+    tried.push(bpf(&checkpatch).tried("host-bpf: checkpatch".to_owned(), parts, repo));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -77,20 +102,13 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
             command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
                 .map(Into::into)
                 .into(),
+            place: Place::Copy,
         };
         let name = format!("abi: the header is C for {machine}");
-        tried.push(verdict(name, check.carry_out(parts, repo)));
+        tried.push(check.tried(name, parts, repo));
     }
     tried.extend(driver_tests(parts, repo)?);
     Ok(tried)
-}
-
-fn verdict(name: String, result: Result<String>) -> Tried {
-    let verdict = match result {
-        Ok(_) => Verdict::Passed,
-        Err(error) => Verdict::Failed(format!("{error:#}")),
-    };
-    Tried { name, verdict }
 }
 
 /// The guest driver on an emulated guest, with memory or a module as host.
@@ -98,13 +116,13 @@ fn driver_tests(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let release = Kernel::find(&parts.root, Flavor::Standard)?.release;
     let kernel = format!("KERNEL=/boot/vmlinuz-{release}");
     // In memory, and gone with the command.
-    let check = Check::make("test", GUEST_DRIVER, &release, &[&kernel, "MO=/tmp/out"]);
+    let check = make("test", GUEST_DRIVER, &release, &[&kernel, "MO=/tmp/out"]);
     let result = check.carry_out(parts, repo);
-    let text = match &result {
-        Ok(text) => text.clone(),
-        Err(error) => format!("{error:#}"),
+    let (text, passed) = match &result {
+        Ok(held) => (held.text.clone(), held.verdict()),
+        Err(error) => (format!("{error:#}"), Verdict::Passed),
     };
-    let mut tried = results(&text);
+    let mut tried = results(&text, &passed);
     let failed = |one: &Tried| matches!(one.verdict, Verdict::Failed(_));
     if tried.is_empty() || (result.is_err() && !tried.iter().any(failed)) {
         tried.push(Tried::new("guest-driver: make test", false, || text));
@@ -112,15 +130,15 @@ fn driver_tests(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     Ok(tried)
 }
 
-/// Reads `NAME (3 s): ok`, and `NAME (3 s): FAILED` with why in the lines
-/// that follow.
-fn results(text: &str) -> Vec<Tried> {
+/// Reads `NAME (3 s): ok`, which is `passed`, and `NAME (3 s): FAILED` with
+/// why in the lines that follow.
+fn results(text: &str, passed: &Verdict) -> Vec<Tried> {
     let mut tried: Vec<Tried> = Vec::new();
     for line in text.lines() {
         let ended = line.rsplit_once(" s): ");
         let named = ended.and_then(|(front, end)| Some((front.rsplit_once(" (")?.0, end)));
         let verdict = match named {
-            Some((_, "ok")) => Verdict::Passed,
+            Some((_, "ok")) => passed.clone(),
             Some((_, "FAILED")) => Verdict::Failed(String::new()),
             _ => {
                 if let Some(Verdict::Failed(why)) = tried.last_mut().map(|one| &mut one.verdict) {
@@ -139,59 +157,51 @@ fn results(text: &str) -> Vec<Tried> {
     tried
 }
 
-/// A command on a copy of a part of the checkout.
-struct Check {
-    /// Of the cache's entry.
-    name: String,
-    source: ModuleSource,
-    /// Runs in the folder that has the copy, in the toolchain root.
-    command: Vec<String>,
+fn dkms(source: ModuleSource, release: &str) -> Check {
+    let folder = source.folders.first().copied().unwrap_or_default();
+    let command = ["sh", "-ec", DKMS_SCRIPT, "sh", folder, release];
+    Check {
+        name: format!("{}-dkms-{release}", source.name),
+        source,
+        command: command.map(Into::into).into(),
+        place: Place::Copy,
+    }
 }
 
-impl Check {
-    /// A target of the makefile in the first of the source's folders.
-    fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -> Self {
-        let folder = source.folders.first().copied().unwrap_or_default();
-        let mut command = ["make", "--silent", "-C", folder, target]
-            .map(String::from)
-            .to_vec();
-        command.extend([
-            format!("KDIR=/usr/src/linux-headers-{release}"),
-            "ARCH=arm64".to_owned(),
-            "CROSS_COMPILE=aarch64-linux-gnu-".to_owned(),
-        ]);
-        command.extend(variables.iter().map(|&variable| variable.to_owned()));
-        Self {
-            name: format!("{}-{target}-{release}", source.name),
-            source,
-            command,
-        }
+fn bpf(checkpatch: &str) -> Check {
+    let command = [
+        "make",
+        "--silent",
+        "-C",
+        "host-bpf/bpf",
+        "check",
+        checkpatch,
+    ];
+    Check {
+        name: "bpf-check".to_owned(),
+        source: BPF,
+        command: command.map(Into::into).into(),
+        place: Place::Copy,
     }
+}
 
-    /// What the command printed when it succeeded, now or earlier on the same
-    /// input. When it doesn't, what it printed is the error.
-    fn carry_out(&self, parts: &Parts, repo: &Path) -> Result<String> {
-        let Parts { cache, root, .. } = parts;
-        let mut input = self.source.content(repo)?;
-        input.push(root.id().into_bytes());
-        input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
-        let key = key(input.iter().map(Vec::as_slice));
-        let dir = cache.entry(&format!("passed-{}", self.name), &key, |to| {
-            let step = Step::start(format!("{} (up to 2 minutes)", self.name));
-            let work = to.join("work");
-            self.source.copy(repo, &work)?;
-            let inside = root.inside(&work)?;
-            let mut command = root.command("env");
-            command.args(["-C", &inside]).args(&self.command);
-            let (held, text) = output(&mut command)?;
-            step.done();
-            if !held {
-                bail!("{text}");
-            }
-            remove_tree(&work)?;
-            Ok(fs::write(to.join("output"), text)?)
-        })?;
-        Ok(fs::read_to_string(dir.join("output"))?)
+/// A target of the makefile in the first of the source's folders.
+fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -> Check {
+    let folder = source.folders.first().copied().unwrap_or_default();
+    let mut command = ["make", "--silent", "-C", folder, target]
+        .map(String::from)
+        .to_vec();
+    command.extend([
+        format!("KDIR=/usr/src/linux-headers-{release}"),
+        "ARCH=arm64".to_owned(),
+        "CROSS_COMPILE=aarch64-linux-gnu-".to_owned(),
+    ]);
+    command.extend(variables.iter().map(|&variable| variable.to_owned()));
+    Check {
+        name: format!("{}-{target}-{release}", source.name),
+        source,
+        command,
+        place: Place::Copy,
     }
 }
 
@@ -204,17 +214,17 @@ mod tests {
     fn driver_tests_are_told_apart() {
         let text = "make: noise\nfirst one (4 s): ok\nsecond (0 s): FAILED\nTraceback\n  why\n\
                     third (36 s): ok\n3 tests, 1 failed, 0 skipped\n";
-        let tried: Vec<(String, Verdict)> = results(text)
+        let tried: Vec<(String, Verdict)> = results(text, &Verdict::Kept)
             .into_iter()
             .map(|one| (one.name, one.verdict))
             .collect();
         let expected = [
-            ("guest-driver: first one", Verdict::Passed),
+            ("guest-driver: first one", Verdict::Kept),
             (
                 "guest-driver: second",
                 Verdict::Failed("\nTraceback\n  why".into()),
             ),
-            ("guest-driver: third", Verdict::Passed),
+            ("guest-driver: third", Verdict::Kept),
         ];
         assert_eq!(
             tried,

@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::namespace::{self, Users};
+use crate::progress::above;
 
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A failed run's logs.
@@ -89,6 +90,9 @@ impl Cache {
         }
         self.prune(name)?;
         let fresh = self.dir.join(format!("{name}-{key}.partial"));
+        // What an interrupted run left, whatever its key is like. Nobody else
+        // fills it while the lock is held.
+        remove_tree(&fresh)?;
         fs::create_dir(&fresh).with_context(|| format!("cannot create {}", fresh.display()))?;
         if let Err(error) = build(&fresh) {
             // What failed is removed at once; a failure to remove it is the
@@ -137,7 +141,7 @@ impl Cache {
         let file =
             File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
         if file.try_lock().is_err() {
-            eprintln!("waiting for another run that prepares '{name}'");
+            above(|| eprintln!("waiting for another run that prepares '{name}'"));
             file.lock()
                 .with_context(|| format!("cannot lock {}", path.display()))?;
         }
@@ -294,15 +298,17 @@ mod tests {
     #[test]
     fn interrupted_build_is_started_afresh() {
         let dir = tempdir("interrupted");
-        let key = "0123456789abcdef";
-        let left = dir.join(format!("x-{key}.partial"));
-        fs::create_dir(&left).unwrap();
-        fs::write(left.join("stale"), "").unwrap();
-        let path = cache(&dir).entry("x", key, |to| {
-            assert_eq!(fs::read_dir(to)?.count(), 0);
-            Ok(())
-        });
-        assert!(path.unwrap().exists());
+        // A version is a key, too.
+        for key in ["0123456789abcdef", "0.20.2"] {
+            let left = dir.join(format!("x-{key}.partial"));
+            fs::create_dir(&left).unwrap();
+            fs::write(left.join("stale"), "").unwrap();
+            let path = cache(&dir).entry("x", key, |to| {
+                assert_eq!(fs::read_dir(to)?.count(), 0);
+                Ok(())
+            });
+            assert!(path.unwrap().exists());
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -9,10 +9,13 @@ use anyhow::{Result, ensure};
 
 use crate::c_checks;
 use crate::cache::Cache;
+use crate::cross;
 use crate::kernel_source;
+use crate::namespace::{self, Users};
 use crate::parts::Parts;
-use crate::progress::Step;
-use crate::suite::{Tried, Verdict, output, tell};
+use crate::progress::{Step, above};
+use crate::verdict::{Tried, Verdict, tell};
+use crate::watch::{self, CARGO_BAR, output};
 
 /// All features but those of the BPF loader, which need C libraries that a
 /// plain machine hasn't; it is compiled for the emulated host.
@@ -20,18 +23,31 @@ const FEATURES: &str = "vcpufreq-device/host";
 
 /// Formatting, lints, dependencies, C checks.
 pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
-    let mut tried = Vec::new();
-    let clippy = format!(
-        "clippy --workspace --all-targets --features {FEATURES} --locked -q -- -D warnings"
-    );
-    for (name, args) in [("rustfmt", "fmt --all --check"), ("clippy", &clippy)] {
-        let (held, text) = output(cargo().args(args.split(' ')).current_dir(repo))?;
-        tried.push(Tried::new(name, held, || text));
-    }
+    let mut format = cargo();
+    format.args(["fmt", "--all", "--check"]).current_dir(repo);
+    let (held, text) = output(&mut format)?;
+    let mut tried = vec![Tried::new("rustfmt", held, || text)];
+    tried.push(clippy(repo)?);
+    let for_arm = cross::lints(&parts.cache, &parts.root, repo)?;
+    tried.push(for_arm.tried("clippy for arm64, with BPF".to_owned(), parts, repo));
     tried.extend(dependencies(&parts.cache, repo)?);
     tried.extend(c_checks::all(parts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
+}
+
+/// What clippy says of what is compiled for this machine.
+fn clippy(repo: &Path) -> Result<Tried> {
+    let step = Step::start("clippy");
+    let mut clippy = cargo();
+    clippy
+        .args(["clippy", "--workspace", "--all-targets", "--locked"])
+        .args(["--features", FEATURES, "--", "-D", "warnings"])
+        .envs(CARGO_BAR)
+        .current_dir(repo);
+    let (held, text) = watch::cargo(&mut clippy, &step)?;
+    step.done();
+    Ok(Tried::new("clippy", held, || text))
 }
 
 /// `cargo deny`: licences, sources and bans; known vulnerabilities too where
@@ -69,12 +85,16 @@ const CARGO_DENY: &str = "0.20.2";
 fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     let dir = cache.entry("cargo-deny", CARGO_DENY, |to| {
         let step = Step::start("cargo deny (5 minutes, once)");
-        let mut install = cargo();
+        // In namespaces, so that it ends with this process: half an install
+        // would go on writing into a folder that the next run removes.
+        let mut install = namespace::command(Users::Root);
         install
-            .args(["install", "--locked", "--quiet", "--version", CARGO_DENY])
+            .arg(cargo().get_program())
+            .args(["install", "--locked", "--version", CARGO_DENY])
             .args(["cargo-deny", "--root"])
-            .arg(to);
-        let (installed, text) = output(&mut install)?;
+            .arg(to)
+            .envs(CARGO_BAR);
+        let (installed, text) = watch::cargo(&mut install, &step)?;
         ensure!(
             installed,
             "cannot install cargo-deny (is the network up?): {text}"
@@ -108,8 +128,9 @@ pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     .env(
         "VCPUFREQ_BINDINGS",
         kernel_source::bindings(&parts.cache, &parts.root)?,
-    );
-    let (held, text) = output(&mut test)?;
+    )
+    .envs(CARGO_BAR);
+    let (held, text) = watch::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);
     let failed = tried
@@ -118,7 +139,7 @@ pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     if !held && !failed {
         tried.push(Tried::new("cargo test", false, || text.clone()));
     } else if failed {
-        println!("{text}");
+        above(|| println!("{text}"));
     }
     println!("         {} tests of the crates", tried.len());
     Ok(tried)

@@ -16,15 +16,42 @@ use crate::run::Options;
 pub fn run(parts: &Parts, repo: &Path, started: Instant) -> Result<bool> {
     let options = Options::of(&["demo"]);
     let report = options.report(parts, repo)?;
-    let mut result = report.results.into_iter().next().context("no result")?;
-    result["emulated"] = true.into();
-    result["topology"] = options.topology.clone().into();
-    result["wall_s"] = started.elapsed().as_secs_f64().round().into();
+    let result = report.results.into_iter().next().context("no result")?;
+    let result = complete(result, &options.topology, started.elapsed().as_secs());
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
     fs::write(out.join("demo.json"), format!("{result:#}\n"))?;
     print(&result);
-    Ok(result["held"] == true)
+    Ok(result["held"] == true && missing(&result).is_empty())
+}
+
+/// What `out/demo.json` has at least.
+const KEYS: [&str; 10] = [
+    "emulated",
+    "host_kernel",
+    "guest_kernel",
+    "topology",
+    "opps_checked",
+    "opps_wrong",
+    "requests",
+    "applied",
+    "refused",
+    "wall_s",
+];
+
+/// The scenario's result with what it can't know.
+pub fn complete(mut result: Value, topology: &str, wall_s: u64) -> Value {
+    result["emulated"] = true.into();
+    result["topology"] = topology.into();
+    result["wall_s"] = wall_s.into();
+    result
+}
+
+/// What a complete result lacks of all that it has to have.
+pub fn missing(result: &Value) -> Vec<&'static str> {
+    let mut keys = KEYS.to_vec();
+    keys.retain(|key| result[*key].is_null());
+    keys
 }
 
 fn print(result: &Value) {
@@ -94,4 +121,35 @@ fn print(result: &Value) {
 fn mhz(khz: &Value) -> String {
     khz.as_u64()
         .map_or_else(|| "?".to_owned(), |khz| format!("{}", khz / 1000))
+}
+
+#[cfg(test)]
+mod tests {
+    //! `out/demo.json` has all its keys, and one that is missing is found.
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_the_scenario_cant_know_is_added() {
+        let scenario = json!({
+            "held": true, "host_kernel": "7.3", "guest_kernel": "7.3", "opps_checked": 16,
+            "opps_wrong": 0, "requests": 20, "applied": 18, "refused": 0,
+        });
+        assert_eq!(missing(&scenario), ["emulated", "topology", "wall_s"]);
+        let result = complete(scenario, "2+2", 31);
+        assert_eq!(missing(&result), [""; 0]);
+        assert_eq!(result["emulated"], true);
+        assert_eq!(result["topology"], "2+2");
+        assert_eq!(result["wall_s"], 31);
+        assert_eq!(result["requests"], 20);
+    }
+
+    #[test]
+    fn a_key_that_the_scenario_lacks_is_found() {
+        let broken_off = complete(json!({ "held": false, "error": "no guest" }), "2+2", 3);
+        assert!(missing(&broken_off).contains(&"opps_checked"));
+        assert!(!missing(&broken_off).contains(&"wall_s"));
+    }
 }

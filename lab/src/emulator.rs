@@ -56,9 +56,16 @@ pub struct Outcome {
 impl Board<'_> {
     /// Boots, waits for the host to power itself off, and gives its results.
     ///
-    /// `dir` is a folder in the cache for the run's files. The emulator has
-    /// ended when this returns, whatever happened.
-    pub fn run(&self, initrd: &Path, dir: &Path, limit: Duration) -> Result<Outcome> {
+    /// `dir` is a folder in the cache for the run's files; `told` learns how
+    /// many results there are. The emulator has ended when this returns,
+    /// whatever happened.
+    pub fn run(
+        &self,
+        initrd: &Path,
+        dir: &Path,
+        limit: Duration,
+        told: impl Fn(usize),
+    ) -> Result<Outcome> {
         let results = dir.join("results");
         let console = dir.join("console.log");
         let started = Instant::now();
@@ -82,9 +89,9 @@ impl Board<'_> {
             .context("cannot start the emulator")?;
         let mut came = Vec::new();
         let look = || {
-            let lines = fs::read(&results)
-                .map_or(0, |text| text.iter().filter(|&&byte| byte == b'\n').count());
+            let lines = lines(&results);
             came.resize(lines, started.elapsed());
+            told(lines);
         };
         let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;
@@ -193,14 +200,25 @@ impl Board<'_> {
     }
 }
 
-/// Waits for the child, looking at what it does; past the limit it is killed, and that is an error.
+/// Whole lines of a file that is being written; none when it isn't there yet.
+fn lines(path: &Path) -> usize {
+    let text = fs::read(path).unwrap_or_default();
+    text.iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// Waits for the child, and looks each second; past the limit it is killed,
+/// and that is an error.
 fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
+    let mut next = Instant::now();
     loop {
-        let ended = child.try_wait()?;
-        look();
-        if let Some(status) = ended {
+        if let Some(status) = child.try_wait()? {
+            look();
             return Ok(status);
+        }
+        if Instant::now() >= next {
+            next += Duration::from_secs(1);
+            look();
         }
         if Instant::now() > end {
             child.kill()?;

@@ -131,13 +131,13 @@ fn version(release: &str) -> Vec<u32> {
     numbers.map_while(|word| word.parse().ok()).collect()
 }
 
-/// Out-of-tree modules: the first folder has the Kbuild file, the others are
-/// what it includes from.
+/// A part of the checkout. Of modules, the first folder has the Kbuild file,
+/// the others are what it includes from.
 #[derive(Debug, Clone, Copy)]
 pub struct ModuleSource {
     /// Name of the cache entry.
     pub name: &'static str,
-    /// Folders below the checkout.
+    /// Folders below the checkout, or files.
     pub folders: &'static [&'static str],
 }
 
@@ -171,7 +171,13 @@ impl ModuleSource {
         const PRODUCTS: &[&str] = &[".o", ".ko", ".mod", ".mod.c", ".cmd", ".order", ".symvers"];
         let mut files = Vec::new();
         for folder in self.folders {
-            for file in files_below(&repo.join(folder))? {
+            let place = repo.join(folder);
+            let found = if place.is_file() {
+                vec![place]
+            } else {
+                files_below(&place)?
+            };
+            for file in found {
                 let path = file.strip_prefix(repo)?;
                 let name = path.to_string_lossy();
                 if !PRODUCTS.iter().any(|end| name.ends_with(end)) {

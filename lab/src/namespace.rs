@@ -8,7 +8,7 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 /// Which users there are in a namespace, when this process isn't root's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,16 +51,19 @@ pub fn require(users: Users) -> Result<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        !is_root(),
-        "root may not make mount namespaces here ({}): in a chroot, leave it; in a container, start that with --privileged",
-        said.trim()
-    );
-    bail!(advice(&said))
+    bail!(advice(&said, is_root()))
 }
 
-/// What `unshare` said, as what to do.
-fn advice(said: &str) -> String {
+/// What `unshare` or `mount` said to root or another user, as what to do.
+fn advice(said: &str, root: bool) -> String {
+    let proof: Vec<&str> = said.lines().map(str::trim).collect();
+    let proof = proof.join("; ");
+    if root {
+        return format!(
+            "root may not make mount namespaces here ({proof}): in a chroot, leave it; in a \
+             container, start that with --privileged"
+        );
+    }
     let cause = if said.contains("newuidmap: No such file") {
         "install the package uidmap"
     } else if ["/etc/subuid", "/etc/subgid", "newuidmap", "newgidmap"]
@@ -73,10 +76,7 @@ fn advice(said: &str) -> String {
         "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, \
          user.max_user_namespaces)"
     };
-    format!(
-        "no unprivileged namespaces for this user: {cause}, or run as root ({})",
-        said.trim().replace('\n', "; ")
-    )
+    format!("no unprivileged namespaces for this user: {cause}, or run as root ({proof})")
 }
 
 /// Whether this process is root's.
@@ -93,21 +93,29 @@ mod tests {
 
     #[test]
     fn advice_names_the_next_step() {
-        for (said, expected) in [
+        for (said, root, expected) in [
             (
                 "unshare: failed to execute newuidmap: No such file or directory\n",
+                false,
                 "package uidmap",
             ),
             (
                 "unshare: no line matching user \"a\" in /etc/subuid: Success\n",
+                false,
                 "usermod --add-subuids",
             ),
             (
                 "unshare: unshare failed: Operation not permitted\n",
+                false,
                 "unprivileged_userns_clone",
             ),
+            (
+                "mount: /mnt: permission denied.\n       dmesg(1) may have more information.\n",
+                true,
+                "--privileged",
+            ),
         ] {
-            let line = advice(said);
+            let line = advice(said, root);
             assert!(line.contains(expected), "{line}");
             assert_eq!(line.lines().count(), 1);
         }
@@ -116,7 +124,7 @@ mod tests {
     #[test]
     fn killing_a_command_ends_what_it_started() {
         if require(Users::Root).is_err() {
-            eprintln!("skipped: no namespaces here");
+            eprintln!("SKIP: no namespaces here");
             return;
         }
         let mark = format!("86{}", std::process::id());

@@ -3,18 +3,17 @@
 //! arm64, and kernel modules for host and guest.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::cache::{Cache, key};
+use crate::cross;
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
 use crate::tools;
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
 const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
     folders: &["lab/modules"],
@@ -63,7 +62,7 @@ impl Parts {
         let cache = Cache::open()?;
         cache.prune_runs()?;
         let root = Root::prepare(&cache, repo)?;
-        let programs = cross_build(&cache, &root, repo)?;
+        let programs = cross::build(&cache, &root, repo)?;
         Ok(Self {
             cache,
             root,
@@ -187,78 +186,4 @@ fn bpf_objects(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<PathBuf>> 
     let mut objects = crate::kernel::files_below(&dir)?;
     objects.retain(|file| file.to_string_lossy().ends_with(".bpf.o"));
     Ok(objects)
-}
-
-/// Builds the programs for arm64, statically, with the root's compiler and
-/// the cargo that runs this.
-fn cross_build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
-    let step = Step::start("programs for arm64");
-    fetch_crates(repo)?;
-    // Cargo tells what is fresh by time stamps, so each checkout has a
-    // target folder of its own.
-    let name = key([repo.as_os_str().as_encoded_bytes(), root.id().as_bytes()]);
-    let target = cache.folder("target", &name)?;
-    let inside = root.inside(&target)?;
-    let vars = [
-        "CARGO_HOME=/opt/cargo-home".to_owned(),
-        "RUSTC=/usr/bin/rustc".to_owned(),
-        format!("CARGO_TARGET_DIR={inside}"),
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc".to_owned(),
-        // The C libraries that libbpf is linked with; Debian's libelf uses zstd.
-        "LIBBPF_SYS_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu".to_owned(),
-        // libbpf brings a <linux/types.h> of its own, older than the <asm/ptrace.h> here.
-        "LIBBPF_SYS_EXTRA_CFLAGS=-D__u128=__uint128_t".to_owned(),
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static \
-         -C link-arg=-l:libzstd.a"
-            .to_owned(),
-    ];
-    let mut args: Vec<&str> = vec!["-C", "/src"];
-    args.extend(vars.iter().map(String::as_str));
-    args.extend([
-        "/opt/cargo/bin/cargo",
-        "build",
-        "--release",
-        "--locked",
-        "--offline",
-        "--quiet",
-    ]);
-    args.extend([
-        "--target",
-        TARGET,
-        "-p",
-        "vcpufreq",
-        "-p",
-        "vcpufreq-lab-agent",
-        "--features",
-        "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
-        "-p",
-        "vcpufreq-load",
-    ]);
-    root.run("building the programs for arm64", "env", &args)?;
-    step.done();
-    Ok(target.join(TARGET).join("release"))
-}
-
-/// Crates come through this machine's cargo: the root has no network.
-fn fetch_crates(repo: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let fetch = |network: &[&str]| {
-        Command::new(&cargo)
-            .args(["fetch", "--locked", "--quiet"])
-            .args(network)
-            .current_dir(repo)
-            .output()
-            .context("cannot run cargo")
-    };
-    if fetch(&["--offline"])?.status.success() {
-        return Ok(());
-    }
-    let output = fetch(&[])?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "cannot fetch the crates: the first run needs the network, later ones don't ({})",
-        said.lines().next().unwrap_or_default()
-    );
-    Ok(())
 }

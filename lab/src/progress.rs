@@ -1,75 +1,205 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Long steps say what they do, how far they are, and how long they took.
+//! Long steps say what they do, how far they are, and how long they take.
 //!
-//! On stderr; on a terminal the line is overwritten, elsewhere each stage
-//! gets a line.
+//! On stderr. On a terminal the last line shows all steps that are under way,
+//! each second anew; elsewhere each stage gets a line, and a step that has
+//! said nothing for half a minute says that it is still there.
 
-use std::cell::Cell;
-use std::io::{IsTerminal, Write as _, stderr};
+use std::io::{IsTerminal as _, Write as _, stderr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a count is told where lines aren't overwritten.
-const SELDOM: Duration = Duration::from_secs(10);
+/// How long a step may be silent where lines aren't overwritten.
+const SILENT: Duration = Duration::from_secs(30);
+/// How often the terminal's line is drawn anew.
+const TICK: Duration = Duration::from_secs(1);
 
 /// A step that is under way.
 #[derive(Debug)]
 pub struct Step {
-    what: String,
-    started: Instant,
-    live: bool,
-    told: Cell<Instant>,
+    id: u64,
 }
+
+/// What is shown of a step.
+#[derive(Debug)]
+struct Line {
+    id: u64,
+    what: String,
+    stage: String,
+    started: Instant,
+    told: Instant,
+}
+
+/// The steps that are under way, in the order in which they began.
+static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 
 impl Step {
     /// Announces a step.
     pub fn start(what: impl Into<String>) -> Self {
-        let step = Self {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        static TICKER: Once = Once::new();
+        TICKER.call_once(|| {
+            std::thread::spawn(tick);
+        });
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        lines().push(Line {
+            id,
             what: what.into(),
-            started: Instant::now(),
-            live: stderr().is_terminal(),
-            told: Cell::new(Instant::now()),
-        };
+            stage: String::new(),
+            started: now,
+            told: now,
+        });
+        let step = Self { id };
         step.tell("");
         step
     }
 
     /// Tells how far it is.
     pub fn tell(&self, stage: &str) {
-        self.told.set(Instant::now());
-        let line = format!(
-            "{:>4} s  {}  {stage}",
-            self.started.elapsed().as_secs(),
-            self.what
-        );
-        // Progress that can't be shown is no reason to stop.
-        let _ = if self.live {
-            // Cut at the edge: a line that wraps can't be overwritten.
-            write!(stderr(), "\r\x1b[K\x1b[?7l{line}\x1b[?7h")
-        } else {
-            writeln!(stderr(), "{line}")
-        };
-        let _ = stderr().flush();
+        self.note(stage);
+        if !is_terminal() {
+            self.line(|line, now| {
+                line.told = now;
+                let _ = writeln!(stderr(), "{}", line.text(now));
+            });
+        }
     }
 
-    /// Tells a count that changes often: each time on a terminal, elsewhere
-    /// every 10 s.
-    pub fn tell_sometimes(&self, count: &str) {
-        if self.live || self.told.get().elapsed() >= SELDOM {
-            self.tell(count);
-        }
+    /// Tells what changes often, a count: each time on a terminal, elsewhere
+    /// when it has been silent for long.
+    pub fn note(&self, stage: &str) {
+        self.line(|line, _| stage.clone_into(&mut line.stage));
+        draw(&lines());
     }
 
     /// Ends the step.
     pub fn done(self) {
         self.tell("done");
     }
+
+    /// Ends the step without a word, where its result is shown.
+    pub fn erase(self) {
+        let mut lines = lines();
+        clear(&lines);
+        lines.retain(|line| line.id != self.id);
+        draw(&lines);
+    }
+
+    fn line(&self, change: impl FnOnce(&mut Line, Instant)) {
+        let mut lines = lines();
+        if let Some(line) = lines.iter_mut().find(|line| line.id == self.id) {
+            change(line, Instant::now());
+        }
+    }
 }
 
 impl Drop for Step {
     /// What is printed next, an error perhaps, gets a line of its own.
     fn drop(&mut self) {
-        if self.live {
-            eprintln!();
+        let mut lines = lines();
+        let Some(at) = lines.iter().position(|line| line.id == self.id) else {
+            return;
+        };
+        clear(&lines);
+        let line = lines.remove(at);
+        if is_terminal() {
+            let _ = writeln!(stderr(), "{}", line.text(Instant::now()));
         }
+        draw(&lines);
+    }
+}
+
+impl Line {
+    fn text(&self, now: Instant) -> String {
+        let elapsed = now.duration_since(self.started).as_secs();
+        format!("{elapsed:>4} s  {}  {}", self.what, self.stage)
+    }
+}
+
+/// Prints something else while steps may be under way.
+pub fn above(print: impl FnOnce()) {
+    let lines = lines();
+    clear(&lines);
+    print();
+    draw(&lines);
+}
+
+/// Tells again and again how long it takes.
+fn tick() {
+    loop {
+        std::thread::sleep(TICK);
+        let mut lines = lines();
+        if !is_terminal() {
+            for text in silent(&mut lines, Instant::now()) {
+                let _ = writeln!(stderr(), "{text}");
+            }
+        }
+        draw(&lines);
+    }
+}
+
+/// The lines of the steps that have been silent for too long.
+fn silent(lines: &mut [Line], now: Instant) -> Vec<String> {
+    let late = |line: &&mut Line| now.duration_since(line.told) >= SILENT;
+    let late = lines.iter_mut().filter(late);
+    late.map(|line| {
+        line.told = now;
+        line.text(now)
+    })
+    .collect()
+}
+
+/// Empties the terminal's last line.
+fn clear(lines: &[Line]) {
+    if is_terminal() && !lines.is_empty() {
+        let _ = write!(stderr(), "\r\x1b[K");
+    }
+}
+
+/// Fills the terminal's last line. Progress that can't be shown is no reason
+/// to stop.
+fn draw(lines: &[Line]) {
+    if !is_terminal() || lines.is_empty() {
+        return;
+    }
+    let now = Instant::now();
+    let texts: Vec<String> = lines.iter().map(|line| line.text(now)).collect();
+    // Cut at the edge: a line that wraps can't be overwritten.
+    let _ = write!(stderr(), "\r\x1b[K\x1b[?7l{}\x1b[?7h", texts.join("  | "));
+    let _ = stderr().flush();
+}
+
+fn is_terminal() -> bool {
+    stderr().is_terminal()
+}
+
+fn lines() -> MutexGuard<'static, Vec<Line>> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: where lines aren't overwritten, a step says that it is still
+    //! there when it has been silent for half a minute, and not before.
+    use super::*;
+
+    #[test]
+    fn silent_steps_tell_their_time() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let line = |id, told| Line {
+            id,
+            what: format!("step {id}"),
+            stage: "1 of 2".into(),
+            started: start,
+            told,
+        };
+        let mut lines = [line(1, at(0)), line(2, at(20))];
+        assert_eq!(silent(&mut lines, at(29)), [""; 0]);
+        assert_eq!(silent(&mut lines, at(31)), ["  31 s  step 1  1 of 2"]);
+        assert_eq!(silent(&mut lines, at(52)), ["  52 s  step 2  1 of 2"]);
+        assert_eq!(silent(&mut lines, at(61)), ["  61 s  step 1  1 of 2"]);
     }
 }

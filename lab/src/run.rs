@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
+use crate::progress::{Step, above};
 use crate::tools;
 use crate::topology::Topology;
 
@@ -72,8 +73,8 @@ pub struct Report {
     pub results: Vec<Value>,
     /// Real time that each of them took, in seconds; the first one's is with the boot.
     pub took_s: Vec<f64>,
-    /// Real time of all in seconds.
-    pub wall_s: f64,
+    /// Real time of all.
+    pub wall: Duration,
 }
 
 impl Report {
@@ -110,7 +111,7 @@ impl Options {
             let name = result["scenario"].as_str().unwrap_or("?");
             eprintln!("{took_s:.0} s of real time for {name}");
         }
-        eprintln!("{:.0} s of real time", report.wall_s);
+        eprintln!("{} s of real time", report.wall.as_secs());
         Ok(report.held())
     }
 
@@ -119,12 +120,18 @@ impl Options {
         self.with_run_dir(parts, |dir| {
             let (topology, kernel) = self.host(parts, repo)?;
             let initrd = self.initrd(parts, dir, &self.scenarios)?;
-            eprintln!(
-                "host: {}, Linux {}, emulated",
-                topology.description, kernel.release
-            );
+            above(|| {
+                eprintln!(
+                    "host: {}, Linux {}, emulated",
+                    topology.description, kernel.release
+                );
+            });
             let board = self.board(parts, &topology, &kernel);
-            let outcome = board.run(&initrd, dir, Duration::from_secs(self.limit_s))?;
+            let limit = Duration::from_secs(self.limit_s);
+            let step = Step::start(format!("emulated host {}", self.topology));
+            let told = |results| step.note(&self.stage(results));
+            let outcome = board.run(&initrd, dir, limit, told)?;
+            step.erase();
             let results = self.results(&outcome)?;
             let before = iter::once(&Duration::ZERO).chain(&outcome.came);
             let took = outcome.came.iter().zip(before);
@@ -133,9 +140,16 @@ impl Options {
                 took_s: took
                     .map(|(end, start)| (*end - *start).as_secs_f64())
                     .collect(),
-                wall_s: outcome.wall.as_secs_f64(),
+                wall: outcome.wall,
             })
         })
+    }
+
+    /// What is under way after so many results.
+    fn stage(&self, results: usize) -> String {
+        let name = self.scenarios.get(results);
+        let name = name.map_or("ending", String::as_str);
+        format!("{name}, {results} of {} done", self.scenarios.len())
     }
 
     /// Boots with a shell on this terminal.

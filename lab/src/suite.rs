@@ -5,21 +5,24 @@
 //! one of the checks on the sources. What can't be tried here is skipped
 //! with its reason, and counted as skipped.
 
+use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::Result;
+use serde_json::{Value, json};
 
 use crate::bounds;
 use crate::checks;
+use crate::demo;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
+use crate::progress::{Step, above};
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
+use crate::verdict::{Counts, Tried, Verdict, tell};
 
 /// One boot of an emulated host and what is tried on it.
 struct Boot {
@@ -51,20 +54,16 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot("4+3+1", &["rt-latency"])
     },
-    boot("2+2", &["kill"]),
-    boot("2+2", &["flood"]),
+    boot("2+2", &["kill", "flood"]),
     Boot {
         path: Some("kernel"),
         ..boot("2+2", &["kill", "flood"])
     },
     Boot {
         path: Some("exit"),
-        ..boot("2+2", &["kill", "flood"])
+        ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip", "restart"])
     },
-    boot(
-        "4+3+1",
-        &["capacity", "opps-exact", "opps-floor", "no-dip", "uclamp"],
-    ),
+    boot("4+3+1", &["capacity", "opps-exact", "opps-floor", "uclamp"]),
     boot(
         "2+2",
         &[
@@ -95,14 +94,14 @@ const BOOTS: &[Boot] = &[
     ),
     Boot {
         guest: Rt,
-        ..boot("2+2", &["boot", "governor", "opps-exact", "driver"])
+        ..boot("2+2", &["governor", "opps-exact", "driver"])
     },
     // Not exact: on an RT host interrupts are threads, each of which lifts the
     // vCPU's uclamp.max for as long as it runs.
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["boot", "capacity", "governor"])
+        ..boot("2+2", &["capacity", "governor"])
     },
     Boot {
         host: Rt,
@@ -117,13 +116,10 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         driver: Mainline,
-        ..boot("2+2", &["governor", "opps-exact", "domain"])
+        ..boot("2+2", &["governor", "opps-exact", "domain", "no-exit"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot(
-        "2+2",
-        &["no-exit", "two-guests", "stats", "paths", "fallbacks"],
-    ),
+    boot("2+2", &["no-exit", "stats", "paths", "fallbacks"]),
     Boot {
         path: Some("kernel"),
         ..boot(
@@ -132,19 +128,12 @@ const BOOTS: &[Boot] = &[
                 "no-exit",
                 "order",
                 "in-force",
+                "unpinned",
                 "opps-exact",
                 "no-dip",
                 "two-guests",
             ],
         )
-    },
-    Boot {
-        driver: Mainline,
-        ..boot("2+2", &["no-exit", "no-dip"])
-    },
-    Boot {
-        path: Some("exit"),
-        ..boot("2+2", &["opps-exact", "opps-floor", "no-dip", "restart"])
     },
     Boot {
         path: Some("exit"),
@@ -156,7 +145,7 @@ const BOOTS: &[Boot] = &[
         path: Some("kernel"),
         driver: Mainline,
         cpu: "cortex-a76",
-        ..boot("2+2", &["boot", "no-exit", "opps-exact"])
+        ..boot("2+2", &["no-exit", "opps-exact"])
     },
     boot(
         "2+2",
@@ -186,78 +175,58 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot("4+3+1", &["speed"]),
-    boot("2+2", &["speed"]),
-    boot("1", &["boot", "opps-exact", "governor"]),
-    boot("2+2", &["bench:little-to-big:new-thread"]),
+    boot("2+2", &["bench:little-to-big:new-thread", "speed"]),
+    boot("1", &["opps-exact", "governor"]),
     boot("2+2", &["repeat"]),
     boot("2+2", &["repeat"]),
 ];
-
-/// What came of one test.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It held.
-    Passed,
-    /// It didn't, with what was seen.
-    Failed(String),
-    /// It can't be tried here, with the reason.
-    Skipped(String),
-}
-
-/// A test and what came of it.
-#[derive(Debug, Clone)]
-pub struct Tried {
-    /// Where and what.
-    pub name: String,
-    /// What came of it.
-    pub verdict: Verdict,
-}
-
-impl Tried {
-    /// From whether it held, and what to show when it didn't.
-    pub fn new(name: impl Into<String>, held: bool, seen: impl FnOnce() -> String) -> Self {
-        let verdict = if held {
-            Verdict::Passed
-        } else {
-            Verdict::Failed(seen())
-        };
-        Self {
-            name: name.into(),
-            verdict,
-        }
-    }
-}
 
 /// Runs every test; whether none failed.
 pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     let started = Instant::now();
     let mut tried = checks::sources(parts, repo)?;
     tried.extend(checks::crates(parts, repo)?);
-    tried.extend(boots(parts, repo));
+    let (of_boots, results) = boots(parts, repo);
+    tried.extend(of_boots);
+    let out = repo.join("out");
+    fs::create_dir_all(&out)?;
+    fs::write(out.join("test.json"), serde_json::to_vec_pretty(&results)?)?;
     Ok(summary(&tried, started))
 }
 
-/// Boots two hosts at a time: an emulated host keeps one CPU busy.
-fn boots(parts: &Parts, repo: &Path) -> Vec<Tried> {
+/// Boots two hosts at a time: an emulated host keeps one CPU busy. What was tried, and all that
+/// the scenarios report, with the host that each ran on.
+fn boots(parts: &Parts, repo: &Path) -> (Vec<Tried>, Vec<Value>) {
+    let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
+    let ended = AtomicUsize::new(0);
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
+    let all = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(boot) = BOOTS.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (mut news, results) = boot.carry_out(parts, repo);
+                    let host = boot.name();
+                    let named = results
+                        .iter()
+                        .map(|result| json!({ "host": host, "result": result }));
+                    lock(&all).extend(named);
                     if boot.scenarios == ["repeat"] {
                         lock(&repeats).extend(results);
                     }
                     lock(&tried).append(&mut news);
+                    let ended = ended.fetch_add(1, Ordering::Relaxed) + 1;
+                    step.note(&format!("{ended} of {} have ended", BOOTS.len()));
                 }
             });
         }
     });
+    step.done();
     let mut tried = tried.into_inner().unwrap_or_default();
     tried.push(same(&repeats.into_inner().unwrap_or_default()));
-    tried
+    (tried, all.into_inner().unwrap_or_default())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -276,6 +245,18 @@ fn same(results: &[Value]) -> Tried {
 }
 
 impl Boot {
+    fn name(&self) -> String {
+        format!(
+            "{} host {:?} guest {:?} driver {:?} path {} {}",
+            self.topology,
+            self.host,
+            self.guest,
+            self.driver,
+            self.path.unwrap_or("auto"),
+            self.cpu,
+        )
+    }
+
     fn carry_out(&self, parts: &Parts, repo: &Path) -> (Vec<Tried>, Vec<Value>) {
         let options = Options {
             topology: self.topology.to_owned(),
@@ -287,17 +268,8 @@ impl Boot {
             limit_s: 1800,
             ..Options::of(self.scenarios)
         };
-        let name = |scenario: &str| {
-            format!(
-                "lab {} host {:?} guest {:?} driver {:?} path {} {}: {scenario}",
-                self.topology,
-                self.host,
-                self.guest,
-                self.driver,
-                self.path.unwrap_or("auto"),
-                self.cpu,
-            )
-        };
+        let host = self.name();
+        let name = |scenario: &str| format!("lab {host}: {scenario}");
         match options.report(parts, repo) {
             Ok(report) => {
                 let each = report
@@ -309,14 +281,23 @@ impl Boot {
                         format!("{scenario} {took_s:.0}")
                     });
                 let each: Vec<String> = each.collect();
-                println!("{:>4.0} s  {}", report.wall_s, name(&each.join(", ")));
+                let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
+                above(|| println!("{line}"));
                 let mut tried = Vec::new();
                 for result in &report.results {
-                    let name = name(result["scenario"].as_str().unwrap_or("?"));
+                    let scenario = result["scenario"].as_str().unwrap_or("?");
+                    let name = name(scenario);
                     let bounds = bounds::of(&result["report"]);
                     tried.push(Tried::new(name.as_str(), result["held"] == true, || {
                         result.to_string()
                     }));
+                    if scenario == "demo" {
+                        let shown =
+                            demo::complete(result.clone(), self.topology, report.wall.as_secs());
+                        let lacks = demo::missing(&shown);
+                        let what = format!("{name}: demo.json has its keys");
+                        tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+                    }
                     tried.extend(bounds.into_iter().map(|bound| {
                         let out_of_bound = || "it doesn't".to_owned();
                         Tried::new(format!("{name}: {}", bound.text), bound.held, out_of_bound)
@@ -338,35 +319,15 @@ impl Boot {
     }
 }
 
-/// Shows a test's outcome as it is known.
-pub fn tell(tried: &Tried) {
-    match &tried.verdict {
-        Verdict::Passed => println!("ok       {}", tried.name),
-        Verdict::Skipped(why) => println!("skipped  {}: {why}", tried.name),
-        Verdict::Failed(seen) => println!("FAILED   {}: {seen}", tried.name),
-    }
-}
-
+/// Ends the run with what didn't pass, and the counts; whether none failed.
 fn summary(tried: &[Tried], started: Instant) -> bool {
-    let count =
-        |wanted: fn(&Verdict) -> bool| tried.iter().filter(|one| wanted(&one.verdict)).count();
-    let passed = count(|verdict| *verdict == Verdict::Passed);
-    let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
-    let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));
     println!("\nin {} s:", started.elapsed().as_secs());
-    for one in tried.iter().filter(|one| one.verdict != Verdict::Passed) {
-        tell(one);
+    for one in tried {
+        if !matches!(one.verdict, Verdict::Passed | Verdict::Kept) {
+            tell(one);
+        }
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    failed == 0 && passed > 0
-}
-
-/// Runs a command; its output, and whether it succeeded.
-pub fn output(command: &mut Command) -> Result<(bool, String)> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stderr));
-    Ok((output.status.success(), text))
+    let counts = Counts::of(tried);
+    println!("{counts}");
+    counts.failed == 0 && counts.passed > 0
 }

@@ -1,25 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promise: whatever a guest does to the region, nothing panics and nothing grows. 10 million
-//! accesses at random offsets, widths, values and vCPUs, from a fixed seed.
+//! accesses at random offsets, widths, values and vCPUs, from a fixed seed: half of them to a device
+//! that tells and passes on everything, half as `vcpufreq run` makes it unless told otherwise.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::*;
 
-const ACCESSES: u64 = 10_000_000;
+/// To each of the two devices.
+const ACCESSES: u64 = 5_000_000;
 const VCPUS: u16 = 20;
 
+/// The VMM's limit.
+const LIMIT: RateLimit = RateLimit {
+    per_second: NonZeroU32::new(5_000).expect("not 0"),
+    burst: NonZeroU32::new(500).expect("not 0"),
+};
+/// How long an access takes, on the limit's clock: so that some requests have to wait.
+const ACCESS_NS: u64 = 100;
+/// Accesses after which requests that wait get their turn.
+const TURN: u64 = 1_000;
+
 /// Refuses every third demand, and checks that what it is asked for makes sense.
-#[derive(Default)]
 struct Moody {
+    mode: ClampMode,
     calls: AtomicU64,
 }
 
 impl Actuator for Moody {
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
-        assert!(demand == Demand::NONE || demand.max == demand.min);
+        let max = match self.mode {
+            ClampMode::Exact => demand.min,
+            ClampMode::Floor => Util::MAX,
+        };
+        assert!(demand == Demand::NONE || demand.max == max);
         match self.calls.fetch_add(1, Relaxed) % 3 {
             0 => Err(ActuateError::NoThread { domain }),
             _ => Ok(()),
@@ -43,7 +60,23 @@ impl Random {
     }
 }
 
-fn device() -> Device<Arc<Moody>, FixedSource, NoEvents> {
+/// A clock that the test moves.
+struct Hands(Arc<AtomicU64>);
+
+impl Clock for Hands {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+type MoodyDevice = Device<Moody, FixedSource, NoEvents>;
+
+/// A device, and the hands of its clock.
+fn device(
+    mode: ClampMode,
+    report: Report,
+    rate_limit: Option<RateLimit>,
+) -> (MoodyDevice, Arc<AtomicU64>) {
     let table = PerfTable::try_from(vec![Khz(1), Khz(1000), Khz(u32::MAX)]).expect("a sound table");
     let spec = |vcpu: u16| VcpuSpec {
         table: table.clone(),
@@ -52,10 +85,10 @@ fn device() -> Device<Arc<Moody>, FixedSource, NoEvents> {
     };
     let config = DeviceConfig {
         vcpus: (0..VCPUS).map(spec).collect(),
-        mode: ClampMode::Exact,
+        mode,
         headroom: Headroom::None,
-        report: Report::Exact,
-        rate_limit: None,
+        report,
+        rate_limit,
     };
     let pcpu = PcpuPerf {
         pcpu: 0,
@@ -63,7 +96,14 @@ fn device() -> Device<Arc<Moody>, FixedSource, NoEvents> {
         khz_max: Khz(u32::MAX),
         capacity: Util::MAX,
     };
-    Device::new(config, Arc::default(), FixedSource::new(pcpu), NoEvents).expect("a sound device")
+    let moody = Moody {
+        mode,
+        calls: AtomicU64::new(0),
+    };
+    let device = Device::new(config, moody, FixedSource::new(pcpu), NoEvents);
+    let hands = Arc::new(AtomicU64::new(0));
+    let device = device.expect("a sound device");
+    (device.with_clock(Hands(hands.clone())), hands)
 }
 
 /// Resident memory of this process, in pages.
@@ -82,38 +122,50 @@ fn offset(random: &mut Random) -> u64 {
     }
 }
 
-fn hammer(region: &MmioRegion<Arc<Moody>, FixedSource, NoEvents>, random: &mut Random, n: u64) {
+fn access(region: &MmioRegion<Moody, FixedSource, NoEvents>, random: &mut Random) {
     let mut data = [0; 16];
-    for _ in 0..n {
-        let mut offset = offset(random);
-        let mut len = usize::try_from(random.below(17)).expect("below 17");
-        if random.below(2) == 0 {
-            offset &= !3;
-            len = 4;
-        }
-        if random.below(2) == 0 {
-            region.read(offset, &mut data[..len]);
-        } else {
-            data[..8].copy_from_slice(&random.next().to_le_bytes());
-            region.write(offset, &data[..len]);
-        }
+    let mut offset = offset(random);
+    let mut len = usize::try_from(random.below(17)).expect("below 17");
+    if random.below(2) == 0 {
+        offset &= !3;
+        len = 4;
+    }
+    if random.below(2) == 0 {
+        region.read(offset, &mut data[..len]);
+    } else {
+        data[..8].copy_from_slice(&random.next().to_le_bytes());
+        region.write(offset, &data[..len]);
     }
 }
 
-#[test]
-fn ten_million_random_accesses() {
-    let region = MmioRegion::new(Arc::new(device()));
+/// Makes all accesses; what was counted of each vCPU, when no request waits any more.
+fn hammered((device, hands): (MoodyDevice, Arc<AtomicU64>)) -> Vec<CounterSnapshot> {
+    let region = MmioRegion::new(Arc::new(device));
+    let device = region.device();
     let mut random = Random(0x00c0_ffee);
-    hammer(&region, &mut random, ACCESSES / 10);
-    let before = resident_pages();
-    hammer(&region, &mut random, ACCESSES - ACCESSES / 10);
+    let mut before = 0;
+    for n in 0..ACCESSES {
+        if n == ACCESSES / 10 {
+            before = resident_pages();
+        }
+        access(&region, &mut random);
+        hands.fetch_add(ACCESS_NS, Relaxed);
+        if n % TURN == 0 {
+            device.settle_held();
+        }
+    }
     let grown = resident_pages().saturating_sub(before);
     assert!(grown <= 16, "grew by {grown} pages");
+    while let Some(wait) = device.settle_held() {
+        hands.fetch_add(u64::try_from(wait.as_nanos()).expect("short"), Relaxed);
+    }
+    assert!(device.accesses_outside() > 1000);
+    let counters = (0..VCPUS).map(|vcpu| device.counters(VcpuId(vcpu)));
+    counters.map(|counters| counters.expect("a vCPU")).collect()
+}
 
-    let device = region.device();
-    let all: Vec<_> = (0..VCPUS)
-        .map(|v| device.counters(VcpuId(v)).unwrap())
-        .collect();
+/// Each request has become of something, and there was enough of everything.
+fn check(all: &[CounterSnapshot]) {
     for (vcpu, c) in all.iter().enumerate() {
         let outcomes = c.applied + c.unchanged + c.superseded + c.refused + c.not_applicable;
         assert_eq!(c.requests, outcomes, "vCPU {vcpu}");
@@ -122,5 +174,16 @@ fn ten_million_random_accesses() {
             "{vcpu}: {c:?}"
         );
     }
-    assert!(device.accesses_outside() > 1000);
+}
+
+// In one test, so that neither grows while the other is measured.
+#[test]
+fn ten_million_random_accesses() {
+    let all = hammered(device(ClampMode::Exact, Report::Exact, None));
+    check(&all);
+    assert!(all.iter().all(|c| c.limited == 0));
+
+    let all = hammered(device(ClampMode::Floor, Report::Table, Some(LIMIT)));
+    check(&all);
+    assert!(all.iter().all(|c| c.limited > 1000), "{all:?}");
 }

@@ -23,7 +23,7 @@ use std::{
 use serde::Serialize;
 use vcpufreq_device::{Demand, Event, Events, host::Tid};
 
-use crate::sys;
+use crate::{sys, watch::HostChange};
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
 /// start and never more.
@@ -37,7 +37,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 struct Stamped {
     t_ns: u64,
     tid: i32,
-    event: Event,
+    what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// Of a guest's access.
+    Event(Event),
+    /// Of nobody's.
+    Host(HostChange),
 }
 
 /// The vCPU threads' end of the queue.
@@ -56,11 +65,17 @@ impl Events for EventQueue {
 impl EventQueue {
     /// Records what happened at `t_ns` (CLOCK_MONOTONIC) on thread `tid`.
     pub fn record_at(&self, event: &Event, t_ns: u64, tid: i32) {
-        let stamped = Stamped {
-            t_ns,
-            tid,
-            event: *event,
-        };
+        self.put(What::Event(*event), t_ns, tid);
+    }
+
+    /// Records a change of the host, found now.
+    pub fn record_change(&self, change: HostChange) {
+        let tid = Tid::current().get();
+        self.put(What::Host(change), sys::monotonic_ns(), tid);
+    }
+
+    fn put(&self, what: What, t_ns: u64, tid: i32) {
+        let stamped = Stamped { t_ns, tid, what };
         if self.queue.try_send(stamped).is_err() {
             self.dropped.fetch_add(1, Relaxed);
         }
@@ -195,6 +210,9 @@ enum Value {
     Count {
         count: u64,
     },
+    Policy {
+        policy: u32,
+    },
     Nothing {},
 }
 
@@ -211,7 +229,11 @@ impl From<&Stamped> for Line {
     fn from(stamped: &Stamped) -> Self {
         let nothing = Value::Nothing {};
         let ok = || Some("ok".to_owned());
-        let (event, of, value, result) = match stamped.event {
+        let event = match &stamped.what {
+            What::Event(event) => *event,
+            What::Host(change) => return Self::of_host(stamped, *change),
+        };
+        let (event, of, value, result) = match event {
             Event::Request { vcpu, domain, khz } => {
                 ("request", (vcpu, domain), Value::Khz { khz: khz.0 }, None)
             }
@@ -268,6 +290,24 @@ impl From<&Stamped> for Line {
 }
 
 impl Line {
+    fn of_host(stamped: &Stamped, change: HostChange) -> Self {
+        let (event, vcpu, value, kept) = match change {
+            HostChange::Governor { policy, schedutil } => {
+                ("governor", None, Value::Policy { policy }, schedutil)
+            }
+            HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu.0), Value::Nothing {}, pinned),
+        };
+        Self {
+            t_ns: stamped.t_ns,
+            event,
+            vcpu,
+            domain: None,
+            tid: stamped.tid,
+            value,
+            result: Some(if kept { "ok" } else { "lost" }.to_owned()),
+        }
+    }
+
     fn without_domain(stamped: &Stamped, event: &Event) -> Self {
         let (event, vcpu, value, result) = match *event {
             Event::IllegalAccess {
@@ -402,6 +442,32 @@ mod tests {
         assert_eq!(line["event"], "illegal_access");
         assert_eq!((&line["offset"], &line["len"]), (&0x3002.into(), &2.into()));
         assert!(line.get("vcpu").is_none() && line["write"] == true);
+    }
+
+    #[test]
+    fn a_change_of_the_host_says_what_and_whether_it_is_lost() {
+        let output = Shared::default();
+        let (queue, writer) = start(output.clone(), 4).unwrap();
+        queue.record_change(HostChange::Governor {
+            policy: 2,
+            schedutil: false,
+        });
+        queue.record_change(HostChange::Pin {
+            vcpu: VCPU,
+            pinned: true,
+        });
+        assert_eq!(writer.finish().unwrap().written, 2);
+        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines[0]["event"], "governor");
+        assert_eq!(lines[0]["policy"], 2);
+        assert_eq!(lines[0]["result"], "lost");
+        assert_eq!(lines[1]["event"], "pin");
+        assert_eq!(lines[1]["vcpu"], 1);
+        assert_eq!(lines[1]["result"], "ok");
     }
 
     /// An output that takes nothing until it is told to.

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A thread for what is nobody's turn: the source's files are opened anew after
-//! a read has failed (pCPUs come and go, and so do cpufreq drivers), and
-//! requests that came too fast get their turn.
+//! a read has failed (pCPUs come and go, and so do cpufreq drivers), requests
+//! that came too fast get their turn, and what the host changes without a word
+//! is looked after.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle, park_timeout, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use vcpufreq_device::{Actuator, Device, host, host::SysfsSource};
 
 use crate::run_report::Observer;
 
-/// How often the source's files are looked after, when a read has failed.
-const LOOK_AFTER_SOURCE: Duration = Duration::from_secs(1);
+/// How often the source's files are looked after, when a read has failed, and
+/// the host for what it has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long requests that came too fast wait for their turn, at least and at
 /// most: whoever floods the device wakes this thread no more often than that.
@@ -27,13 +29,15 @@ pub struct Housekeeper {
 }
 
 impl Housekeeper {
-    /// Starts it for `device`, whose events `observer` sees.
+    /// Starts it for `device`, whose events `observer` sees. It calls `look` now
+    /// and every second.
     ///
     /// # Errors
     /// When the host has no thread for it.
     pub fn start<A: Actuator + 'static>(
         device: Arc<Device<A, Arc<SysfsSource>, Arc<Observer>>>,
         observer: Arc<Observer>,
+        mut look: impl FnMut() + Send + 'static,
     ) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -41,7 +45,12 @@ impl Housekeeper {
         let keep = move || {
             // Without uclamp it is a thread like any other.
             let _ = host::clamp_current_thread_to_zero();
+            let mut next_look = Instant::now();
             while !stopped.load(Relaxed) {
+                if Instant::now() >= next_look {
+                    look();
+                    next_look = Instant::now() + LOOK_EVERY;
+                }
                 if watched.take_source_failed() {
                     device.source().refresh();
                 }
@@ -50,7 +59,7 @@ impl Housekeeper {
                     // Asleep, not parked: the next such request doesn't wake it.
                     Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
                     None if limited => sleep(TURNS[0]),
-                    None => park_timeout(LOOK_AFTER_SOURCE),
+                    None => park_timeout(LOOK_EVERY),
                 }
             }
         };

@@ -40,3 +40,4 @@ pub mod state;
 pub mod stats;
 mod sys;
 pub mod vm;
+pub mod watch;

@@ -233,6 +233,7 @@ fn run_guest(
     let report = vm::run(config, &machine, &guest);
     let summary = bridge.map(Bridge::stop);
     let report = report?;
+    let summary = summary.map(|summary| summary.with_unclaimed(report.unclaimed));
     if let Some(message) = report.reason.message() {
         warn(&message);
     }

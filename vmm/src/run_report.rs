@@ -18,10 +18,10 @@ use vcpufreq_device::{
     Source, VcpuId,
 };
 
-use crate::{events::EventQueue, sys};
+use crate::{events::EventQueue, run::warn, sys, watch::HostChange};
 
-/// Sees every event on the thread on which it happens; takes no lock and calls
-/// nothing but the clock.
+/// Sees every event on the thread on which it happens; on a vCPU's it takes no
+/// lock and calls nothing but the clock.
 #[derive(Debug, Default)]
 pub struct Observer {
     queue: Option<EventQueue>,
@@ -30,6 +30,8 @@ pub struct Observer {
     limited: AtomicBool,
     housekeeper: OnceLock<Thread>,
     first_refusal: OnceLock<ActuateError>,
+    governors_lost: AtomicU64,
+    pins_lost: AtomicU64,
 }
 
 /// How long a vCPU's requests take.
@@ -180,6 +182,27 @@ impl Observer {
         }
     }
 
+    /// Something has changed on the host, which `text` says to the user.
+    pub fn host_changed(&self, change: HostChange, text: &str) {
+        match change {
+            HostChange::Governor {
+                schedutil: false, ..
+            } => _ = self.governors_lost.fetch_add(1, Relaxed),
+            HostChange::Pin { pinned: false, .. } => _ = self.pins_lost.fetch_add(1, Relaxed),
+            _ => {}
+        }
+        if let Some(queue) = &self.queue {
+            queue.record_change(change);
+        }
+        warn(text);
+    }
+
+    /// How often a policy was found to have left schedutil, and a vCPU's thread
+    /// its pCPUs.
+    pub fn lost_on_host(&self) -> [u64; 2] {
+        [&self.governors_lost, &self.pins_lost].map(|count| count.load(Relaxed))
+    }
+
     /// The first thing that the host refused.
     pub fn first_refusal(&self) -> Option<&ActuateError> {
         self.first_refusal.get()
@@ -211,6 +234,8 @@ impl Events for Observer {
 pub struct Summary {
     sum: CounterSnapshot,
     outside: u64,
+    unclaimed: u64,
+    lost_on_host: [u64; 2],
 }
 
 impl Summary {
@@ -220,6 +245,7 @@ impl Summary {
         Self {
             sum: vcpus.fold(CounterSnapshot::default(), add),
             outside: device.accesses_outside(),
+            ..Self::default()
         }
     }
 
@@ -230,6 +256,21 @@ impl Summary {
             sum: add(self.sum, counted),
             ..self
         }
+    }
+
+    /// The same with what has changed on the host.
+    #[must_use]
+    pub fn on_host(self, observer: &Observer) -> Self {
+        Self {
+            lost_on_host: observer.lost_on_host(),
+            ..self
+        }
+    }
+
+    /// The same with the accesses that no device claimed.
+    #[must_use]
+    pub fn with_unclaimed(self, unclaimed: u64) -> Self {
+        Self { unclaimed, ..self }
     }
 
     /// Requests that the host refused.
@@ -260,7 +301,8 @@ impl fmt::Display for Summary {
         write!(
             f,
             "requests {}: applied {}, unchanged {}, superseded {}, coalesced {}, refused {}, \
-             not applicable {}, delayed by the limit {}; illegal accesses {}, unreadable frequencies {}",
+             not applicable {}, delayed by the limit {}; illegal accesses {}, accesses of no device {}, \
+             unreadable frequencies {}, governors lost {}, pinnings lost {}",
             sum.requests,
             sum.applied,
             sum.unchanged,
@@ -270,7 +312,10 @@ impl fmt::Display for Summary {
             sum.not_applicable,
             sum.limited,
             sum.illegal + self.outside,
+            self.unclaimed,
             sum.source_failures,
+            self.lost_on_host[0],
+            self.lost_on_host[1],
         )
     }
 }
@@ -340,6 +385,26 @@ mod tests {
         observer.record(&refusal(2));
         let first = observer.first_refusal().unwrap();
         assert!(matches!(first, ActuateError::Refused { errno: 16, .. }));
+    }
+
+    #[test]
+    fn what_is_lost_on_the_host_is_counted_and_what_comes_back_is_not() {
+        let observer = Observer::default();
+        for schedutil in [false, true, false] {
+            let policy = 2;
+            observer.host_changed(HostChange::Governor { policy, schedutil }, "a governor");
+        }
+        for pinned in [false, true] {
+            let vcpu = VcpuId(0);
+            observer.host_changed(HostChange::Pin { vcpu, pinned }, "a pinning");
+        }
+        let summary = Summary::default().on_host(&observer).with_unclaimed(7);
+        let text = summary.to_string();
+        assert!(text.contains("accesses of no device 7, "), "{text}");
+        assert!(
+            text.ends_with("governors lost 2, pinnings lost 1"),
+            "{text}"
+        );
     }
 
     #[test]

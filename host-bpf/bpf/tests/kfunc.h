@@ -9,8 +9,8 @@
 
 char LICENSE[] SEC("license") = "GPL";
 
-extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
-				 __u64 since_ns) __ksym;
+int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
+			  __u64 since_ns) __ksym;
 
 SEC(SECTION)
 int caller(void *ctx)

@@ -35,10 +35,7 @@ impl Deeds {
             }
             ["insmod", module, options @ ..] => insmod(module, &options.join(" ")),
             ["rmmod", module] => rmmod(module),
-            ["sleep", ms] => {
-                std::thread::sleep(Duration::from_millis(ms.parse()?));
-                Ok(String::new())
-            }
+            ["sleep", ms] => sleep(ms),
             // On the vCPU whose register it is, as the kernel's tick reads it;
             // and after a while, for the host's work on the line that asked
             // for it moves the frequency too.
@@ -139,6 +136,18 @@ impl Deeds {
             ["flood", cpu, address, low, high] => {
                 Load::repeat(cpu.parse()?, writes(address, low, high)?)
             }
+            // Stores in one register what is new in another.
+            ["echo", cpu, from, to] => {
+                let ((from, at), (to, to_offset)) = (register(from)?, register(to)?);
+                let mut last = 0;
+                Load::repeat(cpu.parse()?, move || {
+                    let value = from.read(at);
+                    if value != last {
+                        to.write(to_offset, value);
+                        last = value;
+                    }
+                })
+            }
             ["changes", cpu, address, low, high] => {
                 Load::changes(cpu.parse()?, writes(address, low, high)?)
             }
@@ -158,6 +167,11 @@ impl Deeds {
         }
         Ok(String::new())
     }
+}
+
+fn sleep(ms: &str) -> Result<String> {
+    std::thread::sleep(Duration::from_millis(ms.parse()?));
+    Ok(String::new())
 }
 
 /// Writes `high` and `low` in turn to a register.

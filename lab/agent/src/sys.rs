@@ -66,10 +66,6 @@ pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
 
 /// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and
 /// CAP_BPF leave its bounding set, and with that root's set at the next exec.
-#[cfg_attr(
-    not(feature = "bpf"),
-    expect(dead_code, reason = "for those scenarios")
-)]
 pub fn drop_bpf_capabilities(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt as _;
     const CAPS: [libc::c_ulong; 3] = [21, 38, 39];

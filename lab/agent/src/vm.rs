@@ -280,6 +280,15 @@ impl Vm {
         Ok(line.trim().trim_end_matches(" kB").parse()?)
     }
 
+    /// The pCPUs that a vCPU's thread may run on, as the kernel lists them.
+    pub fn allowed(&self, vcpu: usize) -> Result<String> {
+        let path = format!("/proc/{}/task/{}/status", self.pid(), self.vcpu_tid(vcpu)?);
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let mut lines = text.lines();
+        let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        Ok(list.context("no Cpus_allowed_list")?.trim().to_owned())
+    }
+
     /// The pCPU that a vCPU's thread was last on.
     pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
         let path = format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu_tid(vcpu)?);

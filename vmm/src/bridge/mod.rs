@@ -26,11 +26,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use anyhow::Context;
 use vcpufreq_device::{
     CounterSnapshot, Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
-    host::{HostActuator, SysfsSource, Tid},
+    host::{ActuatorChoice, HostActuator, SysfsSource, Tid},
 };
 
 use crate::{
     config::RunConfig,
+    facts::HostTree,
     housekeeper::Housekeeper,
     run::warn,
     run_report::{Observer, Summary, add},
@@ -42,6 +43,7 @@ use crate::{
         in_kernel::{InKernel, SlotMemory, Taken},
         pages::PageMapping,
     },
+    watch::Watch,
 };
 use bpf::BpfPath;
 pub use bpf::offer as offer_bpf;
@@ -153,7 +155,12 @@ impl Bridge {
             hypercalls: config.hypercalls,
         });
         let in_kernel = joint.start_best(plans, size)?;
-        let housekeeper = Housekeeper::start(device, observer.clone())?;
+        let pins: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect();
+        let clamped = config.actuator != ActuatorChoice::Nothing;
+        let mut watch = Watch::of_host(&pins, clamped, &HostTree::default());
+        let watched = joint.clone();
+        let look = move || watch.look(&watched.observer, |vcpu| watched.thread(vcpu));
+        let housekeeper = Housekeeper::start(device, observer.clone(), look)?;
         let cpufreq = Cpufreq {
             device: joint.on_bus.clone(),
             size,
@@ -200,7 +207,9 @@ impl Bridge {
             }
         }
         self.housekeeper.stop();
-        Summary::of(&joint.device).with(summary)
+        Summary::of(&joint.device)
+            .with(summary)
+            .on_host(&joint.observer)
     }
 }
 
@@ -213,6 +222,13 @@ impl Joint {
     fn vcpus(&self) -> impl Iterator<Item = VcpuId> + use<> {
         let count = u16::try_from(self.tids.len()).unwrap_or(u16::MAX);
         (0..count).map(VcpuId)
+    }
+
+    /// The thread of a vCPU, while the guest has one.
+    fn thread(&self, vcpu: VcpuId) -> Option<Tid> {
+        let running = vcpu.0 < self.guest.threads.load(Relaxed);
+        let tid = self.tids.get(vcpu.index()).filter(|_| running)?;
+        tid.get().copied()
     }
 
     /// Adds what the path `bpf` knows of a vCPU.

@@ -83,11 +83,14 @@ impl<A: Actuator, S: Source> BridgeStats<A, S> {
 impl<A: Actuator, S: Source> Measured for BridgeStats<A, S> {
     fn stats(&self) -> Stats {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.device.config().vcpus);
+        let [governors_lost, pins_lost] = self.observer.lost_on_host();
         Stats {
             pid: std::process::id(),
             at_ns: sys::monotonic_ns(),
             vcpus: vcpus.map(|(vcpu, spec)| self.vcpu(vcpu, spec)).collect(),
             accesses_outside: self.device.accesses_outside(),
+            governors_lost,
+            pins_lost,
         }
     }
 }

@@ -32,6 +32,12 @@ pub struct Stats {
     pub vcpus: Vec<VcpuStats>,
     /// Accesses behind the last vCPU's page.
     pub accesses_outside: u64,
+    /// How often a policy that the vCPUs may be on was found under another
+    /// governor than schedutil, after schedutil.
+    pub governors_lost: u64,
+    /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
+    /// that it is pinned to.
+    pub pins_lost: u64,
 }
 
 /// A vCPU at one moment, and what was counted of it since the start.
@@ -224,6 +230,8 @@ mod tests {
             at_ns: 1,
             vcpus: vec![vcpu(0), vcpu(1)],
             accesses_outside: 0,
+            governors_lost: 0,
+            pins_lost: 0,
         }
     }
 
@@ -263,6 +271,20 @@ mod tests {
         assert_eq!(cells[..5], start, "{text}");
         // Requests, applied, coalesced, limited, refused.
         assert_eq!(cells[6..11], ["7", "0", "3", "1", "0"], "{text}");
+    }
+
+    #[test]
+    fn what_is_lost_on_the_host_has_a_line_of_its_own() {
+        let stats = Stats {
+            governors_lost: 2,
+            ..sample()
+        };
+        let text = table(&stats);
+        assert_eq!(text.lines().count(), 4, "{text}");
+        assert!(
+            text.ends_with("governors lost 2, pinnings lost 0\n"),
+            "{text}"
+        );
     }
 
     #[test]

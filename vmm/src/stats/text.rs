@@ -24,12 +24,21 @@ pub(super) const COLUMNS: [(&str, usize); 15] = [
     ("CLAMP p99", 10),
 ];
 
-/// A line of titles, and one for each vCPU. Frequencies are in MHz.
+/// A line of titles, one for each vCPU, and one of what has been lost on the
+/// host, if anything. Frequencies are in MHz.
 #[must_use]
 pub fn table(stats: &Stats) -> String {
     let mut text = line(COLUMNS.map(|(title, _)| title.to_owned()));
     for vcpu in &stats.vcpus {
         text.push_str(&line(cells(vcpu)));
+    }
+    if stats.governors_lost + stats.pins_lost > 0 {
+        // Writing to a string can't fail.
+        let _ = writeln!(
+            text,
+            "governors lost {}, pinnings lost {}",
+            stats.governors_lost, stats.pins_lost
+        );
     }
     text
 }

@@ -137,6 +137,8 @@ mod tests {
             at_ns,
             vcpus: vec![vcpu],
             accesses_outside: 0,
+            governors_lost: 0,
+            pins_lost: 0,
         }
     }
 

@@ -126,6 +126,15 @@ pub fn gettid() -> i32 {
 
 /// Lets the calling thread run on `pcpus` only.
 pub fn pin_thread(pcpus: &[u32]) -> io::Result<()> {
+    pin(0, pcpus)
+}
+
+/// Lets thread `tid` run on `pcpus` only; 0 is the calling thread. Those of
+/// them that are offline or not allowed don't count.
+///
+/// # Errors
+/// What the kernel said: EINVAL when none of them is left.
+pub fn pin(tid: i32, pcpus: &[u32]) -> io::Result<()> {
     let top = pcpus.iter().copied().max().unwrap_or(0);
     let words = usize::try_from(top / u64::BITS).map_err(io::Error::other)? + 1;
     let mut set = vec![0u64; words];
@@ -133,10 +142,29 @@ pub fn pin_thread(pcpus: &[u32]) -> io::Result<()> {
         let word = usize::try_from(pcpu / u64::BITS).map_err(io::Error::other)?;
         set[word] |= 1 << (pcpu % u64::BITS);
     }
-    // SAFETY: the kernel reads `words * 8` bytes at the pointer, which `set` owns.
-    let result =
-        unsafe { libc::sched_setaffinity(0, words * size_of::<u64>(), set.as_ptr().cast()) };
-    check(result)
+    let len = words * size_of::<u64>();
+    // SAFETY: the kernel reads `len` bytes at the pointer, which `set` owns.
+    check(unsafe { libc::sched_setaffinity(tid, len, set.as_ptr().cast()) })
+}
+
+/// The most CPUs that Linux can be built for, in words of 64.
+const CPU_WORDS: usize = 8192 / 64;
+
+/// Whether thread `tid` may run on no online CPU but `pcpus`.
+///
+/// # Errors
+/// What the kernel said: ESRCH when the thread has ended.
+pub fn is_within(tid: i32, pcpus: &[u32]) -> io::Result<bool> {
+    let mut set = [0u64; CPU_WORDS];
+    // SAFETY: the kernel writes at most the size of `set` at the pointer.
+    check(unsafe { libc::sched_getaffinity(tid, size_of_val(&set), set.as_mut_ptr().cast()) })?;
+    for &pcpu in pcpus {
+        let word = usize::try_from(pcpu / u64::BITS).map_err(io::Error::other)?;
+        if let Some(word) = set.get_mut(word) {
+            *word &= !(1 << (pcpu % u64::BITS));
+        }
+    }
+    Ok(set.iter().all(|word| *word == 0))
 }
 
 /// Waits until one of `fds` is ready; returns which are. A signal ends the wait

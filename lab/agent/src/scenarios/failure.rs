@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What goes wrong on the host: while the guest runs, and when the VMM is
-//! killed.
+//! What goes wrong on the host while the guest runs.
 
 use std::fs;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill as send};
-use nix::unistd::Pid;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
+use super::leftovers::{CGROUPS, own_cgroups};
+use super::stats::of as stats;
 use super::{Plan, Policy, ask_for, first_cpus, let_ticks_pass, set_governor};
 use crate::sysfs;
-use crate::vm::{Setup, Vm, events};
+use crate::vm::{Vm, events};
 
-const CGROUPS: &str = "/sys/fs/cgroup";
+/// The VMM looks at the host every second.
+const A_LOOK: Duration = Duration::from_millis(1_500);
+/// Governors that follow nobody's request.
+const DEAF: [&str; 2] = ["performance", "powersave"];
 
 /// The host's governor changes, a pCPU goes offline and comes back, the
-/// cgroup goes away: the guest runs on, and each refusal is an event.
+/// cgroup goes away: the guest runs on, each is said once and counted, and the
+/// requests after it are in force.
 pub fn host_fails(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let (vcpu, policy) = policies
@@ -33,58 +35,119 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
         .with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, vcpu, "userspace")?;
-    vm.ask(format!("start busy busy {vcpu}"))?;
-    let governor = format!("{}/scaling_governor", policy.path);
-    sysfs::write(&governor, "performance")?;
-    both_ends(&mut vm, vcpu, policy)?;
-    sysfs::write(&governor, "schedutil")?;
-    let after_governor = both_ends(&mut vm, vcpu, policy)?;
-    let online = format!("/sys/devices/system/cpu/cpu{}/online", policy.cpu());
-    sysfs::write(&online, 0)?;
-    both_ends(&mut vm, vcpu, policy)?;
-    sysfs::write(&online, 1)?;
+    let mut steps = Vec::new();
+    for governor in DEAF {
+        steps.push(other_governor(&mut vm, vcpu, policy, governor)?);
+    }
+    steps.push(pcpu_offline(&mut vm, vcpu, policy)?);
     remove_cgroups(vm.pid())?;
     both_ends(&mut vm, vcpu, policy)?;
     let alive = vm.ask("read /proc/uptime")?;
     let said = vm.quit_with(1)?;
-    let refused = events()?
-        .iter()
-        .filter(|event| event["event"] == "refused")
-        .count();
+    let happened = happened()?;
+    let refused = happened["refused"].as_u64() >= Some(2);
+    let told = happened["governor"] == json!(["lost", "ok", "lost", "ok"])
+        && happened["pin"] == json!(["lost", "ok"]);
+    let lines = lines(&said, policy, vcpu);
+    let held = steps.iter().all(|step| step["right"] == true) && refused && told;
     Ok(json!({
-        "held": after_governor && refused >= 2 && !alive.is_empty(),
-        "follows_after_governor_change": after_governor, "refused": refused, "vmm_said": said,
+        "held": held && lines["right"] == true && !alive.is_empty(),
+        "steps": steps, "events": happened, "lines": lines, "vmm_said": said,
     }))
 }
 
-/// A vCPU pinned to a pCPU that is offline: one line, exit code 2, nothing
-/// left behind; online again, the same guest starts.
-pub fn pin_offline(plan: &Plan) -> Result<Value> {
-    let policies = Policy::all()?;
-    let policy = policies.last().context("no policy")?;
-    let setup = plan.mirroring(&[policy.cpu()]);
+/// Under another governor, whatever is asked for; then under schedutil again.
+fn other_governor(vm: &mut Vm, vcpu: usize, policy: &Policy, governor: &str) -> Result<Value> {
+    let file = format!("{}/scaling_governor", policy.path);
+    let before = lost(vm, "governors_lost")?;
+    sysfs::write(&file, governor)?;
+    sleep(A_LOOK);
+    let during = lost(vm, "governors_lost")?;
+    let followed = both_ends(vm, vcpu, policy)?;
+    sysfs::write(&file, "schedutil")?;
+    sleep(A_LOOK);
+    let after = lost(vm, "governors_lost")?;
+    let follows_again = both_ends(vm, vcpu, policy)?;
+    let counted = [during, after] == [before + 1; 2];
+    Ok(json!({
+        "right": counted && !followed && follows_again,
+        "governor": governor, "counted": [before, during, after],
+        "followed": followed, "follows_again": follows_again,
+    }))
+}
+
+/// While its pCPU is offline, the vCPU is elsewhere, clamped as it asks; when
+/// it is back, so is the vCPU, and the pCPU follows it.
+fn pcpu_offline(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Value> {
     let online = format!("/sys/devices/system/cpu/cpu{}/online", policy.cpu());
     sysfs::write(&online, 0)?;
-    let said = Vm::start(&setup)?.finish(2);
+    let mut clamped = true;
+    for khz in [policy.max(), policy.min()] {
+        ask_for(vm, vcpu, khz)?;
+        let_ticks_pass();
+        clamped &= vm.clamp(vcpu)? == (policy.util(khz), policy.util(khz));
+    }
+    sleep(A_LOOK);
+    let (during, elsewhere) = (lost(vm, "pins_lost")?, vm.pcpu(vcpu)?);
+    let allowed_meanwhile = vm.allowed(vcpu)?;
     sysfs::write(&online, 1)?;
-    let said = said?;
-    let left = leftovers()?;
-    Vm::boot(&setup)?.quit()?;
-    let one_line = said.lines().count() == 1;
+    sleep(A_LOOK);
+    let follows = both_ends(vm, vcpu, policy)?;
+    let (after, home) = (lost(vm, "pins_lost")?, vm.pcpu(vcpu)?);
+    let allowed = vm.allowed(vcpu)?;
+    let counted = (during, after) == (1, 1) && allowed == policy.cpu().to_string();
+    let right = clamped && elsewhere != policy.cpu() && follows && home == policy.cpu();
     Ok(json!({
-        "held": one_line && said.contains("offline") && said.contains("bring it online") && left.is_empty(),
-        "vmm_said": said, "left": left,
+        "right": right && counted, "offline": policy.cpu(),
+        "clamped_meanwhile": clamped, "pcpu_meanwhile": elsewhere, "pcpu_after": home,
+        "allowed_meanwhile": allowed_meanwhile, "allowed_after": allowed,
+        "follows_after": follows, "counted": [during, after],
     }))
 }
 
-/// Asks for both ends; whether the host followed.
+fn lost(vm: &Vm, what: &str) -> Result<u64> {
+    stats(vm)?[what].as_u64().context("no such count")
+}
+
+/// What the events file tells of the host.
+fn happened() -> Result<Value> {
+    let events = events()?;
+    let of = |kind: &'static str| events.iter().filter(move |event| event["event"] == kind);
+    let results = |kind| of(kind).map(|event| event["result"].clone());
+    Ok(json!({
+        "refused": of("refused").count(),
+        "governor": results("governor").collect::<Vec<_>>(),
+        "pin": results("pin").collect::<Vec<_>>(),
+    }))
+}
+
+/// How often the VMM said each of the things that it has to say once a change.
+fn lines(said: &str, policy: &Policy, vcpu: usize) -> Value {
+    let count = |text: &str| said.lines().filter(|line| line.contains(text)).count();
+    let deaf = DEAF.map(|name| count(&format!("is under the governor {name}: ")));
+    let heard = count("is under schedutil again");
+    let cpu = policy.cpu();
+    let gone = count(&format!("vCPU {vcpu} runs elsewhere than on CPUs {cpu}"));
+    let back = count(&format!("vCPU {vcpu} is pinned to CPUs {cpu} again"));
+    let sums = count("governors lost 2, pinnings lost 1");
+    let right = deaf == [1; 2] && (heard, gone, back, sums) == (2, 1, 1, 1);
+    json!({
+        "right": right,
+        "other_governor": deaf, "schedutil_again": heard, "unpinned": gone, "pinned_again": back,
+        "in_the_sum": sums,
+    })
+}
+
+/// Asks for both ends while the vCPU is busy; whether the host followed.
 fn both_ends(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
+    vm.ask(format!("start busy busy {vcpu}"))?;
     let mut right = true;
     for khz in [policy.max(), policy.min()] {
         ask_for(vm, vcpu, khz)?;
         let_ticks_pass();
         right &= host_runs_at(policy, vm, khz)? == khz;
     }
+    vm.ask("stop busy")?;
     Ok(right)
 }
 
@@ -101,99 +164,4 @@ fn remove_cgroups(vmm: u32) -> Result<()> {
         fs::remove_dir(&top)?;
     }
     Ok(())
-}
-
-fn own_cgroups() -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(CGROUPS)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with("vcpufreq") {
-            found.push(entry.path().display().to_string());
-        }
-    }
-    Ok(found)
-}
-
-/// Kills in all.
-const KILLS: u32 = 50;
-
-/// kill -9 of the VMM at 50 times: within 1 s nothing of it is left. Then
-/// of VMM and guardian both: `vcpufreq cleanup` removes what is left, and
-/// nothing that isn't its own.
-pub fn kill(plan: &Plan) -> Result<Value> {
-    let policies = Policy::all()?;
-    let setup = plan.mirroring(&first_cpus(&policies));
-    let stranger = format!("{CGROUPS}/stranger");
-    fs::create_dir(&stranger)?;
-    let mut left = Vec::new();
-    let mut with_cgroup = 0;
-    for round in 0..KILLS {
-        let vm = Vm::start(&setup)?;
-        // From before it does anything to a booting guest: 0 to 1.25 s in
-        // steps that visit every part of it, not in order.
-        sleep(Duration::from_millis(25) * (round * 37 % KILLS));
-        with_cgroup += u32::from(!own_cgroups()?.is_empty());
-        vm.kill()?;
-        sleep(Duration::from_secs(1));
-        left.extend(leftovers()?);
-    }
-    let (after_both, cleaned) = kill_both(&setup)?;
-    let stranger_there = fs::remove_dir(&stranger).is_ok();
-    Ok(json!({
-        "held": left.is_empty() && with_cgroup > KILLS / 2 && !after_both.is_empty()
-            && cleaned && stranger_there,
-        "kills": KILLS, "killed_with_a_cgroup": with_cgroup, "left": left,
-        "left_after_both_were_killed": after_both, "cleanup_removed_it": cleaned,
-        "stranger_untouched": stranger_there,
-    }))
-}
-
-fn kill_both(setup: &Setup) -> Result<(Vec<String>, bool)> {
-    let vm = Vm::boot(setup)?;
-    let vmm = vm.pid();
-    let guardians: Vec<u32> = processes()?.into_iter().filter(|&pid| pid != vmm).collect();
-    ensure!(!guardians.is_empty(), "no guardian beside the VMM");
-    for pid in guardians {
-        send(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL)?;
-    }
-    vm.kill()?;
-    sleep(Duration::from_secs(1));
-    let after = leftovers()?;
-    let output = Command::new("/bin/vcpufreq").arg("cleanup").output()?;
-    ensure!(
-        output.status.success(),
-        "cleanup: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok((after, leftovers()?.is_empty()))
-}
-
-/// Everything of vcpufreq's that is on the host now.
-fn leftovers() -> Result<Vec<String>> {
-    let mut found = own_cgroups()?;
-    found.extend(processes()?.iter().map(|pid| format!("process {pid}")));
-    if let Ok(entries) = fs::read_dir("/run/vcpufreq") {
-        found.extend(
-            entries
-                .flatten()
-                .map(|entry| entry.path().display().to_string()),
-        );
-    }
-    #[cfg(feature = "bpf")]
-    found.extend(super::bpf::left());
-    Ok(found)
-}
-
-/// Processes of the program; one that has ended but isn't reaped is none.
-fn processes() -> Result<Vec<u32>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
-            continue;
-        };
-        let target = fs::read_link(entry.path().join("exe"));
-        if target.is_ok_and(|target| target.ends_with("vcpufreq")) {
-            found.push(pid);
-        }
-    }
-    Ok(found)
 }

@@ -2,11 +2,13 @@
 //! The scenarios: each is a function from a settled host to a result, an
 //! object with `held` and what was counted.
 
+mod bad_input;
 mod basics;
 mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 mod demo;
+mod dips;
 mod domain;
 mod driver;
 mod failure;
@@ -16,6 +18,8 @@ mod flood;
 mod frequency;
 mod idle;
 mod in_force;
+mod kill;
+mod leftovers;
 mod no_exit;
 mod no_uclamp;
 mod opps;
@@ -32,6 +36,7 @@ mod speed;
 mod stats;
 mod two_guests;
 mod unpinned;
+mod unpinned_page;
 
 use std::time::Duration;
 
@@ -67,8 +72,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "capacity" => basics::capacity(plan),
         "opps-exact" => opps::exact(plan),
         "opps-floor" => opps::floor(plan),
-        "no-dip" => opps::no_dip(plan),
-        "dip-by-actuator" => opps::dip_by_actuator(plan),
+        "no-dip" => dips::no_dip(plan),
+        "dip-by-actuator" => dips::dip_by_actuator(plan),
         "repeat" => opps::repeat(plan),
         "domain" => domain::run(plan),
         "unpinned" => unpinned::run(plan),
@@ -85,8 +90,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
-        "pin-offline" => failure::pin_offline(plan),
-        "kill" => failure::kill(plan),
+        "pin-offline" => bad_input::run(plan),
+        "kill" => kill::run(plan),
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "rt-app" => rt_app::run(plan),

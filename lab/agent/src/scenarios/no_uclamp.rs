@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A host whose kernel can't clamp: `vcpufreq doctor` says so and what follows,
-//! and with `--actuator none` a guest runs by the best path all the same. What it
+//! `vcpufreq run` refuses, and with `--actuator none` a guest runs by the best path all the same. What it
 //! reads is true, and each of its requests is counted as not applicable.
 
 use std::process::Command;
@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::bad_input::refused;
 use super::stats::of as stats;
 use super::{Plan, Policy, ask_for, cur_perf, let_load_decay, registers, set_governor};
 use crate::vm::Setup;
@@ -16,6 +17,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let (doctor_holds, doctor) = doctor()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
+    let refused = refused(
+        &plan.mirroring(&[policy.cpu()]),
+        &["CONFIG_UCLAMP_TASK", "--actuator none", "--no-bridge"],
+    )?;
     let setup = Setup {
         silent: true,
         ..plan
@@ -50,12 +55,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
         .iter()
         .all(|row| row["guest_reads"] == row["host_khz"]);
     let held = doctor_holds
+        && refused["held"] == true
         && true_reads
         && reads[1]["guest_reads"] == policy.max()
         && after["path"] == "bpf"
         && counts == [Some(asked), Some(asked), Some(0)];
     Ok(json!({
-        "held": held, "doctor": doctor, "path": after["path"], "asked": asked,
+        "held": held, "doctor": doctor, "refused": refused, "path": after["path"], "asked": asked,
         "requests_not_applicable_applied": counts, "reads": reads, "vmm_said": said,
     }))
 }

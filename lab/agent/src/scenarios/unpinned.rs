@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::frequency::{look, stay_off};
-use super::{Plan, Policy, cur_perf, let_ticks_pass, registers};
+use super::{Plan, Policy, cur_perf, let_ticks_pass, registers, unpinned_page};
 use crate::trace::Trace;
 use crate::vm::{Setup, Vm};
 
@@ -22,15 +22,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
         little.cpu() != big.cpu(),
         "needs two policies: take another topology"
     );
-    let table: Vec<String> = big.opps.iter().map(u32::to_string).collect();
-    // On another CPU than it mirrors, what it gets is no entry of its table.
+    if plan.path.as_deref() == Some("kernel") {
+        return unpinned_page::run(plan, little, big);
+    }
     // By `exit`, for the trace to show what the guest reads.
-    let options = ["--clamp", "floor", "--report", "exact", "--path", "exit"];
-    let mut setup = Setup::default().with(&options);
-    setup.pins.push(String::new());
-    setup = setup.with(&["--table", &format!("0={}", table.join(","))]);
-    setup = setup.with(&["--capacity", &format!("0={}", big.capacity)]);
-    let mut vm = plan.guest(&setup)?;
+    let mut vm = plan.guest(&like(big).with(&["--path", "exit"]))?;
     let base = registers(&mut vm)?;
     vm.ask("start busy busy 0")?;
     let mut rows = Vec::new();
@@ -67,10 +63,21 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "rows": rows, "moves": moves }))
 }
 
+/// A guest with a vCPU like a CPU of this policy, that may run anywhere.
+pub fn like(policy: &Policy) -> Setup {
+    let table: Vec<String> = policy.opps.iter().map(u32::to_string).collect();
+    let table = format!("0={}", table.join(","));
+    let capacity = format!("0={}", policy.capacity);
+    // On another CPU than it mirrors, what it gets is no entry of its table.
+    let mut setup = Setup::default().with(&["--clamp", "floor", "--report", "exact"]);
+    setup.pins.push(String::new());
+    setup.with(&["--table", &table, "--capacity", &capacity])
+}
+
 /// Moves after which the guest's first read is looked at.
 const MOVES: usize = 10;
 /// A guest's tick.
-const TICK_US: u64 = 4_000;
+pub const TICK_US: u64 = 4_000;
 
 /// Moves the busy vCPU's thread, and looks at the first read of cur_perf that
 /// the guest makes on the other pCPU, at its next tick: it is a frequency of
@@ -124,14 +131,14 @@ fn first_read_after_a_move(
 
 /// A pCPU's frequency in the unit of a vCPU that is like a CPU of `vcpu`:
 /// itself on such a CPU, scaled by what it can do per kHz elsewhere.
-fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
+pub fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
     let [capacity, max, own_capacity, own_max] =
         [pcpu.capacity, pcpu.max(), vcpu.capacity, vcpu.max()].map(u128::from);
     let scaled = own_max * capacity * u128::from(khz) / (max * own_capacity);
     u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
-fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
+pub fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(usize::try_from(cpu)?)?;
     sched_setaffinity(Pid::from_raw(vm.vcpu_tid(0)?), &set).context("moving the vCPU's thread")

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule, Target};
 
-use super::super::opps::{Dips, LIGHT_US, dips};
+use super::super::dips::{Dips, LIGHT_US, dips};
 use super::group::Group;
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Policy, like, start};

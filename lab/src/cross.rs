@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The programs for arm64: by the cargo that runs this and the toolchain
+//! root's compilers.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cache::{Cache, key};
+use crate::kept::{Check, Place};
+use crate::kernel::ModuleSource;
+use crate::progress::{Step, above};
+use crate::root::Root;
+use crate::watch::{self, CARGO_BAR};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// What is built, with its features.
+const PROGRAMS: &[&str] = &[
+    "-p",
+    "vcpufreq",
+    "-p",
+    "vcpufreq-lab-agent",
+    "-p",
+    "vcpufreq-load",
+    "--features",
+    "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
+];
+
+/// What clippy looks at: all that is compiled for arm64, and its tests.
+const LINTED: &[&str] = &[
+    "--workspace",
+    "--exclude",
+    "vcpufreq-lab",
+    "--all-targets",
+    "--features",
+    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/host",
+];
+const SOURCE: ModuleSource = ModuleSource {
+    name: "clippy-arm64",
+    folders: &[
+        "Cargo.toml",
+        "Cargo.lock",
+        "clippy.toml",
+        "abi",
+        "dt",
+        "host-bpf",
+        "lab/agent",
+        "load",
+        "rt",
+        "vmm",
+        "vmm-device",
+    ],
+};
+
+/// Builds the programs, statically; gives the folder that they are in.
+pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
+    let step = Step::start("programs for arm64");
+    fetch_crates(repo)?;
+    let target = target(cache, root, repo)?;
+    let mut command = root.command("env");
+    command
+        .args(["-C", "/src"])
+        .args(settings(root, &target)?)
+        .args([CARGO, "build", "--release", "--locked", "--offline"])
+        .args(["--target", TARGET])
+        .args(PROGRAMS);
+    let (built, text) = watch::cargo(&mut command, &step)?;
+    if !built {
+        above(|| eprint!("{text}"));
+        bail!("building the programs for arm64 failed; its output is above");
+    }
+    step.done();
+    Ok(target.join(TARGET).join("release"))
+}
+
+/// What clippy says of all that is compiled for arm64, with the features that
+/// the programs are built with. It is the root's own, of the version of its
+/// compiler. Release, as they are: so libbpf isn't compiled once more.
+pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<Check> {
+    let mut command = vec!["/usr/bin/cargo-clippy", "clippy", "--release", "--locked"];
+    command.extend(["--offline", "--target", TARGET]);
+    command.extend(LINTED);
+    command.extend(["--", "-D", "warnings"]);
+    let target = target(cache, root, repo)?;
+    Ok(Check {
+        name: SOURCE.name.to_owned(),
+        source: SOURCE,
+        command: command.into_iter().map(str::to_owned).collect(),
+        place: Place::Checkout(settings(root, &target)?),
+    })
+}
+
+/// This machine's cargo, as it is seen in the root.
+const CARGO: &str = "/opt/cargo/bin/cargo";
+
+/// Cargo tells what is fresh by time stamps, so each checkout has a target
+/// folder of its own.
+fn target(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
+    let name = key([repo.as_os_str().as_encoded_bytes(), root.id().as_bytes()]);
+    cache.folder("target", &name)
+}
+
+/// Environment of cargo in the root.
+fn settings(root: &Root, target: &Path) -> Result<Vec<String>> {
+    let mut settings = vec![
+        format!("CARGO={CARGO}"),
+        "CARGO_HOME=/opt/cargo-home".to_owned(),
+        "RUSTC=/usr/bin/rustc".to_owned(),
+        format!("CARGO_TARGET_DIR={}", root.inside(target)?),
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc".to_owned(),
+        // The C libraries that libbpf is linked with; Debian's libelf uses zstd.
+        "LIBBPF_SYS_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu".to_owned(),
+        // libbpf brings a <linux/types.h> of its own, older than the <asm/ptrace.h> here.
+        "LIBBPF_SYS_EXTRA_CFLAGS=-D__u128=__uint128_t".to_owned(),
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static \
+         -C link-arg=-l:libzstd.a"
+            .to_owned(),
+    ];
+    settings.extend(CARGO_BAR.map(|(name, value)| format!("{name}={value}")));
+    Ok(settings)
+}
+
+/// Crates come through this machine's cargo: the root has no network.
+fn fetch_crates(repo: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let fetch = |network: &[&str]| {
+        Command::new(&cargo)
+            .args(["fetch", "--locked", "--quiet"])
+            .args(network)
+            .current_dir(repo)
+            .output()
+            .context("cannot run cargo")
+    };
+    if fetch(&["--offline"])?.status.success() {
+        return Ok(());
+    }
+    let output = fetch(&[])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "cannot fetch the crates: the first run needs the network, later ones don't ({})",
+        said.lines().next().unwrap_or_default()
+    );
+    Ok(())
+}
