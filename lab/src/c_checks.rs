@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the C code: what compiler, sparse and checkpatch say of the
-//! kernel modules for each kernel, checkpatch of the BPF programs, the guest
-//! driver's own tests, and the register header as plain C.
+//! kernel modules for each kernel, the modules as packages, checkpatch on the
+//! BPF programs, the guest driver's own tests, and the register header as
+//! plain C.
 //!
 //! They run on copies, and aren't repeated on the same input.
 
@@ -54,6 +55,24 @@ const ABI_SCRIPT: &str = r#"
         -Wall -Wextra -Werror -fsyntax-only use.c
 "#;
 
+/// Makes a package, and has DKMS build it for a kernel as an installed system
+/// would: by the lines of dkms.conf alone. DKMS keeps the module, which has to
+/// bear the name that dkms.conf gives it.
+const DKMS_SCRIPT: &str = r#"
+    value() { sed -n "s/^$1=\"\(.*\)\"\$/\1/p" "$folder/dkms.conf"; }
+    folder=$1 release=$2
+    name=$(value PACKAGE_NAME) version=$(value PACKAGE_VERSION)
+    built=$(value 'BUILT_MODULE_NAME\[0\]')
+    make --silent -C "$folder" dist DIST="$PWD/src/$name-$version"
+    trees="--sourcetree $PWD/src --dkmstree $PWD/dkms"
+    mkdir dkms
+    dkms add $trees -m "$name" -v "$version"
+    ARCH=arm64 CROSS_COMPILE=aarch64-linux-gnu- \
+        dkms build $trees -m "$name" -v "$version" -k "$release" -a aarch64 ||
+        { cat dkms/*/*/build/make.log; exit 1; }
+    find dkms -path "*/$release/aarch64/module/$built.ko*" | grep .
+"#;
+
 /// Every test of the C code.
 pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     let checkpatch = kernel_source::unpacked(&parts.cache, &parts.root)?;
@@ -67,6 +86,11 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
+            tried.push(check.tried(name, parts, repo));
+        }
+        for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
+            let check = dkms(source, &release);
+            let name = format!("{}: make dist, DKMS, {release}", source.name);
             tried.push(check.tried(name, parts, repo));
         }
     }
@@ -131,6 +155,17 @@ fn results(text: &str, passed: &Verdict) -> Vec<Tried> {
         });
     }
     tried
+}
+
+fn dkms(source: ModuleSource, release: &str) -> Check {
+    let folder = source.folders.first().copied().unwrap_or_default();
+    let command = ["sh", "-ec", DKMS_SCRIPT, "sh", folder, release];
+    Check {
+        name: format!("{}-dkms-{release}", source.name),
+        source,
+        command: command.map(Into::into).into(),
+        place: Place::Copy,
+    }
 }
 
 fn bpf(checkpatch: &str) -> Check {

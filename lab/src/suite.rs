@@ -5,13 +5,14 @@
 //! one of the checks on the sources. What can't be tried here is skipped
 //! with its reason, and counted as skipped.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::bounds;
 use crate::checks;
@@ -188,22 +189,33 @@ pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     let started = Instant::now();
     let mut tried = checks::sources(parts, repo)?;
     tried.extend(checks::crates(parts, repo)?);
-    tried.extend(boots(parts, repo));
+    let (of_boots, results) = boots(parts, repo);
+    tried.extend(of_boots);
+    let out = repo.join("out");
+    fs::create_dir_all(&out)?;
+    fs::write(out.join("test.json"), serde_json::to_vec_pretty(&results)?)?;
     Ok(summary(&tried, started))
 }
 
-/// Boots two hosts at a time: an emulated host keeps one CPU busy.
-fn boots(parts: &Parts, repo: &Path) -> Vec<Tried> {
+/// Boots two hosts at a time: an emulated host keeps one CPU busy. What was tried, and all that
+/// the scenarios report, with the host that each ran on.
+fn boots(parts: &Parts, repo: &Path) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
     let ended = AtomicUsize::new(0);
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
+    let all = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(boot) = BOOTS.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (mut news, results) = boot.carry_out(parts, repo);
+                    let host = boot.name();
+                    let named = results
+                        .iter()
+                        .map(|result| json!({ "host": host, "result": result }));
+                    lock(&all).extend(named);
                     if boot.scenarios == ["repeat"] {
                         lock(&repeats).extend(results);
                     }
@@ -217,7 +229,7 @@ fn boots(parts: &Parts, repo: &Path) -> Vec<Tried> {
     step.done();
     let mut tried = tried.into_inner().unwrap_or_default();
     tried.push(same(&repeats.into_inner().unwrap_or_default()));
-    tried
+    (tried, all.into_inner().unwrap_or_default())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -236,6 +248,18 @@ fn same(results: &[Value]) -> Tried {
 }
 
 impl Boot {
+    fn name(&self) -> String {
+        format!(
+            "{} host {:?} guest {:?} driver {:?} path {} {}",
+            self.topology,
+            self.host,
+            self.guest,
+            self.driver,
+            self.path.unwrap_or("auto"),
+            self.cpu,
+        )
+    }
+
     fn carry_out(&self, parts: &Parts, repo: &Path) -> (Vec<Tried>, Vec<Value>) {
         if self.scenarios == [tools::SHELL] {
             let tried = shell::check(parts, repo);
@@ -252,17 +276,8 @@ impl Boot {
             limit_s: 1800,
             ..Options::of(self.scenarios)
         };
-        let name = |scenario: &str| {
-            format!(
-                "lab {} host {:?} guest {:?} driver {:?} path {} {}: {scenario}",
-                self.topology,
-                self.host,
-                self.guest,
-                self.driver,
-                self.path.unwrap_or("auto"),
-                self.cpu,
-            )
-        };
+        let host = self.name();
+        let name = |scenario: &str| format!("lab {host}: {scenario}");
         match options.report(parts, repo) {
             Ok(report) => {
                 let each = report

@@ -87,35 +87,27 @@ fn bring_back(
     record: Record,
     tell: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
-    let (mut brought_back, mut gone) = (0, Vec::new());
+    let mut done = Done::default();
     let mut entries: Vec<&Entry> = record.entries.iter().rev().collect();
     let mut told = BTreeSet::new();
     // As in apply: what is refused is tried again after the others, as long as that helps.
-    let (left, mut kept) = loop {
-        let (mut left, mut kept) = (Vec::new(), Vec::new());
-        let before = brought_back;
-        for entry in entries {
-            let name = entry.target.name();
-            let outcome = one(host, entry, &mut |name, now, old| {
-                if told.insert(name.to_owned()) {
-                    tell(name, now, old);
-                }
-            });
-            match outcome {
-                Ok(Outcome::BroughtBack) => brought_back += 1,
-                Ok(Outcome::AsBefore) => {}
-                Ok(Outcome::Gone) => gone.push(name),
-                Err(why) => {
-                    left.push((name, why));
-                    kept.push(entry);
-                }
+    loop {
+        let before = done.brought_back;
+        entries = pass(host, &entries, &mut done, &mut |name, now, old| {
+            if told.insert(name.to_owned()) {
+                tell(name, now, old);
             }
+        });
+        if entries.is_empty() || done.brought_back == before {
+            break;
         }
-        if kept.is_empty() || brought_back == before {
-            break (left, kept.into_iter().cloned().collect::<Vec<_>>());
-        }
-        entries = kept;
-    };
+    }
+    let mut kept: Vec<Entry> = entries.into_iter().cloned().collect();
+    let Done {
+        brought_back,
+        gone,
+        left,
+    } = done;
     let ended = if kept.is_empty() {
         host.discard(PATH)
     } else {
@@ -132,6 +124,38 @@ fn bring_back(
         gone,
         left,
     })
+}
+
+/// What came of it so far.
+#[derive(Default)]
+struct Done {
+    brought_back: usize,
+    gone: Vec<String>,
+    left: Vec<(String, String)>,
+}
+
+/// Brings these back; those that could not be.
+fn pass<'a>(
+    host: &dyn Host,
+    entries: &[&'a Entry],
+    done: &mut Done,
+    tell: &mut dyn FnMut(&str, &str, &str),
+) -> Vec<&'a Entry> {
+    done.left.clear();
+    let mut kept = Vec::new();
+    for &entry in entries {
+        let name = entry.target.name();
+        match one(host, entry, tell) {
+            Ok(Outcome::BroughtBack) => done.brought_back += 1,
+            Ok(Outcome::AsBefore) => {}
+            Ok(Outcome::Gone) => done.gone.push(name),
+            Err(why) => {
+                done.left.push((name, why));
+                kept.push(entry);
+            }
+        }
+    }
+    kept
 }
 
 enum Outcome {

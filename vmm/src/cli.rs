@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
     bench::BenchArgs,
@@ -300,7 +300,7 @@ fn address(text: &str) -> Result<u64, String> {
 }
 
 /// A usage error in one line: what clap says, without the usage text.
-pub fn usage_error(error: &clap::Error) -> String {
+pub fn usage_error(error: &clap::Error, line: impl Iterator<Item = String>) -> String {
     let text = error.to_string();
     let said = text.split("\n\nUsage:").next().unwrap_or(&text);
     let said = said
@@ -308,14 +308,27 @@ pub fn usage_error(error: &clap::Error) -> String {
         .next()
         .unwrap_or(said);
     let said = one_line(said.trim_start_matches("error: "));
-    format!("{said}; see vcpufreq --help and vcpufreq run --help")
+    format!("{said}; see {} --help", named_command(line))
+}
+
+/// The command that a line names, as far as there is one.
+fn named_command(line: impl Iterator<Item = String>) -> String {
+    let program = Cli::command();
+    let mut names = program.get_name().to_owned();
+    let mut command = &program;
+    for word in line.skip(1) {
+        let Some(found) = command.find_subcommand(&word) else {
+            break;
+        };
+        names = format!("{names} {word}");
+        command = found;
+    }
+    names
 }
 
 #[cfg(test)]
 mod tests {
     //! Flags become the options they name; usage errors are one line.
-
-    use clap::CommandFactory;
 
     use super::*;
 
@@ -369,16 +382,28 @@ mod tests {
 
     #[test]
     fn usage_errors_are_one_line() {
-        for flags in [
-            &["run", "--nope"][..],
-            &["run", "--pin", "0"],
-            &["--clamp"],
-            &[],
-            &["go"],
+        for (flags, help) in [
+            (&["run", "--nope"][..], "vcpufreq run --help"),
+            (&["run", "--pin", "0"], "vcpufreq run --help"),
+            (&["rt", "plan", "--nope"], "vcpufreq rt plan --help"),
+            (
+                &["rt", "report", "--time", "soon"],
+                "vcpufreq rt report --help",
+            ),
+            (&["rt"], "vcpufreq rt --help"),
+            (&["--clamp"], "vcpufreq --help"),
+            (&[], "vcpufreq --help"),
+            (&["go"], "vcpufreq --help"),
         ] {
-            let line = ["vcpufreq"].iter().chain(flags);
-            let text = usage_error(&Cli::try_parse_from(line).unwrap_err());
-            assert!(!text.contains('\n') && text.contains("--help"), "{text}");
+            let line = || {
+                ["vcpufreq"]
+                    .iter()
+                    .chain(flags)
+                    .map(|word| (*word).to_owned())
+            };
+            let text = usage_error(&Cli::try_parse_from(line()).unwrap_err(), line());
+            let ends = text.ends_with(&format!("; see {help}"));
+            assert!(!text.contains('\n') && ends, "{text}");
         }
     }
 

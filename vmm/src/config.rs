@@ -11,7 +11,7 @@ use thiserror::Error;
 use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
-use crate::{path::PathChoice, rt_guest::RtConfig};
+use crate::{path::PathChoice, rt_config::RtConfig};
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;

@@ -27,6 +27,7 @@ pub mod path;
 pub mod resolve;
 pub mod rt_cli;
 pub mod rt_command;
+pub mod rt_config;
 pub mod rt_guest;
 pub mod rt_options;
 pub mod rt_report;

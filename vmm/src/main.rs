@@ -40,7 +40,8 @@ fn main() -> ExitCode {
             };
         }
         Err(error) => {
-            eprintln!("vcpufreq: {}", cli::usage_error(&error));
+            let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+            eprintln!("vcpufreq: {}", cli::usage_error(&error, words));
             return ERROR.into();
         }
     };

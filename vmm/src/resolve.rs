@@ -24,7 +24,7 @@ use crate::{
     facts::{HostCpus, Pcpu, Policy},
     options::{self, Actuator, Clamp, RunOptions, VcpuOptions},
     parse::CpuList,
-    rt_guest::RtConfig,
+    rt_config::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
 };
 

@@ -129,6 +129,11 @@ fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> 
     if args.names_guests() {
         return args.wanted(host);
     }
+    if args.profile.is_some() || args.housekeeping.is_some() {
+        bail!(
+            "--profile and --housekeeping are for guests that --guest or --config names; leave them out to check what was applied"
+        );
+    }
     match Record::read(host).context(NAME)? {
         Some(record) if !record.is_of_another_boot(host)? => Ok(Wanted {
             partition: record.partition,

@@ -8,10 +8,9 @@
 //! locked, idle latency is bounded as long as the guest runs. Where `vcpufreq rt apply` has made a
 //! partition for these pCPUs, the threads go there.
 
-use std::{fs, path::PathBuf, process, sync::Arc};
+use std::{fs, io, path::PathBuf, process, sync::Arc};
 
 use anyhow::{Context, bail};
-use thiserror::Error;
 use vcpufreq_device::{
     DomainId, Util, VcpuId,
     host::{HostRoot, KernelTree, PartitionGroups},
@@ -19,173 +18,16 @@ use vcpufreq_device::{
 use vcpufreq_rt::{KernelHost, Record};
 
 use crate::{
-    config::{RunConfig, VcpuConfig},
+    config::RunConfig,
     facts::HostTree,
-    options::RunOptions,
     parse::CpuList,
-    rt_options::{PageSize, ResumeLatency, RtPolicy},
+    rt_config::RtConfig,
+    rt_options::RtPolicy,
     rt_sys,
     rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
     run::warn,
     vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
 };
-
-/// What is wanted, checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RtConfig {
-    /// How each vCPU is scheduled; `None` for those that are not real-time.
-    pub policies: Vec<Option<RtPolicy>>,
-    /// A lower bound for each vCPU's requests.
-    pub floors: Vec<Util>,
-    /// The wake-up latency of the real-time vCPUs' pCPUs.
-    pub resume_latency: Option<ResumeLatency>,
-    /// What guest memory is made of.
-    pub pages: PageSize,
-}
-
-/// Why a guest can't be real-time like this.
-#[derive(Debug, Error)]
-pub enum RtError {
-    /// Not pinned to one pCPU.
-    #[error("vCPU {0} is real-time and has to be pinned to one pCPU; give --pin {0}=PCPU")]
-    NotPinned(usize),
-    /// A pCPU for two.
-    #[error("CPU {pcpu} is real-time vCPU {first}'s alone; pin vCPU {second} to another")]
-    Shared {
-        /// The pCPU.
-        pcpu: u32,
-        /// Whose it is.
-        first: usize,
-        /// Who may run there too.
-        second: usize,
-    },
-    /// Nothing left for the VMM's own threads.
-    #[error("real-time vCPUs have all of CPUs {0}; leave one for everything else")]
-    NoHousekeeping(CpuList),
-    /// A domain of both kinds.
-    #[error("domain {0} has real-time vCPUs and others; give --domain of their own")]
-    MixedDomain(DomainId),
-    /// A bound without anybody to bind it for.
-    #[error("--resume-latency-us is for real-time vCPUs' pCPUs; give --rt too")]
-    NoRtVcpu,
-    /// Memory that doesn't come out even.
-    #[error(
-        "{mem_mib} MiB of memory is no multiple of the huge pages' {page_mib} MiB; change --mem"
-    )]
-    OddMemory {
-        /// The guest's memory.
-        mem_mib: u64,
-        /// A page.
-        page_mib: u64,
-    },
-    /// A floor that the vCPU doesn't reach.
-    #[error(
-        "vCPU {vcpu}'s floor of {khz} kHz is not within its maximum of {max_khz} kHz; lower --floor"
-    )]
-    Floor {
-        /// The vCPU.
-        vcpu: usize,
-        /// What was asked for.
-        khz: u32,
-        /// Its highest frequency; 0 when it isn't known.
-        max_khz: u32,
-    },
-    /// A floor without requests.
-    #[error("--floor is a bound on requests, of which there are none with --no-bridge")]
-    FloorWithoutBridge,
-}
-
-impl RtConfig {
-    /// The real-time side of these options.
-    ///
-    /// # Errors
-    /// The first rule that is broken.
-    pub fn new(
-        options: &RunOptions,
-        vcpus: &[VcpuConfig],
-        mem_mib: u64,
-        online: &CpuList,
-    ) -> Result<Self, RtError> {
-        let of = |vcpu: usize| {
-            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
-            options.vcpus.get(&number)
-        };
-        let policies: Vec<_> = (0..vcpus.len()).map(|vcpu| of(vcpu)?.rt).collect();
-        check_pins(&policies, vcpus, online)?;
-        let mut floors = Vec::new();
-        for (vcpu, config) in vcpus.iter().enumerate() {
-            let khz = of(vcpu).and_then(|options| options.floor);
-            floors.push(khz.map_or(Ok(Util::ZERO), |khz| floor(vcpu, config, khz))?);
-        }
-        if options.no_bridge == Some(true) && floors.iter().any(|floor| *floor > Util::ZERO) {
-            return Err(RtError::FloorWithoutBridge);
-        }
-        if options.resume_latency_us.is_some() && policies.iter().all(Option::is_none) {
-            return Err(RtError::NoRtVcpu);
-        }
-        let pages = options.hugepages.unwrap_or_default();
-        let page_mib = pages.bytes() >> 20;
-        if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
-            return Err(RtError::OddMemory { mem_mib, page_mib });
-        }
-        Ok(Self {
-            policies,
-            floors,
-            resume_latency: options.resume_latency_us,
-            pages,
-        })
-    }
-
-    fn has_rt(&self) -> bool {
-        self.policies.iter().any(Option::is_some)
-    }
-
-    /// Whether a clamp has a lower bound.
-    pub fn has_floor(&self) -> bool {
-        self.floors.iter().any(|floor| *floor > Util::ZERO)
-    }
-}
-
-/// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.
-fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> Result<Util, RtError> {
-    let max_khz = config.opps.last().map_or(0, |opp| opp.khz);
-    if khz > max_khz {
-        return Err(RtError::Floor { vcpu, khz, max_khz });
-    }
-    let util = u128::from(config.capacity.get()) * u128::from(khz);
-    Ok(Util::saturating(util / u128::from(max_khz.max(1))))
-}
-
-fn check_pins(
-    policies: &[Option<RtPolicy>],
-    vcpus: &[VcpuConfig],
-    online: &CpuList,
-) -> Result<(), RtError> {
-    let is_rt = |vcpu: usize| policies.get(vcpu).is_some_and(Option::is_some);
-    let mut taken = Vec::new();
-    for (first, config) in vcpus.iter().enumerate().filter(|(vcpu, _)| is_rt(*vcpu)) {
-        let &[pcpu] = config.pin.as_slice() else {
-            return Err(RtError::NotPinned(first));
-        };
-        for (second, other) in vcpus.iter().enumerate() {
-            if second != first && other.pin.contains(&pcpu) {
-                return Err(RtError::Shared {
-                    pcpu,
-                    first,
-                    second,
-                });
-            }
-            if other.domain == config.domain && !is_rt(second) {
-                return Err(RtError::MixedDomain(config.domain));
-            }
-        }
-        taken.push(pcpu);
-    }
-    if !taken.is_empty() && online.0.iter().all(|cpu| taken.contains(cpu)) {
-        return Err(RtError::NoHousekeeping(online.clone()));
-    }
-    Ok(())
-}
 
 /// The real-time side of one guest on this host.
 #[derive(Debug)]
@@ -194,6 +36,18 @@ pub struct RtGuest {
     domains: Vec<DomainId>,
     cpus: Vec<u32>,
     partition: Option<PartitionGroups>,
+    /// The profile that was applied for these CPUs and makes no partition.
+    without_cpuset: Option<String>,
+}
+
+/// What `vcpufreq rt apply` did for some CPUs.
+#[derive(Debug)]
+enum Applied {
+    Nothing,
+    /// By a profile that makes no cpuset.
+    WithoutCpuset(String),
+    /// A partition, whose cgroup this is.
+    Partition(PathBuf),
 }
 
 impl RtGuest {
@@ -207,7 +61,11 @@ impl RtGuest {
             .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
             .collect();
         let cpus: Vec<u32> = rt.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
-        let top = partition_of(&cpus, host)?;
+        let (top, without_cpuset) = match applied_for(&cpus, host)? {
+            Applied::Nothing => (None, None),
+            Applied::WithoutCpuset(profile) => (None, Some(profile)),
+            Applied::Partition(top) => (Some(top), None),
+        };
         let partition = top
             .map(|top| {
                 let domains = rt.iter().map(|vcpu| vcpu.domain).collect();
@@ -219,6 +77,7 @@ impl RtGuest {
             domains: config.vcpus.iter().map(|vcpu| vcpu.domain).collect(),
             cpus,
             partition,
+            without_cpuset,
         })
     }
 
@@ -290,10 +149,7 @@ impl RtGuest {
                 .create(&KernelTree, &self.domains)
                 .context("can't use the real-time partition; see vcpufreq rt check")?;
         } else {
-            let cpus = CpuList(self.cpus.clone());
-            warn(&format!(
-                "CPU {cpus} is not set apart for this guest; vcpufreq rt apply --guest NAME={cpus} does that"
-            ));
+            warn(&self.not_apart());
         }
         if let Some(bound) = self.config.resume_latency {
             for cpu in &self.cpus {
@@ -310,6 +166,19 @@ impl RtGuest {
             .context("can't lock this guest's memory; run as root, or raise the limit (ulimit -l)")
     }
 
+    /// That others may run on these CPUs, and what keeps them off.
+    fn not_apart(&self) -> String {
+        let cpus = CpuList(self.cpus.clone());
+        match &self.without_cpuset {
+            Some(profile) => format!(
+                "CPU {cpus} is not set apart for this guest: profile {profile}, which was applied, makes no cpuset; add cpuset = \"isolated\" to its settings, or boot with isolcpus={cpus}"
+            ),
+            None => format!(
+                "CPU {cpus} is not set apart for this guest; vcpufreq rt apply --guest NAME={cpus} does that"
+            ),
+        }
+    }
+
     /// `inner`, and before it what each real-time thread needs.
     pub fn hooks(self, inner: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
         match self.config.has_rt() {
@@ -319,17 +188,17 @@ impl RtGuest {
     }
 }
 
-/// The cgroup of the partition that has all of `cpus`.
-fn partition_of(cpus: &[u32], host: &HostTree) -> anyhow::Result<Option<PathBuf>> {
+/// What was applied for `cpus`.
+fn applied_for(cpus: &[u32], host: &HostTree) -> anyhow::Result<Applied> {
     let look = KernelHost::default();
     let record = match Record::read(&look) {
         Ok(Some(record)) if !record.is_of_another_boot(&look)? => record,
         // None, one of another boot, or not for this user's eyes.
-        _ => return Ok(None),
+        _ => return Ok(Applied::Nothing),
     };
     let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
     let Some(guest) = record.partition.guests.iter().find(has) else {
-        return Ok(None);
+        return Ok(Applied::Nothing);
     };
     let name = &guest.name;
     if let Some(other) = cpus.iter().find(|cpu| !guest.cpus.contains(**cpu)) {
@@ -340,13 +209,25 @@ fn partition_of(cpus: &[u32], host: &HostTree) -> anyhow::Result<Option<PathBuf>
     }
     let top = host.path(format!("sys/fs/cgroup/vcpufreq-rt.{name}"));
     if !top.join("rt").is_dir() {
-        // Its profile makes none.
-        return Ok(None);
+        return Ok(Applied::WithoutCpuset(record.profile_name));
     }
     if PartitionGroups::is_taken(&top) {
         bail!("a guest runs on {name}'s CPUs already; end it, or pin to other CPUs");
     }
-    Ok(Some(top))
+    Ok(Applied::Partition(top))
+}
+
+/// Why the kernel didn't schedule a vCPU's thread so.
+fn refused(vcpu: VcpuId, policy: RtPolicy, error: &io::Error) -> String {
+    match (policy, error.raw_os_error()) {
+        (RtPolicy::Deadline { .. }, Some(libc::EBUSY)) => format!(
+            "vCPU {vcpu} can't be SCHED_DEADLINE: its CPU has not that much bandwidth left; give it a smaller RUNTIME"
+        ),
+        (RtPolicy::Deadline { .. }, _) => format!(
+            "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" or \"isolated\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us; and run as root"
+        ),
+        _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
+    }
 }
 
 struct RtHooks {
@@ -375,11 +256,9 @@ impl Hooks for RtHooks {
 
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         if let Some(policy) = self.policy(vcpu) {
-            rt_sys::schedule(tid, policy).with_context(|| match policy {
-                RtPolicy::Deadline { .. } => format!(
-                    "vCPU {vcpu} can't be SCHED_DEADLINE; it needs a CPU set apart by vcpufreq rt apply, or sched_rt_runtime_us = -1, and that much bandwidth"
-                ),
-                _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
+            rt_sys::schedule(tid, policy).map_err(|error| {
+                let why = refused(vcpu, policy, &error);
+                anyhow::Error::new(error).context(why)
             })?;
         }
         self.inner.on_vcpu_thread(vcpu, tid)

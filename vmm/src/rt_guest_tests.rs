@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::{facts::HostCpus, fake_host::FakeHost, resolve};
+use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
 
 fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
@@ -52,6 +52,44 @@ fn a_floor_is_a_clamp_as_a_request_would_be() {
     let floors: Vec<u16> = rt.floors.iter().map(|floor| floor.get()).collect();
     assert_eq!(floors, [512, 0]);
     assert_eq!(rt.policies, [Some(RtPolicy::Fifo(1)), None]);
+}
+
+#[test]
+fn a_refused_deadline_says_what_the_kernel_asks_for() {
+    let policy = RtPolicy::Deadline {
+        runtime_us: 500,
+        period_us: 1000,
+    };
+    let said = |policy, number| refused(VcpuId(1), policy, &io::Error::from_raw_os_error(number));
+    let root_domain = said(policy, libc::EPERM);
+    for part in [
+        "vCPU 1",
+        "every CPU of its root domain",
+        "one CPU",
+        "sched_rt_runtime_us",
+    ] {
+        assert!(root_domain.contains(part), "{part}: {root_domain}");
+    }
+    assert!(said(policy, libc::EBUSY).contains("smaller RUNTIME"));
+    assert!(said(RtPolicy::Fifo(1), libc::EPERM).contains("CAP_SYS_NICE"));
+}
+
+#[test]
+fn what_was_applied_is_not_asked_for_again() {
+    let guest = |without_cpuset: Option<&str>| RtGuest {
+        config: RtConfig::default(),
+        domains: Vec::new(),
+        cpus: vec![3],
+        partition: None,
+        without_cpuset: without_cpuset.map(str::to_owned),
+    };
+    let line = guest(Some("iq-9075")).not_apart();
+    assert!(
+        line.contains("cpuset = \"isolated\"") && line.contains("iq-9075"),
+        "{line}"
+    );
+    assert!(!line.contains("rt apply"), "{line}");
+    assert!(guest(None).not_apart().contains("rt apply --guest NAME=3"));
 }
 
 /// What the bridge would have heard.
@@ -106,6 +144,7 @@ fn the_bridge_hears_of_every_moment() {
         domains: vec![DomainId(0), DomainId(1)],
         cpus: vec![3],
         partition: None,
+        without_cpuset: None,
     };
     let heard = Arc::new(Heard::default());
     let hooks = rt.hooks(heard.clone());

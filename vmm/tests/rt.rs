@@ -78,6 +78,11 @@ fn refusals_are_one_line_each() {
         (&["plan", PLC, "--profile=./nope"], "check the path"),
         (&["plan", "--config", &file], "profil"),
         (&["check"], "nothing is applied here"),
+        (&["check", "--profile=kvm-rt"], "leave them out"),
+        (
+            &["plan", PLC, "--housekeeping="],
+            "housekeeping has no CPU; name at least one",
+        ),
         (&["apply", PLC], "running host only"),
     ] {
         let line = refused(line);

@@ -354,6 +354,10 @@ mod tests {
         let events = [at(899, to("cyclictest", 30)), at(1_500, What::Awake)];
         assert!(late().is_in(&events));
         assert!(!late().is_in(&events[1..]));
+        assert!(
+            !late().is_in(&[at(901, What::Awake)]),
+            "its beginning is lost"
+        );
         let elsewhere = events.map(|event| Event { cpu: 6, ..event });
         assert!(!late().is_in(&elsewhere) && !late().is_in(&[]));
     }

@@ -114,7 +114,7 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
 }
 
 /// A load that isn't there any more is no load: said before the test, not after it.
-const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended at once' >&2; exit 3; }; done\n";
+const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended at once' >&2; kill -TERM $load 2> /dev/null; exit 3; }; done\n";
 
 #[cfg(test)]
 mod tests {
@@ -188,8 +188,14 @@ mod tests {
         let text = script(&test(), &beside(Load::Stress), None);
         // However long they take to end.
         let text = text.replace("sleep 1\n", "wait\n");
-        let (code, text) = run(&text.replace("stress-ng --quiet", "false"));
-        assert_eq!((code, text.as_str()), (Some(3), ""));
+        let (code, said) = run(&text.replace("stress-ng --quiet", "false"));
+        assert_eq!((code, said.as_str()), (Some(3), ""));
+        // The others end with it, by a signal: 143.
+        let text = text.replace("wait\n", "wait $first\n");
+        let one_ends = "stress-ng() { [ \"$7\" != 0 ] || exit 1; exec sleep 60; }\ntrap 'wait $!; echo $?' EXIT\n";
+        let text = text.replacen("load=\"$load $!\"", "load=\"$load $!\"; first=$!", 1);
+        let (code, said) = run(&format!("{one_ends}{text}"));
+        assert_eq!((code, said.lines().last()), (Some(3), Some("143")));
     }
 
     #[test]

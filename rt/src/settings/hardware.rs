@@ -43,9 +43,8 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
         .read("/proc/sys/kernel/osrelease")
         .unwrap_or_default();
     let path = format!("/boot/config-{release}");
-    let own = || cx.look.bytes(OWN_CONFIG).map(|bytes| gzip::text(&bytes));
-    let own = || own().ok().flatten().ok_or(Unread::Missing);
-    let text = match cx.look.read(&path).or_else(|why| own().or(Err(why))) {
+    let own = || gzip::text(&cx.look.bytes(OWN_CONFIG).ok()?);
+    let text = match cx.look.read(&path).or_else(|why| own().ok_or(why)) {
         Ok(text) => text,
         Err(Unread::Missing) => {
             return sheet.unseen(

@@ -24,8 +24,9 @@ const BOOT: Duration = Duration::from_secs(120);
 const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
 const HUGE_MIB: u64 = 256;
-/// The bridge's threads; the first by the path `kernel` only, which the lab's hosts offer.
-const OF_THE_BRIDGE: [&str; 2] = ["requests", "housekeeper"];
+const PROFILE: &str = "/run/deadline.toml";
+/// The bridge's threads, and the one that writes `--events`; the first by the path `kernel` only, which the lab's hosts offer.
+const OF_THE_BRIDGE: [&str; 3] = ["requests", "housekeeper", "events"];
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -113,6 +114,7 @@ fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
         .find_map(|line| line.strip_prefix("VmLck:"))
         .and_then(|text| text.trim().trim_end_matches(" kB").parse().ok())
         .context("no VmLck")?;
+    let path = super::stats::of(vm)?["vcpus"][1]["path"].clone();
     let bound = sysfs::text(bound_file(cpu))?;
     let elsewhere = sysfs::text(bound_file(0))?;
     let held = intruders.is_empty()
@@ -124,7 +126,7 @@ fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
         && bound == BOUND_US
         && elsewhere == "0";
     Ok(json!({
-        "held": held, "threads": names, "other_threads_there": intruders, "vcpu_allowed_on": vcpu,
+        "held": held, "path": path, "threads": names, "other_threads_there": intruders, "vcpu_allowed_on": vcpu,
         "priority_and_policy": scheduling, "locked_kib": locked, "bound_us": bound,
     }))
 }
@@ -190,36 +192,75 @@ fn second_guest(cpu: u32) -> Result<bool> {
     Ok(output.status.code() == Some(2))
 }
 
-/// RR with huge pages, and DEADLINE, whose requests don't apply; both without a partition.
+/// RR with huge pages, and DEADLINE, whose requests don't apply.
 fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let rr = round_robin(plan, little, cpu)?;
+    let deadline = deadline(plan, little, cpu)?;
+    Ok(json!({
+        "held": rr["held"] == true && deadline["held"] == true, "rr": rr, "deadline": deadline,
+    }))
+}
+
+/// Without a partition: what is asked for is the clamp of a real-time thread, up and down.
+fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let pages = "/proc/sys/vm/nr_hugepages";
     let before = sysfs::text(pages)?;
     sysfs::write(pages, HUGE_MIB / 2)?;
     let options = ["--rt", "1=rr:2", "--hugepages", "2M"];
-    let vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
-    let rr = scheduling_of(&vm, 1)?;
+    let mut vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
+    let scheduling = scheduling_of(&vm, 1)?;
     let free = huge_pages_free()?;
+    set_governor(&mut vm, 1, "userspace")?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let mut clamps = Vec::new();
+    for khz in [policy.min(), policy.max(), policy.min()] {
+        ask_for(&mut vm, 1, khz)?;
+        clamps.push((policy.util(khz), vm.clamp(1)?.0));
+    }
     vm.quit()?;
     sysfs::write(pages, before)?;
-    // Or a pinned thread needs a root domain of its own.
-    let runtime = "/proc/sys/kernel/sched_rt_runtime_us";
-    let limit = sysfs::text(runtime)?;
-    sysfs::write(runtime, -1)?;
-    let options = ["--rt", "1=deadline:8000/10000"];
-    let mut vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
-    let deadline = scheduling_of(&vm, 1)?;
-    set_governor(&mut vm, 1, "userspace")?;
-    ask_for(
-        &mut vm,
-        1,
-        Policy::all()?.last().context("no policy")?.min(),
+    let right = clamps.iter().all(|(asked, clamp)| asked == clamp);
+    Ok(json!({
+        "held": scheduling == "2 2" && free == 0 && right, "priority_and_policy": scheduling,
+        "huge_pages_free": free, "asked_and_clamp": clamps,
+    }))
+}
+
+/// With admission control as it is: in a partition of its own pCPU, and refused without one.
+fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let setup = plan
+        .mirroring(&[little, cpu])
+        .with(&["--rt", "1=deadline:8000/10000"]);
+    let alone = Setup {
+        silent: true,
+        ..setup.clone()
+    };
+    let refused = vm::command(&alone).output()?;
+    let refused = refused.status.code() == Some(2)
+        && String::from_utf8_lossy(&refused.stderr).contains("root domain");
+    std::fs::write(PROFILE, "[settings]\ncpuset = 'root'\n")?;
+    rt(
+        &[
+            "apply",
+            "--profile",
+            PROFILE,
+            "--guest",
+            &format!("plc={cpu}"),
+        ],
+        0,
     )?;
+    let mut vm = boot(plan, &setup)?;
+    let scheduling = scheduling_of(&vm, 1)?;
+    set_governor(&mut vm, 1, "userspace")?;
+    let policies = Policy::all()?;
+    ask_for(&mut vm, 1, policies.last().context("no policy")?.min())?;
     let said = vm.quit()?;
-    sysfs::write(runtime, limit)?;
+    rt(&["restore"], 0)?;
     let counted = said.contains("not applicable") && !said.contains("not applicable 0");
     Ok(json!({
-        "held": rr == "2 2" && free == 0 && deadline == "0 6" && counted,
-        "rr": rr, "huge_pages_free": free, "deadline": deadline, "vmm_said": said,
+        "held": refused && scheduling == "0 6" && counted, "refused_without_partition": refused,
+        "priority_and_policy": scheduling, "vmm_said": said,
     }))
 }
 

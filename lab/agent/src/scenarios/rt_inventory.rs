@@ -33,6 +33,9 @@ const KEPT: &[(&str, &[&str])] = &[
             "_governor",
             "_min_freq",
             "_max_freq",
+            "_setspeed",
+            "boost",
+            "no_turbo",
             "rate_limit_us",
             "disable",
             "latency_us",
@@ -40,6 +43,7 @@ const KEPT: &[(&str, &[&str])] = &[
     ),
     ("/sys/kernel/debug/sched", &["runtime", "period"]),
     ("/sys/kernel/mm/ksm", &["run"]),
+    ("/sys/kernel/mm/transparent_hugepage", &["enabled"]),
     ("/sys/module/kvm/parameters", &[""]),
     (
         "/sys/fs/cgroup",

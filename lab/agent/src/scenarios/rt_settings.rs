@@ -65,6 +65,7 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     succeeded(&["apply", "--config", CONFIG])?;
     let changed = changes(before, &everything()?);
     let unlisted = unlisted(&plan, &changed);
+    let not_compared = not_compared(&plan, before);
     // Nobody outside of the guest's group can be put on its CPU.
     let cut_off = bind(cpu).is_err();
     let check = json_of(&["check", "--json"])?;
@@ -79,8 +80,9 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     let record_gone = !Path::new(RECORD).exists();
     let held = not.is_empty() && effective == planned && left.is_empty() && record_gone;
     let report = json!({
-        "held": held && unlisted.is_empty() && changed.len() > 30 && bind(cpu).is_ok(),
+        "held": held && unlisted.is_empty() && not_compared.is_empty() && changed.len() > 30 && bind(cpu).is_ok(),
         "settings": planned, "changed_and_not_planned": unlisted,
+        "planned_and_not_compared": not_compared,
         "effective": effective, "not": not, "files_changed": changed.len(),
         "left_after_restore": left, "absent": plan["plan"]["absent"],
         "unseen": plan["plan"]["unseen"], "cmdline": plan["plan"]["cmdline"],
@@ -88,16 +90,29 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     Ok((report, cut_off))
 }
 
+/// What the plan has and the inventory doesn't: it would come back unseen. What the plan itself makes
+/// isn't there before.
+fn not_compared(plan: &Value, before: &State) -> Vec<String> {
+    let compared = changes_of(plan).into_iter().filter_map(|change| {
+        let made = change["kind"] == "dir" || change["kind"] == "inside";
+        let name = change["path"].as_str().or(change["name"].as_str())?;
+        (!made && !before.contains_key(name)).then(|| name.to_owned())
+    });
+    compared.collect()
+}
+
+fn changes_of(plan: &Value) -> Vec<&Value> {
+    let settings = plan["plan"]["settings"].as_array().into_iter().flatten();
+    settings
+        .flat_map(|one| one["changes"].as_array().into_iter().flatten())
+        .collect()
+}
+
 /// What has changed and is not in the plan, nor follows in the kernel from what is: files of cgroups
 /// that the plan makes or gives controllers to, and the list of isolated CPUs.
 fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
-    let none = Vec::new();
-    let settings = plan["plan"]["settings"].as_array().unwrap_or(&none);
-    let all = settings
-        .iter()
-        .flat_map(|one| one["changes"].as_array().unwrap_or(&none));
     let mut planned = BTreeSet::new();
-    for change in all {
+    for change in changes_of(plan) {
         for key in ["path", "shown_in", "name"] {
             planned.extend(change[key].as_str());
         }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is wanted of real-time vCPUs, checked: from options to a plan, without looking at the host.
+
+use thiserror::Error;
+use vcpufreq_device::{DomainId, Util};
+
+use crate::{
+    config::VcpuConfig,
+    options::RunOptions,
+    parse::CpuList,
+    rt_options::{PageSize, ResumeLatency, RtPolicy},
+};
+
+/// What is wanted, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RtConfig {
+    /// How each vCPU is scheduled; `None` for those that are not real-time.
+    pub policies: Vec<Option<RtPolicy>>,
+    /// A lower bound for each vCPU's requests.
+    pub floors: Vec<Util>,
+    /// The wake-up latency of the real-time vCPUs' pCPUs.
+    pub resume_latency: Option<ResumeLatency>,
+    /// What guest memory is made of.
+    pub pages: PageSize,
+}
+
+/// Why a guest can't be real-time like this.
+#[derive(Debug, Error)]
+pub enum RtError {
+    /// Not pinned to one pCPU.
+    #[error("vCPU {0} is real-time and has to be pinned to one pCPU; give --pin {0}=PCPU")]
+    NotPinned(usize),
+    /// A pCPU for two.
+    #[error("CPU {pcpu} is real-time vCPU {first}'s alone; pin vCPU {second} to another")]
+    Shared {
+        /// The pCPU.
+        pcpu: u32,
+        /// Whose it is.
+        first: usize,
+        /// Who may run there too.
+        second: usize,
+    },
+    /// Nothing left for the VMM's own threads.
+    #[error("real-time vCPUs have all of CPUs {0}; leave one for everything else")]
+    NoHousekeeping(CpuList),
+    /// A domain of both kinds.
+    #[error("domain {0} has real-time vCPUs and others; give --domain of their own")]
+    MixedDomain(DomainId),
+    /// A bound without anybody to bind it for.
+    #[error("--resume-latency-us is for real-time vCPUs' pCPUs; give --rt too")]
+    NoRtVcpu,
+    /// Memory that doesn't come out even.
+    #[error(
+        "{mem_mib} MiB of memory is no multiple of the huge pages' {page_mib} MiB; change --mem"
+    )]
+    OddMemory {
+        /// The guest's memory.
+        mem_mib: u64,
+        /// A page.
+        page_mib: u64,
+    },
+    /// A floor that the vCPU doesn't reach.
+    #[error(
+        "vCPU {vcpu}'s floor of {khz} kHz is not within its maximum of {max_khz} kHz; lower --floor"
+    )]
+    Floor {
+        /// The vCPU.
+        vcpu: usize,
+        /// What was asked for.
+        khz: u32,
+        /// Its highest frequency; 0 when it isn't known.
+        max_khz: u32,
+    },
+    /// A floor without requests.
+    #[error("--floor is a bound on requests, of which there are none with --no-bridge")]
+    FloorWithoutBridge,
+}
+
+impl RtConfig {
+    /// The real-time side of these options.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn new(
+        options: &RunOptions,
+        vcpus: &[VcpuConfig],
+        mem_mib: u64,
+        online: &CpuList,
+    ) -> Result<Self, RtError> {
+        let of = |vcpu: usize| {
+            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
+            options.vcpus.get(&number)
+        };
+        let policies: Vec<_> = (0..vcpus.len()).map(|vcpu| of(vcpu)?.rt).collect();
+        check_pins(&policies, vcpus, online)?;
+        let mut floors = Vec::new();
+        for (vcpu, config) in vcpus.iter().enumerate() {
+            let khz = of(vcpu).and_then(|options| options.floor);
+            floors.push(khz.map_or(Ok(Util::ZERO), |khz| floor(vcpu, config, khz))?);
+        }
+        if options.no_bridge == Some(true) && floors.iter().any(|floor| *floor > Util::ZERO) {
+            return Err(RtError::FloorWithoutBridge);
+        }
+        if options.resume_latency_us.is_some() && policies.iter().all(Option::is_none) {
+            return Err(RtError::NoRtVcpu);
+        }
+        let pages = options.hugepages.unwrap_or_default();
+        let page_mib = pages.bytes() >> 20;
+        if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
+            return Err(RtError::OddMemory { mem_mib, page_mib });
+        }
+        Ok(Self {
+            policies,
+            floors,
+            resume_latency: options.resume_latency_us,
+            pages,
+        })
+    }
+
+    /// Whether a vCPU is real-time.
+    pub fn has_rt(&self) -> bool {
+        self.policies.iter().any(Option::is_some)
+    }
+
+    /// Whether a clamp has a lower bound.
+    pub fn has_floor(&self) -> bool {
+        self.floors.iter().any(|floor| *floor > Util::ZERO)
+    }
+}
+
+/// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.
+fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> Result<Util, RtError> {
+    let max_khz = config.opps.last().map_or(0, |opp| opp.khz);
+    if khz > max_khz {
+        return Err(RtError::Floor { vcpu, khz, max_khz });
+    }
+    let util = u128::from(config.capacity.get()) * u128::from(khz);
+    Ok(Util::saturating(util / u128::from(max_khz.max(1))))
+}
+
+fn check_pins(
+    policies: &[Option<RtPolicy>],
+    vcpus: &[VcpuConfig],
+    online: &CpuList,
+) -> Result<(), RtError> {
+    let is_rt = |vcpu: usize| policies.get(vcpu).is_some_and(Option::is_some);
+    let mut taken = Vec::new();
+    for (first, config) in vcpus.iter().enumerate().filter(|(vcpu, _)| is_rt(*vcpu)) {
+        let &[pcpu] = config.pin.as_slice() else {
+            return Err(RtError::NotPinned(first));
+        };
+        for (second, other) in vcpus.iter().enumerate() {
+            if second != first && other.pin.contains(&pcpu) {
+                return Err(RtError::Shared {
+                    pcpu,
+                    first,
+                    second,
+                });
+            }
+            if other.domain == config.domain && !is_rt(second) {
+                return Err(RtError::MixedDomain(config.domain));
+            }
+        }
+        taken.push(pcpu);
+    }
+    if !taken.is_empty() && online.0.iter().all(|cpu| taken.contains(cpu)) {
+        return Err(RtError::NoHousekeeping(online.clone()));
+    }
+    Ok(())
+}
