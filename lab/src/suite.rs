@@ -177,7 +177,7 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot("4+3+1", &["speed"]),
-    boot("2+2", &["bench:little-to-big:new-thread", "speed"]),
+    boot("2+2", &["bench:little-to-big", "speed"]),
     boot("1", &["opps-exact", "governor"]),
     boot("1", &[tools::SHELL]),
     boot("2+2", &["repeat"]),

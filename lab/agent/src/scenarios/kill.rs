@@ -17,9 +17,9 @@ use crate::load::Load;
 use crate::vm::{Setup, Vm};
 
 /// Kills of a VMM that starts, or whose guest boots.
-const EARLY: u32 = 45;
+const EARLY: u32 = 47;
 /// Kills of one whose guest makes requests.
-const LOADED: u32 = 5;
+const LOADED: u32 = 3;
 /// In which nothing is left.
 const SOON: Duration = Duration::from_secs(1);
 /// A guest's boot, in virtual time.
@@ -60,8 +60,8 @@ fn early(setup: &Setup) -> Result<(Vec<Value>, u32)> {
     let mut with_cgroup = 0;
     for round in 0..EARLY {
         let vm = Vm::start(setup)?;
-        // 0 to 1.2 s in steps that visit every part of it, not in order.
-        sleep(Duration::from_millis(27) * (round * 37 % EARLY));
+        // 0 to 0.8 s in steps that visit every part of it, not in order.
+        sleep(Duration::from_millis(17) * (round * 37 % EARLY));
         with_cgroup += u32::from(!own_cgroups()?.is_empty());
         vm.kill()?;
         sleep(SOON);
@@ -86,7 +86,7 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
         first.max(),
         first.min()
     ))?;
-    sleep(Duration::from_millis(20 + 13 * u64::from(round)));
+    sleep(Duration::from_millis(20 + 23 * u64::from(round)));
     let clamps: Vec<(u32, u32)> = (0..policies.len())
         .map(|vcpu| vm.clamp(vcpu))
         .collect::<Result<_>>()?;
