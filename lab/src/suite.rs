@@ -62,7 +62,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("exit"),
-        ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip", "restart"])
+        ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip"])
     },
     boot("4+3+1", &["capacity", "opps-exact", "opps-floor", "uclamp"]),
     boot(
@@ -98,13 +98,6 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot("2+2", &["governor", "opps-exact", "driver"])
     },
-    // Not exact: on an RT host interrupts are threads, each of which lifts the
-    // vCPU's uclamp.max for as long as it runs.
-    Boot {
-        host: Rt,
-        guest: Rt,
-        ..boot("2+2", &["capacity", "governor"])
-    },
     Boot {
         host: Rt,
         guest: Rt,
@@ -118,7 +111,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         driver: Mainline,
-        ..boot("2+2", &["governor", "opps-exact", "domain", "no-exit"])
+        ..boot("2+2", &["governor", "opps-exact", "no-exit"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
     boot("2+2", &["no-exit", "stats", "paths", "fallbacks"]),
