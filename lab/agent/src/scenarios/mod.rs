@@ -42,7 +42,7 @@ mod unpinned_page;
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use crate::vm::{Setup, Vm};
@@ -212,6 +212,11 @@ impl Policy {
 /// The first CPU of each policy: where a guest with one vCPU a policy runs.
 fn first_cpus(policies: &[Policy]) -> Vec<u32> {
     policies.iter().map(Policy::cpu).collect()
+}
+
+/// The vCPU of such a guest that is on the last policy, and that.
+fn last_of(policies: &[Policy]) -> Result<(usize, &Policy)> {
+    policies.iter().enumerate().next_back().context("no policy")
 }
 
 /// Lets the host's ticks pass: a new clamp shows in the frequency at the
