@@ -92,6 +92,7 @@ const BOOTS: &[Boot] = &[
             "pin-offline",
             "guest-facts",
             "dip-by-actuator",
+            "thread-actuator",
             "idle",
             "uclamp",
             "rt-app",

@@ -8,6 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+/// Whether children of the thread start without its scheduling and clamp.
+pub fn resets_on_fork(tid: i32) -> Result<bool> {
+    // SAFETY: takes and returns plain numbers.
+    let policy = unsafe { libc::sched_getscheduler(tid) };
+    ensure!(
+        policy >= 0,
+        "sched_getscheduler: {}",
+        std::io::Error::last_os_error()
+    );
+    Ok(policy & libc::SCHED_RESET_ON_FORK != 0)
+}
+
 /// Makes the calling thread SCHED_FIFO, or SCHED_OTHER with priority 0.
 pub fn set_fifo_priority(priority: i32) -> Result<()> {
     set_fifo_priority_of(0, priority)

@@ -125,13 +125,22 @@ pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
     sys::sched_setattr(tid, &attr)
 }
 
-/// Clamps `tid`; false when clamps mean nothing to it.
+/// Clamps `tid`, if it isn't yet; false when clamps mean nothing to it.
 fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
     // The kernel accepts clamps for SCHED_DEADLINE and ignores them. The policy can change at any
     // time, so it is looked at each time.
-    if sys::sched_policy(tid)? == sys::SCHED_DEADLINE {
+    let attr = sys::sched_getattr(tid)?;
+    if i32::try_from(attr.policy) == Ok(sys::SCHED_DEADLINE) {
         return Ok(false);
     }
+    // A call that changes nothing makes the frequency dip all the same.
+    if demand_of(&attr) != demand {
+        set_clamp(tid, demand)?;
+    }
+    Ok(true)
+}
+
+fn set_clamp(tid: Tid, demand: Demand) -> io::Result<()> {
     let attr = SchedAttr {
         flags: sys::FLAG_KEEP_POLICY
             | sys::FLAG_KEEP_PARAMS
@@ -141,7 +150,14 @@ fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
         util_max: demand.max.get().into(),
         ..SchedAttr::default()
     };
-    sys::sched_setattr(tid, &attr).map(|()| true)
+    sys::sched_setattr(tid, &attr)
+}
+
+fn demand_of(attr: &SchedAttr) -> Demand {
+    Demand {
+        min: Util::saturating(attr.util_min.into()),
+        max: Util::saturating(attr.util_max.into()),
+    }
 }
 
 /// The clamps of `tid`.
@@ -151,10 +167,7 @@ fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
 pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
     let attr = sys::sched_getattr(tid)?;
     Ok(ThreadClamp {
-        demand: Demand {
-            min: Util::saturating(attr.util_min.into()),
-            max: Util::saturating(attr.util_max.into()),
-        },
+        demand: demand_of(&attr),
         reset_on_fork: attr.flags & sys::FLAG_RESET_ON_FORK != 0,
     })
 }
@@ -167,11 +180,10 @@ pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
 /// 5.3, `EPERM` where a sandbox forbids the call.
 pub fn uclamp_available() -> io::Result<()> {
     let probe = thread::Builder::new().name("uclamp-probe".into());
-    let probe = probe.spawn(|| clamp(Tid::current(), Demand::NONE))?;
-    let answer = probe
+    let probe = probe.spawn(|| set_clamp(Tid::current(), Demand::NONE))?;
+    probe
         .join()
-        .map_err(|_| io::Error::other("the probe panicked"))?;
-    answer.map(|_| ())
+        .map_err(|_| io::Error::other("the probe panicked"))?
 }
 
 /// Which threads run the vCPUs of which domain. Fixed in size; registering is one store.

@@ -36,6 +36,7 @@ mod rt_loop;
 mod rt_settings;
 mod speed;
 mod stats;
+mod thread_actuator;
 mod two_guests;
 mod unpinned;
 mod unpinned_page;
@@ -77,6 +78,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "no-dip" => dips::no_dip(plan),
         "dip-by-actuator" => dips::dip_by_actuator(plan),
         "repeat" => opps::repeat(plan),
+        "thread-actuator" => thread_actuator::run(plan),
         "domain" => domain::run(plan),
         "unpinned" => unpinned::run(plan),
         "driver" => driver::run(plan),

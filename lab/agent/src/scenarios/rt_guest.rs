@@ -145,7 +145,8 @@ fn covers(part: &str, cpu: u32) -> bool {
     matches!((number(first), number(last)), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
 }
 
-fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
+/// Priority and policy of a vCPU's thread.
+pub fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
     scheduling(vm.pid(), vm.vcpu_tid(vcpu)?)
 }
 
