@@ -20,6 +20,9 @@ use crate::topology::Topology;
 /// Memory of the emulated host: a guest of 512 MiB, the archive that holds
 /// the guest's kernel twice (packed and unpacked), and room.
 const MEM_MIB: u32 = 2048;
+/// With room for a page of 1 GiB, which the kernel finds at run time where such a
+/// piece is free.
+const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
 /// The host's kernel is where it is told to be; and a panic ends the run,
 /// because the emulator's -no-reboot makes the reboot an end.
@@ -38,6 +41,8 @@ pub struct Board<'a> {
     pub kernel: &'a Kernel,
     /// The emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
     pub cpu: &'a str,
+    /// Whether a page of 1 GiB is wanted of it.
+    pub gib_page: bool,
 }
 
 /// How a run ended.
@@ -157,10 +162,18 @@ impl Board<'_> {
         Ok(args)
     }
 
+    fn mem_mib(&self) -> u32 {
+        if self.gib_page {
+            MEM_FOR_1_GIB_PAGE_MIB
+        } else {
+            MEM_MIB
+        }
+    }
+
     fn machine(&self, options: &str) -> Vec<String> {
         let machine = format!("virt,virtualization=on,gic-version=3,dtb-randomness=off{options}");
         let cpus = self.topology.cpus().to_string();
-        let memory = MEM_MIB.to_string();
+        let memory = self.mem_mib().to_string();
         [
             "-M", &machine, "-cpu", self.cpu, "-smp", &cpus, "-m", &memory,
         ]
@@ -175,7 +188,7 @@ impl Board<'_> {
             self.root.id().as_bytes(),
             self.cpu.as_bytes(),
             added.as_bytes(),
-            &MEM_MIB.to_le_bytes(),
+            &self.mem_mib().to_le_bytes(),
         ]);
         let dir = self.cache.entry("board", &key, |to| {
             let inside = self.root.inside(to)?;

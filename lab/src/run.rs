@@ -200,6 +200,7 @@ impl Options {
             topology,
             kernel,
             cpu: &self.cpu,
+            gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
         }
     }
 

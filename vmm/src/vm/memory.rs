@@ -29,6 +29,19 @@ pub enum MemoryError {
         /// What the host said.
         source: std::io::Error,
     },
+    /// The host's pool of huge pages has too few of that size left.
+    #[error(
+        "the host has no {count} free huge pages of {page_kib} kB for the guest's memory: {source}; write \
+         more to /sys/kernel/mm/hugepages/hugepages-{page_kib}kB/nr_hugepages, or leave --hugepages out"
+    )]
+    HugePages {
+        /// Pages that are missing, at most.
+        count: u64,
+        /// Size of each in KiB.
+        page_kib: u64,
+        /// What the host said.
+        source: std::io::Error,
+    },
     /// The region overlaps one that is there already, or wraps around.
     #[error("guest memory at {base:#x} with {size:#x} bytes doesn't fit beside the other regions")]
     Place {
@@ -107,11 +120,18 @@ impl Memory {
         let Region { base, size, access } = region;
         let place = || MemoryError::Place { base, size };
         let len = usize::try_from(size).map_err(|_| place())?;
-        let mapping = self.map_host(len).map_err(|error| MemoryError::Map {
-            base,
-            size,
-            source: std::io::Error::other(error),
-        })?;
+        let mapping = match self.huge_pages_of(size) {
+            Some(count) => self.map_huge(len).map_err(|error| MemoryError::HugePages {
+                count,
+                page_kib: self.pages.bytes() / 1024,
+                source: os_error(error),
+            }),
+            None => MmapRegion::new(len).map_err(|error| MemoryError::Map {
+                base,
+                size,
+                source: os_error(error),
+            }),
+        }?;
         let mapping = GuestRegionMmap::new(mapping, GuestAddress(base)).ok_or_else(place)?;
         let mapping = std::sync::Arc::new(mapping);
         let map = self
@@ -141,14 +161,14 @@ impl Memory {
         self.slots
     }
 
-    /// Host memory; of huge pages, they are set aside at once, so that there is
-    /// no shortage later.
-    fn map_host(&self, len: usize) -> Result<MmapRegion, MmapRegionError> {
+    /// How many huge pages a region of `size` bytes is made of, if it is.
+    fn huge_pages_of(&self, size: u64) -> Option<u64> {
         let page = self.pages.bytes();
-        let whole = u64::try_from(len).is_ok_and(|len| page > 0 && len.is_multiple_of(page));
-        if !whole {
-            return MmapRegion::new(len);
-        }
+        (page > 0 && size.is_multiple_of(page)).then(|| size / page)
+    }
+
+    /// Huge pages are set aside at once, so that there is no shortage later.
+    fn map_huge(&self, len: usize) -> Result<MmapRegion, MmapRegionError> {
         let size = match self.pages {
             PageSize::Gib1 => libc::MAP_HUGE_1GB,
             PageSize::Mib2 | PageSize::Base => libc::MAP_HUGE_2MB,
@@ -165,5 +185,12 @@ impl Memory {
     /// Bytes in all regions.
     pub fn size(&self) -> u64 {
         self.map.iter().map(GuestMemoryRegion::len).sum()
+    }
+}
+
+fn os_error(error: MmapRegionError) -> std::io::Error {
+    match error {
+        MmapRegionError::Mmap(error) => error,
+        other => std::io::Error::other(other),
     }
 }

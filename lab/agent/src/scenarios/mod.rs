@@ -33,6 +33,7 @@ mod rt_guest;
 mod rt_inventory;
 mod rt_latency;
 mod rt_loop;
+mod rt_pages;
 mod rt_settings;
 mod speed;
 mod stats;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
-use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, set_governor};
+use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_pages, set_governor};
 use crate::sysfs;
 use crate::vm::{self, Setup, Vm};
 
@@ -53,14 +53,16 @@ pub fn run(plan: &Plan) -> Result<Value> {
     rt(&["restore"], 0)?;
     let left = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let others = other_policies(plan, little, cpu)?;
+    let gib_page = rt_pages::gib_page(plan, cpu)?;
     let left_after = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let right = rows.iter().all(|row| row["right"] == true);
     Ok(json!({
         "held": alone["held"] == true && right && refused && occupied && bound == "0"
-            && left.is_empty() && others["held"] == true && left_after.is_empty(),
+            && left.is_empty() && others["held"] == true && gib_page["held"] == true
+            && left_after.is_empty(),
         "alone": alone, "requests": rows, "second_guest_refused": refused,
         "restore_refused_while_it_ran": occupied, "bound_after_kill": bound, "left": left,
-        "other_policies": others, "left_after_them": left_after,
+        "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
     }))
 }
 
