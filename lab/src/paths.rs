@@ -20,7 +20,7 @@ const END: &str = "<!-- end of the figures -->";
 
 /// Measures, writes and prints; whether all accesses ended where they should.
 pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
-    let lab = one(parts, repo, "paths")?;
+    let lab = one(parts, repo, "paths:yardstick")?;
     let switches = one(parts, repo, "bpf-switch-cost")?;
     let kvm = paths_kvm::measure(repo)?;
     let mut results = Vec::new();

@@ -64,7 +64,10 @@ const BOOTS: &[Boot] = &[
         path: Some("exit"),
         ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip"])
     },
-    boot("4+3+1", &["capacity", "opps-exact", "opps-floor", "uclamp"]),
+    boot(
+        "4+3+1",
+        &["capacity", "opps-exact", "opps-floor", "uclamp", "speed"],
+    ),
     boot(
         "2+2",
         &[
@@ -169,7 +172,6 @@ const BOOTS: &[Boot] = &[
             &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
         )
     },
-    boot("4+3+1", &["speed"]),
     boot("2+2", &["bench:little-to-big", "speed"]),
     boot("1", &["opps-exact", "governor"]),
     boot("1", &[tools::SHELL]),

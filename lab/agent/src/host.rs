@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::RebootMode;
+use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
 use crate::deeds::insmod;
@@ -26,6 +27,10 @@ const RESULTS: &str = "/dev/ttyAMA1";
 pub fn main() {
     if let Err(error) = carry_out() {
         report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
+    }
+    // What the port still has to send is lost with the power.
+    if let Err(error) = result_port().and_then(|port| Ok(tcdrain(port)?)) {
+        println!("{error:#}");
     }
     power_off(RebootMode::RB_POWER_OFF);
 }
@@ -120,12 +125,7 @@ fn mount_at(kind: &str, path: &str) -> Result<()> {
 }
 
 fn raw_result_port() -> Result<()> {
-    use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
-    let port = File::options()
-        .write(true)
-        .read(true)
-        .open(RESULTS)
-        .context(RESULTS)?;
+    let port = result_port()?;
     let mut settings = tcgetattr(&port)?;
     cfmakeraw(&mut settings);
     tcsetattr(&port, SetArg::TCSANOW, &settings)?;
@@ -134,13 +134,15 @@ fn raw_result_port() -> Result<()> {
     Ok(())
 }
 
+fn result_port() -> Result<File> {
+    let port = File::options().write(true).read(true).open(RESULTS);
+    port.context(RESULTS)
+}
+
 fn report(result: &Value) {
-    let written = File::options()
-        .write(true)
-        .open(RESULTS)
-        .and_then(|mut port| writeln!(port, "{result}"));
+    let written = result_port().and_then(|mut port| Ok(writeln!(port, "{result}")?));
     if let Err(error) = written {
-        println!("{RESULTS}: {error}; result: {result}");
+        println!("{error:#}; result: {result}");
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod changes;
 mod inbox;
+mod looks;
 mod perf;
 mod recorder;
 mod region;

@@ -2,9 +2,10 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time ([`Budget`]). It has no part in the vCPUs' cgroups, its own clamp
-//! is 0 so that it neither lifts nor holds a pCPU's frequency, and it stays off
-//! the pCPUs that vCPUs are pinned to where there are others.
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf
+//! another one. It has no part in the vCPUs' cgroups, its own clamp is 0 so that
+//! it neither lifts nor holds a pCPU's frequency, and it stays off the pCPUs that
+//! vCPUs are pinned to where there are others.
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,15 +20,11 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::changes::CHANGED;
+use super::looks::Looks;
 use super::{Inboxes, Requests};
 use crate::budget::Budget;
 use crate::vm::sys;
 
-/// How often cur_perf is looked after, at most; a tick of a host with HZ = 250,
-/// which is how often its frequency changes.
-const REFRESH: Duration = Duration::from_millis(4);
-/// How soon after a look the next one comes, when there was a change.
-const REFRESH_AGAIN: Duration = Duration::from_micros(250);
 /// When to go on with an inbox that was left unfinished.
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
@@ -116,9 +113,7 @@ struct Turns {
     plan: Plan,
     epoll: Arc<Epoll>,
     budget: Budget,
-    /// When cur_perf is to be looked after again, and from when on it may be.
-    refresh_at: Instant,
-    refresh_not_before: Instant,
+    looks: Looks,
     stopped: AtomicBool,
     /// Something that cur_perf depends on has changed since the last look.
     changed: AtomicBool,
@@ -145,8 +140,7 @@ impl Turns {
             plan,
             epoll,
             budget: Budget::new(now),
-            refresh_at: now,
-            refresh_not_before: now,
+            looks: Looks::new(now),
             stopped: AtomicBool::new(false),
             changed: AtomicBool::new(false),
         })
@@ -163,9 +157,8 @@ impl Turns {
                 self.answer(event.data());
             }
             self.plan.inboxes.finish(&*self.plan.device);
-            // Looks have a bound of their own.
             let used = sys::thread_cpu_time().saturating_sub(cpu_before);
-            self.refresh_when_due();
+            self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
             cpu_before = sys::thread_cpu_time();
         }
@@ -173,7 +166,10 @@ impl Turns {
     }
 
     fn wait(&self, events: &mut [EpollEvent]) -> std::io::Result<usize> {
-        let mut wait = self.refresh_at.saturating_duration_since(Instant::now());
+        let mut wait = self
+            .looks
+            .due_at()
+            .saturating_duration_since(Instant::now());
         if self.plan.inboxes.is_unfinished() {
             wait = wait.min(FINISH);
         }
@@ -196,24 +192,20 @@ impl Turns {
         }
     }
 
-    /// A look takes a few microseconds for each vCPU; many vCPUs are looked
-    /// after less often, so that it stays a twentieth of the time, or a tenth
-    /// while something changes.
-    fn refresh_when_due(&mut self) {
-        let started = Instant::now();
-        let cpu_before = sys::thread_cpu_time();
+    fn look_when_due(&mut self) {
         if self.changed.swap(false, Relaxed) {
-            self.refresh_at = self.refresh_at.min(self.refresh_not_before);
+            self.looks.hear_of_a_change();
         }
-        if started < self.refresh_at {
+        let started = Instant::now();
+        if started < self.looks.due_at() {
             return;
         }
+        let cpu_before = sys::thread_cpu_time();
         for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
             self.plan.device.refresh(vcpu);
         }
         let took = sys::thread_cpu_time().saturating_sub(cpu_before);
-        self.refresh_at = started + REFRESH.max(took * 20);
-        self.refresh_not_before = started + REFRESH_AGAIN.max(took * 10);
+        self.looks.done(started, took);
     }
 
     /// Best effort: without these the worker is a thread like any other.

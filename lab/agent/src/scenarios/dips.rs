@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::frequency::stay_off;
-use super::{Plan, Policy, ask_for, first_cpus, let_ticks_pass, registers, set_governor};
+use super::{Plan, Policy, ask_for, first_cpus, last_of, let_ticks_pass, registers, set_governor};
 use crate::sys::set_fifo_priority_of;
 use crate::trace::{FrequencyEvent, Trace};
 use crate::vm::{Setup, Vm, events};
@@ -29,11 +29,7 @@ pub fn no_dip(plan: &Plan) -> Result<Value> {
 /// The changes of a busy vCPU of the last policy, whose thread may be
 /// SCHED_FIFO.
 fn changes_while_busy(plan: &Plan, policies: &[Policy], fifo: bool) -> Result<Dips> {
-    let (vcpu, policy) = policies
-        .iter()
-        .enumerate()
-        .next_back()
-        .context("no policy")?;
+    let (vcpu, policy) = last_of(policies)?;
     let setup = plan
         .mirroring(&first_cpus(policies))
         .with(&["--clamp", "exact"]);
@@ -74,11 +70,7 @@ pub const LIGHT_US: u64 = 3_500;
 
 fn changes_while_light(actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
-    let (vcpu, policy) = policies
-        .iter()
-        .enumerate()
-        .next_back()
-        .context("no policy")?;
+    let (vcpu, policy) = last_of(&policies)?;
     let low = policy.opps.get(1).copied().context("a policy of one OPP")?;
     // By `exit`, where a request's time is that of the guest's write: by
     // `kernel` it is the worker's.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::frequency::host_runs_at;
 use super::leftovers::{CGROUPS, own_cgroups};
 use super::stats::of as stats;
-use super::{Plan, Policy, ask_for, first_cpus, let_ticks_pass, set_governor};
+use super::{Plan, Policy, ask_for, first_cpus, last_of, let_ticks_pass, set_governor};
 use crate::sysfs;
 use crate::vm::{Vm, events};
 
@@ -25,11 +25,7 @@ const DEAF: [&str; 2] = ["performance", "powersave"];
 /// requests after it are in force.
 pub fn host_fails(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let (vcpu, policy) = policies
-        .iter()
-        .enumerate()
-        .next_back()
-        .context("no policy")?;
+    let (vcpu, policy) = last_of(&policies)?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
         .with(&["--clamp", "exact"]);

@@ -42,7 +42,7 @@ mod unpinned_page;
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use crate::vm::{Setup, Vm};
@@ -87,7 +87,8 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "no-uclamp" => no_uclamp::run(plan),
         "order" => order::run(plan),
         "in-force" => in_force::run(plan),
-        "paths" => paths::run(plan),
+        "paths" => paths::run(plan, &[]),
+        "paths:yardstick" => paths::run(plan, &["exit-sysfs"]),
         "paths-trace" => paths_trace::run(plan),
         "stats" => stats::run(plan),
         "two-guests" => two_guests::run(plan),
@@ -212,6 +213,11 @@ impl Policy {
 /// The first CPU of each policy: where a guest with one vCPU a policy runs.
 fn first_cpus(policies: &[Policy]) -> Vec<u32> {
     policies.iter().map(Policy::cpu).collect()
+}
+
+/// The vCPU of such a guest that is on the last policy, and that.
+fn last_of(policies: &[Policy]) -> Result<(usize, &Policy)> {
+    policies.iter().enumerate().next_back().context("no policy")
 }
 
 /// Lets the host's ticks pass: a new clamp shows in the frequency at the

@@ -2,6 +2,8 @@
 //! A vCPU that isn't pinned reads the frequency of the pCPU that it is on,
 //! also after it moved.
 
+use std::iter;
+
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -9,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::frequency::{look, stay_off};
 use super::{Plan, Policy, cur_perf, let_ticks_pass, registers, unpinned_page};
-use crate::trace::Trace;
+use crate::trace::{Seen, Trace};
 use crate::vm::{Setup, Vm};
 
 pub fn run(plan: &Plan) -> Result<Value> {
@@ -32,13 +34,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
     let mut held = true;
     let mut moves = Vec::new();
-    for n in 0..MOVES {
-        let (from, to) = if n % 2 == 0 {
-            (big, little)
-        } else {
-            (little, big)
-        };
-        moves.push(first_read_after_a_move(&vm, base, big, from, to)?);
+    for ends in to_and_fro(MOVES, little, big) {
+        moves.push(first_read_after_a_move(&vm, base, big, ends)?);
     }
     held &= moves.iter().all(|one| one["right"] == true);
     for policy in [little, big, little, big] {
@@ -79,6 +76,64 @@ const MOVES: usize = 10;
 /// A guest's tick.
 pub const TICK_US: u64 = 4_000;
 
+/// The busy vCPU's move to another pCPU, as the host's trace shows it.
+pub struct Moved<'a> {
+    /// The trace.
+    pub seen: Seen,
+    /// When its thread runs there first.
+    pub arrived_us: u64,
+    to: &'a Policy,
+    at_arrival_khz: u32,
+}
+
+impl<'a> Moved<'a> {
+    /// Moves the thread.
+    pub fn trace(vm: &Vm, from: &Policy, to: &'a Policy) -> Result<Self> {
+        move_to(vm, from.cpu())?;
+        let_ticks_pass();
+        let trace = Trace::start_with_registers()?;
+        let at_start = to.khz()?;
+        move_to(vm, to.cpu())?;
+        let_ticks_pass();
+        let seen = trace.stop()?;
+        let tid = vm.vcpu_tid(0)?;
+        let mut switches = seen.switches.iter().filter(|one| one.cpu == to.cpu());
+        let arrived = switches.find(|switch| switch.next.1 == tid);
+        let arrived_us = arrived.context("the vCPU did not move")?.time_us;
+        let at_arrival_khz = seen.frequency_at(to.cpu(), arrived_us).unwrap_or(at_start);
+        Ok(Self {
+            seen,
+            arrived_us,
+            to,
+            at_arrival_khz,
+        })
+    }
+
+    /// What that pCPU ran at from the arrival until then, in the unit of a vCPU like a CPU of `own`.
+    pub fn true_khz(&self, own: &Policy, until_us: u64) -> Vec<u32> {
+        let meanwhile = self.arrived_us..until_us;
+        let changes = self.seen.frequencies.iter();
+        let changes = changes
+            .filter(|event| event.cpu == self.to.cpu() && meanwhile.contains(&event.time_us));
+        iter::once(self.at_arrival_khz)
+            .chain(changes.map(|event| event.khz))
+            .map(|khz| scaled(own, self.to, khz))
+            .collect()
+    }
+}
+
+/// From where to where, to and fro.
+pub fn to_and_fro<'a>(
+    moves: usize,
+    little: &'a Policy,
+    big: &'a Policy,
+) -> impl Iterator<Item = (&'a Policy, &'a Policy)> {
+    [(big, little), (little, big)]
+        .into_iter()
+        .cycle()
+        .take(moves)
+}
+
 /// Moves the busy vCPU's thread, and looks at the first read of cur_perf that
 /// the guest makes on the other pCPU, at its next tick: it is a frequency of
 /// that pCPU, at most one host call old.
@@ -86,42 +141,15 @@ fn first_read_after_a_move(
     vm: &Vm,
     base: u64,
     own: &Policy,
-    from: &Policy,
-    to: &Policy,
+    (from, to): (&Policy, &Policy),
 ) -> Result<Value> {
-    move_to(vm, from.cpu())?;
-    let_ticks_pass();
-    let trace = Trace::start_with_registers()?;
-    let at_start = to.khz()?;
-    move_to(vm, to.cpu())?;
-    let_ticks_pass();
-    let seen = trace.stop()?;
-    let tid = vm.vcpu_tid(0)?;
-    let there = |cpu| cpu == to.cpu();
-    let mut switches = seen.switches.iter().filter(|switch| there(switch.cpu));
-    let arrived = switches
-        .find(|switch| switch.next.1 == tid)
-        .context("the vCPU did not move")?;
-    let mut reads = seen
-        .reads
-        .iter()
-        .filter(|read| read.address == base && there(read.cpu));
-    let read = reads
-        .find(|read| read.time_us > arrived.time_us)
-        .context("the guest read nothing")?;
-    let mut true_values = vec![scaled(
-        own,
-        to,
-        seen.frequency_at(to.cpu(), arrived.time_us)
-            .unwrap_or(at_start),
-    )];
-    let later = arrived.time_us..read.time_us;
-    let own_changes = seen
-        .frequencies
-        .iter()
-        .filter(|event| there(event.cpu) && later.contains(&event.time_us));
-    true_values.extend(own_changes.map(|event| scaled(own, to, event.khz)));
-    let after_us = read.time_us - arrived.time_us;
+    let moved = Moved::trace(vm, from, to)?;
+    let mut reads = moved.seen.reads.iter().filter(|read| {
+        read.address == base && read.cpu == to.cpu() && read.time_us > moved.arrived_us
+    });
+    let read = reads.next().context("the guest read nothing")?;
+    let true_values = moved.true_khz(own, read.time_us);
+    let after_us = read.time_us - moved.arrived_us;
     let right = true_values.iter().any(|khz| u64::from(*khz) == read.value);
     Ok(json!({
         "moved_to": to.cpu(), "reads_khz": read.value, "true_khz": true_values,
@@ -138,7 +166,7 @@ pub fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
     u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
-pub fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
+fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(usize::try_from(cpu)?)?;
     sched_setaffinity(Pid::from_raw(vm.vcpu_tid(0)?), &set).context("moving the vCPU's thread")

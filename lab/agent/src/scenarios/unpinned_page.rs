@@ -9,44 +9,54 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::unpinned::{TICK_US, like, move_to, scaled};
-use super::{Plan, Policy, let_ticks_pass, registers};
+use super::unpinned::{Moved, TICK_US, like, scaled, to_and_fro};
+use super::{Plan, Policy, registers};
 use crate::sys::drop_bpf_capabilities;
-use crate::trace::Trace;
 use crate::vm::Vm;
 
 const MOVES: usize = 20;
 /// perftbl_sel: whatever is written there does no harm, and exits.
 const SELECT: u64 = 0x0c;
+/// The worker's thread.
+const WORKER: &str = "requests";
 
-/// Ticks within which the page follows where nothing tells the worker of moves:
-/// it looks each 4 ms, or after 20 times as long as its last look took.
-const TICKS_UNTOLD: u64 = 9;
-
-/// With perf events the page follows within a tick; without, at the worker's
-/// next look.
+/// How soon after a move the page is true, with perf events and without. When
+/// the worker gets to run isn't its own doing: an emulated host runs its CPUs in
+/// turn. What is: after its first run since the arrival the page is true within a
+/// tick; and where it hears of moves, half of the pages are true within half a
+/// tick, which looks at each tick don't get to.
 pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
     let with = moves(plan, (little, big), "follows migrations", |_| ())?;
     let without = moves(plan, (little, big), "every 4 ms", drop_bpf_capabilities)?;
-    let within = |ticks| {
-        move |row: &&Value| {
-            row["after_us"]
-                .as_u64()
-                .is_some_and(|us| us <= ticks * TICK_US)
-        }
+    let truly = |rows: &[Value]| {
+        let of_run = |row: &Value| row["after_run_us"].as_u64();
+        rows.iter()
+            .all(|row| of_run(row).is_some_and(|us| us <= TICK_US))
     };
-    let held = with.iter().all(|row| within(1)(&row))
-        && without.iter().all(|row| within(TICKS_UNTOLD)(&row));
-    let json = |rows: &[Value]| {
-        json!({
-            "moves": rows.len(), "within_a_tick": rows.iter().filter(within(1)).count(),
-            "longest_us": rows.iter().filter_map(|row| row["after_us"].as_u64()).max(),
-            "rows": rows,
-        })
-    };
+    let median = middle(&with).context("a page was never true")?;
     Ok(json!({
-        "held": held, "with_perf_events": json(&with), "without": json(&without),
+        "held": truly(&with) && truly(&without) && median <= TICK_US / 2,
+        "with_perf_events": summary(&with), "without": summary(&without),
     }))
+}
+
+fn summary(rows: &[Value]) -> Value {
+    let all: Vec<_> = rows.iter().filter_map(after).collect();
+    json!({
+        "moves": rows.len(), "within_a_tick": all.iter().filter(|us| **us <= TICK_US).count(),
+        "median_us": middle(rows), "longest_us": all.iter().max(), "rows": rows,
+    })
+}
+
+fn after(row: &Value) -> Option<u64> {
+    row["after_us"].as_u64()
+}
+
+/// The median of how long it took, if it never took for ever.
+fn middle(rows: &[Value]) -> Option<u64> {
+    let mut all: Vec<_> = rows.iter().map(after).collect::<Option<_>>()?;
+    all.sort_unstable();
+    all.get(all.len() / 2).copied()
 }
 
 /// Moves a busy vCPU to and fro; `said` is how the VMM says that it keeps the page.
@@ -62,13 +72,8 @@ fn moves(
     let base = registers(&mut vm)?;
     vm.ask(format!("start echo echo 0 {base:#x} {:#x}", base + SELECT))?;
     let mut rows = Vec::new();
-    for n in 0..MOVES {
-        let (from, to) = if n % 2 == 0 {
-            (big, little)
-        } else {
-            (little, big)
-        };
-        rows.push(seen_after_a_move(&vm, base, big, (from, to))?);
+    for ends in to_and_fro(MOVES, little, big) {
+        rows.push(seen_after_a_move(&vm, base, big, ends)?);
     }
     let errors = vm.quit()?;
     let line = errors.lines().find(|line| line.contains("cur_perf"));
@@ -87,32 +92,29 @@ fn seen_after_a_move(
     own: &Policy,
     (from, to): (&Policy, &Policy),
 ) -> Result<Value> {
-    move_to(vm, from.cpu())?;
-    let_ticks_pass();
-    let trace = Trace::start_with_registers()?;
-    let at_start = to.khz()?;
-    move_to(vm, to.cpu())?;
-    let_ticks_pass();
-    let seen = trace.stop()?;
-    let tid = vm.vcpu_tid(0)?;
-    let mut switches = seen.switches.iter().filter(|one| one.cpu == to.cpu());
-    let arrived = switches.find(|switch| switch.next.1 == tid);
-    let arrived = arrived.context("the vCPU did not move")?.time_us;
-    let had = |khz: u32| u64::from(scaled(own, to, khz));
-    let of_it = |value: u64| to.opps.iter().any(|&khz| had(khz) == value);
-    let mut told = seen.writes.iter().filter(|write| {
-        write.address == base + SELECT && write.time_us >= arrived && of_it(write.value)
+    let moved = Moved::trace(vm, from, to)?;
+    let of_it = |value: u64| {
+        let mut opps = to.opps.iter();
+        opps.any(|&khz| u64::from(scaled(own, to, khz)) == value)
+    };
+    let mut told = moved.seen.writes.iter().filter(|write| {
+        write.address == base + SELECT && write.time_us >= moved.arrived_us && of_it(write.value)
     });
     let Some(told) = told.next() else {
         return Ok(json!({ "moved_to": to.cpu(), "after_us": null }));
     };
-    let changes = seen
-        .frequencies
+    let mut true_values = moved.true_khz(own, told.time_us).into_iter();
+    let right = true_values.any(|khz| u64::from(khz) == told.value);
+    let after = |us: u64| right.then_some(told.time_us.saturating_sub(us));
+    // One that ran at the arrival may have looked before it.
+    let mut runs = moved
+        .seen
+        .switches
         .iter()
-        .filter(|event| event.cpu == to.cpu() && (arrived..told.time_us).contains(&event.time_us));
-    let at_arrival = seen.frequency_at(to.cpu(), arrived).unwrap_or(at_start);
-    let mut true_values = std::iter::once(at_arrival).chain(changes.map(|event| event.khz));
-    let right = true_values.any(|khz| had(khz) == told.value);
-    let after_us = right.then_some(told.time_us - arrived);
-    Ok(json!({ "moved_to": to.cpu(), "reads_khz": told.value, "after_us": after_us }))
+        .filter(|switch| switch.next.0 == WORKER && switch.time_us >= moved.arrived_us);
+    let ran_us = runs.next().map_or(told.time_us, |switch| switch.time_us);
+    Ok(json!({
+        "moved_to": to.cpu(), "reads_khz": told.value,
+        "after_us": after(moved.arrived_us), "after_run_us": after(ran_us),
+    }))
 }
