@@ -52,6 +52,12 @@ pub trait Look {
     /// Why they can't be read.
     fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
 
+    /// What the server on a socket answers to a request, until it closes.
+    ///
+    /// # Errors
+    /// Why it can't be asked.
+    fn ask(&self, socket: &str, request: &str) -> Reading;
+
     /// The decimal number in a file.
     fn number(&self, path: &str) -> Option<i64> {
         self.read(path).ok()?.parse().ok()
@@ -83,6 +89,12 @@ pub trait Host: Look {
     /// # Errors
     /// What the kernel refused, or a text that is none of these.
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()>;
+
+    /// Tells the server on a socket something, and waits until it has taken it.
+    ///
+    /// # Errors
+    /// Why there is no telling it.
+    fn tell(&self, socket: &str, message: &str) -> io::Result<()>;
 
     /// Makes a file of our own where none is, all of it or nothing, and on disk when this returns;
     /// its folder too, for this user alone. It is held until the result is dropped.

@@ -3,9 +3,13 @@
 
 use std::{
     fs::{self, DirBuilder, File},
-    io::{self, Write},
-    os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt},
+    io::{self, Read, Write},
+    os::unix::{
+        fs::{DirBuilderExt, FileExt, PermissionsExt},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use vcpufreq_device::host::HostRoot;
@@ -14,6 +18,9 @@ use crate::{
     host::{Held, Host, Look, Reading, Unread},
     sys, value,
 };
+
+/// How long a server may take: it has one thread, which may be at other work.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// The host below a root; `/` is the running one.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +35,18 @@ impl KernelHost {
 
     fn path(&self, path: &str) -> PathBuf {
         self.0.join(Path::new(path))
+    }
+
+    /// Says something to a server, and hears it until it closes. A server that asks the kernel who
+    /// it was (SO_PASSCRED of unix(7)) is told.
+    fn talk(&self, socket: &str, text: &str) -> io::Result<String> {
+        let mut stream = UnixStream::connect(self.path(socket))?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        stream.write_all(text.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 }
 
@@ -74,6 +93,10 @@ impl Look for KernelHost {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
+
+    fn ask(&self, socket: &str, request: &str) -> Reading {
+        Ok(self.talk(socket, request)?)
+    }
 }
 
 impl Host for KernelHost {
@@ -97,6 +120,10 @@ impl Host for KernelHost {
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()> {
         let (policy, priority) = value::scheduling(policy).ok_or(io::ErrorKind::InvalidInput)?;
         sys::set_scheduler(pid, policy, priority)
+    }
+
+    fn tell(&self, socket: &str, message: &str) -> io::Result<()> {
+        self.talk(socket, message).map(drop)
     }
 
     fn create(&self, path: &str, text: &str) -> io::Result<Held> {

@@ -18,6 +18,7 @@ mod check;
 mod cpus;
 mod gzip;
 mod host;
+mod irqbalance;
 mod kernel_host;
 pub mod measure;
 mod partition;

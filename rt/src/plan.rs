@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     host::{Look, Reading, Unread},
+    irqbalance,
     partition::Partition,
     profile::Profile,
     settings::{self, Context},
@@ -49,6 +50,13 @@ pub enum Target {
         /// Field 22 of proc_pid_stat(5): with the number, unique for a boot.
         start_ticks: u64,
     },
+    /// The CPUs that an irqbalance keeps off. Another instance has a list of its own.
+    BannedCpus {
+        /// Its process' number.
+        pid: u32,
+        /// Field 22 of proc_pid_stat(5).
+        start_ticks: u64,
+    },
 }
 
 /// The value of a folder that is there.
@@ -65,6 +73,7 @@ impl Target {
                 path.clone()
             }
             Self::Thread { pid, name, .. } => format!("{name} (thread {pid})"),
+            Self::BannedCpus { pid, .. } => format!("irqbalance's ban list (process {pid})"),
         }
     }
 
@@ -104,6 +113,7 @@ impl Target {
                 }
                 thread.scheduling.ok_or(Unread::Refused)
             }
+            Self::BannedCpus { pid, start_ticks } => irqbalance::banned(look, *pid, *start_ticks),
         }
     }
 
@@ -112,7 +122,7 @@ impl Target {
     pub fn same(&self, a: &str, b: &str) -> bool {
         match self {
             Self::File { format, .. } | Self::Inside { format, .. } => format.same(a, b),
-            Self::Dir { .. } | Self::Thread { .. } => a == b,
+            Self::Dir { .. } | Self::Thread { .. } | Self::BannedCpus { .. } => a == b,
         }
     }
 }
@@ -168,7 +178,7 @@ impl Change {
 /// A setting with its changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedSetting {
-    /// Its name, which is the profile's key.
+    /// Its name: the profile's key, or `irqbalance`, which goes with `interrupts`.
     pub name: &'static str,
     /// Why a real-time guest needs it.
     pub reason: &'static str,

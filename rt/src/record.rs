@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::{
     host::{Host, Look, Unread},
+    irqbalance,
     partition::Partition,
     plan::Target,
     profile::Profile,
@@ -18,7 +19,7 @@ use crate::{
 pub const PATH: &str = "/run/vcpufreq/rt.json";
 /// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
 /// work item.
-const LOOKS: u32 = 50;
+const LOOKS: u128 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -115,17 +116,27 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
         Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
         Target::Thread { pid, .. } => host.schedule(*pid, value),
+        Target::BannedCpus { pid, .. } => irqbalance::ban(host, *pid, value),
     };
     written.map_err(|error| error.to_string())?;
-    for _ in 0..LOOKS {
+    let (looks, between) = match target {
+        Target::BannedCpus { pid, .. } => {
+            (irqbalance::looks(host, *pid), irqbalance::BETWEEN_LOOKS)
+        }
+        _ => (LOOKS, BETWEEN_LOOKS),
+    };
+    for _ in 0..looks {
         match target.now(host) {
             Ok(now) if target.same(&now, value) => return Ok(()),
-            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
+            Ok(_) => std::thread::sleep(between),
             Err(_) => break,
         }
     }
-    match target.now(host) {
-        Ok(now) => Err(format!("the kernel made it '{now}'")),
-        Err(_) => Err("it can't be read back".to_owned()),
+    match (target.now(host), target) {
+        (Ok(now), Target::BannedCpus { .. }) => Err(format!(
+            "it still has '{now}'; put IRQBALANCE_BANNED_CPULIST={value} into /etc/default/irqbalance and restart it"
+        )),
+        (Ok(now), _) => Err(format!("the kernel made it '{now}'")),
+        (Err(_), _) => Err("it can't be read back".to_owned()),
     }
 }

@@ -185,9 +185,18 @@ fn one(
         }
         Err(Unread::Missing) => return Ok(Outcome::Gone),
         Err(Unread::Denied) => return Err("it can't be read; run as root".to_owned()),
+        Err(Unread::Refused) if is_late(target) => {
+            return Err(
+                "irqbalance doesn't answer; restart it, which ends its list, and restore again"
+                    .to_owned(),
+            );
+        }
         Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
     };
     if target.same(&now, old) {
+        if is_late(target) {
+            record::put(host, target, old)?;
+        }
         return Ok(Outcome::AsBefore);
     }
     // A folder that was there and is gone was another's: it stays gone.
@@ -225,6 +234,11 @@ fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static
         Err(why) => why == Unread::Missing,
     };
     is_empty.then_some((*kind, *mount))
+}
+
+/// What an apply told it that was killed then may not be in force yet.
+fn is_late(target: &Target) -> bool {
+    matches!(target, Target::BannedCpus { .. })
 }
 
 /// The kernel keeps a CPU's settings while it is offline; interrupts, queues and threads that go

@@ -2,7 +2,7 @@
 //! Interrupts that can go to several CPUs.
 
 use super::{Context, Sheet, Unit};
-use crate::{check::Effect, cpus::Cpus, host::Unread, partition, plan::Finding, value::Format};
+use crate::{check::Effect, cpus::Cpus, host::Unread, value::Format};
 
 const DIR: &str = "/proc/irq";
 
@@ -34,53 +34,12 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             _ => sheet.file(path, Format::Mask, &mask),
         }
     }
-    irqbalance(cx, sheet);
 }
 
 fn irqs(cx: &Context) -> Vec<String> {
     let mut names = cx.look.list(DIR).unwrap_or_default();
     names.retain(|name| name.parse::<u32>().is_ok());
     names
-}
-
-/// It moves interrupts back, unless told; what it was told when it was started is in its
-/// environment. Told nothing, it leaves alone what isolcpus and nohz_full have.
-fn irqbalance(cx: &Context, sheet: &mut Sheet) {
-    let found = match super::threads::named(cx.look, "irqbalance") {
-        Ok(found) => found,
-        Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
-    };
-    for pid in found {
-        let path = format!("/proc/{pid}/environ");
-        let told = match cx.look.read(&path) {
-            Ok(text) => banned(&text),
-            Err(Unread::Missing) => continue,
-            Err(why) => return sheet.cannot(path, why),
-        };
-        let list = |name: &str| {
-            let path = format!("/sys/devices/system/cpu/{name}");
-            partition::list(cx.look, &path).unwrap_or_default()
-        };
-        let left_alone = told.unwrap_or_else(|| list("isolated").or(&list("nohz_full")));
-        if !cx.rt.without(&left_alone).is_empty() {
-            sheet.finding(Finding::Hand(format!(
-                "irqbalance runs and moves interrupts back: put IRQBALANCE_BANNED_CPULIST={} into /etc/default/irqbalance and restart it (systemctl restart irqbalance), or stop it",
-                cx.rt
-            )));
-        }
-    }
-}
-
-/// The CPUs that an environment of irqbalance's bans, by either of its two variables.
-fn banned(environ: &str) -> Option<Cpus> {
-    environ.split('\0').find_map(|pair| {
-        let (name, value) = pair.split_once('=')?;
-        match name {
-            "IRQBALANCE_BANNED_CPULIST" => value.parse().ok(),
-            "IRQBALANCE_BANNED_CPUS" => Cpus::from_mask(value),
-            _ => None,
-        }
-    })
 }
 
 /// Where the hardware sends each, which is what counts.

@@ -9,6 +9,7 @@ mod frequency;
 mod hardware;
 mod idle;
 mod interrupts;
+mod irqbalance;
 mod kvm;
 mod memory;
 mod numa;
@@ -87,6 +88,7 @@ pub(crate) const UNITS: &[&[Unit]] = &[
     watchdogs::UNITS,
     kvm::UNITS,
     workqueues::UNITS,
+    irqbalance::UNITS,
     interrupts::UNITS,
     frequency::UNITS,
     idle::UNITS,

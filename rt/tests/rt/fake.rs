@@ -174,7 +174,7 @@ impl FakeKernel {
         self.put(&format!("{CGROUP}/cpuset.cpus.isolated"), "");
     }
 
-    fn thread(&self, pid: usize, name: &str, policy: i32, priority: i32) {
+    pub fn thread(&self, pid: usize, name: &str, policy: i32, priority: i32) {
         self.put(&format!("/proc/{pid}/comm"), name);
         let middle = vec!["0"; 36].join(" ");
         let text = format!("{pid} ({name}) S {middle} {priority} {policy} 0 0");
@@ -252,7 +252,7 @@ impl FakeKernel {
         self.dies.set(None);
     }
 
-    fn real(&self, path: &str) -> std::path::PathBuf {
+    pub fn real(&self, path: &str) -> std::path::PathBuf {
         self.dir.path().join(path.trim_start_matches('/'))
     }
 
@@ -268,7 +268,7 @@ impl FakeKernel {
                 if path.is_dir() {
                     found.insert(name, "folder".to_owned());
                     folders.push(path);
-                } else {
+                } else if path.is_file() {
                     found.insert(name, fs::read_to_string(&path).unwrap().trim().to_owned());
                 }
             }
@@ -530,6 +530,10 @@ impl Look for FakeKernel {
     fn link_name(&self, path: &str) -> Option<String> {
         self.files.link_name(path)
     }
+
+    fn ask(&self, socket: &str, request: &str) -> Reading {
+        self.files.ask(socket, request)
+    }
 }
 
 impl Host for FakeKernel {
@@ -565,6 +569,13 @@ impl Host for FakeKernel {
             let pid = usize::try_from(pid).unwrap();
             self.thread(pid, &name, number, priority.parse().unwrap());
             Ok(())
+        })
+    }
+
+    fn tell(&self, socket: &str, message: &str) -> io::Result<()> {
+        self.step(socket, || {
+            self.is_refused(socket)?;
+            self.files.tell(socket, message)
         })
     }
 

@@ -8,6 +8,10 @@ mod crash;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod irqbalance;
+#[cfg(test)]
+mod irqbalance_real;
+#[cfg(test)]
 mod partition;
 #[cfg(test)]
 mod profiles;

@@ -3,8 +3,8 @@
 //! requests move the frequency of these and no lower than the floor, and nothing of it is left
 //! when the VMM is killed.
 //!
-//! The last pCPU has to have a policy of its own (topology 4+3+1): a light load's frequency is that
-//! of the other pCPUs while it sleeps.
+//! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
+//! frequency would be that of the other pCPUs.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -25,6 +25,9 @@ const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
 const HUGE_MIB: u64 = 256;
 const PROFILE: &str = "/run/deadline.toml";
+/// A load of 50 % on vCPU 1. While the vCPU sleeps, another pCPU's look at the blocked load lets the
+/// frequency fall, 4 ms after and later: with a lighter load that is most of a period.
+pub(super) const HALF: &str = "half periodic 1 20000 10000";
 /// The bridge's threads, and the one that writes `--events`; the first by the path `kernel` only, which the lab's hosts offer.
 const OF_THE_BRIDGE: [&str; 3] = ["requests", "housekeeper", "events"];
 
@@ -160,25 +163,32 @@ fn scheduling(pid: u32, tid: i32) -> Result<String> {
     Ok(fields.join(" "))
 }
 
+/// Asks for a frequency, and starts [`HALF`] when the last one's load has decayed. It is busy for a
+/// time, whatever the frequency, so that its utilization grows with that: what came from a higher
+/// OPP could stay at one above what is asked for.
+pub(super) fn ask_then_load(vm: &mut Vm, khz: u32) -> Result<()> {
+    ask_for(vm, 1, khz)?;
+    let_load_decay();
+    vm.ask(format!("start {HALF}"))?;
+    Ok(())
+}
+
 /// Each OPP up and down: the clamp is the request's or the floor's, and so is the frequency of a
-/// vCPU whose load is too light to move it.
+/// vCPU whose load alone needs less.
 fn requests(vm: &mut Vm, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
     set_governor(vm, 1, "userspace")?;
-    vm.ask("start light periodic 1 20000 2000")?;
-    // What the guest's boot used is forgotten.
-    let_load_decay();
     let mut rows = Vec::new();
     for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
-        ask_for(vm, 1, khz)?;
+        ask_then_load(vm, khz)?;
         let wanted = khz.max(floor);
         let runs_at = host_runs_at(policy, vm, wanted)?;
         let (min, _) = vm.clamp(1)?;
+        vm.ask("stop half")?;
         let right = min == policy.util(wanted) && runs_at == wanted;
         rows.push(json!({
             "asked_khz": khz, "uclamp_min": min, "runs_at_khz": runs_at, "right": right,
         }));
     }
-    vm.ask("stop light")?;
     Ok(rows)
 }
 

@@ -17,9 +17,7 @@ use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
 use super::speed::{SPEED_MODEL, energy_uj};
-use super::{
-    Plan, Policy, ask_for, let_load_decay, registers, rt_guest, rt_inventory, set_governor,
-};
+use super::{Plan, Policy, let_load_decay, registers, rt_guest, rt_inventory, set_governor};
 use crate::exits::Exits;
 use crate::guest_shell::{self, COMMAND};
 use crate::trace::{self, Trace};
@@ -34,8 +32,6 @@ const MEM_MIB: u32 = 512;
 const PATCHED: Duration = Duration::from_secs(1);
 /// Less than any wake-up from the deepest state takes, 900 µs: the usual may be above them all.
 const SLEPT_US: &str = "500";
-/// A load of 50 % on vCPU 1.
-const HALF: &str = "half periodic 1 20000 10000";
 /// Register pages of two vCPUs.
 const PAGES: u64 = 0x2000;
 
@@ -211,7 +207,7 @@ fn left_behind() -> Result<Vec<String>> {
 /// whose interrupts, which make a slow CPU slow, are a load that the host's governor answers.
 fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
     sysfs::write(SPEED_MODEL, 1)?;
-    vm.ask(format!("start {HALF}"))?;
+    vm.ask(format!("start {}", rt_guest::HALF))?;
     let bridge = energy_of_5s(rt)?;
     sysfs::write(format!("{}/scaling_governor", rt.path), "performance")?;
     let performance = energy_of_5s(rt)?;
@@ -230,13 +226,9 @@ fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
     }))
 }
 
-/// Asks, starts the load when the last one's has decayed, and looks at all pCPUs. The load is busy
-/// for a time, whatever the frequency, so that its utilization grows with that: what came from
-/// a higher OPP could stay at one above what is asked for.
+/// Asks, starts the load when the last one's has decayed, and looks at all pCPUs.
 fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value> {
-    ask_for(vm, 1, khz)?;
-    let_load_decay();
-    vm.ask(format!("start {HALF}"))?;
+    rt_guest::ask_then_load(vm, khz)?;
     let_load_decay();
     let runs_at = host_runs_at(rt, vm, khz)?;
     let (clamp, _) = vm.clamp(1)?;

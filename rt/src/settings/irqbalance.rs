@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The daemon that spreads interrupts: it moves them back, unless told.
+
+use super::{Context, Sheet, Unit, by_value};
+use crate::{
+    host::Unread,
+    irqbalance,
+    plan::{Finding, Target, ThreadStat},
+};
+
+/// Before the interrupts themselves: none is moved back between, and in a restore it is let go last.
+pub(super) const UNITS: &[Unit] = &[Unit {
+    name: "irqbalance",
+    reason: "it moves interrupts back to CPUs that it isn't told to keep off",
+    plan,
+    // What it answers is what it keeps off.
+    effect: by_value,
+}];
+
+fn plan(cx: &Context, sheet: &mut Sheet) {
+    if cx.settings().interrupts.is_none() {
+        return;
+    }
+    let found = match super::threads::named(cx.look, "irqbalance") {
+        Ok(found) => found,
+        Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
+    };
+    for pid in found {
+        if !by_socket(cx, sheet, pid) {
+            by_hand(cx, sheet, pid);
+        }
+    }
+}
+
+/// At run time, beside what it keeps off already; whether it lets us.
+fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32) -> bool {
+    let Ok(stat) = ThreadStat::read(cx.look, pid) else {
+        return false;
+    };
+    let start_ticks = stat.start_ticks;
+    match irqbalance::banned(cx.look, pid, start_ticks) {
+        Ok(now) => {
+            let want = irqbalance::with(&now, &cx.rt);
+            sheet.add(Target::BannedCpus { pid, start_ticks }, Some(want));
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// By what it is told when it is started.
+fn by_hand(cx: &Context, sheet: &mut Sheet, pid: u32) {
+    match irqbalance::by_itself(cx.look, pid) {
+        Ok(left_alone) if cx.rt.without(&left_alone).is_empty() => {}
+        Ok(_) => sheet.finding(Finding::Hand(format!(
+            "irqbalance runs and moves interrupts back: put IRQBALANCE_BANNED_CPULIST={} into /etc/default/irqbalance and restart it (systemctl restart irqbalance), or stop it",
+            cx.rt
+        ))),
+        // It has just ended.
+        Err(Unread::Missing) => {}
+        Err(why) => sheet.cannot(irqbalance::environ(pid), why),
+    }
+}
