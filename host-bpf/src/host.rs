@@ -17,12 +17,15 @@ use libbpf_rs::{Link, MapCore as _};
 use vcpufreq_device::{Demand, Khz, PageMemory, Util, VcpuId, demand};
 
 use crate::error::BpfError;
-use crate::layout::{Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry};
+use crate::event::Waiting;
+use crate::layout::{
+    Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry, pack, unpack,
+};
 use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes, refused};
 use crate::policy::VcpuPolicy;
 use crate::probe::probe;
-use crate::worker::{Waiting, Worker};
+use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
@@ -579,16 +582,4 @@ fn store_demand(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
 
 fn index(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-fn pack(demand: Demand) -> u32 {
-    u32::from(demand.min.get()) | u32::from(demand.max.get()) << 16
-}
-
-pub(crate) fn unpack(bits: u32) -> Demand {
-    let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
-    Demand {
-        min: util(bits),
-        max: util(bits >> 16),
-    }
 }

@@ -8,6 +8,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use vcpufreq_device::{Demand, Util};
+
 pub(crate) const LAYOUT: u32 = 3;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
@@ -190,5 +192,19 @@ impl VcpuEntry {
             generations: [get(&self.generations[0]), get(&self.generations[1])],
             freq_after: std::array::from_fn(|n| self.freq_after[n].load(Relaxed)),
         }
+    }
+}
+
+/// `VCPUFREQ_BPF_DEMAND`.
+pub(crate) fn pack(demand: Demand) -> u32 {
+    u32::from(demand.min.get()) | u32::from(demand.max.get()) << 16
+}
+
+/// The demand that [`pack`] made a number of.
+pub(crate) fn unpack(bits: u32) -> Demand {
+    let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
+    Demand {
+        min: util(bits),
+        max: util(bits >> 16),
     }
 }

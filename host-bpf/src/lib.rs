@@ -14,11 +14,13 @@
 //! Not here: memory slots and ioeventfds, which are the VMM's ([`HostBpf::pages`] is what the
 //! slots show), and what a worker does with an [`Event`].
 //!
-//! Without the feature `load`, only the layout, the policy and the errors are here.
+//! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 
 #![deny(unsafe_code)]
 
+mod cause;
 mod error;
+mod event;
 #[cfg(feature = "load")]
 mod host;
 mod layout;
@@ -36,6 +38,7 @@ mod said;
 mod worker;
 
 pub use error::BpfError;
+pub use event::{Event, Outcome, Told, Waiting};
 #[cfg(feature = "load")]
 pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig};
 pub use layout::{BUCKETS, Counters};
@@ -44,7 +47,7 @@ pub use module::{Applied, DEVICE, HostModule, Target};
 pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]
-pub use worker::{Event, Outcome, Told, Waiting, Worker};
+pub use worker::Worker;
 
 #[cfg(feature = "load")]
 pub use said::verify;

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{ObjectBuilder, PrintLevel, set_print};
 
+use crate::cause::reason;
 use crate::error::BpfError;
 
 /// One at a time: libbpf's way to print is the process's.
@@ -60,39 +61,4 @@ fn keep(_level: PrintLevel, text: String) {
     kept.extend(text.lines().map(str::to_owned));
     let over = kept.len().saturating_sub(KEPT);
     kept.drain(..over);
-}
-
-/// The verifier's last word, or libbpf's: what is neither a frame, a program's instruction nor a
-/// count.
-fn reason(lines: &[String]) -> Option<String> {
-    let noise = |line: &str| {
-        line.trim().is_empty()
-            || line.starts_with("processed ")
-            || line.contains("END PROG LOAD LOG")
-            || line.contains("failed to load")
-            || line.contains("BPF program load failed")
-    };
-    let line = lines.iter().rev().find(|line| !noise(line))?;
-    Some(line.trim().trim_start_matches("libbpf: ").to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    //! Promise: of all that is printed, the cause is told.
-    use super::*;
-
-    #[test]
-    fn the_verifiers_last_word() {
-        let log = "libbpf: prog 'caller': BPF program load failed: -EACCES\n\
-                   libbpf: prog 'caller': -- BEGIN PROG LOAD LOG --\n\
-                   0: (b7) r1 = 0\n\
-                   calling kernel function x is not allowed\n\
-                   processed 5 insns (limit 1000000)\n\
-                   -- END PROG LOAD LOG --\n\
-                   libbpf: prog 'caller': failed to load: -EACCES\n";
-        let lines: Vec<String> = log.lines().map(str::to_owned).collect();
-        let told = reason(&lines).unwrap();
-        assert_eq!(told, "calling kernel function x is not allowed");
-        assert_eq!(reason(&[]), None);
-    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM's end of the events: requests that the kernel didn't put into force by itself.
+//! The VMM's end of the [events](Event).
 
 #![forbid(unsafe_code)]
 
@@ -9,69 +9,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
-use vcpufreq_device::{Demand, Khz, VcpuId};
 
 use crate::error::BpfError;
-use crate::host::unpack;
-use crate::layout::{self, EVENT_SIZE};
+use crate::event::{Event, parse};
 use crate::object::refused;
 
 /// Events of one wait, at most.
 const AT_ONCE: usize = 1024;
-
-/// What the programs say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A request waits for the worker.
-    Waiting(Waiting),
-    /// A request was made; only where the policy wants that told.
-    Told(Told),
-}
-
-/// A request that waits for the worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// Whose register was written.
-    pub vcpu: VcpuId,
-    /// Index of its domain.
-    pub domain: u32,
-    /// Over the rate limit: not before this time, in ns of CLOCK_MONOTONIC.
-    pub not_before_ns: Option<u64>,
-}
-
-/// A request, and what became of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// Whose register was written.
-    pub vcpu: VcpuId,
-    /// Index of its domain.
-    pub domain: u32,
-    /// What was asked for, unchecked.
-    pub khz: Khz,
-    /// When, in ns of CLOCK_MONOTONIC.
-    pub at_ns: u64,
-    /// What that stands for.
-    pub demand: Demand,
-    /// What became of it.
-    pub outcome: Outcome,
-}
-
-/// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The kernel module puts it into force before the guest goes on.
-    InKernel,
-    /// It was in force.
-    Unchanged,
-    /// It is over the rate limit, and waits.
-    Limited,
-    /// It waits for the worker.
-    LeftToWorker,
-    /// The kernel module could not put it into force.
-    Refused,
-    /// No clamp serves it.
-    NotApplicable,
-}
 
 /// Receives events. One for a VM.
 #[derive(Debug)]
@@ -141,91 +85,5 @@ fn pass_on(sender: &Sender<Event>, bytes: &[u8]) {
     if let Some(event) = parse(bytes) {
         // Fails when nobody receives any more.
         let _ = sender.send(event);
-    }
-}
-
-/// `struct vcpufreq_bpf_event`.
-fn parse(bytes: &[u8]) -> Option<Event> {
-    let bytes: &[u8; EVENT_SIZE] = bytes.try_into().ok()?;
-    let word = |at: usize| {
-        let end = bytes.get(at..)?.first_chunk()?;
-        Some(u32::from_ne_bytes(*end))
-    };
-    let ns = u64::from_ne_bytes(*bytes.get(16..)?.first_chunk()?);
-    let vcpu = VcpuId(u16::try_from(word(0)?).ok()?);
-    let domain = word(4)?;
-    let waiting = |not_before_ns| {
-        Event::Waiting(Waiting {
-            vcpu,
-            domain,
-            not_before_ns,
-        })
-    };
-    Some(match word(8)? {
-        layout::APPLY => waiting(None),
-        layout::DEFERRED => waiting(Some(ns)),
-        layout::TOLD => Event::Told(Told {
-            vcpu,
-            domain,
-            khz: Khz(word(12)?),
-            at_ns: ns,
-            demand: unpack(word(24)?),
-            outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
-        }),
-        _ => return None,
-    })
-}
-
-/// In the order of `enum vcpufreq_bpf_outcome`.
-const OUTCOMES: [Outcome; 6] = [
-    Outcome::InKernel,
-    Outcome::Unchanged,
-    Outcome::Limited,
-    Outcome::LeftToWorker,
-    Outcome::Refused,
-    Outcome::NotApplicable,
-];
-
-#[cfg(test)]
-mod tests {
-    //! Promise: an event is read as the programs write it.
-    use vcpufreq_device::Util;
-
-    use super::*;
-
-    fn event(words: [u32; 4], ns: u64, demand: u32, outcome: u32) -> Vec<u8> {
-        let mut bytes: Vec<u8> = words.map(u32::to_ne_bytes).concat();
-        bytes.extend(ns.to_ne_bytes());
-        bytes.extend([demand, outcome].map(u32::to_ne_bytes).concat());
-        bytes
-    }
-
-    #[test]
-    fn requests_that_wait() {
-        let waiting = |not_before_ns| {
-            Some(Event::Waiting(Waiting {
-                vcpu: VcpuId(3),
-                domain: 2,
-                not_before_ns,
-            }))
-        };
-        let bytes = event([3, 2, 1, 600_000], 77, 0, 0);
-        assert_eq!(parse(&bytes), waiting(Some(77)));
-        assert_eq!(parse(&bytes[1..]), None);
-        assert_eq!(parse(&event([3, 2, 0, 0], 77, 0, 0)), waiting(None));
-        assert_eq!(parse(&event([3, 2, 9, 0], 77, 0, 0)), None);
-    }
-
-    #[test]
-    fn a_request_that_is_told() {
-        let bytes = event([3, 2, 2, 600_000], 77, 109 | 1024 << 16, 3);
-        let Some(Event::Told(told)) = parse(&bytes) else {
-            panic!("not told")
-        };
-        assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));
-        assert_eq!(told.demand.min, Util::saturating(109));
-        assert_eq!(told.demand.max, Util::MAX);
-        assert_eq!(told.outcome, Outcome::LeftToWorker);
-        assert_eq!(parse(&event([3, 2, 2, 1], 77, 0, 6)), None);
     }
 }

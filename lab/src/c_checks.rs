@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the C code: what compiler, sparse and checkpatch say of the
-//! kernel modules for each kernel, the modules as packages, checkpatch on the
-//! BPF programs, the guest driver's own tests, and the register header as
-//! plain C.
+//! kernel modules for each kernel, the modules as packages, sparse and
+//! checkpatch on the BPF programs, the guest driver's own tests, and the
+//! register header as plain C.
 //!
 //! They run on copies, and aren't repeated on the same input.
 
@@ -35,7 +35,8 @@ const RT_MODULE: ModuleSource = ModuleSource {
 };
 const BPF: ModuleSource = ModuleSource {
     name: "bpf",
-    folders: &["host-bpf/bpf"],
+    // The second has the registers, which the programs include.
+    folders: &["host-bpf/bpf", "abi"],
 };
 const ABI: ModuleSource = ModuleSource {
     name: "abi",
@@ -94,7 +95,7 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
             tried.push(check.tried(name, parts, repo));
         }
     }
-    tried.push(bpf(&checkpatch).tried("host-bpf: checkpatch".to_owned(), parts, repo));
+    tried.push(bpf(&checkpatch).tried("host-bpf: sparse, checkpatch".to_owned(), parts, repo));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
