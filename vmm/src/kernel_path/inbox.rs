@@ -175,11 +175,12 @@ impl Inbox {
         })
     }
 
-    /// The bell of the last write that was recorded. It can be one whose signal
-    /// comes only now: then it is handed out again, and is in force already.
+    /// The bell of the last write that was recorded. One whose signal comes only
+    /// now has its turn then: KVM records a write before it signals it.
     fn recorded(&mut self) -> Option<usize> {
         let last = self.last_writes.newest(&self.vcpus, &mut self.known)?;
-        let is_it = |bell: &Bell| (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
+        let is_it =
+            |bell: &Bell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
     }
 
@@ -198,7 +199,7 @@ impl Inbox {
         };
         self.in_hand = Some(latest);
         let more = self.last.is_some();
-        let news = self.tell_untold(latest, device);
+        let news = self.tell(latest, more, device);
         let before = self.carried_out.take();
         let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
         if news || !same {
@@ -213,22 +214,23 @@ impl Inbox {
         !more
     }
 
-    /// Tells of the signals since the last call; whether `latest` is one of
-    /// them.
-    fn tell_untold(&mut self, latest: Latest, device: &dyn Requests) -> bool {
+    /// Tells of the signals that nobody has been told of; whether `latest` is
+    /// one of them. While there may be `more`, of that one only: another one may
+    /// turn out to be the last.
+    fn tell(&mut self, latest: Latest, more: bool, device: &dyn Requests) -> bool {
         let mut news = false;
         for bell in &mut self.bells {
-            let mut untold = std::mem::take(&mut bell.untold);
-            if untold > 0 {
-                device.finished(bell.vcpu, untold);
+            let is_it = (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) && bell.untold > 0;
+            news |= is_it;
+            // The one that is carried out counts there.
+            let carried_out = u64::from(is_it);
+            let coalesced = if more { 0 } else { bell.untold - carried_out };
+            bell.untold -= carried_out + coalesced;
+            if carried_out + coalesced > 0 {
+                device.finished(bell.vcpu, carried_out + coalesced);
             }
-            if (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) {
-                // The one that is carried out counts there.
-                news = untold > 0;
-                untold = untold.saturating_sub(1);
-            }
-            if untold > 0 {
-                device.coalesced(bell.vcpu, untold);
+            if coalesced > 0 {
+                device.coalesced(bell.vcpu, coalesced);
             }
         }
         news
