@@ -107,8 +107,10 @@ impl Bench {
     fn start(&self, line: &[&str]) -> Child {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
+        // Whoever runs the tests in the background has them ignore an interrupt.
+        let mut command = Command::new("env");
         command
+            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_vcpufreq")])
             .args(["rt", "report", "--root"])
             .arg(self.path())
             .args(line)
