@@ -224,7 +224,7 @@ fn refused(vcpu: VcpuId, policy: RtPolicy, error: &io::Error) -> String {
             "vCPU {vcpu} can't be SCHED_DEADLINE: its CPU has not that much bandwidth left; give it a smaller RUNTIME"
         ),
         (RtPolicy::Deadline { .. }, _) => format!(
-            "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" or \"isolated\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us; and run as root"
+            "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us; and run as root"
         ),
         _ => format!("vCPU {vcpu} can't be real-time; run as root or with CAP_SYS_NICE"),
     }

@@ -162,7 +162,7 @@ fn quiet_consoles() {
 }
 
 /// A sum over all guests that there are.
-fn kvm_statistic(name: &str) -> Result<u64> {
+pub fn kvm_statistic(name: &str) -> Result<u64> {
     sysfs::number(format!("/sys/kernel/debug/kvm/{name}"))
 }
 

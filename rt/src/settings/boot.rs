@@ -2,7 +2,7 @@
 //! The kernel's command line: what of the profile's is missing there.
 
 use super::{Context, Sheet};
-use crate::{cpus::Cpus, plan::Finding};
+use crate::{cpus::Cpus, partition, plan::Finding};
 
 const CMDLINE: &str = "/proc/cmdline";
 
@@ -25,7 +25,11 @@ pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
             .replace("{rt}", &cx.rt.to_string())
             .replace("{housekeeping}", &cx.housekeeping().to_string());
         match standing(&running, &word) {
-            Standing::There => {}
+            Standing::There => {
+                if let Some(finding) = ignored(cx, &word) {
+                    sheet.finding(finding);
+                }
+            }
             Standing::Missing => missing.push(word),
             Standing::Other(other) => {
                 sheet.finding(Finding::Reboot(format!(
@@ -36,6 +40,34 @@ pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
         }
     }
     (!missing.is_empty()).then(|| missing.join(" "))
+}
+
+/// A word that is there and has no effect, as far as the kernel tells: it does so of `nohz_full`
+/// and of the CPUs that `isolcpus` takes out of load balancing.
+fn ignored(cx: &Context, word: &str) -> Option<Finding> {
+    let (name, value) = word.split_once('=')?;
+    let (file, wanted) = match name {
+        "nohz_full" => ("nohz_full", value.to_owned()),
+        "isolcpus" => ("isolated", of_domain(value)?),
+        _ => return None,
+    };
+    let path = format!("/sys/devices/system/cpu/{file}");
+    let has = cx.look.read(&path).ok()?;
+    let in_force = partition::list(cx.look, &path).unwrap_or_default();
+    let wanted: Cpus = wanted.parse().ok()?;
+    (!wanted.without(&in_force).is_empty()).then(|| {
+        Finding::Reboot(format!(
+            "{word} is on the command line and not in force ({path} has '{has}'); boot a kernel that takes it"
+        ))
+    })
+}
+
+/// The CPUs of `isolcpus=[flags,]list`, if their domain is what is meant: without flags it is
+/// (Documentation/admin-guide/kernel-parameters.txt).
+fn of_domain(value: &str) -> Option<String> {
+    let is_list = |part: &&str| part.starts_with(|c: char| c.is_ascii_digit());
+    let (list, flags): (Vec<_>, Vec<_>) = value.split(',').partition(is_list);
+    (flags.is_empty() || flags.contains(&"domain")).then(|| list.join(","))
 }
 
 enum Standing<'a> {

@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vcpufreq_rt::{Partition, Plan, Profile, RestoreError, Restored, apply, check, plan, restore};
+use vcpufreq_rt::{
+    Partition, Plan, Profile, RestoreError, Restored, Target, apply, check, plan, restore,
+};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
@@ -229,6 +231,50 @@ fn files_that_refuse_in_apply() {
         host.relent();
         restore(&host, &mut |_, _, _| {}).unwrap();
         assert_eq!(values(&host), before, "{part}");
+    }
+}
+
+/// What a refusal of this target is a refusal of, on the fake host.
+fn refusable(target: &Target) -> String {
+    match target {
+        Target::File { path, .. } | Target::Inside { path, .. } | Target::Dir { path } => {
+            path.clone()
+        }
+        Target::Thread { pid, .. } => format!("/proc/{pid}/"),
+        Target::BannedCpus { .. } => unreachable!("no irqbalance runs here"),
+    }
+}
+
+#[test]
+fn each_target_may_refuse_and_all_is_as_before() {
+    let (plan, profile) = planned(&host());
+    // What only comes back with another change isn't written by itself.
+    let written = plan.changes().filter(|(_, change)| !change.is_set());
+    let targets: Vec<Target> = written.map(|(_, change)| change.target.clone()).collect();
+    assert!(targets.len() > 40, "{}", targets.len());
+    for target in targets {
+        let part = refusable(&target);
+        let host = host();
+        let before = values(&host);
+        host.refuse(&part);
+        let applied = apply(&host, &plan, ("everything", &profile), &mut |_, _, _| {}).unwrap();
+        assert!(!applied.refused.is_empty(), "{part}");
+        host.relent();
+        restore(&host, &mut |_, _, _| {}).unwrap();
+        assert_eq!(values(&host), before, "{part} in apply");
+
+        try_apply(&host).unwrap();
+        host.refuse(&part);
+        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+        let Restored::Done { left, .. } = restored else {
+            panic!("{restored:?}");
+        };
+        // What is in a folder of ours goes with it.
+        let goes = matches!(target, Target::Inside { .. });
+        assert!(goes || !left.is_empty(), "{part}");
+        host.relent();
+        restore(&host, &mut |_, _, _| {}).unwrap();
+        assert_eq!(values(&host), before, "{part} in restore");
     }
 }
 

@@ -472,6 +472,28 @@ fn cache_ways_are_divided() {
 }
 
 #[test]
+fn words_that_the_kernel_ignored_are_told() {
+    let words = "cmdline = ['nohz_full={rt}', 'isolcpus=managed_irq,domain,{rt}']";
+    let profile = Profile::parse("test", words).unwrap();
+    let ignored = |isolated: &str, nohz_full: &str| {
+        let host = FakeKernel::four();
+        host.put("/proc/cmdline", "nohz_full=3 isolcpus=managed_irq,domain,3");
+        host.put("/sys/devices/system/cpu/isolated", isolated);
+        host.put("/sys/devices/system/cpu/nohz_full", nohz_full);
+        let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
+        let plan = plan(&host, &partition, &profile);
+        assert_eq!(plan.cmdline, None);
+        let told = |finding: &&Finding| matches!(finding, Finding::Reboot(text) if text.contains("not in force"));
+        plan.findings.iter().filter(told).count()
+    };
+    assert_eq!(ignored("3", "3"), 0);
+    assert_eq!(ignored("2-3", "0-3"), 0);
+    assert_eq!(ignored("", "(null)"), 2);
+    assert_eq!(ignored("3", "(null)"), 1);
+    assert_eq!(ignored("2", "3"), 1);
+}
+
+#[test]
 fn the_command_line_is_said_exactly() {
     let host = FakeKernel::four();
     let text = "cmdline = ['nohz_full={rt}', 'irqaffinity={housekeeping}', 'console=ttyAMA0']";

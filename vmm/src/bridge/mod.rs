@@ -349,6 +349,13 @@ impl Hooks for Joint {
         Ok(())
     }
 
+    /// What the page shows is true again before the guest's next look at it.
+    fn on_vcpu_moved(&self, vcpu: VcpuId) {
+        if self.active().kernel.is_some() {
+            self.device.refresh(vcpu);
+        }
+    }
+
     fn on_reset(&self) {
         // What the guest asked for before is older than the reset.
         let active = self.active();

@@ -12,6 +12,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
 use crate::facts::HostTree;
+use crate::vm::kick_signal;
 
 const TRACEPOINT: &str = "sys/kernel/tracing/events/power/cpu_frequency/id";
 
@@ -52,12 +53,15 @@ impl Changes {
         })
     }
 
-    /// Watches where the thread of `vcpu` runs.
+    /// Watches where the thread of `vcpu` runs. It gets a signal itself, so that
+    /// KVM_RUN returns on the new pCPU before the guest goes on there.
     ///
     /// # Errors
     /// What the kernel said.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let event = PerfEvent::migrations(tid).context("migrations can't be watched")?;
+        let signalled = event.signal(tid, kick_signal());
+        signalled.context("migrations can't be signalled")?;
         hear(&self.epoll, &event)?;
         if let Some(slot) = self.threads.get(vcpu.index()) {
             // A vCPU has one thread.

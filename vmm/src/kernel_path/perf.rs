@@ -32,6 +32,18 @@ const WORD: usize = size_of::<u64>();
 /// Where the head is in the first page of a ring (`data_head`).
 const DATA_HEAD: usize = 1024;
 
+/// `F_SETOWN_EX`, `F_OWNER_TID` and `F_SETSIG` of `include/uapi/asm-generic/fcntl.h`.
+const SET_OWNER: c_int = 15;
+const OWNER_TID: c_int = 0;
+const SET_SIGNAL: c_int = 10;
+
+/// `struct f_owner_ex`
+#[repr(C)]
+struct Owner {
+    kind: c_int,
+    id: c_int,
+}
+
 /// `struct perf_event_attr` of `include/uapi/linux/perf_event.h`, version 5.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -202,6 +214,23 @@ impl PerfEvent {
         Ok(Self { fd, ring, page })
     }
 
+    /// Has `thread` get `signal` as well, whenever whoever polls it is woken.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn signal(&self, thread: Tid, signal: c_int) -> io::Result<()> {
+        let owner = Owner {
+            kind: OWNER_TID,
+            id: thread.get(),
+        };
+        // SAFETY: the kernel reads one such struct.
+        check(unsafe { libc::fcntl(self.fd(), SET_OWNER, &raw const owner) })?;
+        // SAFETY: plain numbers.
+        check(unsafe { libc::fcntl(self.fd(), SET_SIGNAL, signal) })?;
+        // SAFETY: plain numbers.
+        check(unsafe { libc::fcntl(self.fd(), libc::F_SETFL, libc::O_ASYNC) })
+    }
+
     /// For polling; being told is all there is to it.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
@@ -264,6 +293,13 @@ impl Drop for PerfEvent {
     fn drop(&mut self) {
         // SAFETY: the mapping of `open`, unmapped once.
         unsafe { libc::munmap(self.ring.as_ptr().cast(), 2 * self.page) };
+    }
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

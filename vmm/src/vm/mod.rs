@@ -49,6 +49,7 @@ use image::{Initrd, Kernel, Placement};
 use in_kernel::InKernel;
 pub use supervise::supervise;
 use vcpu::VcpuThreads;
+pub use vcpu::kick_signal;
 
 /// What the rest of the program does at certain moments of a virtual machine.
 pub trait Hooks: Send + Sync {
@@ -68,6 +69,10 @@ pub trait Hooks: Send + Sync {
     /// # Errors
     /// Any; the virtual machine isn't started then.
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()>;
+
+    /// Called on a vCPU's thread, before it runs guest code on another pCPU than
+    /// before.
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self) {}

@@ -124,6 +124,12 @@ pub fn gettid() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// The pCPU that the calling thread is on.
+pub fn current_cpu() -> i32 {
+    // SAFETY: has no arguments.
+    unsafe { libc::sched_getcpu() }
+}
+
 /// Lets the calling thread run on `pcpus` only.
 pub fn pin_thread(pcpus: &[u32]) -> io::Result<()> {
     pin(0, pcpus)

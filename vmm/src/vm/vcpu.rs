@@ -69,12 +69,15 @@ const KICK_AGAIN: Duration = Duration::from_millis(2);
 extern "C" fn kick(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 
 /// The signal that makes KVM_RUN return; its handler has nothing to do.
-fn kick_signal() -> c_int {
+pub fn kick_signal() -> c_int {
     static HANDLER: Once = Once::new();
     let signal = SIGRTMIN();
-    // Fails for signal numbers that don't exist only, and SIGRTMIN does.
     HANDLER.call_once(|| {
-        let _ = register_signal_handler(signal, kick);
+        // SIGIO comes in its place where no more signals can be queued (fcntl(2), F_SETSIG).
+        for signal in [signal, libc::SIGIO] {
+            // Fails for signal numbers that don't exist only, and these do.
+            let _ = register_signal_handler(signal, kick);
+        }
     });
     signal
 }
@@ -243,7 +246,12 @@ impl ThreadBody {
 
     /// Runs guest code until there is a reason to end.
     fn run_vcpu(&self, fd: &mut VcpuFd, bus: &Bus) -> VcpuEnd {
+        let mut pcpu = None;
         while !self.stop.load(Ordering::Acquire) {
+            let now = sys::current_cpu();
+            if pcpu.replace(now) != Some(now) {
+                self.hooks.on_vcpu_moved(self.vcpu);
+            }
             let end = match fd.run() {
                 Ok(VcpuExit::Hypercall(call)) => {
                     let function = call.nr;
@@ -317,7 +325,7 @@ fn system_event(kind: u32) -> VcpuEnd {
 
 fn handle_error(error: kvm_ioctls::Error) -> Option<VcpuEnd> {
     match error.errno() {
-        // A kick, or any other signal: the loop looks at the stop flag.
+        // A kick, or any other signal: the loop looks at the stop flag and the pCPU.
         libc::EINTR | libc::EAGAIN => None,
         errno => Some(VcpuEnd::Failed(format!(
             "KVM can't run the guest: {}",

@@ -28,7 +28,7 @@ const PROFILE: &str = "/run/deadline.toml";
 /// A load of 50 % on vCPU 1. While the vCPU sleeps, another pCPU's look at the blocked load lets the
 /// frequency fall, 4 ms after and later: with a lighter load that is most of a period.
 pub(super) const HALF: &str = "half periodic 1 20000 10000";
-/// The bridge's threads, and the one that writes `--events`; the first by the path `kernel` only, which the lab's hosts offer.
+/// The bridge's threads, and the one that writes `--events`.
 const OF_THE_BRIDGE: [&str; 3] = ["requests", "housekeeper", "events"];
 
 pub fn run(plan: &Plan) -> Result<Value> {
@@ -85,10 +85,16 @@ fn fifo_guest(plan: &Plan, (little, cpu): (u32, u32), floor: u32) -> Result<Vm> 
 
 /// Boots; a real-time thread has no utilization to settle by.
 pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
+    let mut vm = booted(setup)?;
+    plan.load_driver(&mut vm)?;
+    Ok(vm)
+}
+
+/// Before anything is asked for.
+fn booted(setup: &Setup) -> Result<Vm> {
     let mut vm = Vm::start(setup)?;
     vm.expect("@ready", BOOT)?;
     sleep(SETTLED);
-    plan.load_driver(&mut vm)?;
     Ok(vm)
 }
 
@@ -214,13 +220,22 @@ fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     }))
 }
 
-/// Without a partition: what is asked for is the clamp of a real-time thread, up and down.
+/// What a real-time thread asks for by default, the maximum. The profile sets it to 0, and
+/// RT hosts here start with that.
+const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
+
+/// Without a partition, and with the kernel's own default for real-time threads: what is asked for
+/// is the clamp, up and down, and before that there is none.
 fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let pages = "/proc/sys/vm/nr_hugepages";
     let before = sysfs::text(pages)?;
     sysfs::write(pages, HUGE_MIB / 2)?;
+    let rt_default = sysfs::text(RT_DEFAULT)?;
+    sysfs::write(RT_DEFAULT, 1024)?;
     let options = ["--rt", "1=rr:2", "--hugepages", "2M"];
-    let mut vm = boot(plan, &plan.mirroring(&[little, cpu]).with(&options))?;
+    let mut vm = booted(&plan.mirroring(&[little, cpu]).with(&options))?;
+    let at_start = vm.clamp(1)?.0;
+    plan.load_driver(&mut vm)?;
     let scheduling = scheduling_of(&vm, 1)?;
     let free = huge_pages_free()?;
     set_governor(&mut vm, 1, "userspace")?;
@@ -233,9 +248,11 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     }
     vm.quit()?;
     sysfs::write(pages, before)?;
+    sysfs::write(RT_DEFAULT, rt_default)?;
     let right = clamps.iter().all(|(asked, clamp)| asked == clamp);
     Ok(json!({
-        "held": scheduling == "2 2" && free == 0 && right, "priority_and_policy": scheduling,
+        "held": scheduling == "2 2" && free == 0 && at_start == 0 && right,
+        "priority_and_policy": scheduling, "clamp_at_start": at_start,
         "huge_pages_free": free, "asked_and_clamp": clamps,
     }))
 }

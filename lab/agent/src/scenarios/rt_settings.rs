@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::rt_inventory::{State, changes, everything};
 use super::{Plan, Policy};
+use crate::sysfs;
 
 const RECORD: &str = "/run/vcpufreq/rt.json";
 const CONFIG: &str = "/run/rt.toml";
@@ -26,19 +27,43 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 const NOBODY: u32 = 65534;
 
+/// What the lab's kernel starts with is kvm-rt's value: others, so that there is something to write.
+/// A row's maximum is above its minimum, in this order and back.
+const OTHERS: &[(&str, u32, u32)] = &[
+    ("/proc/sys/kernel/sched_util_clamp_min", 1024, 900),
+    ("/proc/sys/kernel/sched_util_clamp_max", 1024, 1000),
+    ("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0, 128),
+    ("/sys/kernel/mm/ksm/run", 0, 1),
+];
+
 /// What kvm-rt leaves alone and the lab's kernel has, with values other than its own.
 const MORE: &str = "
-min-freq = 'max'
 schedutil-rate-limit-us = 500
 idle-states-off = 'deep'
 resume-latency-us = 'n/a'
 ";
 
 pub fn run(_plan: &Plan) -> Result<Value> {
+    for (path, own, other) in OTHERS {
+        let now = sysfs::text(path)?;
+        ensure!(now.trim() == own.to_string(), "{path} starts with {now}");
+        sysfs::write(path, other)?;
+    }
+    let result = tried()?;
+    for (path, own, _) in OTHERS.iter().rev() {
+        sysfs::write(path, own)?;
+    }
+    Ok(result)
+}
+
+fn tried() -> Result<Value> {
     let policies = Policy::all()?;
-    let cpus = policies.last().map(|policy| policy.cpus.clone());
-    let cpu = cpus.and_then(|cpus| cpus.last().copied()).unwrap_or(0);
-    let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}");
+    let policy = policies.last().context("no policy")?;
+    let cpu = *policy.cpus.last().context("no CPU")?;
+    // Neither end, which they have.
+    let khz = *policy.opps.get(1).context("no second OPP")?;
+    let limits = format!("min-freq = {khz}\nmax-freq = {khz}");
+    let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}{limits}");
     fs::write(CONFIG, config)?;
     let before = everything()?;
     let unprivileged = without_privilege(&before, cpu)?;
