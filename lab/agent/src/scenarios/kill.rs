@@ -29,9 +29,9 @@ const SOON: Duration = Duration::from_secs(1);
 /// A guest's boot, in virtual time.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// kill -9 of the VMM at 50 times (20 where a path is forced): within 1 s nothing of it is left, nor does a
-/// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup`,
-/// and the next start, remove what is left, and nothing that isn't theirs.
+/// kill -9 of the VMM at 50 times (20 where a path is forced): within 1 s nothing
+/// of it is left, nor does a clamp hold a frequency up. Then of VMM and guardian
+/// both: `vcpufreq cleanup` and the next start remove what is left of them alone.
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = plan.mirroring(&first_cpus(&policies));

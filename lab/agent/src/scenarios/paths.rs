@@ -24,7 +24,7 @@ const SET_PERF: &str = "0x86000f02";
 /// A call that nobody knows: KVM says so without asking anybody.
 const UNKNOWN: &str = "0x86000fff";
 
-/// The paths that a VMM takes; `yardstick`s beside them are for the figures in
+/// The paths that a VMM takes, and `yardsticks` beside them for the figures in
 /// the docs.
 pub fn run(plan: &Plan, yardsticks: &[&'static str]) -> Result<Value> {
     let policies = Policy::all()?;
