@@ -122,6 +122,13 @@ impl RtConfig {
         self.policies.iter().any(Option::is_some)
     }
 
+    /// The pCPUs of the real-time ones among `vcpus`.
+    pub fn pcpus(&self, vcpus: &[VcpuConfig]) -> Vec<u32> {
+        let pairs = vcpus.iter().zip(&self.policies);
+        let rt = pairs.filter(|(_, policy)| policy.is_some());
+        rt.flat_map(|(vcpu, _)| vcpu.pin.clone()).collect()
+    }
+
     /// Whether a clamp has a lower bound.
     pub fn has_floor(&self) -> bool {
         self.floors.iter().any(|floor| *floor > Util::ZERO)

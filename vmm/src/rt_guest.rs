@@ -60,7 +60,7 @@ impl RtGuest {
         let rt: Vec<_> = pairs
             .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
             .collect();
-        let cpus: Vec<u32> = rt.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
+        let cpus = config.rt.pcpus(&config.vcpus);
         let (top, without_cpuset) = match applied_for(&cpus, host)? {
             Applied::Nothing => (None, None),
             Applied::WithoutCpuset(profile) => (None, Some(profile)),

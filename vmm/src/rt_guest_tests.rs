@@ -8,11 +8,27 @@ use super::*;
 use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
 
 fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
+    config_and_pcpus(toml, mem_mib).map(|(rt, _)| rt)
+}
+
+/// The same, with the pCPUs of the real-time vCPUs.
+fn config_and_pcpus(toml: &str, mem_mib: u64) -> Result<(RtConfig, Vec<u32>), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
     let options = RunOptions::from_toml(toml).unwrap();
     let count = resolve::vcpu_count(&options).unwrap();
     let vcpus = resolve::vcpus(&options, &host, count).unwrap();
-    RtConfig::new(&options, &vcpus, mem_mib, &host.online()).map_err(|error| error.to_string())
+    let rt = RtConfig::new(&options, &vcpus, mem_mib, &host.online());
+    let rt = rt.map_err(|error| error.to_string())?;
+    let pcpus = rt.pcpus(&vcpus);
+    Ok((rt, pcpus))
+}
+
+#[test]
+fn pcpus_of_real_time_vcpus_alone() {
+    let toml =
+        "cpus=3\n[vcpu.0]\npin='0-1'\n[vcpu.1]\npin=3\nrt='fifo:1'\n[vcpu.2]\npin=2\nrt='rr:1'";
+    assert_eq!(config_and_pcpus(toml, 512).unwrap().1, [3, 2]);
+    assert!(config_and_pcpus("cpus=1", 512).unwrap().1.is_empty());
 }
 
 #[test]

@@ -43,6 +43,7 @@ pub struct SeenExits {
     pub mmio_exit_user: u64,
     /// Hypercalls that KVM handed to userspace.
     pub calls_exited: u64,
+    interrupted: BTreeMap<String, u64>,
 }
 
 impl Exits {
@@ -91,6 +92,7 @@ impl Exits {
             by_address: counter.by_address,
             mmio_exit_user,
             calls_exited: counter.calls_exited,
+            interrupted: counter.interrupted,
         })
     }
 }
@@ -103,6 +105,15 @@ impl SeenExits {
             trapped: sum.trapped + one.trapped,
             exited: sum.exited + one.exited,
         })
+    }
+
+    /// How often a signal made a vCPU's thread leave KVM; its name is that of one guest only.
+    pub fn interrupted(&self, name: &str) -> u64 {
+        let of_it = |thread: &str| thread.rsplit_once('-').is_some_and(|(own, _)| own == name);
+        let all = self.interrupted.iter();
+        all.filter(|(thread, _)| of_it(thread))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// At all addresses together.
@@ -126,6 +137,8 @@ struct Counter {
     /// What each thread accessed last.
     last: BTreeMap<String, u64>,
     calls_exited: u64,
+    /// By thread.
+    interrupted: BTreeMap<String, u64>,
 }
 
 impl Counter {
@@ -150,6 +163,8 @@ impl Counter {
             self.by_address.entry(*address).or_default().exited += 1;
         } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_HYPERCALL ") {
             self.calls_exited += 1;
+        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_INTR ") {
+            *self.interrupted.entry(thread()).or_default() += 1;
         }
         Ok(())
     }
@@ -189,8 +204,13 @@ mod tests {
             by_address: counter.by_address,
             mmio_exit_user: 1,
             calls_exited: counter.calls_exited,
+            interrupted: counter.interrupted,
         };
         assert_eq!(seen.calls_exited, 1);
+        assert_eq!(
+            ["vcpu0", "vcpu1"].map(|name| seen.interrupted(name)),
+            [1, 0]
+        );
         let accesses = |trapped, exited| Accesses { trapped, exited };
         assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
         assert_eq!(seen.all(), accesses(3, 1));

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Which threads a pCPU can't be without: those that the kernel has for each CPU.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::sysfs;
+use crate::trace::Switch;
 
 /// The names that the kernel gives them, before `/` and the CPU's number. Threads of interrupts
 /// (`irq/7-eth0`) and unbound workers (`kworker/u8:1`) are none of them.
@@ -21,8 +24,32 @@ const KINDS: [&str; 11] = [
 /// `PF_KTHREAD` of the flags in proc_pid_stat(5).
 const KERNEL_THREAD: u64 = 0x20_0000;
 
+/// Who ran on a pCPU.
+#[derive(Debug)]
+pub struct Company {
+    /// How often it was switched to each thread.
+    pub counts: BTreeMap<String, u32>,
+    /// Threads that are neither the vCPU's nor the pCPU's own.
+    pub strangers: BTreeSet<String>,
+}
+
+impl Company {
+    /// Of the vCPU whose thread is `vcpu`, on the pCPU `cpu` that is its alone.
+    pub fn of(vcpu: &str, cpu: u32, switches: &[Switch]) -> Self {
+        let (mut counts, mut strangers) = (BTreeMap::new(), BTreeSet::new());
+        for switch in switches.iter().filter(|switch| switch.cpu == cpu) {
+            let (name, tid) = &switch.next;
+            *counts.entry(name.clone()).or_default() += 1;
+            if name != vcpu && !is_own(name, *tid, cpu) {
+                strangers.insert(name.clone());
+            }
+        }
+        Self { counts, strangers }
+    }
+}
+
 /// Whether a thread that ran is one of `cpu`'s own. A thread that has ended is told by its name.
-pub fn is_own(name: &str, tid: i32, cpu: u32) -> bool {
+fn is_own(name: &str, tid: i32, cpu: u32) -> bool {
     let stat = sysfs::text(format!("/proc/{tid}/stat"));
     has_name(name, cpu) && (tid == 0 || stat.map_or(true, |stat| is_kernels(&stat)))
 }

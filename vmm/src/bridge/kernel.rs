@@ -67,6 +67,9 @@ impl KernelPath {
         if guest.all_pinned {
             pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
         }
+        // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
+        // vCPU, whose page is looked after each 4 ms anyway.
+        pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
         let changes = Changes::watch(&host, worker.epoll(), &pcpus, vcpus);
         if guest.explain {
             eprintln!("{}", freshness(changes.as_ref().err()));

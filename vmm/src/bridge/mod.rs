@@ -88,6 +88,8 @@ pub struct Guest {
     pub pcpus_of_vcpus: Vec<u32>,
     /// Whether all of them are pinned.
     pub all_pinned: bool,
+    /// The pCPUs of real-time vCPUs.
+    pub rt_pcpus: Vec<u32>,
     /// How many vCPUs there are threads of: in the order of their numbers.
     pub threads: Arc<AtomicU16>,
     /// What KVM answers itself.
@@ -142,6 +144,7 @@ impl Bridge {
             guest: Guest {
                 all_pinned: config.vcpus.iter().all(|vcpu| !vcpu.pin.is_empty()),
                 pcpus_of_vcpus: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
+                rt_pcpus: config.rt.pcpus(&config.vcpus),
                 threads: Arc::default(),
                 taken: Arc::default(),
                 explain: config.explain,

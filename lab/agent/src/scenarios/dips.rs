@@ -13,7 +13,7 @@ use crate::trace::{FrequencyEvent, Trace};
 use crate::vm::{Setup, Vm, events};
 
 /// Changes of request, up and down, that `no_dip` makes on each vCPU.
-const CHANGES: usize = 100;
+pub(super) const CHANGES: usize = 100;
 
 /// Across 100 changes of request on a busy vCPU, the host's trace shows
 /// nothing below the smaller of the old and the new request.
@@ -68,28 +68,43 @@ pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
 /// after it, and then its clamp counts no more.
 pub const LIGHT_US: u64 = 3_500;
 
+/// How long [`CHANGES`] of these take: 108 ms each.
+pub(super) const LIGHT_CHANGES: Duration = Duration::from_millis(110 * (CHANGES as u64 + 2));
+
 fn changes_while_light(actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
-    let low = policy.opps.get(1).copied().context("a policy of one OPP")?;
     // By `exit`, where a request's time is that of the guest's write: by
     // `kernel` it is the worker's.
     let setup = Setup::mirroring(&first_cpus(&policies));
     let setup = setup.with(&["--actuator", actuator, "--path", "exit"]);
     let mut vm = Vm::boot(&setup)?;
     stay_off(policy, &vm)?;
-    let register = registers(&mut vm)? + u64::try_from(vcpu)? * 0x1000 + 0x04;
     let trace = Trace::start()?;
-    vm.ask(format!(
-        "start changes changes {vcpu} {register:#x} {low} {}",
-        policy.max()
-    ))?;
-    // 108 ms each.
-    std::thread::sleep(Duration::from_millis(110) * u32::try_from(CHANGES + 2)?);
-    vm.ask("stop changes")?;
+    start_light(&mut vm, vcpu, policy)?;
+    std::thread::sleep(LIGHT_CHANGES);
+    stop_light(&mut vm, vcpu)?;
     let seen = trace.stop()?.frequencies;
     vm.quit()?;
     Ok(dips(policy, &requests_of(vcpu)?, &seen, LIGHT_US))
+}
+
+/// Has a vCPU become busy again and again, and change its request then, from the highest OPP to the
+/// lowest but one, and back.
+pub(super) fn start_light(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<()> {
+    let low = policy.opps.get(1).context("a policy of one OPP")?;
+    let register = registers(vm)? + u64::try_from(vcpu)? * 0x1000 + 0x04;
+    vm.ask(format!(
+        "start changes{vcpu} changes {vcpu} {register:#x} {low} {}",
+        policy.max()
+    ))?;
+    Ok(())
+}
+
+/// Ends that.
+pub(super) fn stop_light(vm: &mut Vm, vcpu: usize) -> Result<()> {
+    vm.ask(format!("stop changes{vcpu}"))?;
+    Ok(())
 }
 
 /// A walk through the OPPs that goes up and down by varying steps, never
@@ -121,6 +136,8 @@ fn requests_of(vcpu: usize) -> Result<Vec<(u64, u32)>> {
 /// What the trace shows after each change of request.
 pub struct Dips {
     pub changes: usize,
+    /// Those at which the frequency was known, and no lower than both requests: a dip would show.
+    pub from_above: usize,
     /// Changes of the pCPU's frequency after the first of them.
     pub moves: usize,
     pub dips: Vec<Value>,
@@ -135,13 +152,13 @@ impl Dips {
         self.changes >= CHANGES && self.moves >= CHANGES / 10
     }
 
-    fn none(&self) -> bool {
+    pub(super) fn none(&self) -> bool {
         self.enough() && self.dips.is_empty()
     }
 
-    fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         let first: Vec<&Value> = self.dips.iter().take(5).collect();
-        json!({ "changes": self.changes, "moves": self.moves, "dips": self.dips.len(), "first_dips": first })
+        json!({ "changes": self.changes, "from_above": self.from_above, "moves": self.moves, "dips": self.dips.len(), "first_dips": first })
     }
 }
 
@@ -153,7 +170,7 @@ pub fn dips(
     seen: &[FrequencyEvent],
     within_us: u64,
 ) -> Dips {
-    let mut dips = Vec::new();
+    let (mut dips, mut from_above) = (Vec::new(), 0);
     let own = || seen.iter().filter(|event| event.cpu == policy.cpu());
     let first = requests.first().map_or(u64::MAX, |&(time, _)| time);
     for (n, pair) in requests.windows(2).enumerate() {
@@ -163,6 +180,8 @@ pub fn dips(
         let next = requests.get(n + 2).map_or(u64::MAX, |&(time, _)| time);
         let span = from..next.min(from.saturating_add(within_us));
         let lowest = old.min(new);
+        let before = own().take_while(|event| event.time_us <= from).last();
+        from_above += usize::from(before.is_some_and(|event| event.khz >= lowest));
         for event in own() {
             if span.contains(&event.time_us) && event.khz < lowest {
                 dips.push(json!({
@@ -174,6 +193,7 @@ pub fn dips(
     }
     Dips {
         changes: requests.len().saturating_sub(1),
+        from_above,
         moves: own().filter(|event| event.time_us >= first).count(),
         dips,
     }

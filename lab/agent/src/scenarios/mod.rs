@@ -29,6 +29,7 @@ mod order;
 mod paths;
 mod paths_trace;
 mod rt_app;
+mod rt_changes;
 mod rt_guest;
 mod rt_inventory;
 mod rt_latency;

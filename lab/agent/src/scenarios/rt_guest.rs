@@ -10,10 +10,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::dips::CHANGES;
 use super::frequency::host_runs_at;
+use super::rt_changes::{self, RtVcpu};
 use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_pages, set_governor};
 use crate::sysfs;
 use crate::vm::{self, Setup, Vm};
@@ -33,21 +35,31 @@ const OF_THE_BRIDGE: [&str; 3] = ["requests", "housekeeper", "events"];
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let little = policies.first().context("no policy")?.cpu();
-    let big = policies.last().context("no policy")?;
+    let [.., shared, big] = &policies[..] else {
+        bail!("fewer than two policies; use the topology 4+3+1");
+    };
+    let little = policies[0].cpu();
     let cpu = big.cpu();
     ensure!(
         big.cpus == [cpu],
         "CPU {cpu} shares its policy; use the topology 4+3+1"
     );
+    let beside = *shared.cpus.last().context("no CPU")?;
+    // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy: a dip
+    // shows on the other, which is the SCHED_RR vCPU's, and by `kernel` the SCHED_FIFO one's.
+    let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, shared)];
+    let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
     // As the lab's own looks leave it.
     sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
     let before = rt_inventory::everything()?;
-    rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    rt(&["apply", "--guest", &format!("plc={beside},{cpu}")], 0)?;
     let floor = *big.opps.get(1).context("no second OPP")?;
-    let mut vm = fifo_guest(plan, (little, cpu), floor)?;
-    let alone = alone(plan, &vm, cpu)?;
+    // Before anything has bound the VMM's threads, as looks at the frequency do.
+    let by_kernel = by_kernel(plan, little, &swapped)?;
+    let mut vm = rt_guest(plan, little, &both)?;
+    let alone = alone(plan, &vm, &both)?;
     let rows = requests(&mut vm, big, floor)?;
+    let changes = rt_changes::traced(&mut vm, &both)?;
     let refused = second_guest(cpu)?;
     let occupied = rt(&["restore"], 2).is_ok();
     vm.kill()?;
@@ -59,28 +71,53 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let gib_page = rt_pages::gib_page(plan, cpu)?;
     let left_after = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let right = rows.iter().all(|row| row["right"] == true);
+    let parts = [&by_kernel, &alone, &changes, &others, &gib_page];
     Ok(json!({
-        "held": alone["held"] == true && right && refused && occupied && bound == "0"
-            && left.is_empty() && others["held"] == true && gib_page["held"] == true
-            && left_after.is_empty(),
-        "alone": alone, "requests": rows, "second_guest_refused": refused,
-        "restore_refused_while_it_ran": occupied, "bound_after_kill": bound, "left": left,
+        "held": parts.iter().all(|part| part["held"] == true) && right && refused && occupied
+            && bound == "0" && left.is_empty() && left_after.is_empty(),
+        "by_kernel": by_kernel, "alone": alone, "requests": rows, "changes": changes,
+        "second_guest_refused": refused, "restore_refused_while_it_ran": occupied,
+        "bound_after_kill": bound, "left": left,
         "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
     }))
 }
 
-/// A housekeeping vCPU, and a SCHED_FIFO one on `cpu`.
-fn fifo_guest(plan: &Plan, (little, cpu): (u32, u32), floor: u32) -> Result<Vm> {
-    let floor = format!("1={floor}");
+/// A housekeeping vCPU on `little`, a SCHED_FIFO one whose floor is the second OPP, and a SCHED_RR
+/// one.
+fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
+    let floor = format!("1={}", fifo.policy.opps.get(1).context("no second OPP")?);
     let options = [
         "--rt",
         "1=fifo:1",
+        "--rt",
+        "2=rr:2",
         "--resume-latency-us",
         BOUND_US,
         "--floor",
         &floor,
     ];
-    boot(plan, &plan.mirroring(&[little, cpu]).with(&options))
+    let setup = plan.mirroring(&[little, fifo.cpu, rr.cpu]).with(&options);
+    boot(plan, &setup)
+}
+
+/// The same guest by the path `kernel`, whose worker puts each request into force, from elsewhere.
+fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+    let plan = Plan {
+        driver: plan.driver.clone(),
+        path: Some("kernel".to_owned()),
+    };
+    let mut vm = rt_guest(&plan, little, vcpus)?;
+    let alone = alone(&plan, &vm, vcpus)?;
+    let changes = rt_changes::traced(&mut vm, vcpus)?;
+    vm.quit()?;
+    // It would be that for each change of the frequency if these woke the worker.
+    let seldom = |row: &Value| row["runs_of_irq_work"].as_u64() < Some(CHANGES as u64 / 2);
+    let rows = changes["vcpus"].as_array().context("no vCPUs")?;
+    Ok(json!({
+        "held": alone["held"] == true && changes["held"] == true && rows.iter().all(seldom)
+            && changes["worker"]["path"] == "kernel",
+        "alone": alone, "changes": changes,
+    }))
 }
 
 /// Boots; a real-time thread has no utilization to settle by.
@@ -98,10 +135,10 @@ fn booted(setup: &Setup) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Nobody but the vCPU's thread may run on its pCPU, and that thread only there.
-fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
+/// Nobody but the vCPUs' threads may run on their pCPUs, and these threads only there.
+fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let mut intruders = Vec::new();
-    let mut vcpu = String::new();
+    let mut of_vcpus = Vec::new();
     let threads = vm::threads(vm.pid())?;
     let names: Vec<&str> = threads.iter().map(|(_, name)| name.as_str()).collect();
     // Or there was nothing to keep off.
@@ -110,50 +147,52 @@ fn alone(plan: &Plan, vm: &Vm, cpu: u32) -> Result<Value> {
     let bridges = bridges.all(|name| names.contains(name));
     for (tid, name) in &threads {
         let allowed = allowed(vm.pid(), *tid)?;
-        if name == "vcpu1" {
-            vcpu = allowed;
-        } else if allowed.split(',').any(|part| covers(part, cpu)) {
+        if let Some(one) = vcpus.iter().find(|one| *name == one.name()) {
+            of_vcpus.push((one.cpu.to_string() == allowed, allowed));
+        } else if vcpus.iter().any(|one| lists(&allowed, one.cpu)) {
             intruders.push(format!("{name} on {allowed}"));
         }
     }
-    let tid = vm.vcpu_tid(1)?;
-    let scheduling = scheduling(vm.pid(), tid)?;
-    let other = scheduling_of(vm, 0)?;
+    let scheduling: Vec<String> = (0..=2)
+        .map(|vcpu| scheduling_of(vm, vcpu))
+        .collect::<Result<_>>()?;
     let status = sysfs::text(format!("/proc/{}/status", vm.pid()))?;
     let locked: u64 = status
         .lines()
         .find_map(|line| line.strip_prefix("VmLck:"))
         .and_then(|text| text.trim().trim_end_matches(" kB").parse().ok())
         .context("no VmLck")?;
-    let path = super::stats::of(vm)?["vcpus"][1]["path"].clone();
-    let bound = sysfs::text(bound_file(cpu))?;
-    let elsewhere = sysfs::text(bound_file(0))?;
+    let bounds = [vcpus[0].cpu, vcpus[1].cpu, 0].map(|cpu| sysfs::text(bound_file(cpu)));
+    let bounds = bounds.into_iter().collect::<Result<Vec<_>>>()?;
     let held = intruders.is_empty()
         && bridges
-        && vcpu == cpu.to_string()
-        && scheduling == "1 1"
-        && other == "0 0"
+        && of_vcpus.len() == 2
+        && of_vcpus.iter().all(|(right, _)| *right)
+        && scheduling == ["0 0", "1 1", "2 2"]
         && locked >= HUGE_MIB * 1024
-        && bound == BOUND_US
-        && elsewhere == "0";
+        && bounds == [BOUND_US, BOUND_US, "0"];
     Ok(json!({
-        "held": held, "path": path, "threads": names, "other_threads_there": intruders, "vcpu_allowed_on": vcpu,
-        "priority_and_policy": scheduling, "locked_kib": locked, "bound_us": bound,
+        "held": held, "threads": names, "other_threads_there": intruders,
+        "vcpus_allowed_on": of_vcpus, "priorities_and_policies": scheduling, "locked_kib": locked,
+        "bounds_us": bounds,
     }))
 }
 
-fn allowed(pid: u32, tid: i32) -> Result<String> {
+/// The pCPUs that a thread may run on.
+pub(super) fn allowed(pid: u32, tid: i32) -> Result<String> {
     let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
     let mut lines = status.lines();
     let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     Ok(line.context("no Cpus_allowed_list")?.trim().to_owned())
 }
 
-/// Whether `3` or `0-3` has the CPU.
-fn covers(part: &str, cpu: u32) -> bool {
-    let (first, last) = part.split_once('-').unwrap_or((part, part));
-    let number = |text: &str| text.trim().parse::<u32>();
-    matches!((number(first), number(last)), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
+/// Whether a list of CPUs (`0-3,5`) has this one.
+pub(super) fn lists(cpus: &str, cpu: u32) -> bool {
+    cpus.split(',').any(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u32>();
+        matches!((number(first), number(last)), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
+    })
 }
 
 /// Priority and policy of a vCPU's thread.

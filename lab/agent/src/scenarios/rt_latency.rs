@@ -6,7 +6,6 @@
 //! All emulated CPUs share one stream of instructions: the latencies are no hardware's, and compare
 //! only with one another.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::process::Command;
 use std::thread::sleep;
@@ -20,9 +19,10 @@ use super::speed::{SPEED_MODEL, energy_uj};
 use super::{Plan, Policy, let_load_decay, registers, rt_guest, rt_inventory, set_governor};
 use crate::exits::Exits;
 use crate::guest_shell::{self, COMMAND};
+use crate::kernel_threads::Company;
+use crate::sysfs;
 use crate::trace::{self, Trace};
 use crate::vm::{Setup, Vm};
-use crate::{kernel_threads, sysfs};
 
 const OUTPUT: &str = "/run/report.json";
 const PAGE: &str = "/run/report.html";
@@ -89,15 +89,7 @@ fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
     let seen = trace.stop()?;
     let exits = exits.stop()?.at(base..base + PAGES);
     let lost = trace::lost_on(cpu)?;
-    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
-    let mut strangers = BTreeSet::new();
-    for switch in seen.switches.iter().filter(|switch| switch.cpu == cpu) {
-        let (name, tid) = &switch.next;
-        *counts.entry(name).or_default() += 1;
-        if name != "vcpu1" && !kernel_threads::is_own(name, *tid, cpu) {
-            strangers.insert(name);
-        }
-    }
+    let Company { counts, strangers } = Company::of("vcpu1", cpu, &seen.switches);
     let ran = counts.get("vcpu1").copied().unwrap_or(0);
     let samples = latency["samples"].as_u64();
     Ok(json!({
