@@ -101,6 +101,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "guest-facts" => guest_facts::run(plan),
+        "ramps" => bench::ramps(plan),
         "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
