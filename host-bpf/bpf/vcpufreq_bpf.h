@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	3	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	4	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -111,6 +111,8 @@ struct vcpufreq_bpf_vm {
 	__u32 vcpus;
 	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
 	__u64 strangers;	/* accesses to the padding behind the last page */
+	__u32 calls_only;	/* 1: no other program runs than the one on hypercalls */
+	__u32 pad;
 };
 
 /* What an event is about. */

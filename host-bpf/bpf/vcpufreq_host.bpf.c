@@ -408,6 +408,15 @@ static __always_inline __u32 vcpu_here(void)
 	return cpu ? READ_ONCE(cpu->running) : 0;
 }
 
+/* The same, for when vcpufreq_switch is detached. */
+static __always_inline __u32 vcpu_of_thread(void)
+{
+	__u32 pid = bpf_get_current_pid_tgid();
+	__u32 *id = bpf_map_lookup_elem(&threads, &pid);
+
+	return id ? *id + 1 : 0;
+}
+
 SEC("tp_btf/kvm_mmio")
 int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 {
@@ -458,12 +467,15 @@ int vcpufreq_stub(void *ctx)
 SEC("fentry/kvm_smccc_call_handler")
 int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
 {
-	__u32 zero = 0, function = caller->arch.ctxt.regs.regs[0], id = vcpu_here();
+	__u32 zero = 0, function = caller->arch.ctxt.regs.regs[0], id;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct vcpufreq_bpf_vcpu *vcpu;
 
 	if (!v || bpf_get_current_pid_tgid() >> 32 != v->tgid ||
-	    function != VCPUFREQ_CALL_SET_PERF || !id--)
+	    function != VCPUFREQ_CALL_SET_PERF)
+		return 0;
+	id = READ_ONCE(v->calls_only) ? vcpu_of_thread() : vcpu_here();
+	if (!id--)
 		return 0;
 	vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	if (!vcpu)

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
+
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::{Demand, Util};
 
-pub(crate) const LAYOUT: u32 = 3;
+pub(crate) const LAYOUT: u32 = 4;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -106,6 +106,8 @@ pub(crate) struct VmEntry {
     pub vcpus: AtomicU32,
     pub tgid: AtomicU32,
     pub strangers: AtomicU64,
+    pub calls_only: AtomicU32,
+    pub pad: AtomicU32,
 }
 
 /// A register page.
@@ -126,7 +128,7 @@ const _: () = {
     assert!(size_of::<PolicyEntry>() == 312);
     assert!(size_of::<VcpuEntry>() == 40 + 17 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 16);
-    assert!(size_of::<VmEntry>() == 24);
+    assert!(size_of::<VmEntry>() == 32);
     assert!(size_of::<PageEntry>() == 4096);
 };
 

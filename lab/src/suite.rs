@@ -173,7 +173,7 @@ const BOOTS: &[Boot] = &[
             &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
         )
     },
-    boot("2+2", &["bench:little-to-big", "speed"]),
+    boot("2+2", &["bench:little-to-big", "speed", "ramps"]),
     boot("1", &["opps-exact", "governor"]),
     boot("1", &[tools::SHELL]),
     boot("2+2", &["repeat"]),

@@ -71,6 +71,9 @@ pub struct BenchArgs {
     /// Measure this scenario alone; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
+    /// Measure on this variant alone; may be repeated
+    #[arg(long, value_name = "VARIANT")]
+    pub variant: Vec<Variant>,
     /// Times that each scenario is measured
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
@@ -116,7 +119,8 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     let mut report = Report::new(&machine, args);
     {
         let trace = Trace::create().context("making a trace of the bench's own")?;
-        for variant in Variant::ALL {
+        let asked = |one: &Variant| args.variant.is_empty() || args.variant.contains(one);
+        for variant in Variant::ALL.into_iter().filter(asked) {
             measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
         }
     }

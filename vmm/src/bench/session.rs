@@ -18,13 +18,14 @@ use super::scenario::{CALM, Hold, Scenario};
 use super::trace::{Seen, Trace};
 
 /// Where the load runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Variant {
     /// On the host: the reference.
     Host,
     /// In a guest that has the host's topology and no bridge.
     Vm,
     /// In one with both.
+    #[value(name = "vm+bridge")]
     VmBridge,
 }
 

@@ -306,7 +306,7 @@ impl Joint {
     /// Hands over to the path `kernel`, or to the exit.
     fn bpf_lost(&self, path: BpfPath) -> Option<InKernel> {
         self.on_bus.exchange(self.region.clone());
-        let why = path.hand_over(&self.device);
+        let (why, calling) = path.hand_over(&self.device, self.hypercalls);
         self.active().lost_bpf = Some(path);
         let next = self.kernel.map(|_| self.start_kernel());
         let (next, how) = match next {
@@ -315,9 +315,12 @@ impl Joint {
             None => (None, "by exits to the VMM".to_owned()),
         };
         // A filter of hypercalls can't be changed once a VM has run.
-        let calls = match self.hypercalls {
-            true => ", those of set_perf by hypercall to nobody until the guest restarts",
-            false => "",
+        let calls = match (self.hypercalls, calling) {
+            (true, Ok(())) => ", set_perf by hypercall by BPF and a thread".to_owned(),
+            (true, Err(error)) => {
+                format!(", set_perf by hypercall to nobody until the guest restarts ({error:#})")
+            }
+            (false, _) => String::new(),
         };
         self.on_warning(&format!(
             "the path bpf is lost, {why}: accesses go on {how}{calls}; restart the guest for the \
@@ -364,6 +367,10 @@ impl Hooks for Joint {
         let active = self.active();
         if let Some(path) = &active.kernel {
             path.drain(&self.device);
+        }
+        // KVM forwards those of the guest that boots now.
+        if let Some(path) = &active.lost_bpf {
+            path.end_calls();
         }
         self.device.reset();
         if let Some(path) = &active.bpf {

@@ -48,7 +48,15 @@ impl BpfPath {
         match *self {}
     }
 
-    pub fn hand_over(&self, _device: &BridgeDevice) -> String {
+    pub fn hand_over(
+        &self,
+        _device: &BridgeDevice,
+        _hypercalls: bool,
+    ) -> (String, anyhow::Result<()>) {
+        match *self {}
+    }
+
+    pub fn end_calls(&self) {
         match *self {}
     }
 

@@ -2,9 +2,9 @@
 //! `vcpufreq bench` on the lab's host, as anyone calls it.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::Plan;
@@ -14,18 +14,76 @@ const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
 const TRACE: &str = "/run/ramp.trace.json";
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
+/// Of host and guest, HZ = 250.
+const TICK_US: u64 = 4_000;
 /// A read takes 2 ms, and ends in a timer's interrupt.
 const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone.
 pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+    let mut options = vec!["--html", HTML, "--perfetto", TRACE];
+    if let Some(path) = &plan.path {
+        options.extend(["--path", path]);
+    }
+    for scenario in name.split(':').skip(1) {
+        options.extend(["--scenario", scenario]);
+    }
+    let (output, report) = bench(plan, &options)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Ok(json!({
+        "held": output.status.success(), "exit_code": output.status.code(),
+        "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
+        "trace": fs::read_to_string(TRACE).unwrap_or_default(),
+        "table": text(&output.stdout), "said": text(&output.stderr),
+    }))
+}
+
+/// The ramp of a thread that begins on an idle vCPU, by each path: how long until
+/// the pCPU runs at its highest frequency. A ramp is two requests, which may each
+/// miss the host's tick, and begins anywhere between two ticks of the guest.
+pub fn ramps(plan: &Plan) -> Result<Value> {
+    let mut rows = Vec::new();
+    for path in ["exit", "kernel", "bpf"] {
+        let options = [
+            "--scenario",
+            "new-thread",
+            "--variant",
+            "vm+bridge",
+            "--repeats",
+            "3",
+            "--path",
+            path,
+        ];
+        let (output, report) = bench(plan, &options)?;
+        ensure!(
+            output.status.success(),
+            "path {path}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let row = &report["results"][0];
+        let median = row["median"].as_u64();
+        let median = median.with_context(|| format!("path {path}: no ramp"))?;
+        rows.push((path, median, row["values"].clone()));
+    }
+    let most = rows[0].1 + 3 * TICK_US;
+    let held = rows.iter().all(|(_, median, _)| *median <= most);
+    let rows: Vec<_> = rows
+        .into_iter()
+        .map(|(path, median, values)| json!({ "path": path, "to_fmax_us": median, "values": values }))
+        .collect();
+    Ok(json!({ "held": held, "at_most_us": most, "rows": rows }))
+}
+
+/// Runs the program with more options; what it said, and its report.
+fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     // A CPU that leaves a deep idle state spends its exit latency in the one
     // stream of instructions that all emulated CPUs share.
     rmmod("lab_cpuidle")?;
     insmod("configfs", "")?;
     insmod("null_blk", NULL_BLK)?;
-    let mut command = Command::new("/bin/vcpufreq");
-    command
+    // Of the run before.
+    let _ = fs::remove_file(OUT);
+    let output = Command::new("/bin/vcpufreq")
         .args([
             "bench",
             "--kernel",
@@ -42,26 +100,16 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         .arg("--guest-module")
         .arg(format!("/lab/modules/{}.ko", plan.driver))
         .args(["--guest-cmdline", "nokaslr", "--speed-switch", SPEED_MODEL])
-        .args(["--out", OUT, "--html", HTML, "--perfetto", TRACE]);
-    if let Some(path) = &plan.path {
-        command.args(["--path", path]);
-    }
-    for scenario in name.split(':').skip(1) {
-        command.args(["--scenario", scenario]);
-    }
-    let output = command.output().context("starting vcpufreq bench")?;
+        .args(["--out", OUT])
+        .args(options)
+        .output()
+        .context("starting vcpufreq bench")?;
     rmmod("null_blk")?;
     rmmod("configfs")?;
     insmod("lab_cpuidle", "")?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     let report: Value = fs::read_to_string(OUT)
         .ok()
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
-    Ok(json!({
-        "held": output.status.success(), "exit_code": output.status.code(),
-        "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
-        "trace": fs::read_to_string(TRACE).unwrap_or_default(),
-        "table": text(&output.stdout), "said": text(&output.stderr),
-    }))
+    Ok((output, report))
 }

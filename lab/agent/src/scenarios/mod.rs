@@ -21,6 +21,7 @@ mod idle;
 mod in_force;
 mod kill;
 mod leftovers;
+mod many_vcpus;
 mod models;
 mod no_exit;
 mod no_uclamp;
@@ -102,6 +103,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "uclamp" => clamps(),
         "idle" => idle::run(plan),
         "guest-facts" => guest_facts::run(plan),
+        "ramps" => bench::ramps(plan),
         "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
         "rt-guest" => rt_guest::run(plan),
@@ -110,6 +112,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "rt-settings" => rt_settings::run(plan),
         "demo" => demo::run(plan),
         _ if name.split(':').next() == Some("bench") => bench::run(plan, name),
+        _ if name.split(':').next() == Some("many-vcpus") => many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),
     }
 }

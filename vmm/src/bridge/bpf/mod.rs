@@ -6,6 +6,7 @@
 //! count what KVM finished, so that writes that the programs didn't see are
 //! found: the highest frequency is asked for then, until the next request.
 
+mod calls;
 mod events;
 mod setup;
 mod worker;
@@ -24,7 +25,7 @@ use vcpufreq_device::{
     CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, PageMemory,
     REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid,
 };
-use vcpufreq_host_bpf::{self as host_bpf, BpfPages, HostBpf, HostModule, VmConfig};
+use vcpufreq_host_bpf::{self as host_bpf, BpfPages, HostBpf, HostModule, VmConfig, Worker};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BpfPlan, BridgeDevice, Guest};
@@ -33,9 +34,11 @@ use crate::path::Path;
 use crate::run::warn;
 use crate::run_report::{Observer, add};
 use crate::stats::VcpuStats;
+use crate::sys;
 use crate::vm::bus::MmioDevice;
 use crate::vm::in_kernel::{InKernel, SlotMemory};
 use crate::vm::layout::CPUFREQ_BASE;
+use calls::Calls;
 use setup::{khz_of, open_module, pcpus, policies};
 
 /// How the path `bpf` would work here, or why it doesn't.
@@ -65,6 +68,8 @@ pub fn offer(plan: &BpfPlan) -> Result<String, String> {
 pub struct BpfPath {
     shared: Arc<Shared>,
     worker: Mutex<Option<JoinHandle<()>>>,
+    /// Once this is lost, and while the guest that then ran has hypercalls.
+    calls: Mutex<Option<Calls>>,
 }
 
 struct Shared {
@@ -105,6 +110,8 @@ struct Vcpu {
     failed: AtomicU64,
     /// Events of it that found no room, as far as was seen.
     dropped: AtomicU64,
+    /// Requests that the programs have counted, and the device has too.
+    passed_on: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
 }
@@ -171,6 +178,7 @@ impl BpfPath {
         let path = Self {
             shared,
             worker: Mutex::new(Some(thread)),
+            calls: Mutex::default(),
         };
         Ok((path, in_kernel))
     }
@@ -216,11 +224,22 @@ impl BpfPath {
     }
 
     /// Detaches the programs and hands the guest's requests over to the device,
-    /// which gets all new ones by now; says why.
-    pub fn hand_over(&self, device: &BridgeDevice) -> String {
+    /// which gets all new ones of registers by now; says why. Requests by
+    /// hypercall, if there are any, it gets from the one program that stays.
+    pub fn hand_over(
+        &self,
+        device: &BridgeDevice,
+        hypercalls: bool,
+    ) -> (String, anyhow::Result<()>) {
         let shared = &self.shared;
         self.stop();
-        shared.host.detach();
+        let calls = match hypercalls {
+            true => self.take_calls(),
+            false => {
+                shared.host.detach();
+                Ok(None)
+            }
+        };
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
         for domain in shared.all_domains() {
@@ -228,12 +247,45 @@ impl BpfPath {
                 device.inherit(vcpu, khz);
             }
         }
+        let calling = calls.and_then(|events| self.serve_calls(events));
         let why = shared.why_lost.get();
-        why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone)
+        let why = why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone);
+        (why, calling)
     }
 
-    /// Ends its thread; all is counted by then.
+    /// Leaves hypercalls to the program that sees them; its events, and from when
+    /// on they count: what is older the device inherits.
+    fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
+        let host = &self.shared.host;
+        host.leave_calls()?;
+        Ok(Some((host.worker()?, sys::monotonic_ns())))
+    }
+
+    fn serve_calls(&self, events: Option<(Worker, u64)>) -> anyhow::Result<()> {
+        if let Some((worker, since_ns)) = events {
+            let calls = Calls::start(&self.shared, worker, since_ns)?;
+            *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Some(calls);
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Self::hand_over`] has left: the guest has ended, or KVM
+    /// forwards its hypercalls from now on.
+    pub fn end_calls(&self) {
+        let calls = self
+            .calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(calls) = calls {
+            self.shared.host.detach();
+            calls.end();
+        }
+    }
+
+    /// Ends its threads; all is counted by then.
     pub fn stop(&self) {
+        self.end_calls();
         self.shared.stop.store(true, SeqCst);
         let thread = self
             .worker
@@ -255,14 +307,16 @@ impl BpfPath {
             return CounterSnapshot::default();
         };
         let failed = known.failed.load(Relaxed);
+        let passed_on = known.passed_on.load(Relaxed);
         CounterSnapshot {
-            requests: by_programs.requests,
+            requests: by_programs.requests.saturating_sub(passed_on),
             applied: by_programs.in_kernel.saturating_sub(failed) + known.applied.load(Relaxed),
             unchanged: by_programs.unchanged,
             coalesced: by_programs.coalesced,
             limited: by_programs.limited,
             refused: by_programs.refused + failed + known.refused.load(Relaxed),
-            not_applicable: by_programs.not_applicable + known.not_applicable.load(Relaxed),
+            not_applicable: by_programs.not_applicable.saturating_sub(passed_on)
+                + known.not_applicable.load(Relaxed),
             ..CounterSnapshot::default()
         }
     }
@@ -311,6 +365,7 @@ impl Vcpu {
             not_applicable: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            passed_on: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
     }
