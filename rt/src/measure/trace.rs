@@ -5,14 +5,18 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use crate::cpus::Cpus;
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-rt-";
-/// Of each CPU; the oldest events go first.
+/// Of each measured CPU; the oldest events go first.
 const BUFFER_KIB: &str = "8192";
+/// How long a CPU is looked at for whether it is ever idle.
+const LOOK: Duration = Duration::from_secs(1);
 /// Of the measured CPUs, but the last two. Not every kernel and processor has all of them:
 /// interrupts of a CPU's own timer and of other CPUs are `irq` events or, on arm64, `ipi`, on x86
 /// `irq_vectors`.
@@ -42,7 +46,6 @@ const EVENTS: [&str; 20] = [
 /// that comes from another CPU is moved by that one.
 const FREQUENCY: &str = "power/cpu_frequency";
 const MIGRATION: &str = "sched/sched_migrate_task";
-const ELSEWHERE_KIB: &str = "512";
 /// How the name of the other instance ends.
 const ELSEWHERE: &str = "-elsewhere";
 /// The state of `cpu_idle` when a CPU has left its idle state.
@@ -119,12 +122,12 @@ impl Trace {
             main: Path::new(INSTANCES).join(&own),
             elsewhere: Path::new(INSTANCES).join(own + ELSEWHERE),
         };
-        for (instance, size) in [(&trace.main, BUFFER_KIB), (&trace.elsewhere, ELSEWHERE_KIB)] {
+        for instance in trace.instances() {
             fs::create_dir(instance)?;
             fs::write(instance.join("tracing_on"), "0")?;
-            fs::write(instance.join("buffer_size_kb"), size)?;
             fs::write(instance.join("trace_clock"), "mono")?;
         }
+        trace.enlarge(cpus)?;
         fs::write(trace.main.join("tracing_cpumask"), cpus.mask())?;
         let filter = trace.elsewhere.join(format!("events/{MIGRATION}/filter"));
         fs::write(filter, to_or_from(cpus))?;
@@ -140,6 +143,22 @@ impl Trace {
         }
         trace.write("tracing_on", "1")?;
         Ok(trace)
+    }
+
+    /// Enlarges the buffers of the measured CPUs. A worker on each CPU does that for the kernel: where
+    /// a real-time thread never sleeps, as a polling guest's, it would be waited for without end. There
+    /// the buffer stays as instances have it, 1.4 MiB.
+    fn enlarge(&self, cpus: &Cpus) -> io::Result<()> {
+        let stat = || fs::read_to_string("/proc/stat");
+        let before = stat()?;
+        thread::sleep(LOOK);
+        let after = stat()?;
+        let free = |cpu: &u32| idle_ticks(&after, *cpu) > idle_ticks(&before, *cpu);
+        for cpu in cpus.iter().filter(free) {
+            let file = format!("per_cpu/cpu{cpu}/buffer_size_kb");
+            fs::write(self.main.join(file), BUFFER_KIB)?;
+        }
+        Ok(())
     }
 
     /// Empties it.
@@ -183,6 +202,15 @@ impl Drop for Trace {
             let _ = fs::remove_dir(instance);
         }
     }
+}
+
+/// The time that a CPU was idle, of /proc/stat.
+fn idle_ticks(stat: &str, cpu: u32) -> Option<u64> {
+    let name = format!("cpu{cpu}");
+    let mut lines = stat.lines().map(str::split_whitespace);
+    let mut fields = lines.find_map(|mut line| (line.next()? == name).then_some(line))?;
+    // After user, nice and system.
+    fields.nth(3)?.parse().ok()
 }
 
 /// A filter for migrations of these CPUs' threads; of others there may be more than the buffer holds.
@@ -304,6 +332,13 @@ mod tests {
     //! Promise: each event comes out with its time, its CPU and what it was, whatever threads are
     //! called.
     use super::*;
+
+    #[test]
+    fn idle_time_is_the_cpus_own() {
+        let stat = "cpu  9 9 9 9 9\ncpu1 1 2 3 44 5\ncpu11 1 2 3 55 5\nintr 7\n";
+        let found = [1, 11, 2].map(|cpu| idle_ticks(stat, cpu));
+        assert_eq!(found, [Some(44), Some(55), None]);
+    }
 
     #[test]
     fn a_filter_has_each_range_of_cpus_once() {
