@@ -86,6 +86,9 @@ impl Parts {
         for source in [HOST_MODULES, HOST_MODULE] {
             add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
         }
+        if guest.tools {
+            tools::add_daemon(&mut archive, self.root.dir())?;
+        }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
         archive.file(

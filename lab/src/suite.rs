@@ -111,7 +111,10 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot("2+2", &["rt-settings", "rt-loop"])
+        ..boot(
+            "2+2",
+            &["rt-settings", "rt-irqbalance", "rt-causes", "rt-loop"],
+        )
     },
     Boot {
         driver: Mainline,

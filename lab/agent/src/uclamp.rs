@@ -18,7 +18,7 @@ use crate::scenarios::Policy;
 use crate::{sys, sysfs};
 
 /// Writing another value than it has is a use of uclamp.
-const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
+pub const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
 const GROUP: &str = "/sys/fs/cgroup/probe";
 /// Above everything that could sleep meanwhile.
 const TOP_PRIORITY: i32 = 99;

@@ -2,8 +2,8 @@
 //! What was in the way of a wake-up, from the host's trace: who ran, which interrupts, which idle
 //! state was left, which frequency was climbed from, which exits were handled.
 //!
-//! Each is told with the time that it took of the window; they overlap (a guest's exit holds the
-//! interrupt that caused it). The window is from when the wake-up was due to when it came. That of
+//! Each is told with the time that it took of the window; they overlap (on x86 a guest's exit holds
+//! the interrupt that caused it; arm64 traces the exit after that). The window is from when the wake-up was due to when it came. That of
 //! a guest is known by the guest's clock, and is wider by what the two clocks may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,11 @@ impl Late {
     /// Whether the trace reaches back to when the wake-up was due: the oldest events go first.
     #[must_use]
     pub fn is_in(&self, events: &[Event]) -> bool {
-        let mut of_cpu = events.iter().filter(|event| event.cpu == self.cpu);
+        // Those of all CPUs have a buffer of their own, which may reach further back.
+        let own = |what: &What| !matches!(what, What::Khz(_) | What::Moved { .. });
+        let mut of_cpu = events
+            .iter()
+            .filter(|event| event.cpu == self.cpu && own(&event.what));
         of_cpu
             .next()
             .is_some_and(|first| first.at_us <= self.window().0)
@@ -56,7 +60,7 @@ pub enum Kind {
     FrequencyRamp,
     /// The host handled an exit of the guest.
     Exit,
-    /// The thread was moved to this CPU.
+    /// The thread was moved to this CPU, or away from it.
     Migration,
 }
 
@@ -138,7 +142,11 @@ pub fn causes(
         exit_us: exit_us.clone(),
         ..Open::default()
     };
-    for event in events.iter().filter(|event| event.cpu == late.cpu) {
+    let concerns = |event: &&Event| {
+        let left = matches!(event.what, What::Moved { from, .. } if from == late.cpu);
+        event.cpu == late.cpu || left
+    };
+    for event in events.iter().filter(concerns) {
         if event.at_us > tally.window.1 {
             break;
         }
@@ -231,9 +239,10 @@ impl Open {
                     tally.add(Kind::FrequencyRamp, &ramp, (self.awake_us, now));
                 }
             }
-            What::Moved { thread } => {
+            What::Moved { thread, from } => {
                 if measured.has(thread) && tally.has_begun(now) {
-                    let key = (Kind::Migration, thread.0.clone());
+                    let what = format!("{} from CPU {from} to {}", thread.0, event.cpu);
+                    let key = (Kind::Migration, what);
                     tally.took.entry(key).or_default();
                 }
             }
@@ -360,6 +369,8 @@ mod tests {
         );
         let elsewhere = events.map(|event| Event { cpu: 6, ..event });
         assert!(!late().is_in(&elsewhere) && !late().is_in(&[]));
+        let longer = [at(500, What::Khz(700)), at(901, What::Awake)];
+        assert!(!late().is_in(&longer), "frequencies have their own buffer");
     }
 
     #[test]
@@ -378,11 +389,22 @@ mod tests {
 
     #[test]
     fn a_migration_counts_without_time() {
-        let thread = ("cyclictest".to_owned(), 30);
-        let events = [at(950, What::Moved { thread })];
-        assert_eq!(
-            found(&events),
-            [(Kind::Migration, "cyclictest".to_owned(), 0)]
-        );
+        let moved = |name: &str, from, cpu| Event {
+            at_us: 950,
+            cpu,
+            what: What::Moved {
+                thread: (name.to_owned(), 30),
+                from,
+            },
+        };
+        let row = |what: &str| [(Kind::Migration, what.to_owned(), 0)];
+        let events = [
+            moved("other", 6, 7),
+            moved("cyclictest", 6, 7),
+            moved("cyclictest", 5, 6),
+        ];
+        assert_eq!(found(&events), row("cyclictest from CPU 6 to 7"));
+        let away = [moved("cyclictest", 7, 6), moved("cyclictest", 6, 5)];
+        assert_eq!(found(&away), row("cyclictest from CPU 7 to 6"));
     }
 }

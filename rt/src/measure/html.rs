@@ -62,6 +62,10 @@ fn conditions(report: &Report) -> String {
             conditions.cpus, conditions.others
         ),
         format!("stress-ng at {} %", conditions.load_percent),
+        format!(
+            "hackbench of {} × 2 × {} threads",
+            conditions.hackbench.groups, conditions.hackbench.fds
+        ),
         match &conditions.profile {
             Some(profile) => format!("profile {profile} applied"),
             None => "nothing applied".to_owned(),

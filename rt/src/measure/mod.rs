@@ -21,5 +21,5 @@ pub use cyclictest::{Latencies, Length, ParseError, Printed, Spike, Test, parse}
 pub use html::page;
 pub use machine::{Machine, machine};
 pub use report::{Conditions, Place, Report, Run, Verdict, Worst};
-pub use script::{Beside, Load, load_script, script};
+pub use script::{Beside, Hackbench, Load, load_script, script};
 pub use trace::{Event, Trace, What};

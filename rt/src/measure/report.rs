@@ -5,7 +5,12 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Serialize;
 
-use super::{cause::Cause, cyclictest::Latencies, machine::Machine, script::Load};
+use super::{
+    cause::Cause,
+    cyclictest::Latencies,
+    machine::Machine,
+    script::{Hackbench, Load},
+};
 use crate::cpus::Cpus;
 
 /// How many causes of one latency a line has; JSON has all.
@@ -46,6 +51,8 @@ pub struct Conditions {
     pub others: Cpus,
     /// stress-ng's share of each of them.
     pub load_percent: u8,
+    /// hackbench's size.
+    pub hackbench: Hackbench,
     /// Whether the host's trace was on, which lengthens latencies.
     pub traced: bool,
     /// The governors of the policies of the measured CPUs.
@@ -303,6 +310,7 @@ mod tests {
             cpus: "3".parse().unwrap(),
             others: "0-2".parse().unwrap(),
             load_percent: 60,
+            hackbench: Hackbench::default(),
             traced: false,
             governors: Vec::new(),
         };

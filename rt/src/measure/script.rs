@@ -50,6 +50,24 @@ pub struct Beside {
     pub cpus: Cpus,
     /// How busy stress-ng keeps each of them, 1..=100.
     pub percent: u8,
+    /// How much hackbench does.
+    pub hackbench: Hackbench,
+}
+
+/// How many threads hackbench has that wake one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Hackbench {
+    /// Groups; what is sent stays in its group.
+    pub groups: u16,
+    /// Senders of a group, and as many receivers; each sends to all of these.
+    pub fds: u16,
+}
+
+impl Default for Hackbench {
+    /// A group as hackbench itself has it: 40 threads.
+    fn default() -> Self {
+        Self { groups: 1, fds: 20 }
+    }
 }
 
 /// So that a load outlives a test that was slow to start, and not a report that was killed.
@@ -94,6 +112,7 @@ fn limit_s(test: &Test) -> u64 {
 
 fn loads(beside: &Beside, limit_s: u64) -> String {
     let Beside { cpus, percent, .. } = beside;
+    let Hackbench { groups, fds } = beside.hackbench;
     match beside.load {
         Load::Idle => String::new(),
         Load::Stress => {
@@ -108,7 +127,7 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
         // A group of its own, so that what hackbench has started ends too; and the loop ends when
         // this shell does, however that comes about.
         Load::Hackbench => format!(
-            "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g 1 -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
+            "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g {groups} -f {fds} -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
         ),
     }
 }
@@ -145,6 +164,7 @@ mod tests {
             load,
             cpus: "0-2".parse().unwrap(),
             percent: 60,
+            hackbench: Hackbench::default(),
         }
     }
 
@@ -171,7 +191,13 @@ mod tests {
         }
         assert!(!text.contains("--taskset 3"));
         let text = script(&test(), &beside(Load::Hackbench), None);
-        assert!(text.contains("taskset -c 0-2 hackbench"));
+        assert!(text.contains("taskset -c 0-2 hackbench -g 1 -f 20 -l 100"));
+        let small = Hackbench { groups: 3, fds: 2 };
+        let hackbench = Beside {
+            hackbench: small,
+            ..beside(Load::Hackbench)
+        };
+        assert!(script(&test(), &hackbench, None).contains("hackbench -g 3 -f 2 -l 100"));
         assert!(!script(&test(), &beside(Load::Idle), None).contains("stress"));
     }
 

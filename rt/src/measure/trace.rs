@@ -5,19 +5,23 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use crate::cpus::Cpus;
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-rt-";
-/// Of each CPU; the oldest events go first.
+/// Of each measured CPU; the oldest events go first.
 const BUFFER_KIB: &str = "8192";
-/// Of the measured CPUs. Not every kernel and processor has all of them: interrupts of a CPU's own
-/// timer and of other CPUs are `irq` events or, on arm64, `ipi`, on x86 `irq_vectors`.
+/// How long a CPU is looked at for whether it is ever idle.
+const LOOK: Duration = Duration::from_secs(1);
+/// Of the measured CPUs, but the last two. Not every kernel and processor has all of them:
+/// interrupts of a CPU's own timer and of other CPUs are `irq` events or, on arm64, `ipi`, on x86
+/// `irq_vectors`.
 const EVENTS: [&str; 20] = [
     "sched/sched_switch",
-    "sched/sched_migrate_task",
     "irq/irq_handler_entry",
     "irq/irq_handler_exit",
     "power/cpu_idle",
@@ -36,10 +40,14 @@ const EVENTS: [&str; 20] = [
     "irq_vectors/irq_work_entry",
     "irq_vectors/irq_work_exit",
     FREQUENCY,
+    MIGRATION,
 ];
-/// Of all CPUs, in an instance of its own: any CPU may change another's frequency.
+/// Of all CPUs, in an instance of their own: any CPU may change another's frequency, and a thread
+/// that comes from another CPU is moved by that one.
 const FREQUENCY: &str = "power/cpu_frequency";
-const FREQUENCY_KIB: &str = "512";
+const MIGRATION: &str = "sched/sched_migrate_task";
+/// How the name of the other instance ends.
+const ELSEWHERE: &str = "-elsewhere";
 /// The state of `cpu_idle` when a CPU has left its idle state.
 const AWAKE: u32 = u32::MAX;
 
@@ -55,6 +63,8 @@ pub enum What {
     Moved {
         /// Name and number.
         thread: (String, u32),
+        /// Where it was before.
+        from: u32,
     },
     /// An interrupt's handler begins.
     Interrupt(String),
@@ -95,12 +105,13 @@ pub struct Event {
 #[derive(Debug)]
 pub struct Trace {
     main: PathBuf,
-    frequencies: PathBuf,
+    elsewhere: PathBuf,
 }
 
 impl Trace {
     /// Makes it, and starts: of these CPUs alone, for loads on the others fill buffers that nobody
-    /// looks at; and the frequency's changes, whichever CPU makes them.
+    /// looks at; and the frequency's changes and migrations to and from these, whichever CPU makes
+    /// them.
     ///
     /// # Errors
     /// What the kernel refused; without root, everything.
@@ -109,21 +120,20 @@ impl Trace {
         let own = format!("{PREFIX}{}", std::process::id());
         let trace = Self {
             main: Path::new(INSTANCES).join(&own),
-            frequencies: Path::new(INSTANCES).join(own + "-khz"),
+            elsewhere: Path::new(INSTANCES).join(own + ELSEWHERE),
         };
-        for (instance, size) in [
-            (&trace.main, BUFFER_KIB),
-            (&trace.frequencies, FREQUENCY_KIB),
-        ] {
+        for instance in trace.instances() {
             fs::create_dir(instance)?;
             fs::write(instance.join("tracing_on"), "0")?;
-            fs::write(instance.join("buffer_size_kb"), size)?;
             fs::write(instance.join("trace_clock"), "mono")?;
         }
+        trace.enlarge(cpus)?;
         fs::write(trace.main.join("tracing_cpumask"), cpus.mask())?;
+        let filter = trace.elsewhere.join(format!("events/{MIGRATION}/filter"));
+        fs::write(filter, to_or_from(cpus))?;
         for event in EVENTS {
             let of = match event {
-                FREQUENCY => &trace.frequencies,
+                FREQUENCY | MIGRATION => &trace.elsewhere,
                 _ => &trace.main,
             };
             let enable = of.join(format!("events/{event}/enable"));
@@ -133,6 +143,22 @@ impl Trace {
         }
         trace.write("tracing_on", "1")?;
         Ok(trace)
+    }
+
+    /// Enlarges the buffers of the measured CPUs. A worker on each CPU does that for the kernel: where
+    /// a real-time thread never sleeps, as a polling guest's, it would be waited for without end. There
+    /// the buffer stays as instances have it, 1.4 MiB.
+    fn enlarge(&self, cpus: &Cpus) -> io::Result<()> {
+        let stat = || fs::read_to_string("/proc/stat");
+        let before = stat()?;
+        thread::sleep(LOOK);
+        let after = stat()?;
+        let free = |cpu: &u32| idle_ticks(&after, *cpu) > idle_ticks(&before, *cpu);
+        for cpu in cpus.iter().filter(free) {
+            let file = format!("per_cpu/cpu{cpu}/buffer_size_kb");
+            fs::write(self.main.join(file), BUFFER_KIB)?;
+        }
+        Ok(())
     }
 
     /// Empties it.
@@ -160,7 +186,7 @@ impl Trace {
     }
 
     fn instances(&self) -> [&Path; 2] {
-        [&self.main, &self.frequencies]
+        [&self.main, &self.elsewhere]
     }
 
     fn write(&self, file: &str, value: &str) -> io::Result<()> {
@@ -178,12 +204,32 @@ impl Drop for Trace {
     }
 }
 
+/// The time that a CPU was idle, of /proc/stat.
+fn idle_ticks(stat: &str, cpu: u32) -> Option<u64> {
+    let name = format!("cpu{cpu}");
+    let mut lines = stat.lines().map(str::split_whitespace);
+    let mut fields = lines.find_map(|mut line| (line.next()? == name).then_some(line))?;
+    // After user, nice and system.
+    fields.nth(3)?.parse().ok()
+}
+
+/// A filter for migrations of these CPUs' threads; of others there may be more than the buffer holds.
+fn to_or_from(cpus: &Cpus) -> String {
+    let list = cpus.to_string();
+    let ranges = list.split(',').map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let within = |field| format!("({field} >= {first} && {field} <= {last})");
+        format!("{} || {}", within("orig_cpu"), within("dest_cpu"))
+    });
+    ranges.collect::<Vec<_>>().join(" || ")
+}
+
 /// Removes the instances of reports that were killed.
 fn remove_stale() {
     for entry in fs::read_dir(INSTANCES).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let own = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let pid = own.map(|own| own.trim_end_matches("-khz"));
+        let pid = own.map(|own| own.trim_end_matches(ELSEWHERE));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             // Whoever can't remove it can't make one either, and is told so then.
             let _ = fs::remove_dir(entry.path());
@@ -224,6 +270,7 @@ fn event(line: &str) -> Option<Event> {
             let comm = fields.strip_prefix("comm=")?;
             What::Moved {
                 thread: thread_of(comm, " pid=")?,
+                from: value(fields, "orig_cpu=")?.parse().ok()?,
             }
         }
         "irq_handler_entry" => What::Interrupt(fields.split_once("name=")?.1.trim().to_owned()),
@@ -287,6 +334,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn idle_time_is_the_cpus_own() {
+        let stat = "cpu  9 9 9 9 9\ncpu1 1 2 3 44 5\ncpu11 1 2 3 55 5\nintr 7\n";
+        let found = [1, 11, 2].map(|cpu| idle_ticks(stat, cpu));
+        assert_eq!(found, [Some(44), Some(55), None]);
+    }
+
+    #[test]
+    fn a_filter_has_each_range_of_cpus_once() {
+        let cpus = "2-3,7".parse().unwrap();
+        assert_eq!(
+            to_or_from(&cpus),
+            "(orig_cpu >= 2 && orig_cpu <= 3) || (dest_cpu >= 2 && dest_cpu <= 3) || \
+             (orig_cpu >= 7 && orig_cpu <= 7) || (dest_cpu >= 7 && dest_cpu <= 7)"
+        );
+    }
+
+    #[test]
     fn events_of_each_kind() {
         let text = "\
 # tracer: nop
@@ -343,6 +407,7 @@ mod tests {
                 7,
                 &What::Moved {
                     thread: ("my task".to_owned(), 60),
+                    from: 0,
                 },
             ),
         ];

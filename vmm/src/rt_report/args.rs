@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use vcpufreq_rt::{
     Cpus, KernelHost, Look as _, Record,
-    measure::{Length, Load, Test},
+    measure::{Hackbench, Length, Load, Test},
 };
 
 /// Options of `vcpufreq rt report`.
@@ -43,6 +43,12 @@ pub struct ReportArgs {
     /// How busy stress-ng keeps each CPU, %
     #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub load_percent: u8,
+    /// Groups of hackbench's threads
+    #[arg(long, value_name = "N", default_value_t = Hackbench::default().groups, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub hackbench_groups: u16,
+    /// Senders of a group, and as many receivers; fewer for a small machine
+    #[arg(long, value_name = "N", default_value_t = Hackbench::default().fds, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub hackbench_fds: u16,
     /// Time of each test: 10s, 30m, 24h
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = seconds)]
     pub time: u64,
@@ -111,6 +117,13 @@ pub(super) struct Wanted {
 }
 
 impl ReportArgs {
+    pub(super) fn hackbench(&self) -> Hackbench {
+        Hackbench {
+            groups: self.hackbench_groups,
+            fds: self.hackbench_fds,
+        }
+    }
+
     pub(super) fn length(&self) -> Length {
         self.loops.map_or(Length::Seconds(self.time), Length::Loops)
     }

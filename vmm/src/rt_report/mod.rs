@@ -107,6 +107,7 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
         cpus: wanted.cpus.clone(),
         others: wanted.others.clone(),
         load_percent: args.load_percent,
+        hackbench: args.hackbench(),
         traced: args.trace,
         governors,
     }
@@ -211,6 +212,7 @@ impl Session<'_> {
             load,
             cpus: cpus.clone(),
             percent: self.args.load_percent,
+            hackbench: self.args.hackbench(),
         }
     }
 

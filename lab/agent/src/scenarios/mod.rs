@@ -30,9 +30,11 @@ mod order;
 mod paths;
 mod paths_trace;
 mod rt_app;
+mod rt_causes;
 mod rt_changes;
 mod rt_guest;
 mod rt_inventory;
+mod rt_irqbalance;
 mod rt_latency;
 mod rt_loop;
 mod rt_pages;
@@ -106,7 +108,9 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "ramps" => bench::ramps(plan),
         "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
+        "rt-causes" => rt_causes::run(plan),
         "rt-guest" => rt_guest::run(plan),
+        "rt-irqbalance" => rt_irqbalance::run(plan),
         "rt-latency" => rt_latency::run(plan),
         "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
