@@ -13,7 +13,7 @@ use crate::node::{Node, Target, Value};
 use crate::power;
 
 /// A machine with the phandles that its nodes get: one for each CPU, then one
-/// for each OPP table, then one for the idle state, contiguous from a number
+/// for each OPP table, then two for idle states, contiguous from a number
 /// that the caller gives.
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a> {
@@ -33,7 +33,7 @@ impl<'a> Nodes<'a> {
     fn count(&self) -> u32 {
         let facts = self.machine.facts();
         // Checked facts: at most 512 of each.
-        u32::try_from(facts.cpus.len() + facts.opp_tables.len() + 1).unwrap_or(u32::MAX)
+        u32::try_from(facts.cpus.len() + facts.opp_tables.len() + 2).unwrap_or(u32::MAX)
     }
 
     /// The phandle of a CPU's node; `None` if there is no CPU of that index.
@@ -65,11 +65,12 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    fn standby_target(&self) -> Target {
+    fn standby_target(&self, real_time: bool) -> Target {
         let facts = self.machine.facts();
+        let label = if real_time { "standby_rt" } else { "standby" };
         Target {
-            label: "standby".to_owned(),
-            phandle: self.nth(facts.cpus.len() + facts.opp_tables.len()),
+            label: label.to_owned(),
+            phandle: self.nth(facts.cpus.len() + facts.opp_tables.len() + usize::from(real_time)),
         }
     }
 
@@ -78,17 +79,30 @@ impl<'a> Nodes<'a> {
     /// first entry to idle (`cpuidle_idle_call`): an RT kernel, where each tick
     /// wakes a thread, then never counts as idle, and schedutil never asks for
     /// less (`sugov_hold_freq`). The times are plausible for a VM: two exits.
+    ///
+    /// A real-time CPU does without it wherever a timer is nearer than its
+    /// residency (`menu_select`), and waits by WFI: on the way into an idle state
+    /// and back Linux sends the GICv3's redistributor to sleep and wakes it
+    /// (`gic_cpu_pm_notifier`), and each of these accesses is an exit.
     fn idle_states(&self) -> Node {
-        let standby = Node::new("cpu-standby")
-            .target(self.standby_target())
-            .with("compatible", Value::Text("arm,idle-state"))
-            .with("arm,psci-suspend-param", Value::Number(0))
-            .with("entry-latency-us", Value::Number(5))
-            .with("exit-latency-us", Value::Number(5))
-            .with("min-residency-us", Value::Number(20));
+        let state = |real_time: bool| {
+            let (name, residency_us) = match real_time {
+                false => ("cpu-standby", 20),
+                true => ("cpu-standby-rt", 1_000_000),
+            };
+            Node::new(name)
+                .target(self.standby_target(real_time))
+                .with("compatible", Value::Text("arm,idle-state"))
+                .with("arm,psci-suspend-param", Value::Number(0))
+                .with("entry-latency-us", Value::Number(5))
+                .with("exit-latency-us", Value::Number(5))
+                .with("min-residency-us", Value::Number(residency_us))
+        };
+        let cpus = &self.machine.facts().cpus;
+        let has = |real_time: &bool| cpus.iter().any(|cpu| cpu.real_time == *real_time);
         Node::new("idle-states")
             .with("entry-method", Value::Text("psci"))
-            .children([standby])
+            .children([false, true].into_iter().filter(has).map(state))
     }
 
     fn cpus(&self) -> Node {
@@ -128,7 +142,7 @@ impl<'a> Nodes<'a> {
             .with("compatible", Value::Text("arm,armv8"))
             .with("reg", Value::Addresses(vec![cpu.reg]))
             .with("enable-method", Value::Text("psci"))
-            .with("cpu-idle-states", Value::Reference(self.standby_target()))
+            .with("cpu-idle-states", Value::Reference(self.standby_target(cpu.real_time)))
             .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
             .with_some(
                 "operating-points-v2",

@@ -39,6 +39,10 @@ pub struct CpuFacts {
     /// CPUs with the same number are one cluster. The numbers need not be
     /// contiguous: their order is kept, the nodes are numbered from 0.
     pub cluster: u32,
+    /// Whether wake-ups of this CPU matter more than what is said about its
+    /// idling: it sleeps by WFI alone, and PSCI's standby is there for no more
+    /// than a cpuidle driver.
+    pub real_time: bool,
 }
 
 /// The OPPs of one or more CPUs, slowest first, 1 to 64 of them.

@@ -20,8 +20,8 @@
 //! let opp = |khz, uv, uw| Opp { khz, uv: Some(uv), uw: Some(uw) };
 //! let machine = Machine::try_from(MachineFacts {
 //!     cpus: vec![
-//!         CpuFacts { reg: 0, capacity: 329, khz_max: 1_800_000, opp_table: Some(0), cluster: 0 },
-//!         CpuFacts { reg: 1, capacity: 1024, khz_max: 2_800_000, opp_table: None, cluster: 1 },
+//!         CpuFacts { reg: 0, capacity: 329, khz_max: 1_800_000, opp_table: Some(0), cluster: 0, real_time: false },
+//!         CpuFacts { reg: 1, capacity: 1024, khz_max: 2_800_000, opp_table: None, cluster: 1, real_time: true },
 //!     ],
 //!     opp_tables: vec![OppTable {
 //!         opps: vec![opp(600_000, 600_000, 45_000), opp(1_800_000, 900_000, 305_000)],

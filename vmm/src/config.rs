@@ -51,6 +51,8 @@ pub struct VcpuConfig {
     pub domain: DomainId,
     /// Its cluster in the guest's `cpu-map`, counted from 0.
     pub cluster: u32,
+    /// Whether its thread is a real-time one.
+    pub real_time: bool,
 }
 
 /// A virtual machine, checked.

@@ -40,6 +40,7 @@ pub fn machine(vcpus: &[VcpuConfig], base: Option<u64>) -> Result<Machine, Facts
             khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
             opp_table,
             cluster: vcpu.cluster,
+            real_time: vcpu.real_time,
         });
     }
     let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
@@ -76,6 +77,13 @@ mod tests {
         assert_eq!(tables, [Some(0), Some(1), Some(1)]);
         assert_eq!(machine.guest_capacities(), [329, 1024, 1024]);
         assert_eq!(facts.cpufreq.unwrap().size, 0x1_0000);
+    }
+
+    #[test]
+    fn a_real_time_vcpu_is_a_real_time_cpu() {
+        let machine = machine(&vcpus(&format!("{VCPUS}\nrt = 'fifo:1'")), None).unwrap();
+        let real_time: Vec<_> = machine.facts().cpus.iter().map(|cpu| cpu.real_time).collect();
+        assert_eq!(real_time, [false, false, true]);
     }
 
     #[test]

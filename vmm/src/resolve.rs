@@ -190,6 +190,7 @@ impl<'a> Plan<'a> {
             domain: DomainId(options.domain.unwrap_or_else(|| self.domain(vcpu, &pin))),
             cluster: self.cluster(policy),
             pin: pin.0,
+            real_time: options.rt.is_some(),
         })
     }
 

@@ -44,6 +44,21 @@ fn affinity_fields_are_in_the_name_and_the_reg() {
 }
 
 #[test]
+fn a_real_time_cpu_is_never_asked_to_stand_by_where_a_timer_is_near() {
+    let mut facts = little_big();
+    facts.cpus[3].real_time = true;
+    let tree = tree(facts);
+    let state = |cpu: &str| {
+        let path = tree[&format!("/cpus/{cpu}")]["cpu-idle-states"].clone();
+        String::from_utf8(path).unwrap()
+    };
+    assert_eq!(state("cpu@0"), "/cpus/idle-states/cpu-standby");
+    assert_eq!(state("cpu@3"), "/cpus/idle-states/cpu-standby-rt");
+    assert_eq!(cell(&tree, &state("cpu@0"), "min-residency-us"), 20);
+    assert_eq!(cell(&tree, &state("cpu@3"), "min-residency-us"), 1_000_000);
+}
+
+#[test]
 fn the_cpu_map_has_every_cpu_in_its_cluster() {
     let mut facts = little_big();
     // Any numbers: their order is the order of the nodes.
@@ -173,11 +188,11 @@ fn phandles_are_told_and_stay_valid() {
     let nodes = Nodes::new(&machine, 10).unwrap();
     assert_eq!(nodes.cpu_phandle(3), Some(13));
     assert_eq!(nodes.cpu_phandle(4), None);
-    assert_eq!(nodes.next_phandle(), 17);
+    assert_eq!(nodes.next_phandle(), 18);
     assert!(Nodes::new(&machine, 0).is_none());
     // 0xffff_fffe is the last one that there is.
-    assert!(Nodes::new(&machine, u32::MAX - 7).is_some());
-    assert!(Nodes::new(&machine, u32::MAX - 6).is_none());
+    assert!(Nodes::new(&machine, u32::MAX - 8).is_some());
+    assert!(Nodes::new(&machine, u32::MAX - 7).is_none());
 }
 
 #[test]

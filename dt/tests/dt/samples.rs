@@ -38,6 +38,7 @@ pub fn cpus(perf: &[(u16, u32)]) -> MachineFacts {
             khz_max,
             opp_table: None,
             cluster: 0,
+            real_time: false,
         });
     MachineFacts {
         cpus: cpus.collect(),
@@ -96,6 +97,7 @@ pub fn three_kinds() -> MachineFacts {
                 khz_max: *khz.last().unwrap(),
                 opp_table: Some(kind),
                 cluster: 0,
+                real_time: false,
             });
         }
     }

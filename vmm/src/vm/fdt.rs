@@ -131,6 +131,7 @@ mod tests {
             khz_max: 2_000_000,
             opp_table: None,
             cluster: 0,
+            real_time: false,
         };
         let facts = MachineFacts {
             cpus: (0..vcpus).map(cpu).collect(),
