@@ -133,6 +133,8 @@ pub(crate) struct ThreadStat {
     pub start_ticks: u64,
     /// Field 3: a zombie, or dead.
     pub has_ended: bool,
+    /// Field 3: a kernel thread that is parked, and does nothing.
+    pub is_parked: bool,
     /// Fields 41 and 40; `None` for other policies than OTHER, FIFO, RR.
     pub scheduling: Option<String>,
 }
@@ -149,6 +151,7 @@ impl ThreadStat {
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
             has_ended: ["Z", "X"].contains(field(3)?),
+            is_parked: *field(3)? == "P",
             scheduling: policy
                 .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),
         })
