@@ -31,9 +31,7 @@ pub enum InTheWay {
         cpus: Cpus,
     },
     /// Its vCPUs may run there, and were told so.
-    #[error(
-        "a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first, and pin it to other CPUs"
-    )]
+    #[error("a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first")]
     Pinned {
         /// Its VMM's process.
         pid: u32,

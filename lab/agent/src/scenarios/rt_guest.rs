@@ -14,12 +14,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
-use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_pages, set_governor};
+use super::{
+    Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_order, rt_pages, set_governor,
+};
 use crate::sysfs;
 use crate::vm::{self, Setup, Vm};
 
 /// The guest's boot, in the host's time.
-const BOOT: Duration = Duration::from_secs(120);
+pub(super) const BOOT: Duration = Duration::from_secs(120);
 /// After that its own work is done.
 const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
@@ -43,12 +45,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
     // As the lab's own looks leave it.
     sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
     let before = rt_inventory::everything()?;
+    let interleaved = rt_order::run((little, cpu))?;
     rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
     let floor = *big.opps.get(1).context("no second OPP")?;
     let mut vm = fifo_guest(plan, (little, cpu), floor)?;
     let alone = alone(plan, &vm, cpu)?;
     let rows = requests(&mut vm, big, floor)?;
     let refused = second_guest(cpu)?;
+    let others_refused = rt_order::others(cpu)?;
     let occupied = rt(&["restore"], 2).is_ok();
     vm.kill()?;
     sleep(Duration::from_secs(1));
@@ -61,9 +65,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let right = rows.iter().all(|row| row["right"] == true);
     Ok(json!({
         "held": alone["held"] == true && right && refused && occupied && bound == "0"
-            && left.is_empty() && others["held"] == true && gib_page["held"] == true
+            && interleaved["held"] == true && others_refused["held"] == true && left.is_empty() && others["held"] == true && gib_page["held"] == true
             && left_after.is_empty(),
         "alone": alone, "requests": rows, "second_guest_refused": refused,
+        "interleaved": interleaved, "others_refused": others_refused,
         "restore_refused_while_it_ran": occupied, "bound_after_kill": bound, "left": left,
         "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
     }))
@@ -302,7 +307,7 @@ fn huge_pages_free() -> Result<u64> {
     Ok(line.context("no HugePages_Free")?.trim().parse()?)
 }
 
-fn bound_file(cpu: u32) -> String {
+pub(super) fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 

@@ -343,7 +343,7 @@ fn output(line: &[&str]) -> Result<Output> {
     command(line).output().context("starting vcpufreq rt")
 }
 
-fn succeeded(line: &[&str]) -> Result<()> {
+pub(super) fn succeeded(line: &[&str]) -> Result<()> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
@@ -355,7 +355,7 @@ fn succeeded(line: &[&str]) -> Result<()> {
 }
 
 /// Of a command that may have findings.
-fn json_of(line: &[&str]) -> Result<Value> {
+pub(super) fn json_of(line: &[&str]) -> Result<Value> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
