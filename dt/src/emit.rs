@@ -142,7 +142,10 @@ impl<'a> Nodes<'a> {
             .with("compatible", Value::Text("arm,armv8"))
             .with("reg", Value::Addresses(vec![cpu.reg]))
             .with("enable-method", Value::Text("psci"))
-            .with("cpu-idle-states", Value::Reference(self.standby_target(cpu.real_time)))
+            .with(
+                "cpu-idle-states",
+                Value::Reference(self.standby_target(cpu.real_time)),
+            )
             .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
             .with_some(
                 "operating-points-v2",

@@ -96,6 +96,7 @@ const BOOTS: &[Boot] = &[
             "idle",
             "uclamp",
             "rt-app",
+            "rt-standard",
         ],
     ),
     Boot {

@@ -6,9 +6,10 @@ use std::{collections::BTreeSet, io};
 use thiserror::Error;
 
 use crate::{
+    guests::{self, InTheWay, Vcpus},
     host::Host,
     partition::PartitionError,
-    plan::{Change, Plan, Target},
+    plan::{Change, Plan, THERE, Target},
     profile::Profile,
     record::{self, Entry, PATH, Record, RecordError},
 };
@@ -27,6 +28,24 @@ pub enum ApplyError {
         "{0} has real-time CPUs here already; run vcpufreq rt restore first, then apply for all guests at once"
     )]
     InForce(String),
+    /// A guest runs on CPUs that are to be set apart.
+    #[error("{0}; then apply, and start it again")]
+    Guest(#[from] InTheWay),
+    /// A folder that is to be made is there.
+    #[error(
+        "{0} is there already, and no record tells what made it; remove it with rmdir, its innermost folders first, or give the guest another name"
+    )]
+    Leftover(String),
+    /// A value isn't what the plan says any more.
+    #[error("{name} was {planned} when this was planned and is {now}; apply again")]
+    Moved {
+        /// The target's name.
+        name: String,
+        /// Its value in the plan.
+        planned: String,
+        /// Its value now.
+        now: String,
+    },
     /// The old values can't be put on disk.
     #[error("{PATH} can't be written ({0}); run as root")]
     Unrecorded(io::Error),
@@ -46,7 +65,8 @@ pub struct Applied {
     pub closed_earlier_boot: bool,
 }
 
-/// Makes the changes of `plan` that aren't made yet. `tell` gets each before it is made: the
+/// Makes the changes of `plan` that aren't made yet, unless a guest of ours runs on the CPUs that it
+/// sets apart. `tell` gets each before it is made: the
 /// target's name, old value, new value.
 ///
 /// A refused change doesn't stop the others: interrupts that their drivers manage refuse always.
@@ -60,6 +80,7 @@ pub fn apply(
     tell: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Applied, ApplyError> {
     let closed_earlier_boot = close_earlier(host, plan)?;
+    check_new(plan)?;
     let record = Record {
         boot_id: record::boot_id(host)?,
         profile_name: profile.0.to_owned(),
@@ -74,6 +95,11 @@ pub fn apply(
             io::ErrorKind::WouldBlock | io::ErrorKind::AlreadyExists => ApplyError::Busy,
             _ => ApplyError::Unrecorded(error),
         })?;
+    // From here on no guest starts on these CPUs.
+    if let Err(why) = check_unmoved(host, &record) {
+        host.discard(PATH).map_err(ApplyError::Unrecorded)?;
+        return Err(why);
+    }
     let mut applied = Applied {
         closed_earlier_boot,
         ..Applied::default()
@@ -128,12 +154,52 @@ fn pass<'a>(
     left
 }
 
+/// Whether the folders that are to be made aren't there: what is in one isn't recorded, for it goes
+/// with it.
+fn check_new(plan: &Plan) -> Result<(), ApplyError> {
+    let is_there = |change: &Change| {
+        matches!(change.target, Target::Dir { .. }) && change.now.as_deref() == Some(THERE)
+    };
+    match plan.changes().find(|(_, change)| is_there(change)) {
+        Some((_, change)) => Err(ApplyError::Leftover(change.target.name())),
+        None => Ok(()),
+    }
+}
+
+/// Whether nobody is on the CPUs that are set apart, and the old values on record are those of now:
+/// a guest that has ended since the plan was made has brought its own back.
+fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
+    guests::check_free(host, &record.partition.rt(), Vcpus::Pinned)?;
+    for Entry { target, old, .. } in &record.entries {
+        match target.now(host) {
+            Ok(now) if !target.same(&now, old) => {
+                return Err(ApplyError::Moved {
+                    name: target.name(),
+                    planned: old.clone(),
+                    now,
+                });
+            }
+            // What is gone or hidden now, the kernel refuses.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Removes the record of an earlier boot; one of this boot is an error.
 fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
     let Some(record) = Record::read(host)? else {
         return Ok(false);
     };
     if record.is_of_another_boot(host)? {
+        let _held = host.hold(PATH).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => ApplyError::Busy,
+            _ => ApplyError::Unrecorded(error),
+        })?;
+        // Again: before it was held, another apply may have put its own there.
+        if Record::read(host)? != Some(record) {
+            return Err(ApplyError::Busy);
+        }
         host.discard(PATH).map_err(ApplyError::Unrecorded)?;
         return Ok(true);
     }

@@ -110,6 +110,12 @@ pub trait Host: Look {
     /// `WouldBlock` when another process holds it, or what the file system refused.
     fn hold(&self, path: &str) -> io::Result<Held>;
 
+    /// Holds it together with others that do the same, against [`Self::hold`].
+    ///
+    /// # Errors
+    /// As that.
+    fn share(&self, path: &str) -> io::Result<Held>;
+
     /// Puts a text in place of a file of our own, all of it or nothing, on disk when this returns.
     ///
     /// # Errors
@@ -122,6 +128,13 @@ pub trait Host: Look {
     /// # Errors
     /// What the file system refused.
     fn discard(&self, path: &str) -> io::Result<()>;
+
+    /// Removes what a killed process left of such a file that it was making; the file itself
+    /// stays. Its folder goes when that was the last in there.
+    ///
+    /// # Errors
+    /// `WouldBlock` when a living process is making it, or what the file system refused.
+    fn discard_unfinished(&self, path: &str) -> io::Result<()>;
 }
 
 /// A file that this process holds; dropped or with the process' end, it is free again.

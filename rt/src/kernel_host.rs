@@ -5,7 +5,7 @@ use std::{
     fs::{self, DirBuilder, File},
     io::{self, Read, Write},
     os::unix::{
-        fs::{DirBuilderExt, FileExt, PermissionsExt},
+        fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt},
         net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -149,7 +149,13 @@ impl Host for KernelHost {
     fn hold(&self, path: &str) -> io::Result<Held> {
         let file = File::open(self.path(path))?;
         file.try_lock()?;
-        Ok(Held(file))
+        still_there(&self.path(path), file)
+    }
+
+    fn share(&self, path: &str) -> io::Result<Held> {
+        let file = File::open(self.path(path))?;
+        file.try_lock_shared()?;
+        still_there(&self.path(path), file)
     }
 
     fn replace(&self, path: &str, text: &str) -> io::Result<()> {
@@ -164,17 +170,44 @@ impl Host for KernelHost {
 
     fn discard(&self, path: &str) -> io::Result<()> {
         let path = self.path(path);
-        for file in [&path, &unfinished(&path)] {
-            match fs::remove_file(file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
-        if let Some(dir) = path.parent() {
-            // Refused while there are other files.
-            let _ = fs::remove_dir(dir);
+        match remove_abandoned(&unfinished(&path)) {
+            // Somebody is making the next one.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => leave(&path),
         }
         Ok(())
+    }
+
+    fn discard_unfinished(&self, path: &str) -> io::Result<()> {
+        let path = self.path(path);
+        match remove_abandoned(&unfinished(&path)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => leave(&path),
+        }
+        Ok(())
+    }
+}
+
+/// Removes the folder of `path`, when nothing is in it.
+fn leave(path: &Path) {
+    if let Some(dir) = path.parent() {
+        // Refused while there are other files.
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+/// A file that is locked, if its path still leads to it: who had it locked before may have removed
+/// it, and then the lock holds nobody off.
+fn still_there(path: &Path, file: File) -> io::Result<Held> {
+    let (locked, there) = (file.metadata()?, fs::metadata(path)?);
+    match (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
+        true => Ok(Held(file)),
+        false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
@@ -188,10 +221,35 @@ fn only_mine(path: &Path) -> io::Result<File> {
     let new = || File::options().write(true).create_new(true).open(path);
     match new() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            File::open(path)?.try_lock()?;
-            fs::remove_file(path)?;
+            remove_abandoned(path)?;
             new()
         }
         made => made,
+    }
+}
+
+/// Removes a file that nobody holds.
+fn remove_abandoned(path: &Path) -> io::Result<()> {
+    File::open(path)?.try_lock()?;
+    fs::remove_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a lock that holds nobody off is none.
+    use super::*;
+
+    #[test]
+    fn a_lock_on_a_file_that_another_has_taken_the_place_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("rt.json"), dir.path().join("other"));
+        fs::write(&path, "old").unwrap();
+        let opened = || File::open(&path).unwrap();
+        assert!(still_there(&path, opened()).is_ok());
+        let old = opened();
+        fs::write(&other, "new").unwrap();
+        fs::rename(&other, &path).unwrap();
+        let held = still_there(&path, old);
+        assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

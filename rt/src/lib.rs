@@ -16,11 +16,14 @@
 mod apply;
 mod check;
 mod cpus;
+mod guests;
 mod gzip;
 mod host;
+mod in_force;
 mod irqbalance;
 mod kernel_host;
 pub mod measure;
+mod owner;
 mod partition;
 mod plan;
 mod profile;
@@ -34,15 +37,18 @@ mod value;
 pub use apply::{Applied, ApplyError, apply};
 pub use check::{Checked, Effect, check, is_ready};
 pub use cpus::Cpus;
+pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
+pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
+pub use owner::{Owner, Standing};
 pub use partition::{Guest, Partition, PartitionError};
 pub use plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, plan};
 pub use profile::{
     CpusetPartition, Frequency, IdleStates, IdleWord, Place, Profile, ProfileError, SHIPPED, Scope,
     Settings,
 };
-pub use record::{Entry, PATH, Record, RecordError};
+pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
 pub use smi::smis;
 pub use value::Format;

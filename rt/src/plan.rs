@@ -131,6 +131,10 @@ impl Target {
 pub(crate) struct ThreadStat {
     /// Field 22.
     pub start_ticks: u64,
+    /// Field 3: a zombie, or dead.
+    pub has_ended: bool,
+    /// Field 3: a kernel thread that is parked, and does nothing.
+    pub is_parked: bool,
     /// Fields 41 and 40; `None` for other policies than OTHER, FIFO, RR.
     pub scheduling: Option<String>,
 }
@@ -142,11 +146,14 @@ impl ThreadStat {
         let (_, rest) = text.rsplit_once(')').ok_or(Unread::Refused)?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
-        let priority: i32 = field(40)?.parse().map_err(|_| Unread::Refused)?;
-        let policy: i32 = field(41)?.parse().map_err(|_| Unread::Refused)?;
+        let number = |at: usize| field(at).ok()?.parse::<i32>().ok();
+        let policy = number(41).zip(number(40));
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
-            scheduling: value::scheduling_text(policy, priority),
+            has_ended: ["Z", "X"].contains(field(3)?),
+            is_parked: *field(3)? == "P",
+            scheduling: policy
+                .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),
         })
     }
 }

@@ -15,13 +15,15 @@ use crate::{
     profile::Profile,
 };
 
+/// Where the records of root's VMMs are, `PID.json`.
+pub const DIR: &str = "/run/vcpufreq";
 /// Where the record is, beside those of VMMs.
 pub const PATH: &str = "/run/vcpufreq/rt.json";
 /// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
 /// work item.
 const LOOKS: u128 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// One value as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,8 +7,9 @@ use std::{collections::BTreeSet, io};
 use thiserror::Error;
 
 use crate::{
+    guests::{self, InTheWay, Vcpus},
     host::{Host, Unread},
-    plan::{ABSENT, Target},
+    plan::Target,
     record::{self, Entry, PATH, Record, RecordError},
     settings,
 };
@@ -19,11 +20,14 @@ pub enum RestoreError {
     /// The record can't be judged.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A guest runs.
+    /// A guest of ours runs, or has left something.
+    #[error("{0}; then restore")]
+    Guest(#[from] InTheWay),
+    /// Somebody runs there.
     #[error("{0} has threads in it: a guest still runs there; end it, then restore")]
     Occupied(String),
     /// Another process is at it.
-    #[error("another vcpufreq rt is at work; wait until it has ended")]
+    #[error("another vcpufreq rt is at work, or a guest is starting; wait until it has ended")]
     Busy,
     /// The record can't be changed.
     #[error("{PATH} can't be written ({0}); run as root")]
@@ -58,16 +62,11 @@ pub fn restore(
     tell: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     if Record::read(host)?.is_none() {
-        // What a killed apply left of a record that it was writing.
-        return match host.discard(PATH) {
-            Ok(()) => Ok(Restored::Nothing),
-            Err(error) => Err(RestoreError::Unwritable(error)),
-        };
+        // What a killed apply left of a record that it was writing; a living one's stays.
+        host.discard_unfinished(PATH).map_err(unheld)?;
+        return Ok(Restored::Nothing);
     }
-    let _held = host.hold(PATH).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => RestoreError::Busy,
-        _ => RestoreError::Unwritable(error),
-    })?;
+    let _held = host.hold(PATH).map_err(unheld)?;
     // Again: it may have gone or come before it was held.
     let Some(record) = Record::read(host)? else {
         return Ok(Restored::Nothing);
@@ -76,10 +75,18 @@ pub fn restore(
         host.discard(PATH).map_err(RestoreError::Unwritable)?;
         return Ok(Restored::EarlierBoot);
     }
+    guests::check_free(host, &record.partition.rt(), Vcpus::RealTime)?;
     if let Some(group) = settings::occupied(host, &record.partition) {
         return Err(RestoreError::Occupied(group));
     }
     bring_back(host, record, tell)
+}
+
+fn unheld(error: io::Error) -> RestoreError {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => RestoreError::Busy,
+        _ => RestoreError::Unwritable(error),
+    }
 }
 
 fn bring_back(
@@ -198,10 +205,6 @@ fn one(
             record::put(host, target, old)?;
         }
         return Ok(Outcome::AsBefore);
-    }
-    // A folder that was there and is gone was another's: it stays gone.
-    if matches!(target, Target::Dir { .. }) && now == ABSENT {
-        return Ok(Outcome::Gone);
     }
     tell(&target.name(), &now, old);
     let put = record::put(host, target, old).map(|()| Outcome::BroughtBack);

@@ -4,6 +4,8 @@
 //! What belongs to a living VMM, or isn't ours, stays.
 
 use std::{
+    fs::File,
+    io,
     path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
@@ -67,7 +69,8 @@ impl<'a> Cleaner<'a> {
 
     /// Removes what one record names, and the record, if its VMM is dead.
     pub fn by_record(&self, path: &Path, record: &Record, cleaned: &mut Cleaned) {
-        let removed = match record.owner.standing(self.host) {
+        let standing = record.owner.standing(&self.host.look());
+        match standing {
             Standing::InUse => return,
             Standing::Unseen => {
                 let pid = record.owner.pid;
@@ -77,25 +80,58 @@ impl<'a> Cleaner<'a> {
                 ));
                 return;
             }
-            Standing::OtherBoot => Ok(()),
-            Standing::Stale => record.groups.as_ref().map_or(Ok(()), |groups| {
-                self.groups(&GroupRecord::from(groups), cleaned)
-            }),
-        };
-        let removed = removed.and_then(|()| match &record.rt {
-            Some(rt) if record.owner.standing(self.host) == Standing::Stale => {
-                let undone = rt.undo(self.host, self.tree, record.owner.pid, self.patience)?;
-                cleaned.removed.extend(undone);
-                Ok(())
+            Standing::Stale | Standing::OtherBoot => {}
+        }
+        let _claimed = match self.claim(path) {
+            Ok(Some(claimed)) => claimed,
+            Ok(None) => return,
+            Err(why) => {
+                let path = path.display();
+                cleaned
+                    .left
+                    .push(format!("{path}: somebody else cleans up after it: {why}"));
+                return;
             }
+        };
+        let removed = match standing {
+            Standing::Stale => self.undo(record, cleaned),
             _ => Ok(()),
-        });
+        };
         match removed.map_err(|error| error.to_string()).and_then(|()| {
             state::remove(path).map_err(|error| format!("{}: {error}", path.display()))
         }) {
             Ok(()) => cleaned.removed.push(path.to_owned()),
             Err(why) => cleaned.left.push(why),
         }
+    }
+
+    fn undo(&self, record: &Record, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
+        if let Some(groups) = &record.groups {
+            self.groups(&GroupRecord::from(groups), cleaned)?;
+        }
+        if let Some(rt) = &record.rt {
+            let undone = rt.undo(self.host, self.tree, record.owner.pid, self.patience)?;
+            cleaned.removed.extend(undone);
+        }
+        Ok(())
+    }
+
+    /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
+    /// undo what another guest has set by then. `None` when there is nothing left to do.
+    fn claim(&self, path: &Path) -> io::Result<Option<File>> {
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let file = match File::open(path) {
+            Err(error) if gone(&error) => return Ok(None),
+            file => file?,
+        };
+        let deadline = Instant::now() + self.patience;
+        while let Err(error) = file.try_lock() {
+            if Instant::now() >= deadline {
+                return Err(error.into());
+            }
+            sleep(TRY_EVERY);
+        }
+        Ok(path.exists().then_some(file))
     }
 
     /// What isn't a record goes only if it is an unfinished one of a process

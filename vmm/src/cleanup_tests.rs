@@ -76,8 +76,13 @@ impl Scene {
             enabled_cpu: false,
         };
         let groups = Some(groups);
-        let rt = None;
-        self.state.write(&Record { owner, groups, rt }).unwrap();
+        let record = Record {
+            owner,
+            groups,
+            rt: None,
+            pinned: Vec::new(),
+        };
+        self.state.write(&record).unwrap();
     }
 
     /// Process 7 runs.

@@ -5,7 +5,7 @@
 //! There is one way to make a [`RunConfig`]: `resolve::run_config`. Nothing
 //! here reads or writes a file.
 
-use std::{num::NonZeroU32, path::PathBuf};
+use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
 use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
@@ -96,6 +96,14 @@ pub struct RunConfig {
     pub rt: RtConfig,
     /// The KVM device, [`DEFAULT_KVM_DEVICE`] unless told.
     pub kvm_device: PathBuf,
+}
+
+impl RunConfig {
+    /// The pCPUs that vCPUs are pinned to, each once.
+    pub fn pinned(&self) -> Vec<u32> {
+        let pins = self.vcpus.iter().flat_map(|vcpu| &vcpu.pin);
+        pins.copied().collect::<BTreeSet<_>>().into_iter().collect()
+    }
 }
 
 /// Why a configuration is no virtual machine. Each message is one line: the

@@ -9,6 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use vcpufreq_dt::Opp;
+use vcpufreq_rt::KernelHost;
 
 use crate::{energy_model, opp_node, parse::CpuList};
 
@@ -38,6 +39,11 @@ impl HostTree {
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The same tree, as the library of `vcpufreq rt` looks at it.
+    pub fn look(&self) -> KernelHost {
+        KernelHost::at(&self.0)
     }
 
     /// The trimmed text of a file, if it can be read.

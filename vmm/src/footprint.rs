@@ -12,13 +12,24 @@ use crate::{
     facts::HostTree,
     guardian::Guardian,
     rt_traces::{self, RtTraces},
-    state::{self, Owner, Record, StateDir},
+    state::{self, Record, StateDir, owner_of},
 };
 
 /// How often to try to remove a cgroup that a thread is just leaving.
 const TRIES: u32 = 100;
 /// The time between two tries.
 const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// What this VMM is about to make and to use.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Its cgroups, if it makes any.
+    pub groups: Option<GroupRecord>,
+    /// What it changes for real-time vCPUs, if it has any.
+    pub rt: Option<RtTraces>,
+    /// The pCPUs that its vCPUs are pinned to.
+    pub pinned: Vec<u32>,
+}
 
 /// The traces of this VMM on the host.
 #[derive(Debug)]
@@ -35,41 +46,32 @@ impl Footprint {
     /// removed.
     ///
     /// # Errors
-    /// When there can't be a record or a guardian, or a real-time pCPU is
-    /// another guest's; nothing is left then.
-    pub fn begin(
-        groups: Option<GroupRecord>,
-        rt: Option<RtTraces>,
-        report: impl Fn(&str),
-    ) -> anyhow::Result<Self> {
+    /// When there can't be a record or a guardian, or a pCPU is another guest's; nothing is left
+    /// then.
+    pub fn begin(wanted: Wanted, report: impl Fn(&str)) -> anyhow::Result<Self> {
         let host = HostTree::default();
         let dir = StateDir::of_user()?;
         let Cleaned { left, .. } = Cleaner::new(&host).by_records(&dir)?;
         left.iter().for_each(|why| report(why));
         let pid = process::id();
-        let owner = Owner::of(&host, pid)?;
+        let mut record = Record {
+            owner: owner_of(&host, pid)?,
+            groups: wanted.groups.clone().map(Into::into),
+            rt: wanted.rt,
+            pinned: wanted.pinned,
+        };
         let guardian = Guardian::start(&dir.record_path(pid))?;
-        let record = Record {
-            owner,
-            groups: groups.clone().map(Into::into),
-            rt: rt.clone(),
-        };
-        let footprint = Self {
-            dir,
-            groups,
-            rt,
-            guardian,
-        };
-        let mine = footprint.dir.write(&record).and_then(|()| {
-            // After the record: of two that start at once, one sees the other.
-            rt_traces::check_free(&footprint.dir, &host, &record)
-        });
-        match mine {
-            Ok(()) => Ok(footprint),
+        match write_alone(&dir, &host, &mut record) {
+            Ok(()) => Ok(Self {
+                dir,
+                groups: wanted.groups,
+                rt: record.rt,
+                guardian,
+            }),
             Err(error) => {
                 // There is nothing else to remove yet.
-                drop(state::remove(&footprint.dir.record_path(pid)));
-                footprint.guardian.dismiss();
+                drop(state::remove(&dir.record_path(pid)));
+                guardian.dismiss();
                 Err(error)
             }
         }
@@ -94,6 +96,19 @@ impl Footprint {
         self.guardian.dismiss();
         Ok(())
     }
+}
+
+/// Writes the record, if nobody else's vCPUs are in the way. After that nobody changes these pCPUs'
+/// bounds but this process: what a guest that has ended since set there is not what was before.
+fn write_alone(dir: &StateDir, host: &HostTree, record: &mut Record) -> anyhow::Result<()> {
+    dir.write(record)?;
+    // After the record: of two that start at once, one sees the other.
+    rt_traces::check_free(dir, host, record)?;
+    let Some(rt) = &mut record.rt else {
+        return Ok(());
+    };
+    rt.look_again(host)?;
+    dir.write(record)
 }
 
 fn remove_groups(groups: &GroupRecord) -> Result<(), CgroupError> {

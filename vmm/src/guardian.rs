@@ -168,7 +168,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
     match state::read(path) {
         Ok(record) => {
             // Its files are closed a moment before the process is gone.
-            while record.owner.standing(&host) == Standing::InUse {
+            while record.owner.standing(&host.look()) == Standing::InUse {
                 sleep(LOOK_EVERY);
             }
             cleaner.by_record(path, &record, &mut cleaned);

@@ -82,7 +82,12 @@ mod tests {
     #[test]
     fn a_real_time_vcpu_is_a_real_time_cpu() {
         let machine = machine(&vcpus(&format!("{VCPUS}\nrt = 'fifo:1'")), None).unwrap();
-        let real_time: Vec<_> = machine.facts().cpus.iter().map(|cpu| cpu.real_time).collect();
+        let real_time: Vec<_> = machine
+            .facts()
+            .cpus
+            .iter()
+            .map(|cpu| cpu.real_time)
+            .collect();
         assert_eq!(real_time, [false, false, true]);
     }
 

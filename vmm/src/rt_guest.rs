@@ -15,10 +15,10 @@ use vcpufreq_device::{
     DomainId, Util, VcpuId,
     host::{HostRoot, KernelTree, PartitionGroups},
 };
-use vcpufreq_rt::{KernelHost, Record};
+use vcpufreq_rt::Record;
 
 use crate::{
-    config::RunConfig,
+    config::{RunConfig, VcpuConfig},
     facts::HostTree,
     parse::CpuList,
     rt_config::RtConfig,
@@ -51,17 +51,26 @@ enum Applied {
 }
 
 impl RtGuest {
-    /// Looks for the partition that these vCPUs go to; changes nothing.
+    /// Looks for the partition that these vCPUs go to, by the record of what is applied; changes
+    /// nothing.
     ///
     /// # Errors
-    /// When a partition has some of the pCPUs only, or a guest runs there.
-    pub fn of_host(config: &RunConfig, host: &HostTree) -> anyhow::Result<Self> {
+    /// When a partition has some of the pCPUs only, or a guest runs there, or a vCPU that isn't
+    /// real-time is pinned there.
+    pub fn of_host(
+        config: &RunConfig,
+        host: &HostTree,
+        applied: Option<&Record>,
+    ) -> anyhow::Result<Self> {
+        if let Some(record) = applied {
+            check_others(&config.vcpus, &config.rt, record)?;
+        }
         let pairs = config.vcpus.iter().zip(&config.rt.policies);
         let rt: Vec<_> = pairs
             .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
             .collect();
         let cpus = config.rt.pcpus(&config.vcpus);
-        let (top, without_cpuset) = match applied_for(&cpus, host)? {
+        let (top, without_cpuset) = match applied_for(&cpus, host, applied)? {
             Applied::Nothing => (None, None),
             Applied::WithoutCpuset(profile) => (None, Some(profile)),
             Applied::Partition(top) => (Some(top), None),
@@ -188,13 +197,27 @@ impl RtGuest {
     }
 }
 
+/// Whether no vCPU but real-time ones is pinned to CPUs that were given to real-time guests.
+fn check_others(vcpus: &[VcpuConfig], rt: &RtConfig, record: &Record) -> anyhow::Result<()> {
+    let pairs = vcpus.iter().zip(&rt.policies).enumerate();
+    for (vcpu, (of, _)) in pairs.filter(|(_, (_, policy))| policy.is_none()) {
+        for cpu in &of.pin {
+            let mut guests = record.partition.guests.iter();
+            if let Some(guest) = guests.find(|guest| guest.cpus.contains(*cpu)) {
+                bail!(
+                    "vCPU {vcpu} is pinned to CPU {cpu}, which vcpufreq rt apply has given to real-time guest {}; give it --rt, or pin it to other CPUs",
+                    guest.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What was applied for `cpus`.
-fn applied_for(cpus: &[u32], host: &HostTree) -> anyhow::Result<Applied> {
-    let look = KernelHost::default();
-    let record = match Record::read(&look) {
-        Ok(Some(record)) if !record.is_of_another_boot(&look)? => record,
-        // None, one of another boot, or not for this user's eyes.
-        _ => return Ok(Applied::Nothing),
+fn applied_for(cpus: &[u32], host: &HostTree, applied: Option<&Record>) -> anyhow::Result<Applied> {
+    let Some(record) = applied else {
+        return Ok(Applied::Nothing);
     };
     let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
     let Some(guest) = record.partition.guests.iter().find(has) else {
@@ -209,7 +232,7 @@ fn applied_for(cpus: &[u32], host: &HostTree) -> anyhow::Result<Applied> {
     }
     let top = host.path(format!("sys/fs/cgroup/vcpufreq-rt.{name}"));
     if !top.join("rt").is_dir() {
-        return Ok(Applied::WithoutCpuset(record.profile_name));
+        return Ok(Applied::WithoutCpuset(record.profile_name.clone()));
     }
     if PartitionGroups::is_taken(&top) {
         bail!("a guest runs on {name}'s CPUs already; end it, or pin to other CPUs");

@@ -4,31 +4,74 @@
 
 use std::sync::Mutex;
 
+use vcpufreq_rt::{Guest, Partition, Profile};
+
 use super::*;
 use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
 
-fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
-    config_and_pcpus(toml, mem_mib).map(|(rt, _)| rt)
-}
-
-/// The same, with the pCPUs of the real-time vCPUs.
-fn config_and_pcpus(toml: &str, mem_mib: u64) -> Result<(RtConfig, Vec<u32>), String> {
+fn parts(toml: &str, mem_mib: u64) -> Result<(Vec<VcpuConfig>, RtConfig), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
     let options = RunOptions::from_toml(toml).unwrap();
     let count = resolve::vcpu_count(&options).unwrap();
     let vcpus = resolve::vcpus(&options, &host, count).unwrap();
     let rt = RtConfig::new(&options, &vcpus, mem_mib, &host.online());
-    let rt = rt.map_err(|error| error.to_string())?;
-    let pcpus = rt.pcpus(&vcpus);
-    Ok((rt, pcpus))
+    rt.map(|rt| (vcpus, rt)).map_err(|error| error.to_string())
+}
+
+fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
+    parts(toml, mem_mib).map(|(_, rt)| rt)
+}
+
+/// Of guests with these CPUs.
+fn applied(guests: &[(&str, &str)]) -> Record {
+    let guest = |(name, cpus): &(&str, &str)| Guest {
+        name: (*name).to_owned(),
+        cpus: cpus.parse().unwrap(),
+    };
+    Record {
+        boot_id: "boot".to_owned(),
+        profile_name: "kvm-rt".to_owned(),
+        profile: Profile::default(),
+        partition: Partition {
+            guests: guests.iter().map(guest).collect(),
+            housekeeping: "0".parse().unwrap(),
+        },
+        entries: Vec::new(),
+    }
 }
 
 #[test]
 fn pcpus_of_real_time_vcpus_alone() {
     let toml =
         "cpus=3\n[vcpu.0]\npin='0-1'\n[vcpu.1]\npin=3\nrt='fifo:1'\n[vcpu.2]\npin=2\nrt='rr:1'";
-    assert_eq!(config_and_pcpus(toml, 512).unwrap().1, [3, 2]);
-    assert!(config_and_pcpus("cpus=1", 512).unwrap().1.is_empty());
+    let pcpus = |toml| parts(toml, 512).map(|(vcpus, rt)| rt.pcpus(&vcpus));
+    assert_eq!(pcpus(toml).unwrap(), [3, 2]);
+    assert!(pcpus("cpus=1").unwrap().is_empty());
+}
+
+#[test]
+fn a_cpu_that_was_given_to_real_time_guests_is_for_real_time_vcpus() {
+    let record = applied(&[("plc", "2-3"), ("hmi", "1")]);
+    for (toml, said) in [
+        ("[vcpu.0]\npin=3", Some("vCPU 0 is pinned to CPU 3")),
+        ("[vcpu.0]\npin='0-1'", Some("real-time guest hmi")),
+        (
+            "cpus=2\n[vcpu.0]\npin=2\n[vcpu.1]\npin=3\nrt='fifo:1'",
+            Some("real-time guest plc"),
+        ),
+        (
+            "cpus=2\n[vcpu.0]\npin=0\n[vcpu.1]\npin=3\nrt='fifo:1'",
+            None,
+        ),
+        ("cpus=2", None),
+    ] {
+        let (vcpus, rt) = parts(toml, 512).unwrap();
+        let refused = check_others(&vcpus, &rt, &record).err();
+        let line = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(line.contains(said.unwrap_or_default()), "{toml}: {line}");
+        assert_eq!(line.is_empty(), said.is_none(), "{toml}: {line}");
+        assert!(line.lines().count() <= 1, "{line}");
+    }
 }
 
 #[test]

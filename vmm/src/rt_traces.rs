@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::{CgroupError, CgroupTree, PartitionGroups};
+use vcpufreq_rt::Vcpus;
 
 use crate::{
     facts::HostTree,
-    state::{Record, Standing, StateDir},
+    state::{Record, StateDir},
 };
 
 /// How often to try to remove a cgroup that a thread is just leaving.
@@ -59,6 +60,20 @@ pub fn bound_file(host: &HostTree, cpu: u32) -> PathBuf {
 }
 
 impl RtTraces {
+    /// Takes the bounds as they are now for what was before.
+    ///
+    /// # Errors
+    /// When one can't be read.
+    pub fn look_again(&mut self, host: &HostTree) -> anyhow::Result<()> {
+        for IdleBound { cpu, old } in &mut self.idle {
+            let path = bound_file(host, *cpu);
+            let now = fs::read_to_string(&path)
+                .with_context(|| format!("{} can't be read", path.display()))?;
+            now.trim().clone_into(old);
+        }
+        Ok(())
+    }
+
     /// Undoes it for process `pid`; what was removed. Groups whose threads are ending are tried
     /// again for so long.
     ///
@@ -103,31 +118,26 @@ impl RtTraces {
     }
 }
 
-/// Whether no other running VMM has one of this record's real-time pCPUs.
+/// Whether no other VMM is in this one's way: nobody's vCPU may be pinned to a real-time vCPU's
+/// pCPU, whichever of the two guests came first. One that isn't pinned may run there, where nothing
+/// keeps it off.
 ///
 /// # Errors
-/// When one has, or the records can't be listed.
+/// When one is, or the records can't be listed.
 pub fn check_free(dir: &StateDir, host: &HostTree, mine: &Record) -> anyhow::Result<()> {
-    let Some(rt) = &mine.rt else {
-        return Ok(());
-    };
+    let mine = mine.cpus();
+    let look = host.look();
     for (_, other) in dir.list()? {
-        let Ok(Record {
-            owner,
-            rt: Some(other),
-            ..
-        }) = other
-        else {
+        let Ok(other) = other.map(|record| record.cpus()) else {
             continue;
         };
-        let shared = rt.cpus.iter().find(|cpu| other.cpus.contains(cpu));
-        let runs = owner.pid != mine.owner.pid && owner.standing(host) == Standing::InUse;
-        if let Some(cpu) = shared.filter(|_| runs) {
-            bail!(
-                "CPU {cpu} runs a real-time vCPU of the guest of process {} already; pin to another CPU",
-                owner.pid
-            );
+        if other.owner.pid == mine.owner.pid {
+            continue;
         }
+        let checked = other
+            .check_off(&look, &mine.real_time, Vcpus::Pinned)
+            .and_then(|()| other.check_off(&look, &mine.pinned, Vcpus::RealTime));
+        checked.map_err(|why| anyhow!("{why}, or pin this one to other CPUs"))?;
     }
     Ok(())
 }
@@ -138,7 +148,10 @@ mod tests {
     use vcpufreq_device::host::KernelTree;
 
     use super::*;
-    use crate::{fake_host::FakeHost, state::Owner};
+    use crate::{
+        fake_host::FakeHost,
+        state::{ROOT_DIR, owner_of},
+    };
 
     fn traces(cpus: &[u32]) -> RtTraces {
         let bound = |cpu: &u32| IdleBound {
@@ -166,29 +179,97 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_of_a_running_guest_is_refused() {
-        let host = FakeHost::empty();
-        host.write("proc/sys/kernel/random/boot_id", "boot");
-        let stat = |pid: u32| format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
-        let record = |pid: u32, cpus: &[u32]| {
-            host.write(&format!("proc/{pid}/stat"), stat(pid));
+    fn a_bound_is_what_it_was_when_nobody_else_was_there() {
+        let host = FakeHost::two_plus_two();
+        let file = "sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us";
+        host.write(file, "50\n");
+        let mut traces = traces(&[3]);
+        traces.look_again(&host.root()).unwrap();
+        assert_eq!(traces.idle[0].old, "50");
+        host.remove(file);
+        assert!(traces.look_again(&host.root()).is_err());
+    }
+
+    /// Records of processes, in a directory and in procfs.
+    struct Scene {
+        host: FakeHost,
+        dir: StateDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let host = FakeHost::empty();
+            host.write("proc/sys/kernel/random/boot_id", "boot");
+            host.write("run/empty", "");
+            let dir = StateDir::at(host.root().path(ROOT_DIR));
+            Self { host, dir }
+        }
+
+        /// A running guest that has real-time vCPUs on `rt`, and others pinned to `pinned`.
+        fn guest(&self, pid: u32, rt: &[u32], pinned: &[u32]) -> Record {
+            let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
+            self.host.write(&format!("proc/{pid}/stat"), stat);
             Record {
-                owner: Owner::of(&host.root(), pid).unwrap(),
+                owner: owner_of(&self.host.root(), pid).unwrap(),
                 groups: None,
-                rt: Some(traces(cpus)),
+                rt: (!rt.is_empty()).then(|| traces(rt)),
+                pinned: [rt, pinned].concat(),
             }
-        };
-        let dir = StateDir::at(host.root().path("run"));
-        dir.write(&record(7, &[2, 3])).unwrap();
-        let free = |pid, cpus: &[u32]| check_free(&dir, &host.root(), &record(pid, cpus));
-        assert!(free(7, &[3]).is_ok(), "its own");
-        assert!(free(8, &[1]).is_ok());
-        let line = free(8, &[3]).unwrap_err().to_string();
-        assert!(
-            line.contains("CPU 3") && line.contains("process 7"),
-            "{line}"
-        );
-        host.remove("proc/7");
-        assert!(free(8, &[3]).is_ok(), "it has ended");
+        }
+
+        /// What another one would hear.
+        fn told(&self, rt: &[u32], pinned: &[u32]) -> Option<String> {
+            let mine = self.guest(8, rt, pinned);
+            let told = check_free(&self.dir, &self.host.root(), &mine).err();
+            told.map(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn a_real_time_vcpus_cpu_is_nobody_elses() {
+        let scene = Scene::new();
+        scene.dir.write(&scene.guest(7, &[3], &[0, 1])).unwrap();
+        scene.dir.write(&scene.guest(8, &[3], &[0])).unwrap();
+        assert_eq!(scene.told(&[2], &[0, 1]), None, "beside it, and its own");
+        assert_eq!(scene.told(&[], &[]), None, "not pinned");
+        for (rt, pinned) in [(&[3][..], &[][..]), (&[], &[3]), (&[], &[0, 1, 2, 3])] {
+            let line = scene.told(rt, pinned).unwrap();
+            assert!(
+                line.contains("CPU 3") && line.contains("process 7 already"),
+                "{line}"
+            );
+            assert_eq!(line.lines().count(), 1);
+        }
+        let line = scene.told(&[1], &[]).unwrap();
+        assert!(line.contains("process 7 is pinned to CPU 1"), "{line}");
+    }
+
+    #[test]
+    fn what_a_killed_guest_left_comes_first() {
+        let scene = Scene::new();
+        scene.dir.write(&scene.guest(7, &[3], &[0])).unwrap();
+        scene.host.remove("proc/7");
+        let line = scene.told(&[3], &[]).unwrap();
+        assert!(line.contains("vcpufreq cleanup"), "{line}");
+        assert_eq!(scene.told(&[0], &[]), None, "nothing was changed there");
+    }
+
+    #[test]
+    fn apply_and_restore_read_what_is_recorded() {
+        use vcpufreq_rt::{InTheWay, check_free};
+        let scene = Scene::new();
+        scene.dir.write(&scene.guest(7, &[3], &[0])).unwrap();
+        let look = scene.host.root().look();
+        let of = |cpu: u32, whose| check_free(&look, &[cpu].into_iter().collect(), whose);
+        assert!(matches!(
+            of(3, Vcpus::RealTime),
+            Err(InTheWay::RealTime { pid: 7, .. })
+        ));
+        assert!(matches!(
+            of(0, Vcpus::Pinned),
+            Err(InTheWay::Pinned { pid: 7, .. })
+        ));
+        assert_eq!(of(0, Vcpus::RealTime), Ok(()));
+        assert_eq!(of(1, Vcpus::Pinned), Ok(()));
     }
 }

@@ -18,6 +18,8 @@ use vcpufreq_device::{
     },
 };
 
+use vcpufreq_rt::{InForce, KernelHost, Record};
+
 use crate::{
     bridge::{self, BpfPlan, Bridge, BridgeDevice, KernelPlan, Plans},
     cli::RunArgs,
@@ -25,7 +27,7 @@ use crate::{
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
     facts::{HostCpus, HostTree},
-    footprint::Footprint,
+    footprint::{Footprint, Wanted},
     guest_topology,
     path::{self, Needs, Path, PathChoice},
     resolve,
@@ -59,17 +61,48 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
         let arch = std::env::consts::ARCH;
         return Err(VmError::NotThereYet { arch }.into());
     }
-    let rt = RtGuest::of_host(&config, &host)?;
+    let applied = Applied::look(&config)?;
+    let rt = RtGuest::of_host(&config, &host, applied.record())?;
     let groups = offer.as_ref().and_then(Offer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
-    let footprint = Footprint::begin(groups, rt.traces(&host), warn)?;
-    let ran = rt
-        .begin(&host)
-        .and_then(|()| run_and_report(&config, &host, offer, rt));
+    let wanted = Wanted {
+        groups,
+        rt: rt.traces(&host),
+        pinned: config.pinned(),
+    };
+    let footprint = Footprint::begin(wanted, warn)?;
+    let begun = applied.check_still().and_then(|()| rt.begin(&host));
+    // From here on the record keeps apply and restore off.
+    drop(applied);
+    let ran = begun.and_then(|()| run_and_report(&config, &host, offer, rt));
     let erased = footprint.erase();
     let code = ran?;
     erased.map(|()| code)
+}
+
+/// What `vcpufreq rt apply` has made of this host, which stays so until the guest is on record. It
+/// doesn't matter to vCPUs that aren't pinned: cpusets keep them off.
+struct Applied(Option<InForce>);
+
+impl Applied {
+    fn look(config: &RunConfig) -> anyhow::Result<Self> {
+        if config.pinned().is_empty() {
+            return Ok(Self(None));
+        }
+        Ok(Self(Some(InForce::look(&KernelHost::default())?)))
+    }
+
+    fn record(&self) -> Option<&Record> {
+        self.0.as_ref()?.record()
+    }
+
+    fn check_still(&self) -> anyhow::Result<()> {
+        match &self.0 {
+            Some(in_force) => Ok(in_force.check_still(&KernelHost::default())?),
+            None => Ok(()),
+        }
+    }
 }
 
 fn run_and_report(

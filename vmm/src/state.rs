@@ -20,23 +20,11 @@ use vcpufreq_device::host::GroupRecord;
 
 use crate::{facts::HostTree, rt_traces::RtTraces};
 
-/// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
-pub const ROOT_DIR: &str = "/run/vcpufreq";
+use vcpufreq_rt::GuestCpus;
+pub use vcpufreq_rt::{Owner, Standing};
 
-/// Which process something belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
-    /// Its number.
-    pub pid: u32,
-    /// When it started, in clock ticks since boot: field 22 of
-    /// proc_pid_stat(5). Together with the number, unique for a boot.
-    pub start_ticks: u64,
-    /// `/proc/sys/kernel/random/boot_id`.
-    pub boot_id: String,
-    /// The PID namespace that the number counts in, as the link
-    /// `/proc/self/ns/pid` names it.
-    pub pid_namespace: String,
-}
+/// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
+pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
 
 /// The cgroups that a VMM makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,20 +48,21 @@ pub struct Record {
     /// What it changes for real-time vCPUs, if it has any.
     #[serde(default)]
     pub rt: Option<RtTraces>,
+    /// The pCPUs that its vCPUs are pinned to, real-time or not.
+    #[serde(default)]
+    pub pinned: Vec<u32>,
 }
 
-/// What a record says about now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Its process runs.
-    InUse,
-    /// Its process is gone: what it names can be removed.
-    Stale,
-    /// It is from an earlier boot: nothing that it names exists any more.
-    OtherBoot,
-    /// Its process can't be seen from here: it is in another PID namespace, or
-    /// procfs says too little.
-    Unseen,
+impl Record {
+    /// The pCPUs of its vCPUs.
+    pub fn cpus(&self) -> GuestCpus {
+        let rt = self.rt.iter().flat_map(|rt| &rt.cpus);
+        GuestCpus {
+            owner: self.owner.clone(),
+            real_time: rt.copied().collect(),
+            pinned: self.pinned.iter().copied().collect(),
+        }
+    }
 }
 
 impl From<GroupRecord> for Groups {
@@ -96,54 +85,13 @@ impl From<&Groups> for GroupRecord {
     }
 }
 
-impl Owner {
-    /// The process `pid` of the host below `root`.
-    ///
-    /// # Errors
-    /// When procfs doesn't show it.
-    pub fn of(root: &HostTree, pid: u32) -> anyhow::Result<Self> {
-        Ok(Self {
-            pid,
-            start_ticks: start_ticks(root, pid).with_context(|| format!("no process {pid}"))?,
-            boot_id: root
-                .text("proc/sys/kernel/random/boot_id")
-                .context("/proc/sys/kernel/random/boot_id can't be read; mount /proc")?,
-            pid_namespace: pid_namespace(root),
-        })
-    }
-
-    /// What has become of it, on the host below `root`.
-    pub fn standing(&self, root: &HostTree) -> Standing {
-        let Some(boot_id) = root.text("proc/sys/kernel/random/boot_id") else {
-            return Standing::Unseen;
-        };
-        if boot_id != self.boot_id {
-            Standing::OtherBoot
-        } else if pid_namespace(root) != self.pid_namespace {
-            Standing::Unseen
-        } else if start_ticks(root, self.pid) == Some(self.start_ticks) {
-            Standing::InUse
-        } else {
-            Standing::Stale
-        }
-    }
-}
-
-fn pid_namespace(root: &HostTree) -> String {
-    let link = fs::read_link(root.path("proc/self/ns/pid")).unwrap_or_default();
-    link.display().to_string()
-}
-
-/// When a process started; `None` when there is none, or only a zombie that
-/// nobody has waited for.
-fn start_ticks(root: &HostTree, pid: u32) -> Option<u64> {
-    let stat = root.text(format!("proc/{pid}/stat"))?;
-    // The name, in parentheses, can hold anything: count behind it.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    // Field 22 of proc_pid_stat(5); the state is the 3rd.
-    let ticks = fields.nth(22 - 4)?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(ticks)
+/// Who the process `pid` of the host below `root` is.
+///
+/// # Errors
+/// When procfs doesn't show it.
+pub fn owner_of(root: &HostTree, pid: u32) -> anyhow::Result<Owner> {
+    let owner = Owner::of(&root.look(), pid);
+    owner.map_err(|_| anyhow!("process {pid} can't be seen in /proc; mount it"))
 }
 
 /// The directory of the records.

@@ -30,16 +30,20 @@ fn record(pid: u32) -> Record {
             enabled_cpu: true,
         }),
         rt: None,
+        pinned: Vec::new(),
     }
 }
 
 #[test]
 fn an_owner_is_read_from_procfs() {
-    let owner = Owner::of(&host("S", 4000).root(), 7).unwrap();
+    let owner = owner_of(&host("S", 4000).root(), 7).unwrap();
     assert_eq!(owner, record(7).owner);
-    assert!(Owner::of(&host("S", 4000).root(), 8).is_err());
-    let myself = Owner::of(&HostTree::default(), std::process::id()).unwrap();
-    assert_eq!(myself.standing(&HostTree::default()), Standing::InUse);
+    assert!(owner_of(&host("S", 4000).root(), 8).is_err());
+    let myself = owner_of(&HostTree::default(), std::process::id()).unwrap();
+    assert_eq!(
+        myself.standing(&HostTree::default().look()),
+        Standing::InUse
+    );
 }
 
 #[test]
@@ -69,17 +73,17 @@ fn a_record_stands_with_its_process() {
         ),
     ];
     for (name, host, expected) in rows {
-        assert_eq!(owner.standing(&host.root()), expected, "{name}");
+        assert_eq!(owner.standing(&host.root().look()), expected, "{name}");
     }
     let elsewhere = Owner {
         pid_namespace: "pid:[1]".to_owned(),
         ..owner
     };
-    let standing = elsewhere.standing(&host("R", 4000).root());
+    let standing = elsewhere.standing(&host("R", 4000).root().look());
     assert_eq!(standing, Standing::Unseen);
     let blind = host("R", 4000);
     blind.remove(BOOT);
-    let standing = record(7).owner.standing(&blind.root());
+    let standing = record(7).owner.standing(&blind.root().look());
     assert_eq!(standing, Standing::Unseen, "not for another boot's");
 }
 

@@ -27,7 +27,7 @@ use std::{
 use tempfile::TempDir;
 use vcpufreq::{
     facts::HostTree,
-    state::{Groups, Owner, ROOT_DIR, Record, StateDir},
+    state::{Groups, ROOT_DIR, Record, StateDir, owner_of},
 };
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
@@ -76,15 +76,19 @@ impl Vmm {
             .stdout(output)
             .spawn()
             .expect("sleep starts");
-        let owner = Owner::of(&HostTree::default(), child.id()).expect("it is in procfs");
+        let owner = owner_of(&HostTree::default(), child.id()).expect("it is in procfs");
         let group = cgroups.join(format!("vcpufreq.{}", child.id()));
         let groups = Some(Groups {
             group: group.clone(),
             origin: cgroups.to_owned(),
             enabled_cpu: false,
         });
-        let rt = None;
-        let record = Record { owner, groups, rt };
+        let record = Record {
+            owner,
+            groups,
+            rt: None,
+            pinned: Vec::new(),
+        };
         Self {
             child,
             group,

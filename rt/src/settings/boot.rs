@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's command line: what of the profile's is missing there.
 
-use super::{Context, Sheet};
-use crate::{cpus::Cpus, partition, plan::Finding};
+use super::{Context, Sheet, threads};
+use crate::{
+    cpus::Cpus,
+    partition,
+    plan::{Finding, ThreadStat},
+};
 
 const CMDLINE: &str = "/proc/cmdline";
 
@@ -26,8 +30,10 @@ pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
             .replace("{housekeeping}", &cx.housekeeping().to_string());
         match standing(&running, &word) {
             Standing::There => {
-                if let Some(finding) = ignored(cx, &word) {
-                    sheet.finding(finding);
+                if let Some(why) = ignored(cx, sheet, &word) {
+                    sheet.finding(Finding::Reboot(format!(
+                        "{word} is on the command line and not in force ({why}); boot a kernel that takes it"
+                    )));
                 }
             }
             Standing::Missing => missing.push(word),
@@ -42,24 +48,70 @@ pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
     (!missing.is_empty()).then(|| missing.join(" "))
 }
 
-/// A word that is there and has no effect, as far as the kernel tells: it does so of `nohz_full`
-/// and of the CPUs that `isolcpus` takes out of load balancing.
-fn ignored(cx: &Context, word: &str) -> Option<Finding> {
-    let (name, value) = word.split_once('=')?;
-    let (file, wanted) = match name {
-        "nohz_full" => ("nohz_full", value.to_owned()),
-        "isolcpus" => ("isolated", of_domain(value)?),
-        _ => return None,
+/// Options without which these words do nothing.
+const NEEDED: &[(&str, &str)] = &[
+    ("CPU_ISOLATION", "isolcpus"),
+    ("NO_HZ_FULL", "nohz_full"),
+    ("RCU_NOCB_CPU", "rcu_nocbs"),
+    ("RCU_NOCB_CPU", "rcu_nocb_poll"),
+];
+
+/// The options of the kernel that the profile's words need, each with one of these words.
+pub(super) fn needed(cx: &Context) -> Vec<(&'static str, &'static str)> {
+    let asked = |name: &str| {
+        let mut words = cx.profile.cmdline.iter();
+        words.any(|word| word.split('=').next() == Some(name))
     };
+    let mut needed: Vec<_> = NEEDED
+        .iter()
+        .filter(|(_, word)| asked(word))
+        .copied()
+        .collect();
+    needed.dedup_by_key(|(option, _)| *option);
+    needed
+}
+
+/// Why a word that is there has no effect, as far as the kernel tells: it does so of `nohz_full`, of
+/// the CPUs that `isolcpus` takes out of load balancing, and by its threads of `rcu_nocbs`.
+fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
+    let (name, value) = word.split_once('=')?;
+    match name {
+        "nohz_full" => lacking(cx, "nohz_full", value),
+        "isolcpus" => lacking(cx, "isolated", &of_domain(value)?),
+        "rcu_nocbs" => not_offloaded(cx, sheet, value),
+        _ => None,
+    }
+}
+
+/// What the kernel says in a file of its own, where that isn't all of these CPUs.
+fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
     let path = format!("/sys/devices/system/cpu/{file}");
     let has = cx.look.read(&path).ok()?;
     let in_force = partition::list(cx.look, &path).unwrap_or_default();
     let wanted: Cpus = wanted.parse().ok()?;
-    (!wanted.without(&in_force).is_empty()).then(|| {
-        Finding::Reboot(format!(
-            "{word} is on the command line and not in force ({path} has '{has}'); boot a kernel that takes it"
-        ))
-    })
+    (!wanted.without(&in_force).is_empty()).then(|| format!("{path} has '{has}'"))
+}
+
+/// The callbacks of an offloaded CPU are done by a thread, `rcuop/N` or, in a kernel that isn't
+/// preemptible, `rcuos/N`; others have none, or a parked one (rcu_spawn_cpu_nocb_kthread()).
+fn not_offloaded(cx: &Context, sheet: &mut Sheet, cpus: &str) -> Option<String> {
+    let cpus: Cpus = cpus.parse().ok()?;
+    let threads = match threads::all(cx.look) {
+        Ok(threads) => threads,
+        Err(why) => {
+            sheet.cannot("/proc (rcuop threads)".to_owned(), why);
+            return None;
+        }
+    };
+    let runs = |cpu: u32| {
+        let names = [format!("rcuop/{cpu}"), format!("rcuos/{cpu}")];
+        let mut found = threads.iter().filter(|(_, name)| names.contains(name));
+        found.any(|(pid, _)| ThreadStat::read(cx.look, *pid).is_ok_and(|stat| !stat.is_parked))
+    };
+    let without = cpus
+        .iter()
+        .find(|cpu| cx.online.contains(*cpu) && !runs(*cpu));
+    without.map(|cpu| format!("no thread rcuop/{cpu} runs"))
 }
 
 /// The CPUs of `isolcpus=[flags,]list`, if their domain is what is meant: without flags it is

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Frequencies: governor, limits, utilization clamps, turbo.
+//! Frequencies: limits, utilization clamps, turbo, schedutil's rate limit.
 
-use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, cpus::Cpus, plan::Finding, profile::Frequency, value::Format};
+use super::{Context, Sheet, Unit, by_value, governor::can_be};
+use crate::{cpus::Cpus, plan::Finding, profile::Frequency, value::Format};
 
-const CPU: &str = "/sys/devices/system/cpu";
+pub(super) const CPU: &str = "/sys/devices/system/cpu";
 const KERNEL: &str = "/proc/sys/kernel";
 const BOOST: &str = "/sys/devices/system/cpu/cpufreq/boost";
 const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
 
 pub(super) const UNITS: &[Unit] = &[
-    Unit {
-        name: "governor",
-        reason: "who decides the frequency of a real-time CPU: performance holds the highest, schedutil gives what the guest asks for",
-        plan: governor,
-        effect: governed,
-    },
     Unit {
         name: "min-freq",
         reason: "the frequency never falls below this",
@@ -71,7 +65,7 @@ fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
 }
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
-fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
+pub(super) fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
     let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
     names.retain(|name| name.starts_with("policy"));
     names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
@@ -86,7 +80,8 @@ fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
         .collect()
 }
 
-fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, Cpus)> {
+/// Those whose frequencies are set.
+pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, Cpus)> {
     let cpus = cx.cpus_of(cx.settings().frequency_cpus);
     let found = policies(cx, cpus);
     if found.is_empty() {
@@ -105,68 +100,6 @@ fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, Cpus)> {
         }
     }
     found
-}
-
-fn governor(cx: &Context, sheet: &mut Sheet) {
-    let Some(want) = &cx.settings().governor else {
-        return;
-    };
-    for (dir, _) in wanted(cx, sheet) {
-        if !can_be(cx, &dir, want) {
-            sheet.finding(Finding::Hand(format!(
-                "{dir}: governor {want} is not there; load the module cpufreq_{want}"
-            )));
-            continue;
-        }
-        let now = cx.look.read(&format!("{dir}/scaling_governor"));
-        if let Some(now) = now.ok().filter(|now| now != want) {
-            keep_tunables(cx, sheet, &dir, &now);
-        }
-        sheet.file(format!("{dir}/scaling_governor"), Format::Text, want);
-    }
-}
-
-/// Whether a policy has this governor, or can have it.
-fn can_be(cx: &Context, dir: &str, governor: &str) -> bool {
-    let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
-    known.is_ok_and(|names| names.split_whitespace().any(|name| name == governor))
-        || cx.look.read(&format!("{dir}/scaling_governor")).as_deref() == Ok(governor)
-}
-
-/// A governor's tunables go with its last policy, and the speed that was set with `userspace`.
-fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
-    for folder in [
-        format!("{dir}/{governor}"),
-        format!("{CPU}/cpufreq/{governor}"),
-    ] {
-        for name in cx.look.list(&folder).unwrap_or_default() {
-            let path = format!("{folder}/{name}");
-            if cx.look.writable(&path) && !sheet.has(&path) {
-                sheet.keep(path);
-            }
-        }
-    }
-    if governor == "userspace" {
-        sheet.keep(format!("{dir}/scaling_setspeed"));
-    }
-}
-
-/// `performance` shows in the frequency; what others choose depends on the load.
-fn governed(cx: &Context) -> Effect {
-    for (dir, own) in policies(cx, &cx.rt) {
-        if cx.look.read(&format!("{dir}/scaling_governor")).as_deref() != Ok("performance") {
-            continue;
-        }
-        let khz = |name: &str| cx.look.number(&format!("{dir}/{name}"));
-        match (khz("scaling_cur_freq"), khz("scaling_max_freq")) {
-            (Some(now), Some(max)) if now < max => {
-                return Effect::Not(format!("CPU {own} runs at {now} of {max} kHz"));
-            }
-            (Some(_), Some(_)) => {}
-            _ => return Effect::Unseen(format!("{dir} doesn't tell its frequency")),
-        }
-    }
-    Effect::Effective
 }
 
 fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
-use super::{Context, Sheet, numa};
+use super::{Context, Sheet, boot, numa};
 use crate::{cpus::Cpus, gzip, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -34,8 +34,10 @@ fn kernel(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
+/// The options that the profile names, and those that its command line needs.
 fn kernel_config(cx: &Context, sheet: &mut Sheet) {
-    if cx.profile.kernel_config.is_empty() {
+    let (named, needed) = (&cx.profile.kernel_config, boot::needed(cx));
+    if named.is_empty() && needed.is_empty() {
         return;
     }
     let release = cx
@@ -46,6 +48,8 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
     let own = || gzip::text(&cx.look.bytes(OWN_CONFIG).ok()?);
     let text = match cx.look.read(&path).or_else(|why| own().ok_or(why)) {
         Ok(text) => text,
+        // The words show elsewhere whether they are in force.
+        Err(_) if named.is_empty() => return,
         Err(Unread::Missing) => {
             return sheet.unseen(
                 path,
@@ -54,11 +58,18 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
         }
         Err(why) => return sheet.cannot(path, why),
     };
-    for option in &cx.profile.kernel_config {
-        if !text
+    let lacks = |option: &str| {
+        !text
             .lines()
             .any(|line| line == format!("CONFIG_{option}=y"))
-        {
+    };
+    for (option, word) in needed.iter().filter(|(option, _)| lacks(option)) {
+        sheet.finding(Finding::Reboot(format!(
+            "this kernel lacks CONFIG_{option}, without which {word} on the command line does nothing; boot one that has it"
+        )));
+    }
+    for option in named.iter().filter(|option| lacks(option)) {
+        if needed.iter().all(|(of, _)| of != option) {
             sheet.finding(Finding::Reboot(format!(
                 "this kernel lacks CONFIG_{option}; boot one that has it"
             )));

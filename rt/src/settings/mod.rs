@@ -6,6 +6,7 @@ mod boot;
 mod cache;
 mod cpuset;
 mod frequency;
+mod governor;
 mod hardware;
 mod idle;
 mod interrupts;
@@ -90,6 +91,7 @@ pub(crate) const UNITS: &[&[Unit]] = &[
     workqueues::UNITS,
     irqbalance::UNITS,
     interrupts::UNITS,
+    governor::UNITS,
     frequency::UNITS,
     idle::UNITS,
     thermal::UNITS,

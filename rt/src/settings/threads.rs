@@ -45,8 +45,18 @@ fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
 /// The processes and kernel threads with this name.
 ///
 /// # Errors
-/// When this user can't see those of others: with hidepid not even process 1.
+/// As [`all`].
 pub(super) fn named(look: &dyn Look, name: &str) -> Result<Vec<u32>, Unread> {
+    let mut found = all(look)?;
+    found.retain(|(_, of)| of == name);
+    Ok(found.into_iter().map(|(pid, _)| pid).collect())
+}
+
+/// All processes and kernel threads, with their names.
+///
+/// # Errors
+/// When this user can't see those of others: with hidepid not even process 1.
+pub(super) fn all(look: &dyn Look) -> Result<Vec<(u32, String)>, Unread> {
     let pids = look.list("/proc")?;
     let comm = |pid: u32| look.read(&format!("/proc/{pid}/comm"));
     if comm(1).is_err() {
@@ -54,6 +64,6 @@ pub(super) fn named(look: &dyn Look, name: &str) -> Result<Vec<u32>, Unread> {
     }
     let pids = pids.iter().filter_map(|pid| pid.parse::<u32>().ok());
     Ok(pids
-        .filter(|pid| comm(*pid).as_deref() == Ok(name))
+        .filter_map(|pid| Some((pid, comm(pid).ok()?)))
         .collect())
 }

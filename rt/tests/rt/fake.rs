@@ -593,11 +593,19 @@ impl Host for FakeKernel {
         self.files.hold(path)
     }
 
+    fn share(&self, path: &str) -> io::Result<Held> {
+        self.files.share(path)
+    }
+
     fn replace(&self, path: &str, text: &str) -> io::Result<()> {
         self.step(path, || self.files.replace(path, text))
     }
 
     fn discard(&self, path: &str) -> io::Result<()> {
         self.step(path, || self.files.discard(path))
+    }
+
+    fn discard_unfinished(&self, path: &str) -> io::Result<()> {
+        self.step(path, || self.files.discard_unfinished(path))
     }
 }

@@ -8,6 +8,8 @@ mod crash;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod guests;
+#[cfg(test)]
 mod irqbalance;
 #[cfg(test)]
 mod irqbalance_real;

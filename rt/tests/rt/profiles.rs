@@ -90,6 +90,7 @@ fn kvm_rt_has_these_values() {
     ];
     assert_eq!(settings("kvm-rt"), expected);
     let profile = Profile::shipped("kvm-rt").unwrap();
+    assert!(profile.kernel_config.iter().any(|of| of == "RCU_NOCB_CPU"));
     assert_eq!(
         profile.cmdline,
         [

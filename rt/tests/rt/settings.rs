@@ -2,7 +2,7 @@
 //! Promise of each setting: which files it changes to what on this host, what it says where the
 //! host lacks them or hides them, and when it counts as effective.
 
-use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
+use vcpufreq_rt::{Effect, Finding, Look, Partition, Plan, Profile, check, plan};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
@@ -239,6 +239,150 @@ fn a_governor_takes_its_tunables_along() {
     assert!(is_not(&case.effect("governor"), "600000 of 2800000"));
     host.put(&format!("{dir}/scaling_cur_freq"), "2800000");
     assert_eq!(case.effect("governor"), Effect::Effective);
+}
+
+/// Driver, governor, the policy's other files; what is said against it, if anything is.
+type Governed = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+    Option<&'static str>,
+);
+
+const HWP: &str = "energy_performance_preference";
+
+const GOVERNED: &[Governed] = &[
+    (
+        "scmi",
+        "performance",
+        &[("scaling_cur_freq", "2800000")],
+        None,
+    ),
+    // Measured, on x86.
+    (
+        "acpi-cpufreq",
+        "performance",
+        &[("scaling_cur_freq", "2799124")],
+        None,
+    ),
+    (
+        "acpi-cpufreq",
+        "performance",
+        &[("scaling_cur_freq", "3400000")],
+        None,
+    ),
+    (
+        "amd-pstate",
+        "performance",
+        &[("scaling_cur_freq", "1400000")],
+        Some("1400000 of 2800000"),
+    ),
+    (
+        "scmi",
+        "performance",
+        &[("scaling_cur_freq", "<unknown>")],
+        Some("doesn't tell"),
+    ),
+    // Asleep, it shows what was last.
+    (
+        "intel_pstate",
+        "performance",
+        &[(HWP, "performance"), ("scaling_cur_freq", "800000")],
+        None,
+    ),
+    (
+        "amd-pstate-epp",
+        "performance",
+        &[(HWP, "balance_power")],
+        Some("'balance_power'"),
+    ),
+    // Without hardware-managed states, as in a Xeon E5 v3.
+    (
+        "intel_pstate",
+        "performance",
+        &[("scaling_cur_freq", "1200000")],
+        None,
+    ),
+    ("scmi", "powersave", &[("scaling_cur_freq", "600000")], None),
+    (
+        "scmi",
+        "powersave",
+        &[("scaling_cur_freq", "1000000")],
+        Some("1000000"),
+    ),
+    ("intel_pstate", "powersave", &[], Some("follows the load")),
+    (
+        "scmi",
+        "userspace",
+        &[
+            ("scaling_setspeed", "1000000"),
+            ("scaling_cur_freq", "1000000"),
+        ],
+        None,
+    ),
+    (
+        "scmi",
+        "userspace",
+        &[
+            ("scaling_setspeed", "1000000"),
+            ("scaling_cur_freq", "2000000"),
+        ],
+        Some("2000000"),
+    ),
+    ("scmi", "schedutil", &[], None),
+    ("scmi", "conservative", &[], Some("follows the load")),
+    ("scmi", "ondemand", &[], Some("follows the load")),
+];
+
+#[test]
+fn each_governor_is_looked_at() {
+    for (driver, governor, files, said) in GOVERNED.iter().copied() {
+        let host = FakeKernel::four();
+        let dir = format!("{CPU}/cpufreq/policy2");
+        host.put(&format!("{dir}/scaling_driver"), driver);
+        host.put(&format!("{dir}/scaling_governor"), governor);
+        for (name, text) in files {
+            host.put(&format!("{dir}/{name}"), text);
+        }
+        let effect = case(&host, &format!("governor = '{governor}'")).effect("governor");
+        let why = match &effect {
+            Effect::Effective => "",
+            Effect::Not(why) | Effect::Unseen(why) => why,
+        };
+        assert_eq!(why.is_empty(), said.is_none(), "{driver} {governor}: {why}");
+        assert!(
+            why.contains(said.unwrap_or_default()),
+            "{driver} {governor}: {why}"
+        );
+    }
+}
+
+#[test]
+fn schedutil_without_uclamp_heeds_nobody() {
+    let host = FakeKernel::four();
+    let case = case(&host, "governor = 'schedutil'");
+    assert_eq!(case.effect("governor"), Effect::Effective);
+    host.remove("/proc/sys/kernel/sched_util_clamp_min");
+    assert!(is_not(&case.effect("governor"), "CONFIG_UCLAMP_TASK"));
+}
+
+#[test]
+fn a_policy_that_cannot_have_the_governor_is_a_finding_only() {
+    let host = FakeKernel::four();
+    let dir = |policy: u32| format!("{CPU}/cpufreq/policy{policy}");
+    for name in ["scaling_governor", "scaling_available_governors"] {
+        host.put(&format!("{}/{name}", dir(0)), "ondemand");
+    }
+    host.put(&format!("{}/scaling_governor", dir(2)), "performance");
+    host.put(&format!("{}/scaling_cur_freq", dir(2)), "2800000");
+    let both = Case {
+        partition: Partition::new(&host, vec![guest("plc", "1,3")], None, None).unwrap(),
+        ..case(&host, "governor = 'performance'")
+    };
+    assert_eq!(both.effect("governor"), Effect::Effective);
+    let of_0 =
+        |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("policy0"));
+    assert!(both.plan().findings.iter().any(of_0));
 }
 
 #[test]
@@ -491,6 +635,80 @@ fn words_that_the_kernel_ignored_are_told() {
     assert_eq!(ignored("", "(null)"), 2);
     assert_eq!(ignored("3", "(null)"), 1);
     assert_eq!(ignored("2", "3"), 1);
+}
+
+/// The plan of a host with this command line, of which a profile asks.
+fn booted_with(host: &FakeKernel, running: &str, cmdline: &[&str]) -> Plan {
+    host.put("/proc/cmdline", running);
+    let profile = Profile::parse("test", &format!("cmdline = {cmdline:?}")).unwrap();
+    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
+    plan(host, &partition, &profile)
+}
+
+fn reboots(plan: &Plan, part: &str) -> usize {
+    let told = |one: &&Finding| matches!(one, Finding::Reboot(text) if text.contains(part));
+    plan.findings.iter().filter(told).count()
+}
+
+#[test]
+fn callbacks_are_offloaded_where_their_threads_run() {
+    let threads = |threads: &[(&str, &str)]| {
+        let host = FakeKernel::four();
+        for (pid, (name, state)) in (900..).zip(threads) {
+            host.thread(pid, name, 0, 20);
+            let stat = host.read(&format!("/proc/{pid}/stat")).unwrap();
+            let stat = stat.replace(") S ", &format!(") {state} "));
+            host.put(&format!("/proc/{pid}/stat"), &stat);
+        }
+        let plan = booted_with(&host, "rcu_nocbs=3", &["rcu_nocbs={rt}"]);
+        assert_eq!(plan.cmdline, None);
+        assert!(plan.unseen.is_empty(), "{:?}", plan.unseen);
+        reboots(&plan, "not in force")
+    };
+    assert_eq!(threads(&[]), 1, "a kernel without the option");
+    assert_eq!(threads(&[("rcuog/2", "S"), ("rcuop/3", "S")]), 0);
+    assert_eq!(
+        threads(&[("rcuos/3", "I")]),
+        0,
+        "a kernel that isn't preemptible"
+    );
+    assert_eq!(threads(&[("rcuop/2", "S")]), 1);
+    // They are made for all CPUs as soon as one is offloaded.
+    assert_eq!(threads(&[("rcuop/2", "S"), ("rcuop/3", "P")]), 1);
+    let hidden = FakeKernel::four();
+    hidden.remove("/proc/1/comm");
+    let plan = booted_with(&hidden, "rcu_nocbs=3", &["rcu_nocbs={rt}"]);
+    assert_eq!(reboots(&plan, "not in force"), 0);
+    assert!(plan.unseen.iter().any(|one| one.path.contains("rcuo")));
+}
+
+#[test]
+fn words_need_options_of_the_kernel() {
+    let words = [
+        "isolcpus=managed_irq,{rt}",
+        "nohz_full={rt}",
+        "rcu_nocbs={rt}",
+        "rcu_nocb_poll",
+    ];
+    let with = |config: &str| {
+        let host = FakeKernel::four();
+        host.put("/boot/config-7.2.12-rt", config);
+        let plan = booted_with(&host, "", &words);
+        ["CPU_ISOLATION", "NO_HZ_FULL", "RCU_NOCB_CPU"]
+            .map(|option| reboots(&plan, &format!("lacks CONFIG_{option}, without which")))
+    };
+    assert_eq!(with("# CONFIG_RCU_NOCB_CPU is not set"), [1, 1, 1]);
+    assert_eq!(
+        with("CONFIG_CPU_ISOLATION=y\nCONFIG_NO_HZ_FULL=y"),
+        [0, 0, 1]
+    );
+    assert_eq!(
+        with("CONFIG_CPU_ISOLATION=y\nCONFIG_NO_HZ_FULL=y\nCONFIG_RCU_NOCB_CPU=y"),
+        [0, 0, 0]
+    );
+    let host = FakeKernel::four();
+    let plan = booted_with(&host, "", &words);
+    assert!(plan.unseen.is_empty(), "the profile asks for no option");
 }
 
 #[test]

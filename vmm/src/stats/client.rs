@@ -52,7 +52,7 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
         .into_iter()
         .filter_map(|(_, record)| record.ok());
     let running: Vec<_> = records
-        .filter(|record| record.owner.standing(&host) == Standing::InUse)
+        .filter(|record| record.owner.standing(&host.look()) == Standing::InUse)
         .map(|record| record.owner.pid)
         .collect();
     match running[..] {

@@ -37,8 +37,10 @@ mod rt_inventory;
 mod rt_irqbalance;
 mod rt_latency;
 mod rt_loop;
+mod rt_order;
 mod rt_pages;
 mod rt_settings;
+mod rt_standard;
 mod speed;
 mod stats;
 mod thread_actuator;
@@ -114,6 +116,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "rt-latency" => rt_latency::run(plan),
         "rt-loop" => rt_loop::run(plan),
         "rt-settings" => rt_settings::run(plan),
+        "rt-standard" => rt_standard::run(plan),
         "demo" => demo::run(plan),
         _ if name.split(':').next() == Some("bench") => bench::run(plan, name),
         _ if name.split(':').next() == Some("many-vcpus") => many_vcpus::run(plan, name),

@@ -16,12 +16,14 @@ use serde_json::{Value, json};
 use super::dips::CHANGES;
 use super::frequency::host_runs_at;
 use super::rt_changes::{self, RtVcpu};
-use super::{Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_pages, set_governor};
+use super::{
+    Plan, Policy, ask_for, let_load_decay, rt_inventory, rt_order, rt_pages, set_governor,
+};
 use crate::sysfs;
 use crate::vm::{self, Setup, Vm};
 
 /// The guest's boot, in the host's time.
-const BOOT: Duration = Duration::from_secs(120);
+pub(super) const BOOT: Duration = Duration::from_secs(120);
 /// After that its own work is done.
 const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
@@ -52,6 +54,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     // As the lab's own looks leave it.
     sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
     let before = rt_inventory::everything()?;
+    let interleaved = rt_order::run((little, cpu))?;
     rt(&["apply", "--guest", &format!("plc={beside},{cpu}")], 0)?;
     let floor = *big.opps.get(1).context("no second OPP")?;
     // Before anything has bound the VMM's threads, as looks at the frequency do.
@@ -61,6 +64,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let rows = requests(&mut vm, big, floor)?;
     let changes = rt_changes::traced(&mut vm, &both)?;
     let refused = second_guest(cpu)?;
+    let others_refused = rt_order::others(cpu)?;
     let occupied = rt(&["restore"], 2).is_ok();
     vm.kill()?;
     sleep(Duration::from_secs(1));
@@ -71,12 +75,21 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let gib_page = rt_pages::gib_page(plan, cpu)?;
     let left_after = rt_inventory::changes(&before, &rt_inventory::everything()?);
     let right = rows.iter().all(|row| row["right"] == true);
-    let parts = [&by_kernel, &alone, &changes, &others, &gib_page];
+    let parts = [
+        &by_kernel,
+        &alone,
+        &changes,
+        &interleaved,
+        &others_refused,
+        &others,
+        &gib_page,
+    ];
     Ok(json!({
         "held": parts.iter().all(|part| part["held"] == true) && right && refused && occupied
             && bound == "0" && left.is_empty() && left_after.is_empty(),
         "by_kernel": by_kernel, "alone": alone, "requests": rows, "changes": changes,
-        "second_guest_refused": refused, "restore_refused_while_it_ran": occupied,
+        "second_guest_refused": refused, "interleaved": interleaved,
+        "others_refused": others_refused, "restore_refused_while_it_ran": occupied,
         "bound_after_kill": bound, "left": left,
         "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
     }))
@@ -341,7 +354,7 @@ fn huge_pages_free() -> Result<u64> {
     Ok(line.context("no HugePages_Free")?.trim().parse()?)
 }
 
-fn bound_file(cpu: u32) -> String {
+pub(super) fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which running guests have vCPUs on some CPUs, by the records of their VMMs: `PID.json` beside
+//! our own record. A VMM writes its record before it changes anything and looks for ours after
+//! that; apply writes ours and looks for theirs after that: of two at once, one sees the other.
+//!
+//! A VMM that runs real-time vCPUs changes files of their CPUs too, and brings them back at its
+//! end: what is changed in between by others would come back wrong. Other programs' guests, and
+//! those of users whose records are elsewhere, can't be seen.
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::{
+    cpus::Cpus,
+    host::{Look, Unread},
+    owner::{Owner, Standing},
+    record::DIR,
+};
+
+/// A guest that is in the way.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InTheWay {
+    /// It runs real-time vCPUs there.
+    #[error(
+        "CPU {cpus} runs a real-time vCPU of the guest of process {pid} already; end that guest first"
+    )]
+    RealTime {
+        /// Its VMM's process.
+        pid: u32,
+        /// The contended CPUs.
+        cpus: Cpus,
+    },
+    /// Its vCPUs may run there, and were told so.
+    #[error("a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first")]
+    Pinned {
+        /// Its VMM's process.
+        pid: u32,
+        /// The contended CPUs.
+        cpus: Cpus,
+    },
+    /// It was killed, and nobody has brought back yet what it changed there.
+    #[error(
+        "the guest of process {pid} was killed, and what it changed of CPU {cpus} is not brought back yet; run vcpufreq cleanup first"
+    )]
+    Killed {
+        /// What was its VMM's process.
+        pid: u32,
+        /// The contended CPUs.
+        cpus: Cpus,
+    },
+    /// Whether it runs can't be told.
+    #[error(
+        "{DIR}/{pid}.json is of a guest on CPU {cpus}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
+    )]
+    Unseen {
+        /// Its VMM's process.
+        pid: u32,
+        /// The contended CPUs.
+        cpus: Cpus,
+    },
+    /// A running process has a record that can't be read as one.
+    #[error(
+        "{DIR}/{pid}.json can't be read as a guest's record, and process {pid} runs; end it first, or remove the file if it is not a guest's"
+    )]
+    Unread {
+        /// The process.
+        pid: u32,
+    },
+}
+
+/// Whose vCPUs count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vcpus {
+    /// Real-time ones.
+    RealTime,
+    /// All that are pinned.
+    Pinned,
+}
+
+/// The CPUs of a guest's vCPUs, and whose they are.
+#[derive(Clone, Debug)]
+pub struct GuestCpus {
+    /// The VMM's process.
+    pub owner: Owner,
+    /// Those of real-time vCPUs.
+    pub real_time: Cpus,
+    /// Those that a vCPU is pinned to, real-time or not.
+    pub pinned: Cpus,
+}
+
+impl GuestCpus {
+    /// Whether it has no such vCPU on these CPUs, or doesn't run and has left nothing there.
+    ///
+    /// # Errors
+    /// In what way it has.
+    pub fn check_off(&self, look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+        let (rt, pinned) = (self.real_time.and(cpus), self.pinned.and(cpus));
+        let contended = match whose {
+            Vcpus::RealTime => rt.clone(),
+            Vcpus::Pinned => rt.or(&pinned),
+        };
+        if contended.is_empty() {
+            return Ok(());
+        }
+        let pid = self.owner.pid;
+        match self.owner.standing(look) {
+            Standing::InUse if rt.is_empty() => Err(InTheWay::Pinned { pid, cpus: pinned }),
+            Standing::InUse => Err(InTheWay::RealTime { pid, cpus: rt }),
+            // Others than real-time ones change nothing there.
+            Standing::Stale if rt.is_empty() => Ok(()),
+            Standing::Stale => Err(InTheWay::Killed { pid, cpus: rt }),
+            Standing::Unseen => Err(InTheWay::Unseen {
+                pid,
+                cpus: contended,
+            }),
+            Standing::OtherBoot => Ok(()),
+        }
+    }
+}
+
+/// What a VMM's record says of CPUs; the rest of it is the VMM's own matter.
+#[derive(Deserialize)]
+struct VmmRecord {
+    owner: Owner,
+    #[serde(default)]
+    rt: Option<RealTimeCpus>,
+    #[serde(default)]
+    pinned: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct RealTimeCpus {
+    cpus: Vec<u32>,
+}
+
+/// Whether these CPUs have no such vCPU of a guest of ours.
+///
+/// # Errors
+/// The first guest that has one there.
+pub fn check_free(look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+    for name in look.list(DIR).unwrap_or_default() {
+        let number = name.strip_suffix(".json").and_then(|n| n.parse().ok());
+        if let Some(pid) = number {
+            check_one(look, pid, cpus, whose)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_one(look: &dyn Look, pid: u32, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+    let text = match look.read(&format!("{DIR}/{pid}.json")) {
+        Err(Unread::Missing) => return Ok(()),
+        text => text.unwrap_or_default(),
+    };
+    let Ok(VmmRecord { owner, rt, pinned }) = serde_json::from_str(&text) else {
+        // Without a process it is nobody's guest.
+        return match look.read(&format!("/proc/{pid}/stat")) {
+            Ok(_) => Err(InTheWay::Unread { pid }),
+            Err(_) => Ok(()),
+        };
+    };
+    let guest = GuestCpus {
+        owner,
+        real_time: rt.into_iter().flat_map(|rt| rt.cpus).collect(),
+        pinned: pinned.into_iter().collect(),
+    };
+    guest.check_off(look, cpus, whose)
+}

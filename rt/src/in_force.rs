@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is applied on this host, held so that it stays: for who starts a guest there.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{
+    host::{Held, Host},
+    record::{PATH, Record, RecordError},
+};
+
+/// The record of this boot, if there is one; while this is held, nobody restores it.
+#[derive(Debug)]
+pub struct InForce {
+    record: Option<Record>,
+    _held: Option<Held>,
+}
+
+/// Why there is no telling what is in force.
+#[derive(Debug, Error)]
+pub enum InForceError {
+    /// The record can't be judged.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// It is being made or undone.
+    #[error("vcpufreq rt is at work on this host; start the guest when it has ended")]
+    Busy,
+    /// It was made meanwhile.
+    #[error(
+        "vcpufreq rt apply has begun on this host meanwhile; start the guest when it has ended"
+    )]
+    Begun,
+    /// It can't be held.
+    #[error("{PATH} can't be held ({0}); run as root")]
+    Unheld(io::Error),
+}
+
+impl InForce {
+    /// What is in force, held if there is something; for a user who can't see it, nothing is.
+    ///
+    /// # Errors
+    /// When an apply or restore is under way, or the record is none.
+    pub fn look(host: &dyn Host) -> Result<Self, InForceError> {
+        let nothing = Self {
+            record: None,
+            _held: None,
+        };
+        if visible(host)?.is_none() {
+            return Ok(nothing);
+        }
+        let held = match host.share(PATH) {
+            Ok(held) => held,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Err(InForceError::Busy),
+                io::ErrorKind::NotFound => return Ok(nothing),
+                _ => return Err(InForceError::Unheld(error)),
+            },
+        };
+        // Again: before it was held, it may have become another.
+        match Record::read(host)? {
+            Some(record) if !record.is_of_another_boot(host)? => Ok(Self {
+                record: Some(record),
+                _held: Some(held),
+            }),
+            _ => Ok(nothing),
+        }
+    }
+
+    /// The record.
+    #[must_use]
+    pub fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    /// Whether it is so still. What is held is.
+    ///
+    /// # Errors
+    /// When there was nothing, and an apply has begun.
+    pub fn check_still(&self, host: &dyn Host) -> Result<(), InForceError> {
+        match (&self.record, visible(host)?) {
+            (None, Some(record)) if !record.is_of_another_boot(host)? => Err(InForceError::Begun),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn visible(host: &dyn Host) -> Result<Option<Record>, RecordError> {
+    match Record::read(host) {
+        Err(RecordError::Denied) => Ok(None),
+        read => read,
+    }
+}
