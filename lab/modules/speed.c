@@ -34,15 +34,23 @@
 #define LAB_SHARE_BITS	20
 #define LAB_SHARE_ONE	BIT_ULL(LAB_SHARE_BITS)
 
-/* Work and spinning together take about this long. */
-#define LAB_WINDOW_NS	(2 * NSEC_PER_MSEC)
+/*
+ * Spinning at a time: by as much the end of a short burst can be off. More
+ * where the CPU would do less than LAB_WORK_NS in between, so that what the
+ * interrupt costs stays small beside it.
+ */
+#define LAB_SPIN_NS	(300 * NSEC_PER_USEC)
+#define LAB_WORK_NS	(100 * NSEC_PER_USEC)
+
+/* Work between two looks at most: at full speed nothing is owed. */
+#define LAB_WORK_MAX_NS	(2 * NSEC_PER_MSEC)
 
 /*
  * Work between two spins at least, so that a CPU in debt makes progress; and
  * spinning at a time at most, so that other interrupts come through.
  */
 #define LAB_WORK_MIN_NS	(50 * NSEC_PER_USEC)
-#define LAB_SPIN_MAX_NS	(2 * LAB_WINDOW_NS)
+#define LAB_SPIN_MAX_NS	(4 * NSEC_PER_MSEC)
 
 /* Spinning between two offers to run another CPU, while none has work. */
 #define LAB_SPIN_STEP_NS	(2 * NSEC_PER_USEC)
@@ -53,6 +61,7 @@
  * @timer: fires when the next share is to be spun away
  * @since_ns: up to when @debt_ns is right
  * @debt_ns: time to spin away; negative when too much was
+ * @spun_ns: when the last spin began, or work after idling
  * @khz: frequency in force
  * @khz_max: frequency at which the CPU has its full capacity
  * @on: the model is on and the CPU is online
@@ -63,6 +72,7 @@ struct lab_speed {
 	struct hrtimer timer;
 	u64 since_ns;
 	s64 debt_ns;
+	u64 spun_ns;
 	unsigned int khz;
 	unsigned int khz_max;
 	bool on;
@@ -79,25 +89,30 @@ static DEFINE_PER_CPU(struct lab_speed, lab_speed) = {
 static atomic_t lab_speed_workers;
 
 /*
- * Found by measuring: with these, fixed work takes times inverse to speed. Of
- * 7 us, 3 are the timer's own, and the rest is half of a tick, of which there
- * is one every other window. A tick of an RT kernel costs several times that.
+ * Found by measuring: with these, fixed work takes times inverse to speed. A
+ * tick of an RT kernel costs several times that of a standard one.
  */
-static unsigned int speed_overhead_ns =
-	IS_ENABLED(CONFIG_PREEMPT_RT) ? 20000 : 7000;
-module_param(speed_overhead_ns, uint, 0644);
-MODULE_PARM_DESC(speed_overhead_ns,
-		 "what interrupts cost in a window of 2 ms, without the spinning, in ns");
+static unsigned int speed_timer_ns = 3000;
+module_param(speed_timer_ns, uint, 0644);
+MODULE_PARM_DESC(speed_timer_ns,
+		 "what the model's timer costs, without the spinning, in ns");
 
-/*
- * Leaving a KVM guest and entering it again, and the tick that it has too. On
- * an RT kernel, what is taken off anyway is enough for that.
- */
-static unsigned int speed_guest_overhead_ns =
-	IS_ENABLED(CONFIG_PREEMPT_RT) ? 0 : 11000;
-module_param(speed_guest_overhead_ns, uint, 0644);
-MODULE_PARM_DESC(speed_guest_overhead_ns,
-		 "what they cost more while a guest runs, in ns");
+static unsigned int speed_tick_ns =
+	IS_ENABLED(CONFIG_PREEMPT_RT) ? 34000 : 8000;
+module_param(speed_tick_ns, uint, 0644);
+MODULE_PARM_DESC(speed_tick_ns, "what a tick costs, in ns");
+
+/* Leaving a KVM guest and entering it again; and the tick that it has too. */
+static unsigned int speed_guest_timer_ns = 2500;
+module_param(speed_guest_timer_ns, uint, 0644);
+MODULE_PARM_DESC(speed_guest_timer_ns,
+		 "what the timer costs more while a KVM guest runs, in ns");
+
+static unsigned int speed_guest_tick_ns =
+	IS_ENABLED(CONFIG_PREEMPT_RT) ? 0 : 14000;
+module_param(speed_guest_tick_ns, uint, 0644);
+MODULE_PARM_DESC(speed_guest_tick_ns,
+		 "what a guest's tick and leaving it for the host's cost, in ns");
 
 static u64 lab_speed_share(unsigned int cpu, const struct lab_speed *speed)
 {
@@ -138,30 +153,38 @@ static void lab_speed_set_working(struct lab_speed *speed, bool working)
 		atomic_dec(&lab_speed_workers);
 }
 
-/* What interrupts cost in a window, by what this one interrupted. */
-static unsigned int lab_speed_overhead_ns(void)
+/*
+ * What interrupts cost in the work that this one ends, and the spinning before
+ * it, by what it interrupted.
+ */
+static u64 lab_speed_overhead_ns(const struct lab_speed *speed)
 {
-	unsigned int ns = speed_overhead_ns;
+	u64 ticks = speed_tick_ns, timer = speed_timer_ns;
 
-	if (current->flags & PF_VCPU)
-		ns += speed_guest_overhead_ns;
-	return ns;
+	if (current->flags & PF_VCPU) {
+		ticks += speed_guest_tick_ns;
+		timer += speed_guest_timer_ns;
+	}
+	/* Below 2^16 ns a tick, and some ms */
+	return timer + div_u64(ticks * (local_clock() - speed->spun_ns),
+			       TICK_NSEC);
 }
 
-/* How long to work until there is a window's worth of debt. */
+/* How long to work until there is enough debt for a spin. */
 static u64 lab_speed_work_ns(unsigned int cpu, const struct lab_speed *speed)
 {
 	u64 share = max(lab_speed_share(cpu, speed), 1ULL);
 	u64 rest = LAB_SHARE_ONE - share;
-	s64 full = (LAB_WINDOW_NS * rest) >> LAB_SHARE_BITS;
-	s64 room = full - speed->debt_ns;
+	s64 room;
 
 	if (!rest)
-		return LAB_WINDOW_NS;
+		return LAB_WORK_MAX_NS;
+	room = max(LAB_SPIN_NS, div64_u64(LAB_WORK_NS * rest, share));
+	room -= speed->debt_ns;
 	if (room <= 0)
 		return LAB_WORK_MIN_NS;
 	return clamp(div64_u64(room * share, rest), LAB_WORK_MIN_NS,
-		     LAB_WINDOW_NS);
+		     LAB_WORK_MAX_NS);
 }
 
 /*
@@ -191,9 +214,10 @@ static enum hrtimer_restart lab_speed_tick(struct hrtimer *timer)
 	scoped_guard(raw_spinlock, &speed->lock) {
 		if (!speed->working)
 			return HRTIMER_NORESTART;
-		lab_speed_settle(cpu, speed, lab_speed_overhead_ns());
+		lab_speed_settle(cpu, speed, lab_speed_overhead_ns(speed));
 		lab_speed_set_working(speed, false);
 		start = speed->since_ns;
+		speed->spun_ns = start;
 		debt = speed->debt_ns;
 	}
 	/* Unlocked: a change of frequency elsewhere must not wait for this. */
@@ -218,6 +242,7 @@ static void lab_speed_start(struct lab_speed *speed)
 		if (!speed->on || speed->working)
 			return;
 		speed->since_ns = local_clock();
+		speed->spun_ns = speed->since_ns;
 		lab_speed_set_working(speed, true);
 		work = lab_speed_work_ns(smp_processor_id(), speed);
 	}

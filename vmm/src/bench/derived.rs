@@ -23,9 +23,10 @@ pub fn rows(measured: &[Row]) -> Vec<Row> {
             found.extend(against_host(measured, row));
         }
     }
-    let means: Vec<Row> = Variant::ALL
+    let means: Vec<Row> = ["", "at_edge."]
         .iter()
-        .filter_map(|variant| mean_efficiency(&found, variant.name()))
+        .flat_map(|case| Variant::ALL.map(|variant| (case, variant.name())))
+        .filter_map(|(case, variant)| mean_efficiency(&found, case, variant))
         .collect();
     found.extend(means);
     found
@@ -33,8 +34,13 @@ pub fn rows(measured: &[Row]) -> Vec<Row> {
 
 /// Over the duties: at a single one, where a load is near what an OPP gives, a
 /// per cent of it decides between two frequencies.
-fn mean_efficiency(rows: &[Row], variant: &str) -> Option<Row> {
-    let of_variant = |row: &&Row| row.variant == variant && row.metric.ends_with(".efficiency");
+fn mean_efficiency(rows: &[Row], case: &str, variant: &str) -> Option<Row> {
+    let duty = format!("{case}duty");
+    let of_variant = |row: &&Row| {
+        row.variant == variant
+            && row.metric.starts_with(&duty)
+            && row.metric.ends_with(".efficiency")
+    };
     let duties: Vec<&Row> = rows.iter().filter(of_variant).collect();
     let first = duties.first()?;
     let mean = |repeat: usize| {
@@ -44,7 +50,7 @@ fn mean_efficiency(rows: &[Row], variant: &str) -> Option<Row> {
             .checked_div(u64::try_from(duties.len()).ok()?)
     };
     let values = (0..first.values.len()).map(mean).collect();
-    Some(like(first, "efficiency".to_owned(), values))
+    Some(like(first, format!("{case}efficiency"), values))
 }
 
 fn like(row: &Row, metric: String, values: Vec<Option<u64>>) -> Row {
@@ -140,6 +146,26 @@ mod tests {
         );
         assert_eq!(rows[0].metric, "duty10.efficiency");
         assert_eq!(rows[0].values, [Some(1000), Some(500), Some(0), Some(1033)]);
+    }
+
+    #[test]
+    fn duties_at_an_edge_have_a_mean_of_their_own() {
+        let mut measured = Vec::new();
+        for (duty, took) in [("duty10", 2500), ("at_edge.duty20", 1000)] {
+            for (name, us) in [("took", took), ("took_at_min", 4000), ("took_at_max", 1000)] {
+                measured.push(row("periodic", "vm", &format!("{duty}.{name}"), &[us]));
+            }
+        }
+        let rows = rows(&measured);
+        let means: Vec<_> = rows[2..]
+            .iter()
+            .map(|row| (row.metric.as_str(), row.values[0]))
+            .collect();
+        let expected = [
+            ("efficiency", Some(500)),
+            ("at_edge.efficiency", Some(1000)),
+        ];
+        assert_eq!(means, expected);
     }
 
     #[test]

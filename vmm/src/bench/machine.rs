@@ -16,6 +16,8 @@ pub struct Cluster {
     pub capacity: u16,
     /// Its lowest and highest frequency in kHz.
     pub khz: (u32, u32),
+    /// The frequencies that it has, in kHz.
+    pub opps_khz: Vec<u32>,
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
@@ -174,6 +176,7 @@ fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         }
         let power = policy.opps.iter();
         found.push(Cluster {
+            opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
             capacity: cpus
                 .cpu(first)

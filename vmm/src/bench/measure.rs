@@ -7,15 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use super::duty;
 use super::machine::{Cluster, Machine};
 use super::notes::Mark;
 use super::session::Observed;
 
 /// Before the load's first switch, what belongs to its wake-up or creation.
 const WAKE_US: u64 = 2_000;
-
-/// rt-app's period in µs.
-const PERIOD_US: u32 = 20_000;
 
 /// What can be read off a repeat. All times are in µs from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +45,7 @@ pub enum Metric {
     /// How long that work took, on average.
     Took(u32),
     /// The same at a frequency that is held, where what differs from turn to
-    /// turn is what else the machine did: the median.
+    /// turn is what else the machine did: the mean of the middle half.
     Steady(u32),
     /// Jobs, or frames on time, in 1000 s.
     Score,
@@ -88,7 +86,7 @@ impl Metric {
         let own = machine.cluster_of(start.cpu)?;
         let big = machine.big();
         let reached = |khz: u32| observed.reaches(machine, own, khz, start.us).map(from);
-        let turns = |duty| observed.of_duty("done", duty);
+        let of_duty = |name, duty| observed.of_duty(machine, name, duty);
         let on_big = || {
             let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
             places.find(|mark| big.cpus.contains(&mark.cpu))
@@ -118,9 +116,9 @@ impl Metric {
                 let last = observed.marks.last()?;
                 Some(u64::from(big.cpus.contains(&last.cpu)))
             }
-            Self::Met(duty) => per(observed.of_duty("met", duty)?, 1000, turns(duty)?),
-            Self::Took(duty) => per(observed.of_duty("took_us", duty)?, 1, turns(duty)?),
-            Self::Steady(duty) => observed.of_duty("middle_us", duty),
+            Self::Met(duty) => per(of_duty("met", duty)?, 1000, of_duty("done", duty)?),
+            Self::Took(duty) => per(of_duty("took_us", duty)?, 1, of_duty("done", duty)?),
+            Self::Steady(duty) => of_duty("middle_us", duty),
             Self::Score => {
                 let lasted_us = observed.mark("end")?.us.checked_sub(start.us)?;
                 per(observed.jobs()?, 1_000_000_000, lasted_us)
@@ -144,9 +142,11 @@ impl Observed {
         self.figures.get(name).copied()
     }
 
-    /// What rt-app noted with this duty.
-    fn of_duty(&self, name: &str, duty: u32) -> Option<u64> {
-        self.figure(&format!("{name}/{}", duty * PERIOD_US / 100))
+    /// What rt-app noted with this duty, as chosen for the machine or as it
+    /// is, whichever the scenario has.
+    fn of_duty(&self, machine: &Machine, name: &str, duty: u32) -> Option<u64> {
+        let noted = |us| self.figure(&format!("{name}/{us}"));
+        noted(duty::run_us(duty, machine.big())).or_else(|| noted(duty::plain_us(duty)))
     }
 
     /// Frames on time, else jobs done.

@@ -19,6 +19,7 @@ fn machine() -> Machine {
         cpus: vec![cpu],
         capacity,
         khz,
+        opps_khz: vec![khz.0, khz.1],
         power: vec![(khz.0, 100), (khz.1, 1000)],
         cur_freq: PathBuf::new(),
     };

@@ -12,6 +12,7 @@
 
 mod compare;
 mod derived;
+mod duty;
 mod energy;
 mod guest;
 mod hold;

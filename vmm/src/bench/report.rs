@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::BenchArgs;
 use super::derived;
+use super::duty;
 use super::machine::Machine;
 use super::perfetto::Tracks;
 use super::scenario::{Hold, Scenario};
@@ -60,6 +61,7 @@ impl Report {
             "clusters": clusters, "repeats": args.repeats,
             "path": args.path, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
+            "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),
             "version": env!("CARGO_PKG_VERSION"),
         });
         let Value::Object(conditions) = conditions else {

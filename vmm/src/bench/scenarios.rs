@@ -6,20 +6,33 @@ use super::measure::Metric;
 use super::scenario::{Hold, PLAIN, Place, Scenario};
 use super::session::Variant;
 
-/// rt-app's work in µs at full speed of each 20 ms, at five duties; and how
-/// often.
+/// rt-app's work in µs at full speed of each 20 ms, at five duties that are
+/// away from an OPP's edge; and how often.
 macro_rules! period {
     ($count:literal) => {
         concat!(
-            "pin={first} {calm} sleep=300000 mark=start rt-app=2000/20000/",
+            "pin={first} {calm} sleep=300000 mark=start rt-app={duty10}/20000/",
             $count,
-            " {calm} sleep=300000 rt-app=4000/20000/",
+            " {calm} sleep=300000 rt-app={duty20}/20000/",
             $count,
-            " {calm} sleep=300000 rt-app=8000/20000/",
+            " {calm} sleep=300000 rt-app={duty40}/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app={duty60}/20000/",
+            $count,
+            " {calm} sleep=300000 rt-app={duty80}/20000/",
+            $count,
+            " mark=end"
+        )
+    };
+}
+
+/// At 20 and 60 % as they are, where OPPs of the lab's CPUs have their edges.
+macro_rules! period_at_edge {
+    ($count:literal) => {
+        concat!(
+            "pin={first} {calm} sleep=300000 mark=start rt-app=4000/20000/",
             $count,
             " {calm} sleep=300000 rt-app=12000/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app=16000/20000/",
             $count,
             " mark=end"
         )
@@ -110,6 +123,9 @@ pub const SCENARIOS: &[Scenario] = &[
     periodic(&[period!(12)], Hold::No, 3),
     periodic(&[period!(5)], Hold::Min, 1),
     periodic(&[period!(8)], Hold::Max, 1),
+    at_edge(&[period_at_edge!(12)], Hold::No, 3),
+    at_edge(&[period_at_edge!(5)], Hold::Min, 1),
+    at_edge(&[period_at_edge!(8)], Hold::Max, 1),
     work("infer_cached", job!("weights=32", "infer=15")),
     work_at_max("infer_cached", pinned_job!("weights=32", "infer=15")),
     work("infer_small", job!("weights=1024", "infer=15")),
@@ -201,6 +217,23 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
             ]
         },
         ..PLAIN
+    }
+}
+
+const fn at_edge(steps: &'static [&'static str], hold: Hold, most: u32) -> Scenario {
+    Scenario {
+        case: "at_edge",
+        metrics: if matches!(hold, Hold::No) {
+            &[
+                Metric::Met(20),
+                Metric::Took(20),
+                Metric::Met(60),
+                Metric::Took(60),
+            ]
+        } else {
+            &[Metric::Steady(20), Metric::Steady(60)]
+        },
+        ..periodic(steps, hold, most)
     }
 }
 

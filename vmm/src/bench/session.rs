@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use super::BenchArgs;
+use super::duty::{DUTIES, run_us};
 use super::guest::{Guest, threads};
 use super::hold::Held;
 use super::machine::{Cluster, Machine};
@@ -236,10 +237,14 @@ impl<'a> Session<'a> {
             None => cpu.to_string(),
         };
         let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
-        steps
+        let steps = steps
             .replace("{first}", &number(first))
             .replace("{all}", &all.join(","))
-            .replace("{calm}", CALM)
+            .replace("{calm}", CALM);
+        DUTIES.into_iter().fold(steps, |steps, duty| {
+            let us = run_us(duty, self.machine.big()).to_string();
+            steps.replace(&format!("{{duty{duty}}}"), &us)
+        })
     }
 
     /// Brings every governor to its minimum, and lets all load decay; why
