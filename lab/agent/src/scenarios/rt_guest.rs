@@ -64,7 +64,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let rows = requests(&mut vm, big, floor)?;
     let changes = rt_changes::traced(&mut vm, &both)?;
     let refused = second_guest(cpu)?;
-    let others_refused = rt_order::others(cpu)?;
+    let others_refused = rt_order::others((beside, cpu))?;
     let occupied = rt(&["restore"], 2).is_ok();
     vm.kill()?;
     sleep(Duration::from_secs(1));

@@ -111,34 +111,34 @@ fn told(output: &Output, says: &[&str]) -> Value {
     json!({ "held": all && said.lines().count() == 1 && code == Some(2), "said": said, "code": code })
 }
 
-/// With a real-time guest on `cpu`, which `vcpufreq rt apply` has set apart: others that are pinned
-/// there, real-time or not, alone or among other pCPUs. One that isn't pinned boots beside it, and the
-/// cpuset keeps it off.
-pub fn others(cpu: u32) -> Result<Value> {
+/// With a real-time guest on pCPUs `first` to `last`, the host's last ones, which `vcpufreq rt apply`
+/// has set apart: others that are pinned there, alone or among other pCPUs. One that isn't pinned
+/// boots beside it, and the cpuset keeps it off.
+pub fn others((first, last): (u32, u32)) -> Result<Value> {
     let pinned = |pins: &str| Setup {
         pins: vec![pins.to_owned()],
         silent: true,
         ..Setup::default()
     };
     let mut cases = Vec::new();
-    for pins in [cpu.to_string(), format!("0-{cpu}")] {
+    for (pins, named) in [(last.to_string(), last), (format!("0-{last}"), first)] {
         let output = vm::command(&pinned(&pins)).output()?;
         cases.push(told(
             &output,
-            &[&format!("CPU {cpu}"), "pin it to other CPUs"],
+            &[&format!("CPU {named}"), "pin it to other CPUs"],
         ));
     }
     let mut beside = Vm::start(&pinned(""))?;
     beside.expect("@ready", BOOT)?;
     // The agent that started it keeps to one CPU: let it go wherever it may.
     let mut all = CpuSet::new();
-    for cpu in 0..=usize::try_from(cpu)? {
+    for cpu in 0..=usize::try_from(last)? {
         all.set(cpu)?;
     }
     sched_setaffinity(Pid::from_raw(beside.vcpu_tid(0)?), &all).context("letting it go")?;
     let allowed = beside.allowed(0)?;
     beside.quit()?;
-    let off = allowed == format!("0-{}", cpu - 1);
+    let off = allowed == format!("0-{}", first - 1);
     let held = off && cases.iter().all(|case| case["held"] == true);
     Ok(json!({ "held": held, "pinned_there": cases, "not_pinned_ran_on": allowed }))
 }
