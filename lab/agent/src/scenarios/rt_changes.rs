@@ -74,11 +74,10 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
         sleep(LOOK_EVERY);
         look(vm, vcpus, &mut looks)?;
     }
+    // Each takes as long as some changes do, and nobody looks meanwhile.
     for one in vcpus {
         stop_light(vm, one.vcpu)?;
     }
-    sleep(LOOK_EVERY);
-    look(vm, vcpus, &mut looks)?;
     let (seen, exits) = (trace.stop()?, exits.stop()?);
     let rows = vcpus.iter().zip(&looks);
     let rows = rows.map(|(one, looks)| of_vcpu(one, looks, base, &seen, &exits));
@@ -113,7 +112,7 @@ fn of_vcpu(
     let requests = writes.map(|write| Ok((write.time_us, u32::try_from(write.value)?)));
     let requests: Vec<(u64, u32)> = requests.collect::<Result<_>>()?;
     let dips = dips(one.policy, &requests, &seen.frequencies, LIGHT_US);
-    let (in_force, strange) = clamps(one.policy, &requests, looks);
+    let (in_force, looked_at, strange) = clamps(one.policy, &requests, looks);
     let accesses = exits.at(page..page + PAGE);
     let interrupted = exits.interrupted(&name);
     let company = Company::of(&name, one.cpu, &seen.switches);
@@ -121,7 +120,8 @@ fn of_vcpu(
     let irq_work = company.counts.get(&format!("irq_work/{}", one.cpu));
     let held = dips.none()
         && dips.from_above >= TELLING
-        && in_force == dips.changes
+        && looked_at >= TELLING
+        && in_force == looked_at
         && strange == 0
         && accesses.trapped > dips.changes as u64
         && accesses.exited == 0
@@ -130,22 +130,27 @@ fn of_vcpu(
         && lost == 0;
     Ok(json!({
         "held": held, "vcpu": one.vcpu, "frequency": dips.json(), "clamps_in_force": in_force,
-        "other_clamps": strange, "requests": accesses.trapped,
+        "clamps_looked_at": looked_at, "other_clamps": strange, "requests": accesses.trapped,
         "exits_to_userspace_by_the_bridge": accesses.exited, "exits_for_signals": interrupted,
         "runs_of_irq_work": irq_work.copied().unwrap_or(0), "strangers": company.strangers,
         "times_switched_to": company.counts, "events_lost": lost,
     }))
 }
 
-/// Changes whose clamp was the thread's before the next one came, and looks at which it was neither
-/// the old nor the new one's.
-fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, usize) {
-    let (mut in_force, mut strange) = (0, 0);
-    for (n, pair) in requests.windows(2).enumerate() {
-        let [(_, old), (from, new)] = *pair else {
+/// Changes whose clamp was the thread's before the next one came; of how many that began and ended
+/// while there were looks; and looks at which it was neither the old nor the new one's.
+fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, usize, usize) {
+    let (mut in_force, mut looked_at, mut strange) = (0, 0, 0);
+    let first = looks.first().map_or(u64::MAX, |look| look.time_us);
+    let last = looks.last().map_or(0, |look| look.time_us);
+    for changes in requests.windows(3) {
+        let [(_, old), (from, new), (next, _)] = *changes else {
             continue;
         };
-        let next = requests.get(n + 2).map_or(u64::MAX, |&(time, _)| time);
+        if from < first || next > last {
+            continue;
+        }
+        looked_at += 1;
         let within = looks
             .iter()
             .filter(|look| (from..next).contains(&look.time_us));
@@ -157,7 +162,7 @@ fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, u
             .filter(|&&clamp| clamp != old && clamp != new)
             .count();
     }
-    (in_force, strange)
+    (in_force, looked_at, strange)
 }
 
 /// The thread that carries out requests: where it may run, and where it ran. By the path `kernel` it
