@@ -39,9 +39,8 @@ pub struct CpuFacts {
     /// CPUs with the same number are one cluster. The numbers need not be
     /// contiguous: their order is kept, the nodes are numbered from 0.
     pub cluster: u32,
-    /// Whether wake-ups of this CPU matter more than what is said about its
-    /// idling: it sleeps by WFI alone, and PSCI's standby is there for no more
-    /// than a cpuidle driver.
+    /// Whether the CPU is for real-time work: its PSCI standby gets a residency
+    /// of 1 s, so that Linux waits by WFI wherever a timer is nearer.
     pub real_time: bool,
 }
 
