@@ -68,6 +68,9 @@ pub struct RunConfig {
     pub mem_mib: u64,
     /// Its vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: Vec<VcpuConfig>,
+    /// Whether the guest gets PSCI's standby as an idle state: only a
+    /// `PREEMPT_RT` kernel is better off with it ([`vcpufreq_dt::MachineFacts`]).
+    pub standby: bool,
     /// Whether the guest gets the virtual cpufreq device.
     pub bridge: bool,
     /// What a request limits: the floor alone, or the ceiling as well.
