@@ -45,7 +45,7 @@ pub fn machine(
             khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
             opp_table,
             cluster: vcpu.cluster,
-            real_time: vcpu.real_time,
+            real_time: vcpu.rt.is_some(),
         });
     }
     let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);

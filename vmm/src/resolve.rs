@@ -51,7 +51,7 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
         initrd: options.initrd.clone(),
         cmdline,
         mem_mib,
-        standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.real_time),
+        standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         bridge: !options.no_bridge.unwrap_or(false),
         clamp: clamp_mode(options.clamp),
@@ -193,7 +193,7 @@ impl<'a> Plan<'a> {
             domain: DomainId(options.domain.unwrap_or_else(|| self.domain(vcpu, &pin))),
             cluster: self.cluster(policy),
             pin: pin.0,
-            real_time: options.rt.is_some(),
+            rt: options.rt,
         })
     }
 
