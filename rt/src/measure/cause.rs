@@ -2,8 +2,9 @@
 //! What was in the way of a wake-up, from the host's trace: who ran, which interrupts, which idle
 //! state was left, which frequency was climbed from, which exits were handled.
 //!
-//! Each is told with the time that it took of the window; they overlap (on x86 a guest's exit holds
-//! the interrupt that caused it; arm64 traces the exit after that). The window is from when the wake-up was due to when it came. That of
+//! Each is told with the time that it took of the window. An interrupt's isn't the thread's that it
+//! interrupts; others overlap (on x86 a guest's exit holds the interrupt that caused it; arm64
+//! traces the exit after that). The window is from when the wake-up was due to when it came. That of
 //! a guest is known by the guest's clock, and is wider by what the two clocks may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,8 +216,18 @@ impl Open {
                     self.other = Some((to.0.clone(), now));
                 }
             }
-            What::Interrupt(name) => self.interrupt = Some((name.clone(), now)),
-            What::InterruptEnd => end(Kind::Interrupt, &mut self.interrupt),
+            What::Interrupt(name) => {
+                if let Some((thread, from)) = &self.other {
+                    tally.add(Kind::OtherThread, thread, (*from, now));
+                }
+                self.interrupt = Some((name.clone(), now));
+            }
+            What::InterruptEnd => {
+                end(Kind::Interrupt, &mut self.interrupt);
+                if let Some((_, from)) = &mut self.other {
+                    *from = now;
+                }
+            }
             What::Exit { reason, .. } => {
                 // A guest that waits for an interrupt is idle.
                 let idle = reason.starts_with("WF") || reason == "HLT";
@@ -250,8 +261,9 @@ impl Open {
     }
 
     fn close(self, now: u64, tally: &mut Tally) {
+        let running = self.other.filter(|_| self.interrupt.is_none());
         let open = [
-            (Kind::OtherThread, self.other),
+            (Kind::OtherThread, running),
             (Kind::Interrupt, self.interrupt),
             (Kind::Exit, self.exit),
         ];
@@ -311,6 +323,28 @@ mod tests {
         );
         let elsewhere = events.map(|event| Event { cpu: 6, ..event });
         assert_eq!(found(&elsewhere), []);
+    }
+
+    #[test]
+    fn an_interrupts_time_is_not_the_threads() {
+        let interrupt = |name: &str| What::Interrupt(name.to_owned());
+        let mut events = vec![
+            at(910, to("ksoftirqd/7", 20)),
+            at(920, interrupt("IPI")),
+            at(960, What::InterruptEnd),
+            at(970, interrupt("arch_timer")),
+        ];
+        let row = |kind, what: &str, us| (kind, what.to_owned(), us);
+        let thread = row(Kind::OtherThread, "ksoftirqd/7", 20);
+        let first = row(Kind::Interrupt, "IPI", 40);
+        let until_the_end = row(Kind::Interrupt, "arch_timer", 30);
+        assert_eq!(found(&events), [first.clone(), until_the_end, thread]);
+        events.push(at(975, What::InterruptEnd));
+        events.push(at(995, to("cyclictest", 30)));
+        let thread = row(Kind::OtherThread, "ksoftirqd/7", 40);
+        let timer = row(Kind::Interrupt, "arch_timer", 5);
+        let found = found(&events);
+        assert!(found.contains(&thread) && found.contains(&first) && found.contains(&timer));
     }
 
     #[test]
