@@ -74,17 +74,14 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// PSCI's standby, which KVM takes for a wait for interrupt. Without an idle
-    /// state there is no cpuidle driver, and Linux 7.2 keeps the tick on the
-    /// first entry to idle (`cpuidle_idle_call`): an RT kernel, where each tick
-    /// wakes a thread, then never counts as idle, and schedutil never asks for
-    /// less (`sugov_hold_freq`). The times are plausible for a VM: two exits.
-    ///
-    /// A real-time CPU does without it wherever a timer is nearer than its
-    /// residency (`menu_select`), and waits by WFI: on the way into an idle state
-    /// and back Linux sends the GICv3's redistributor to sleep and wakes it
-    /// (`gic_cpu_pm_notifier`), and each of these accesses is an exit.
-    fn idle_states(&self) -> Node {
+    /// PSCI's standby, which KVM takes for a wait for interrupt, where the machine
+    /// has it. The times are plausible for a VM: two exits. A real-time CPU does
+    /// without wherever a timer is nearer than its residency (`menu_select`), and
+    /// waits by WFI.
+    fn idle_states(&self) -> Option<Node> {
+        if !self.machine.facts().standby {
+            return None;
+        }
         let state = |real_time: bool| {
             let (name, residency_us) = match real_time {
                 false => ("cpu-standby", 20),
@@ -100,9 +97,10 @@ impl<'a> Nodes<'a> {
         };
         let cpus = &self.machine.facts().cpus;
         let has = |real_time: &bool| cpus.iter().any(|cpu| cpu.real_time == *real_time);
-        Node::new("idle-states")
+        let states = Node::new("idle-states")
             .with("entry-method", Value::Text("psci"))
-            .children([false, true].into_iter().filter(has).map(state))
+            .children([false, true].into_iter().filter(has).map(state));
+        Some(states)
     }
 
     fn cpus(&self) -> Node {
@@ -110,7 +108,8 @@ impl<'a> Nodes<'a> {
         Node::new("cpus")
             .with("#address-cells", Value::Number(2))
             .with("#size-cells", Value::Number(0))
-            .children([self.cpu_map(), self.idle_states()])
+            .children([self.cpu_map()])
+            .children(self.idle_states())
             .children((0..cpus.len()).map(|index| self.cpu(index, &cpus[index])))
     }
 
@@ -136,16 +135,15 @@ impl<'a> Nodes<'a> {
         let coefficient = table
             .and_then(|table| power::coefficient(&self.machine.facts().opp_tables[table]))
             .map(Value::Number);
+        let standby = self.machine.facts().standby;
+        let standby = standby.then(|| Value::Reference(self.standby_target(cpu.real_time)));
         Node::new(format!("cpu@{:x}", cpu.reg))
             .target(self.cpu_target(index))
             .with("device_type", Value::Text("cpu"))
             .with("compatible", Value::Text("arm,armv8"))
             .with("reg", Value::Addresses(vec![cpu.reg]))
             .with("enable-method", Value::Text("psci"))
-            .with(
-                "cpu-idle-states",
-                Value::Reference(self.standby_target(cpu.real_time)),
-            )
+            .with_some("cpu-idle-states", standby)
             .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
             .with_some(
                 "operating-points-v2",

@@ -15,6 +15,17 @@ pub struct MachineFacts {
     pub cpus: Vec<CpuFacts>,
     /// OPP tables that [`CpuFacts::opp_table`] refers to by index.
     pub opp_tables: Vec<OppTable>,
+    /// Whether the CPUs get PSCI's standby as an idle state, and with it Linux a
+    /// cpuidle driver; true where the kernel isn't known.
+    ///
+    /// A `PREEMPT_RT` kernel needs one: without, Linux 7.2 and later keep the tick
+    /// on the first entry to idle (`cpuidle_idle_call`), each tick wakes a thread
+    /// of such a kernel, so that it never counts as idle, and schedutil never
+    /// asks for less (`sugov_hold_freq`). Any other kernel is better off without:
+    /// on the way into an idle state and back Linux sends the GICv3's
+    /// redistributor to sleep and wakes it (`gic_cpu_pm_notifier`), by eight
+    /// accesses which each are an exit.
+    pub standby: bool,
     /// The virtual cpufreq device's registers; `None` leaves its node out.
     pub cpufreq: Option<CpufreqRegion>,
 }
@@ -39,8 +50,9 @@ pub struct CpuFacts {
     /// CPUs with the same number are one cluster. The numbers need not be
     /// contiguous: their order is kept, the nodes are numbered from 0.
     pub cluster: u32,
-    /// Whether the CPU is for real-time work: its PSCI standby gets a residency
-    /// of 1 s, so that Linux waits by WFI wherever a timer is nearer.
+    /// Whether the CPU is for real-time work: its [standby](MachineFacts::standby)
+    /// gets a residency of 1 s, so that Linux waits by WFI wherever a timer is
+    /// nearer.
     pub real_time: bool,
 }
 

@@ -27,6 +27,7 @@
 //!         opps: vec![opp(600_000, 600_000, 45_000), opp(1_800_000, 900_000, 305_000)],
 //!         shared: true,
 //!     }],
+//!     standby: true,
 //!     cpufreq: Some(CpufreqRegion { base: 0x0b00_0000, size: 0x1_0000 }),
 //! })?;
 //! assert_eq!(machine.guest_capacities(), [329, 1024]);

@@ -11,7 +11,7 @@ use thiserror::Error;
 use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
-use crate::{path::PathChoice, rt_config::RtConfig};
+use crate::{path::PathChoice, rt_config::RtConfig, rt_options::RtPolicy};
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;
@@ -51,8 +51,14 @@ pub struct VcpuConfig {
     pub domain: DomainId,
     /// Its cluster in the guest's `cpu-map`, counted from 0.
     pub cluster: u32,
-    /// Whether its thread is a real-time one.
-    pub real_time: bool,
+    /// How its thread is scheduled, if it is a real-time one.
+    pub rt: Option<RtPolicy>,
+}
+
+/// The pCPUs of the real-time ones among these.
+pub fn rt_pcpus(vcpus: &[VcpuConfig]) -> Vec<u32> {
+    let rt = vcpus.iter().filter(|vcpu| vcpu.rt.is_some());
+    rt.flat_map(|vcpu| vcpu.pin.clone()).collect()
 }
 
 /// A virtual machine, checked.
@@ -68,6 +74,9 @@ pub struct RunConfig {
     pub mem_mib: u64,
     /// Its vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: Vec<VcpuConfig>,
+    /// Whether the guest gets PSCI's standby as an idle state: only a
+    /// `PREEMPT_RT` kernel is better off with it ([`vcpufreq_dt::MachineFacts`]).
+    pub standby: bool,
     /// Whether the guest gets the virtual cpufreq device.
     pub bridge: bool,
     /// What a request limits: the floor alone, or the ceiling as well.

@@ -25,7 +25,9 @@ pub fn dt(args: &DtArgs, root: &HostTree) -> anyhow::Result<Vec<u8>> {
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count)?;
     let base = (!options.no_bridge.unwrap_or(false)).then_some(args.base);
-    let machine = guest_topology::machine(&vcpus, base)
+    // Which kernel will read it isn't known.
+    let standby = true;
+    let machine = guest_topology::machine(&vcpus, base, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
     Ok(match args.format {
         DtFormat::Dts => vcpufreq_dt::dts(&machine).into_bytes(),

@@ -12,14 +12,19 @@ use crate::{config::VcpuConfig, vm::layout};
 /// multiply capacities by a frequency: the same for all keeps their ratio.
 const SAME_FOR_ALL_KHZ: u32 = 1_000_000;
 
-/// The guest's CPUs, with the cpufreq registers at `base` if there are any.
+/// The guest's CPUs, with the cpufreq registers at `base` if there are any, and
+/// with PSCI's standby if `standby`.
 ///
 /// A domain has one OPP table, which its vCPUs share; a table of one entry is
 /// none, and neither is there one without the bridge.
 ///
 /// # Errors
 /// What the device tree can't say of these vCPUs.
-pub fn machine(vcpus: &[VcpuConfig], base: Option<u64>) -> Result<Machine, FactsError> {
+pub fn machine(
+    vcpus: &[VcpuConfig],
+    base: Option<u64>,
+    standby: bool,
+) -> Result<Machine, FactsError> {
     let mut tables = Vec::new();
     let mut table_of: BTreeMap<DomainId, usize> = BTreeMap::new();
     let mut cpus = Vec::new();
@@ -40,7 +45,7 @@ pub fn machine(vcpus: &[VcpuConfig], base: Option<u64>) -> Result<Machine, Facts
             khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
             opp_table,
             cluster: vcpu.cluster,
-            real_time: vcpu.real_time,
+            real_time: vcpu.rt.is_some(),
         });
     }
     let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
@@ -48,6 +53,7 @@ pub fn machine(vcpus: &[VcpuConfig], base: Option<u64>) -> Result<Machine, Facts
     Machine::try_from(MachineFacts {
         cpus,
         opp_tables: tables,
+        standby,
         cpufreq: base.map(|base| CpufreqRegion { base, size }),
     })
 }
@@ -71,7 +77,7 @@ mod tests {
 
     #[test]
     fn vcpus_of_one_domain_share_a_table() {
-        let machine = machine(&vcpus(VCPUS), Some(0x0a00_0000)).unwrap();
+        let machine = machine(&vcpus(VCPUS), Some(0x0a00_0000), false).unwrap();
         let facts = machine.facts();
         let tables: Vec<_> = facts.cpus.iter().map(|cpu| cpu.opp_table).collect();
         assert_eq!(tables, [Some(0), Some(1), Some(1)]);
@@ -81,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_real_time_vcpu_is_a_real_time_cpu() {
-        let machine = machine(&vcpus(&format!("{VCPUS}\nrt = 'fifo:1'")), None).unwrap();
+        let machine = machine(&vcpus(&format!("{VCPUS}\nrt = 'fifo:1'")), None, true).unwrap();
         let real_time: Vec<_> = machine
             .facts()
             .cpus
@@ -93,14 +99,19 @@ mod tests {
 
     #[test]
     fn a_table_of_one_entry_is_none() {
-        let machine = machine(&vcpus("[vcpu.0]\ntable = [5]\ncapacity = 1024"), Some(0)).unwrap();
+        let machine = machine(
+            &vcpus("[vcpu.0]\ntable = [5]\ncapacity = 1024"),
+            Some(0),
+            false,
+        )
+        .unwrap();
         assert!(machine.facts().opp_tables.is_empty());
         assert_eq!(machine.facts().cpus[0].khz_max, 5);
     }
 
     #[test]
     fn without_the_bridge_capacities_keep_their_ratio() {
-        let machine = machine(&vcpus(VCPUS), None).unwrap();
+        let machine = machine(&vcpus(VCPUS), None, true).unwrap();
         let [little, big, _] = machine.capacity_dmips_mhz()[..] else {
             panic!()
         };

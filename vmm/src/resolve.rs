@@ -39,16 +39,19 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
     let cmdline = cmdline.unwrap_or_else(|| config::DEFAULT_CMDLINE.to_owned());
     let mem_mib = options.mem.map_or(config::DEFAULT_MEM_MIB, |mem| mem.0);
     image::check_cmdline(&cmdline)?;
-    let image = Kernel::open(&kernel)?;
+    let mut image = Kernel::open(&kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
     Placement::new(&image, initrd.as_ref(), mem_mib)?;
     let vcpus = vcpus(options, host, count)?;
+    // A kernel without a banner may be any.
+    let preempt_rt = image.preempt_rt()?.unwrap_or(true);
     Ok(RunConfig {
         rt: RtConfig::new(options, &vcpus, mem_mib, &host.online())?,
         kernel,
         initrd: options.initrd.clone(),
         cmdline,
         mem_mib,
+        standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         bridge: !options.no_bridge.unwrap_or(false),
         clamp: clamp_mode(options.clamp),
@@ -190,7 +193,7 @@ impl<'a> Plan<'a> {
             domain: DomainId(options.domain.unwrap_or_else(|| self.domain(vcpu, &pin))),
             cluster: self.cluster(policy),
             pin: pin.0,
-            real_time: options.rt.is_some(),
+            rt: options.rt,
         })
     }
 

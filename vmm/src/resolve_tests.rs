@@ -3,7 +3,10 @@
 //! the host say; each broken rule is refused with its values.
 
 use super::*;
-use crate::fake_host::FakeHost;
+use crate::{
+    fake_host::FakeHost,
+    vm::image_header::tests::{FILE_LEN, image},
+};
 
 fn options(toml: &str) -> RunOptions {
     RunOptions::from_toml(toml).unwrap()
@@ -172,4 +175,25 @@ fn without_cpufreq_only_the_bridge_needs_a_table() {
     assert!(bare[0].opps.is_empty());
     let own = vcpus(&options("[vcpu.0]\ntable = [5]"), &host, 1).unwrap();
     assert_eq!(khz(&own[0]), [5]);
+}
+
+#[test]
+fn standby_is_for_kernels_that_need_it() {
+    let standby = |banner: &str, more: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut bytes = image(0x10000);
+        bytes.extend_from_slice(banner.as_bytes());
+        std::fs::write(file.path(), bytes).unwrap();
+        file.as_file().set_len(FILE_LEN).unwrap();
+        let kernel = file.path().display();
+        let toml = format!("kernel = '{kernel}'\n{MIRRORED}cpus = 2\n{more}");
+        let host = HostCpus::read(&FakeHost::two_plus_two().root());
+        run_config(&options(&toml), &host).unwrap().standby
+    };
+    let banner = |kind: &str| format!("Linux version 7.3.4 (a@b) #1 SMP {kind} Debian\n");
+    assert!(!standby(&banner("PREEMPT"), ""));
+    assert!(standby(&banner("PREEMPT_RT"), ""));
+    assert!(standby("", ""), "any kernel");
+    let rt = "[vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\nrt = 'fifo:1'";
+    assert!(standby(&banner("PREEMPT"), rt), "a real-time vCPU");
 }

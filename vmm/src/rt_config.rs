@@ -8,14 +8,12 @@ use crate::{
     config::VcpuConfig,
     options::RunOptions,
     parse::CpuList,
-    rt_options::{PageSize, ResumeLatency, RtPolicy},
+    rt_options::{PageSize, ResumeLatency},
 };
 
 /// What is wanted, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RtConfig {
-    /// How each vCPU is scheduled; `None` for those that are not real-time.
-    pub policies: Vec<Option<RtPolicy>>,
     /// A lower bound for each vCPU's requests.
     pub floors: Vec<Util>,
     /// The wake-up latency of the real-time vCPUs' pCPUs.
@@ -87,21 +85,17 @@ impl RtConfig {
         mem_mib: u64,
         online: &CpuList,
     ) -> Result<Self, RtError> {
-        let of = |vcpu: usize| {
-            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
-            options.vcpus.get(&number)
-        };
-        let policies: Vec<_> = (0..vcpus.len()).map(|vcpu| of(vcpu)?.rt).collect();
-        check_pins(&policies, vcpus, online)?;
+        check_pins(vcpus, online)?;
         let mut floors = Vec::new();
         for (vcpu, config) in vcpus.iter().enumerate() {
-            let khz = of(vcpu).and_then(|options| options.floor);
+            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
+            let khz = options.vcpus.get(&number).and_then(|of| of.floor);
             floors.push(khz.map_or(Ok(Util::ZERO), |khz| floor(vcpu, config, khz))?);
         }
         if options.no_bridge == Some(true) && floors.iter().any(|floor| *floor > Util::ZERO) {
             return Err(RtError::FloorWithoutBridge);
         }
-        if options.resume_latency_us.is_some() && policies.iter().all(Option::is_none) {
+        if options.resume_latency_us.is_some() && vcpus.iter().all(|vcpu| vcpu.rt.is_none()) {
             return Err(RtError::NoRtVcpu);
         }
         let pages = options.hugepages.unwrap_or_default();
@@ -110,23 +104,10 @@ impl RtConfig {
             return Err(RtError::OddMemory { mem_mib, page_mib });
         }
         Ok(Self {
-            policies,
             floors,
             resume_latency: options.resume_latency_us,
             pages,
         })
-    }
-
-    /// Whether a vCPU is real-time.
-    pub fn has_rt(&self) -> bool {
-        self.policies.iter().any(Option::is_some)
-    }
-
-    /// The pCPUs of the real-time ones among `vcpus`.
-    pub fn pcpus(&self, vcpus: &[VcpuConfig]) -> Vec<u32> {
-        let pairs = vcpus.iter().zip(&self.policies);
-        let rt = pairs.filter(|(_, policy)| policy.is_some());
-        rt.flat_map(|(vcpu, _)| vcpu.pin.clone()).collect()
     }
 
     /// Whether a clamp has a lower bound.
@@ -145,14 +126,10 @@ fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> Result<Util, RtError> {
     Ok(Util::saturating(util / u128::from(max_khz.max(1))))
 }
 
-fn check_pins(
-    policies: &[Option<RtPolicy>],
-    vcpus: &[VcpuConfig],
-    online: &CpuList,
-) -> Result<(), RtError> {
-    let is_rt = |vcpu: usize| policies.get(vcpu).is_some_and(Option::is_some);
+fn check_pins(vcpus: &[VcpuConfig], online: &CpuList) -> Result<(), RtError> {
     let mut taken = Vec::new();
-    for (first, config) in vcpus.iter().enumerate().filter(|(vcpu, _)| is_rt(*vcpu)) {
+    let rt = vcpus.iter().enumerate();
+    for (first, config) in rt.filter(|(_, config)| config.rt.is_some()) {
         let &[pcpu] = config.pin.as_slice() else {
             return Err(RtError::NotPinned(first));
         };
@@ -164,7 +141,7 @@ fn check_pins(
                     second,
                 });
             }
-            if other.domain == config.domain && !is_rt(second) {
+            if other.domain == config.domain && other.rt.is_none() {
                 return Err(RtError::MixedDomain(config.domain));
             }
         }

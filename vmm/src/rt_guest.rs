@@ -18,7 +18,7 @@ use vcpufreq_device::{
 use vcpufreq_rt::Record;
 
 use crate::{
-    config::{RunConfig, VcpuConfig},
+    config::{RunConfig, VcpuConfig, rt_pcpus},
     facts::HostTree,
     parse::CpuList,
     rt_config::RtConfig,
@@ -33,7 +33,10 @@ use crate::{
 #[derive(Debug)]
 pub struct RtGuest {
     config: RtConfig,
+    /// How each vCPU is scheduled, and its domain.
+    policies: Vec<Option<RtPolicy>>,
     domains: Vec<DomainId>,
+    /// The real-time vCPUs'.
     cpus: Vec<u32>,
     partition: Option<PartitionGroups>,
     /// The profile that was applied for these CPUs and makes no partition.
@@ -63,13 +66,9 @@ impl RtGuest {
         applied: Option<&Record>,
     ) -> anyhow::Result<Self> {
         if let Some(record) = applied {
-            check_others(&config.vcpus, &config.rt, record)?;
+            check_others(&config.vcpus, record)?;
         }
-        let pairs = config.vcpus.iter().zip(&config.rt.policies);
-        let rt: Vec<_> = pairs
-            .filter_map(|(vcpu, policy)| policy.map(|_| vcpu))
-            .collect();
-        let cpus = config.rt.pcpus(&config.vcpus);
+        let cpus = rt_pcpus(&config.vcpus);
         let (top, without_cpuset) = match applied_for(&cpus, host, applied)? {
             Applied::Nothing => (None, None),
             Applied::WithoutCpuset(profile) => (None, Some(profile)),
@@ -77,12 +76,14 @@ impl RtGuest {
         };
         let partition = top
             .map(|top| {
-                let domains = rt.iter().map(|vcpu| vcpu.domain).collect();
+                let rt = config.vcpus.iter().filter(|vcpu| vcpu.rt.is_some());
+                let domains = rt.map(|vcpu| vcpu.domain).collect();
                 PartitionGroups::here(&HostRoot::default(), top, process::id(), domains)
             })
             .transpose()?;
         Ok(Self {
             config: config.rt.clone(),
+            policies: config.vcpus.iter().map(|vcpu| vcpu.rt).collect(),
             domains: config.vcpus.iter().map(|vcpu| vcpu.domain).collect(),
             cpus,
             partition,
@@ -123,7 +124,7 @@ impl RtGuest {
 
     /// What [`Self::begin`] will change.
     pub fn traces(&self, host: &HostTree) -> Option<RtTraces> {
-        if !self.config.has_rt() {
+        if self.cpus.is_empty() {
             return None;
         }
         let bounds = self
@@ -150,7 +151,7 @@ impl RtGuest {
     /// # Errors
     /// What the host refused.
     pub fn begin(&self, host: &HostTree) -> anyhow::Result<()> {
-        if !self.config.has_rt() {
+        if self.cpus.is_empty() {
             return Ok(());
         }
         if let Some(groups) = &self.partition {
@@ -190,17 +191,17 @@ impl RtGuest {
 
     /// `inner`, and before it what each real-time thread needs.
     pub fn hooks(self, inner: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
-        match self.config.has_rt() {
-            true => Arc::new(RtHooks { rt: self, inner }),
-            false => inner,
+        match self.cpus.is_empty() {
+            true => inner,
+            false => Arc::new(RtHooks { rt: self, inner }),
         }
     }
 }
 
 /// Whether no vCPU but real-time ones is pinned to CPUs that were given to real-time guests.
-fn check_others(vcpus: &[VcpuConfig], rt: &RtConfig, record: &Record) -> anyhow::Result<()> {
-    let pairs = vcpus.iter().zip(&rt.policies).enumerate();
-    for (vcpu, (of, _)) in pairs.filter(|(_, (_, policy))| policy.is_none()) {
+fn check_others(vcpus: &[VcpuConfig], record: &Record) -> anyhow::Result<()> {
+    let others = vcpus.iter().enumerate();
+    for (vcpu, of) in others.filter(|(_, of)| of.rt.is_none()) {
         for cpu in &of.pin {
             let mut guests = record.partition.guests.iter();
             if let Some(guest) = guests.find(|guest| guest.cpus.contains(*cpu)) {
@@ -260,7 +261,7 @@ struct RtHooks {
 
 impl RtHooks {
     fn policy(&self, vcpu: VcpuId) -> Option<RtPolicy> {
-        self.rt.config.policies.get(vcpu.index()).copied().flatten()
+        self.rt.policies.get(vcpu.index()).copied().flatten()
     }
 }
 

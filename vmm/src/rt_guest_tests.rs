@@ -44,7 +44,7 @@ fn applied(guests: &[(&str, &str)]) -> Record {
 fn pcpus_of_real_time_vcpus_alone() {
     let toml =
         "cpus=3\n[vcpu.0]\npin='0-1'\n[vcpu.1]\npin=3\nrt='fifo:1'\n[vcpu.2]\npin=2\nrt='rr:1'";
-    let pcpus = |toml| parts(toml, 512).map(|(vcpus, rt)| rt.pcpus(&vcpus));
+    let pcpus = |toml| parts(toml, 512).map(|(vcpus, _)| rt_pcpus(&vcpus));
     assert_eq!(pcpus(toml).unwrap(), [3, 2]);
     assert!(pcpus("cpus=1").unwrap().is_empty());
 }
@@ -65,8 +65,8 @@ fn a_cpu_that_was_given_to_real_time_guests_is_for_real_time_vcpus() {
         ),
         ("cpus=2", None),
     ] {
-        let (vcpus, rt) = parts(toml, 512).unwrap();
-        let refused = check_others(&vcpus, &rt, &record).err();
+        let (vcpus, _) = parts(toml, 512).unwrap();
+        let refused = check_others(&vcpus, &record).err();
         let line = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(line.contains(said.unwrap_or_default()), "{toml}: {line}");
         assert_eq!(line.is_empty(), said.is_none(), "{toml}: {line}");
@@ -107,10 +107,10 @@ fn what_is_wrong_is_said() {
 #[test]
 fn a_floor_is_a_clamp_as_a_request_would_be() {
     let toml = "cpus=2\n[vcpu.0]\npin=3\nfloor=1400000\nrt='fifo:1'\n[vcpu.1]\npin=0";
-    let rt = config(toml, 512).unwrap();
+    let (vcpus, rt) = parts(toml, 512).unwrap();
     let floors: Vec<u16> = rt.floors.iter().map(|floor| floor.get()).collect();
     assert_eq!(floors, [512, 0]);
-    assert_eq!(rt.policies, [Some(RtPolicy::Fifo(1)), None]);
+    assert_eq!([vcpus[0].rt, vcpus[1].rt], [Some(RtPolicy::Fifo(1)), None]);
 }
 
 #[test]
@@ -137,6 +137,7 @@ fn a_refused_deadline_says_what_the_kernel_asks_for() {
 fn what_was_applied_is_not_asked_for_again() {
     let guest = |without_cpuset: Option<&str>| RtGuest {
         config: RtConfig::default(),
+        policies: Vec::new(),
         domains: Vec::new(),
         cpus: vec![3],
         partition: None,
@@ -198,8 +199,10 @@ impl Hooks for Heard {
 #[test]
 fn the_bridge_hears_of_every_moment() {
     let toml = "cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0";
+    let (vcpus, config) = parts(toml, 512).unwrap();
     let rt = RtGuest {
-        config: config(toml, 512).unwrap(),
+        config,
+        policies: vcpus.iter().map(|vcpu| vcpu.rt).collect(),
         domains: vec![DomainId(0), DomainId(1)],
         cpus: vec![3],
         partition: None,

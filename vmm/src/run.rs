@@ -245,7 +245,7 @@ fn run_guest(
     observer: &Arc<Observer>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
     let base = config.bridge.then_some(layout::CPUFREQ_BASE);
-    let machine = guest_topology::machine(&config.vcpus, base)
+    let machine = guest_topology::machine(&config.vcpus, base, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
         .map(|offer| {

@@ -3,6 +3,8 @@
 //! Promises: each fact is in the tree, where Linux looks for it; the nodes
 //! can be written into another tree with phandles of the caller's choice.
 
+use std::collections::BTreeMap;
+
 use vcpufreq_dt::vm_fdt::{Error, FdtWriter};
 use vcpufreq_dt::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 
@@ -41,6 +43,22 @@ fn affinity_fields_are_in_the_name_and_the_reg() {
     let tree = tree(largest());
     let cpu = &tree["/cpus/cpu@100000f0f"];
     assert_eq!(cpu["reg"], [0, 0, 0, 1, 0, 0, 0x0f, 0x0f]);
+}
+
+#[test]
+fn standby_is_there_only_where_it_is_wanted() {
+    for standby in [true, false] {
+        let facts = vcpufreq_dt::MachineFacts {
+            standby,
+            ..little_big()
+        };
+        let tree = tree(facts);
+        let has = |(path, node): (&String, &BTreeMap<String, Vec<u8>>)| {
+            path.contains("standby") || node.contains_key("cpu-idle-states")
+        };
+        assert_eq!(tree.iter().any(has), standby);
+        assert_eq!(tree.contains_key("/cpus/idle-states"), standby);
+    }
 }
 
 #[test]

@@ -42,6 +42,7 @@ pub fn cpus(perf: &[(u16, u32)]) -> MachineFacts {
         });
     MachineFacts {
         cpus: cpus.collect(),
+        standby: true,
         ..MachineFacts::default()
     }
 }
@@ -73,8 +74,8 @@ pub fn little_big() -> MachineFacts {
     facts
 }
 
-/// 4 silver, 3 gold, 1 prime: three tables with nothing but frequencies, and
-/// CPUs that change theirs alone.
+/// 4 silver, 3 gold, 1 prime: three tables with nothing but frequencies, CPUs
+/// that change theirs alone, no idle state.
 pub fn three_kinds() -> MachineFacts {
     let kinds: [(usize, u16, &[u32]); 3] = [
         (4, 347, &[300_000, 1_113_600, 1_900_800]),

@@ -2,11 +2,17 @@
 //! The promises of host tuning, on directory trees that stand for hosts.
 
 #[cfg(test)]
+mod cmdline;
+#[cfg(test)]
 mod coupled;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod findings;
+#[cfg(test)]
+mod governors;
 #[cfg(test)]
 mod guests;
 #[cfg(test)]

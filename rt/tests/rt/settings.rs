@@ -2,21 +2,21 @@
 //! Promise of each setting: which files it changes to what on this host, what it says where the
 //! host lacks them or hides them, and when it counts as effective.
 
-use vcpufreq_rt::{Effect, Finding, Look, Partition, Plan, Profile, check, plan};
+use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
     partition::guest,
 };
 
-struct Case<'a> {
-    host: &'a FakeKernel,
-    profile: Profile,
-    partition: Partition,
+pub struct Case<'a> {
+    pub host: &'a FakeKernel,
+    pub profile: Profile,
+    pub partition: Partition,
 }
 
 /// One guest on CPU 3, and these settings.
-fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
+pub fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
     let profile = Profile::parse("test", &format!("[settings]\n{settings}")).unwrap();
     let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
     Case {
@@ -27,12 +27,12 @@ fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
 }
 
 impl Case<'_> {
-    fn plan(&self) -> Plan {
+    pub fn plan(&self) -> Plan {
         plan(self.host, &self.partition, &self.profile)
     }
 
     /// `NAME now → want` of each change.
-    fn changes(&self) -> Vec<String> {
+    pub fn changes(&self) -> Vec<String> {
         let plan = self.plan();
         let lines = plan.changes().map(|(_, change)| {
             let now = change.now.as_deref().unwrap_or("-");
@@ -43,7 +43,7 @@ impl Case<'_> {
     }
 
     /// Puts the plan into force, then asks whether `name` is effective.
-    fn effect(&self, name: &str) -> Effect {
+    pub fn effect(&self, name: &str) -> Effect {
         let checked = check(self.host, &self.plan(), &self.profile);
         let one = checked.into_iter().find(|one| one.name == name);
         let one = one.unwrap_or_else(|| panic!("no {name}"));
@@ -52,7 +52,7 @@ impl Case<'_> {
     }
 }
 
-fn is_not(effect: &Effect, said: &str) -> bool {
+pub fn is_not(effect: &Effect, said: &str) -> bool {
     matches!(effect, Effect::Not(why) if why.contains(said))
 }
 
@@ -220,199 +220,6 @@ fn irqbalance_has_to_be_told() {
     assert!(
         has_to("IRQBALANCE_BANNED_CPULIST=2\0"),
         "what it is told wins"
-    );
-}
-
-#[test]
-fn a_governor_takes_its_tunables_along() {
-    let host = FakeKernel::four();
-    let case = case(&host, "governor = 'performance'");
-    let dir = format!("{CPU}/cpufreq/policy2");
-    assert_eq!(
-        case.changes(),
-        [
-            format!("{dir}/schedutil/rate_limit_us 2000 → kept"),
-            format!("{dir}/scaling_governor schedutil → performance"),
-        ]
-    );
-    host.put(&format!("{dir}/scaling_governor"), "performance");
-    assert!(is_not(&case.effect("governor"), "600000 of 2800000"));
-    host.put(&format!("{dir}/scaling_cur_freq"), "2800000");
-    assert_eq!(case.effect("governor"), Effect::Effective);
-}
-
-/// Driver, governor, the policy's other files; what is said against it, if anything is.
-type Governed = (
-    &'static str,
-    &'static str,
-    &'static [(&'static str, &'static str)],
-    Option<&'static str>,
-);
-
-const HWP: &str = "energy_performance_preference";
-
-const GOVERNED: &[Governed] = &[
-    (
-        "scmi",
-        "performance",
-        &[("scaling_cur_freq", "2800000")],
-        None,
-    ),
-    // Measured, on x86.
-    (
-        "acpi-cpufreq",
-        "performance",
-        &[("scaling_cur_freq", "2799124")],
-        None,
-    ),
-    (
-        "acpi-cpufreq",
-        "performance",
-        &[("scaling_cur_freq", "3400000")],
-        None,
-    ),
-    (
-        "amd-pstate",
-        "performance",
-        &[("scaling_cur_freq", "1400000")],
-        Some("1400000 of 2800000"),
-    ),
-    (
-        "scmi",
-        "performance",
-        &[("scaling_cur_freq", "<unknown>")],
-        Some("doesn't tell"),
-    ),
-    // Asleep, it shows what was last.
-    (
-        "intel_pstate",
-        "performance",
-        &[(HWP, "performance"), ("scaling_cur_freq", "800000")],
-        None,
-    ),
-    (
-        "amd-pstate-epp",
-        "performance",
-        &[(HWP, "balance_power")],
-        Some("'balance_power'"),
-    ),
-    // Without hardware-managed states, as in a Xeon E5 v3.
-    (
-        "intel_pstate",
-        "performance",
-        &[("scaling_cur_freq", "1200000")],
-        None,
-    ),
-    ("scmi", "powersave", &[("scaling_cur_freq", "600000")], None),
-    (
-        "scmi",
-        "powersave",
-        &[("scaling_cur_freq", "1000000")],
-        Some("1000000"),
-    ),
-    ("intel_pstate", "powersave", &[], Some("follows the load")),
-    (
-        "scmi",
-        "userspace",
-        &[
-            ("scaling_setspeed", "1000000"),
-            ("scaling_cur_freq", "1000000"),
-        ],
-        None,
-    ),
-    (
-        "scmi",
-        "userspace",
-        &[
-            ("scaling_setspeed", "1000000"),
-            ("scaling_cur_freq", "2000000"),
-        ],
-        Some("2000000"),
-    ),
-    ("scmi", "schedutil", &[], None),
-    ("scmi", "conservative", &[], Some("follows the load")),
-    ("scmi", "ondemand", &[], Some("follows the load")),
-];
-
-#[test]
-fn each_governor_is_looked_at() {
-    for (driver, governor, files, said) in GOVERNED.iter().copied() {
-        let host = FakeKernel::four();
-        let dir = format!("{CPU}/cpufreq/policy2");
-        host.put(&format!("{dir}/scaling_driver"), driver);
-        host.put(&format!("{dir}/scaling_governor"), governor);
-        for (name, text) in files {
-            host.put(&format!("{dir}/{name}"), text);
-        }
-        let effect = case(&host, &format!("governor = '{governor}'")).effect("governor");
-        let why = match &effect {
-            Effect::Effective => "",
-            Effect::Not(why) | Effect::Unseen(why) => why,
-        };
-        assert_eq!(why.is_empty(), said.is_none(), "{driver} {governor}: {why}");
-        assert!(
-            why.contains(said.unwrap_or_default()),
-            "{driver} {governor}: {why}"
-        );
-    }
-}
-
-#[test]
-fn schedutil_without_uclamp_heeds_nobody() {
-    let host = FakeKernel::four();
-    let case = case(&host, "governor = 'schedutil'");
-    assert_eq!(case.effect("governor"), Effect::Effective);
-    host.remove("/proc/sys/kernel/sched_util_clamp_min");
-    assert!(is_not(&case.effect("governor"), "CONFIG_UCLAMP_TASK"));
-}
-
-#[test]
-fn a_policy_that_cannot_have_the_governor_is_a_finding_only() {
-    let host = FakeKernel::four();
-    let dir = |policy: u32| format!("{CPU}/cpufreq/policy{policy}");
-    for name in ["scaling_governor", "scaling_available_governors"] {
-        host.put(&format!("{}/{name}", dir(0)), "ondemand");
-    }
-    host.put(&format!("{}/scaling_governor", dir(2)), "performance");
-    host.put(&format!("{}/scaling_cur_freq", dir(2)), "2800000");
-    let both = Case {
-        partition: Partition::new(&host, vec![guest("plc", "1,3")], None, None).unwrap(),
-        ..case(&host, "governor = 'performance'")
-    };
-    assert_eq!(both.effect("governor"), Effect::Effective);
-    let of_0 =
-        |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("policy0"));
-    assert!(both.plan().findings.iter().any(of_0));
-}
-
-#[test]
-fn a_governor_that_is_not_there_is_said() {
-    let host = FakeKernel::four();
-    let plan = case(&host, "governor = 'conservative'").plan();
-    assert_eq!(plan.changes().count(), 0);
-    let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("cpufreq_conservative"));
-    assert!(plan.findings.iter().any(said));
-}
-
-#[test]
-fn turbo_by_either_switch() {
-    let host = FakeKernel::four();
-    let case = case(&host, "turbo = false");
-    assert_eq!(case.plan().absent.len(), 1);
-    host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    let dir = format!("{CPU}/cpufreq");
-    assert_eq!(
-        case.changes(),
-        [
-            format!("{dir}/policy0/scaling_max_freq 1800000 → kept"),
-            format!("{dir}/policy2/scaling_max_freq 2800000 → kept"),
-            format!("{dir}/boost 1 → 0"),
-        ]
-    );
-    host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
-    assert_eq!(
-        case.changes(),
-        [format!("{CPU}/intel_pstate/no_turbo 0 → 1")]
     );
 }
 
@@ -613,254 +420,6 @@ fn cache_ways_are_divided() {
         ]
     );
     assert!(of(20).changes().is_empty(), "something is left for others");
-}
-
-#[test]
-fn words_that_the_kernel_ignored_are_told() {
-    let words = "cmdline = ['nohz_full={rt}', 'isolcpus=managed_irq,domain,{rt}']";
-    let profile = Profile::parse("test", words).unwrap();
-    let ignored = |isolated: &str, nohz_full: &str| {
-        let host = FakeKernel::four();
-        host.put("/proc/cmdline", "nohz_full=3 isolcpus=managed_irq,domain,3");
-        host.put("/sys/devices/system/cpu/isolated", isolated);
-        host.put("/sys/devices/system/cpu/nohz_full", nohz_full);
-        let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-        let plan = plan(&host, &partition, &profile);
-        assert_eq!(plan.cmdline, None);
-        let told = |finding: &&Finding| matches!(finding, Finding::Reboot(text) if text.contains("not in force"));
-        plan.findings.iter().filter(told).count()
-    };
-    assert_eq!(ignored("3", "3"), 0);
-    assert_eq!(ignored("2-3", "0-3"), 0);
-    assert_eq!(ignored("", "(null)"), 2);
-    assert_eq!(ignored("3", "(null)"), 1);
-    assert_eq!(ignored("2", "3"), 1);
-}
-
-/// The plan of a host with this command line, of which a profile asks.
-fn booted_with(host: &FakeKernel, running: &str, cmdline: &[&str]) -> Plan {
-    host.put("/proc/cmdline", running);
-    let profile = Profile::parse("test", &format!("cmdline = {cmdline:?}")).unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    plan(host, &partition, &profile)
-}
-
-fn reboots(plan: &Plan, part: &str) -> usize {
-    let told = |one: &&Finding| matches!(one, Finding::Reboot(text) if text.contains(part));
-    plan.findings.iter().filter(told).count()
-}
-
-#[test]
-fn callbacks_are_offloaded_where_their_threads_run() {
-    let threads = |threads: &[(&str, &str)]| {
-        let host = FakeKernel::four();
-        for (pid, (name, state)) in (900..).zip(threads) {
-            host.thread(pid, name, 0, 20);
-            let stat = host.read(&format!("/proc/{pid}/stat")).unwrap();
-            let stat = stat.replace(") S ", &format!(") {state} "));
-            host.put(&format!("/proc/{pid}/stat"), &stat);
-        }
-        let plan = booted_with(&host, "rcu_nocbs=3", &["rcu_nocbs={rt}"]);
-        assert_eq!(plan.cmdline, None);
-        assert!(plan.unseen.is_empty(), "{:?}", plan.unseen);
-        reboots(&plan, "not in force")
-    };
-    assert_eq!(threads(&[]), 1, "a kernel without the option");
-    assert_eq!(threads(&[("rcuog/2", "S"), ("rcuop/3", "S")]), 0);
-    assert_eq!(
-        threads(&[("rcuos/3", "I")]),
-        0,
-        "a kernel that isn't preemptible"
-    );
-    assert_eq!(threads(&[("rcuop/2", "S")]), 1);
-    // They are made for all CPUs as soon as one is offloaded.
-    assert_eq!(threads(&[("rcuop/2", "S"), ("rcuop/3", "P")]), 1);
-    let hidden = FakeKernel::four();
-    hidden.remove("/proc/1/comm");
-    let plan = booted_with(&hidden, "rcu_nocbs=3", &["rcu_nocbs={rt}"]);
-    assert_eq!(reboots(&plan, "not in force"), 0);
-    assert!(plan.unseen.iter().any(|one| one.path.contains("rcuo")));
-}
-
-#[test]
-fn words_need_options_of_the_kernel() {
-    let words = [
-        "isolcpus=managed_irq,{rt}",
-        "nohz_full={rt}",
-        "rcu_nocbs={rt}",
-        "rcu_nocb_poll",
-    ];
-    let with = |config: &str| {
-        let host = FakeKernel::four();
-        host.put("/boot/config-7.2.12-rt", config);
-        let plan = booted_with(&host, "", &words);
-        ["CPU_ISOLATION", "NO_HZ_FULL", "RCU_NOCB_CPU"]
-            .map(|option| reboots(&plan, &format!("lacks CONFIG_{option}, without which")))
-    };
-    assert_eq!(with("# CONFIG_RCU_NOCB_CPU is not set"), [1, 1, 1]);
-    assert_eq!(
-        with("CONFIG_CPU_ISOLATION=y\nCONFIG_NO_HZ_FULL=y"),
-        [0, 0, 1]
-    );
-    assert_eq!(
-        with("CONFIG_CPU_ISOLATION=y\nCONFIG_NO_HZ_FULL=y\nCONFIG_RCU_NOCB_CPU=y"),
-        [0, 0, 0]
-    );
-    let host = FakeKernel::four();
-    let plan = booted_with(&host, "", &words);
-    assert!(plan.unseen.is_empty(), "the profile asks for no option");
-}
-
-#[test]
-fn the_command_line_is_said_exactly() {
-    let host = FakeKernel::four();
-    let text = "cmdline = ['nohz_full={rt}', 'irqaffinity={housekeeping}', 'console=ttyAMA0']";
-    let profile = Profile::parse("test", text).unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let plan = plan(&host, &partition, &profile);
-    assert_eq!(plan.cmdline.as_deref(), Some("nohz_full=3 irqaffinity=0-2"));
-    let replaced = Finding::Reboot(
-        "the command line has irqaffinity=0-3; replace it by irqaffinity=0-2".into(),
-    );
-    assert!(plan.findings.contains(&replaced), "{:?}", plan.findings);
-}
-
-#[test]
-fn the_host_is_looked_at() {
-    let host = FakeKernel::four();
-    for (path, text) in [
-        ("/proc/version", "Linux version 7.2 SMP PREEMPT"),
-        ("/proc/swaps", "Filename\n/dev/sda2 partition 1 0 -2"),
-        ("/proc/cpuinfo", "vendor_id : GenuineIntel"),
-        (
-            "/sys/devices/system/cpu/cpu3/topology/thread_siblings_list",
-            "1,3",
-        ),
-        (
-            "/sys/module/pcie_aspm/parameters/policy",
-            "[default] performance",
-        ),
-        ("/sys/kernel/security/lsm", "capability,apparmor,bpf"),
-        ("/sys/devices/system/node/node0/cpulist", "0-1"),
-        ("/sys/devices/system/node/node1/cpulist", "2-3"),
-        ("/sys/kernel/iommu_groups/0/type", "DMA-FQ"),
-        ("/sys/module/kvm/parameters/nx_huge_pages", "Y"),
-        ("/boot/config-7.2.12-rt", "CONFIG_NO_HZ_FULL=y"),
-    ] {
-        host.put(path, text);
-    }
-    host.smis(3, 0xffff_0000_0000_0007);
-    let text = "module-options = ['kvm.nx_huge_pages=N']\nkernel-config = ['PREEMPT_RT', 'NO_HZ_FULL']\nfirmware = ['turbo off']";
-    let profile = Profile::parse("test", text).unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let said = format!("{:?}", plan(&host, &partition, &profile).findings);
-    for part in [
-        "not PREEMPT_RT",
-        "swapoff",
-        "7 on CPU 3 since",
-        "CPU 1 is a hyperthread of real-time CPU 3",
-        "PCIe links",
-        "apparmor",
-        "CPUs are of node1",
-        "iommu.passthrough",
-        "options kvm nx_huge_pages=N",
-        "lacks CONFIG_PREEMPT_RT",
-        "turbo off",
-    ] {
-        assert!(said.contains(part), "{part}: {said}");
-    }
-    assert!(!said.contains("lacks CONFIG_NO_HZ_FULL"));
-}
-
-#[test]
-fn two_real_time_cpus_of_one_core_are_told() {
-    let host = FakeKernel::four();
-    for cpu in [2, 3] {
-        let siblings = format!("{CPU}/cpu{cpu}/topology/thread_siblings_list");
-        host.put(&siblings, "2-3");
-    }
-    let told = |guests| {
-        let partition = Partition::new(&host, guests, None, None).unwrap();
-        let plan = plan(&host, &partition, &Profile::default());
-        let lines: Vec<String> = plan.findings.iter().map(|one| format!("{one:?}")).collect();
-        lines.join(" ")
-    };
-    let both = told(vec![guest("plc", "3"), guest("hmi", "2")]);
-    assert_eq!(both.matches("hyperthread of").count(), 1, "{both}");
-    assert!(both.contains("CPU 3 is a hyperthread of real-time CPU 2's core, real-time as well"));
-    assert!(told(vec![guest("plc", "3")]).contains("CPU 2 is a hyperthread of real-time CPU 3"));
-}
-
-#[test]
-fn interrupts_that_cannot_be_counted_are_unseen() {
-    let host = FakeKernel::four();
-    let cpus = "3".parse().unwrap();
-    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None, "not an Intel");
-    assert!(case(&host, "").plan().unseen.is_empty());
-    host.put("/proc/cpuinfo", "vendor_id : GenuineIntel");
-    assert!(
-        case(&host, "").plan().unseen[0]
-            .why
-            .contains("modprobe msr")
-    );
-    assert_eq!(vcpufreq_rt::smis(&host, &cpus), None);
-    host.smis(3, 9);
-    assert!(case(&host, "").plan().unseen.is_empty());
-    assert_eq!(vcpufreq_rt::smis(&host, &cpus), Some([(3, 9)].into()));
-}
-
-#[test]
-fn the_kernels_configuration_may_be_its_own() {
-    let host = FakeKernel::four();
-    let profile = Profile::parse("test", "kernel-config = ['CPUSETS', 'PREEMPT_RT']").unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let planned = || plan(&host, &partition, &profile);
-    assert!(planned().unseen[0].why.contains("config.gz"));
-    // CONFIG_CPUSETS=y, CONFIG_NO_HZ_FULL=y, CONFIG_CPUSETS_V1=y.
-    let gz = [
-        0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x73, 0xf6, 0xf7, 0x73, 0xf3,
-        0x74, 0x8f, 0x77, 0x0e, 0x08, 0x0d, 0x76, 0x0d, 0x09, 0xb6, 0xad, 0xe4, 0x72, 0x86, 0x08,
-        0xf8, 0xf9, 0xc7, 0x7b, 0x44, 0xc5, 0xbb, 0x85, 0xfa, 0xf8, 0x20, 0xc4, 0xa0, 0x8a, 0xe2,
-        0xc3, 0x0c, 0x81, 0x62, 0x00, 0x22, 0xec, 0x4c, 0x4d, 0x39, 0x00, 0x00, 0x00,
-    ];
-    host.put_bytes("/proc/config.gz", &gz);
-    let plan = planned();
-    assert!(plan.unseen.is_empty(), "{:?}", plan.unseen);
-    let lacks =
-        |option: &str| format!("{:?}", plan.findings).contains(&format!("lacks CONFIG_{option}"));
-    assert!(lacks("PREEMPT_RT") && !lacks("CPUSETS"));
-}
-
-#[test]
-fn memory_and_cpus_of_other_nodes_are_told() {
-    let host = FakeKernel::four();
-    for (node, cpus) in [(0, "0-1"), (1, "2-3")] {
-        let list = format!("/sys/devices/system/node/node{node}/cpulist");
-        host.put(&list, cpus);
-    }
-    let found = |cpus: &str| {
-        let partition = Partition::new(&host, vec![guest("plc", cpus)], None, None).unwrap();
-        plan(&host, &partition, &Profile::default()).findings
-    };
-    assert!(
-        matches!(&found("3")[..], [Finding::Note(_)]),
-        "nothing runs"
-    );
-    let both = &found("1,3")[0];
-    assert!(matches!(both, Finding::Hand(text) if text.contains("node0 and node1")));
-    host.put(&format!("{CGROUP}/vcpufreq-rt.plc/cgroup.procs"), "700");
-    let maps = |nodes: &str| {
-        let small = "55e0 default file=/bin/x mapped=9 N0=9 kernelpagesize_kB=4";
-        let text = format!("{small}\n7f00 default anon=65536 {nodes} kernelpagesize_kB=4");
-        host.put("/proc/700/numa_maps", &text);
-        found("3")
-    };
-    assert!(maps("N1=65536").is_empty());
-    let far = &maps("N0=32768 N1=32768")[..];
-    assert!(
-        matches!(far, [Finding::Hand(text)] if text.contains("128 MiB of plc's memory are on node0")),
-        "{far:?}"
-    );
 }
 
 #[test]

@@ -61,6 +61,7 @@ fn like(row: &Row, metric: String, values: Vec<Option<u64>>) -> Row {
         unit: "permille",
         values,
         unsettled: Vec::new(),
+        retaken: Vec::new(),
     }
 }
 
@@ -128,6 +129,7 @@ mod tests {
             unit: "us",
             values: values.iter().copied().map(Some).collect(),
             unsettled: Vec::new(),
+            retaken: Vec::new(),
         }
     }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use super::duty;
 use super::machine::{Cluster, Machine};
 use super::notes::Mark;
+use super::scenario::Scenario;
 use super::session::Observed;
 
 /// Before the load's first switch, what belongs to its wake-up or creation.
@@ -160,9 +161,10 @@ impl Observed {
     }
 
     /// Why the state at the start wasn't the settled one: governors that
-    /// didn't come down, or a frequency that rose before the load did.
-    pub fn unsettled(&self, machine: &Machine) -> Option<String> {
-        if self.unsettled.is_some() {
+    /// didn't come down, or a frequency that rose before the load did. Beside
+    /// another load, or held high, no frequency is at its minimum.
+    pub fn not_settled(&self, machine: &Machine, scenario: &Scenario) -> Option<String> {
+        if self.unsettled.is_some() || !scenario.starts_low() {
             return self.unsettled.clone();
         }
         let start = self.start()?;

@@ -8,7 +8,8 @@ use super::machine::{Cluster, GuestFiles, Machine};
 use super::measure::Metric;
 use super::notes::{Mark, Run};
 use super::perfetto::Tracks;
-use super::session::Observed;
+use super::scenarios::SCENARIOS;
+use super::session::{Observed, settled};
 use super::trace::{Change, Seen, Switch};
 
 const LOAD: i32 = 99;
@@ -67,6 +68,7 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
         khz_before: vec![600, 700],
         clock_error_us: 0,
         unsettled: None,
+        put_away: Vec::new(),
     }
 }
 
@@ -140,12 +142,44 @@ fn migration_counts_from_the_switch_on_the_big_cpu() {
 
 #[test]
 fn a_start_above_the_minimum_is_told() {
+    let ramp = SCENARIOS.iter().find(|one| one.starts_low()).unwrap();
     let settled = observed(1, &[(1000, 1700)]);
-    assert_eq!(settled.unsettled(&machine()), None);
+    assert_eq!(settled.not_settled(&machine(), ramp), None);
     let mut high = observed(1, &[]);
     high.khz_before[1] = 1700;
-    let why = high.unsettled(&machine()).unwrap();
+    let why = high.not_settled(&machine(), ramp).unwrap();
     assert!(why.contains("pCPU 1 at 1700 kHz"), "{why}");
+    let beside = SCENARIOS.iter().find(|one| one.beside.is_some()).unwrap();
+    assert_eq!(high.not_settled(&machine(), beside), None);
+}
+
+/// Takes repeats of which these say why they didn't start settled.
+fn retaken(whys: &[Option<&str>]) -> (Observed, usize) {
+    let mut taken = 0;
+    let kept = settled(|| {
+        let mut one = observed(1, &[]);
+        one.unsettled = whys[taken].map(str::to_owned);
+        taken += 1;
+        Ok(one)
+    });
+    (kept.unwrap(), taken)
+}
+
+#[test]
+fn a_repeat_that_did_not_start_settled_is_taken_anew() {
+    let (kept, taken) = retaken(&[None]);
+    assert_eq!((kept.unsettled, kept.put_away, taken), (None, vec![], 1));
+    let (kept, taken) = retaken(&[Some("a"), Some("b"), None]);
+    assert_eq!(
+        (kept.unsettled, kept.put_away),
+        (None, vec!["a".into(), "b".into()])
+    );
+    assert_eq!(taken, 3);
+    let (kept, taken) = retaken(&[Some("a"), Some("b"), Some("c"), Some("d"), None]);
+    assert_eq!(
+        (kept.unsettled.as_deref(), kept.put_away.len(), taken),
+        (Some("d"), 3, 4)
+    );
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub struct Row {
     pub values: Vec<Option<u64>>,
     /// Why repeats didn't start from the settled state.
     pub unsettled: Vec<String>,
+    /// Why others didn't, which were taken anew.
+    pub retaken: Vec<String>,
 }
 
 impl Report {
@@ -107,7 +109,11 @@ impl Report {
                     .collect(),
                 unsettled: observed
                     .iter()
-                    .filter_map(|one| unsettled(machine, scenario, one))
+                    .filter_map(|one| one.unsettled.clone())
+                    .collect(),
+                retaken: observed
+                    .iter()
+                    .flat_map(|one| one.put_away.clone())
                     .collect(),
             });
         }
@@ -209,15 +215,6 @@ impl Report {
     }
 }
 
-/// Beside another load, or held high, no frequency is at its minimum.
-fn unsettled(machine: &Machine, scenario: &Scenario, observed: &Observed) -> Option<String> {
-    if scenario.starts_low() {
-        observed.unsettled(machine)
-    } else {
-        observed.unsettled.clone()
-    }
-}
-
 impl Row {
     /// Those that came about, rising; one that didn't is later than any.
     fn order(&self, at: usize) -> Option<u64> {
@@ -246,6 +243,7 @@ impl Row {
             "reached": self.values.iter().flatten().count(),
             "median": self.median(), "min": min, "max": max,
             "values": self.values, "unsettled": self.unsettled,
+            "retaken": self.retaken,
         })
     }
 

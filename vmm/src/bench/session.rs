@@ -49,6 +49,8 @@ const SETTLE_ROUNDS: u32 = 12;
 /// Wake-ups of each CPU in a round, and µs between them: 0.4 s, in which load
 /// tracking halves 12 times, and util_est loses a quarter at each.
 const WAKES: &str = "20 20000";
+/// Repeats in a row that may be taken anew because they didn't start settled.
+const RETAKES: usize = 3;
 /// Questions for the other clock; the tightest answers count.
 const CLOCK_QUESTIONS: u32 = 12;
 
@@ -81,6 +83,8 @@ pub struct Observed {
     pub clock_error_us: u64,
     /// Why the state before wasn't the settled one.
     pub unsettled: Option<String>,
+    /// The same of those that were taken before and put away for it.
+    pub put_away: Vec<String>,
 }
 
 impl<'a> Session<'a> {
@@ -116,7 +120,9 @@ impl<'a> Session<'a> {
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = Held::frequencies(scenario, self.machine)?;
         let repeats = repeats.min(scenario.most);
-        let observed = (0..repeats).map(|_| self.once(scenario, trace)).collect();
+        let observed = (0..repeats)
+            .map(|_| settled(|| self.once(scenario, trace)))
+            .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed
     }
@@ -174,7 +180,7 @@ impl<'a> Session<'a> {
         let runs = runs.collect();
         let first = notes.into_iter().next();
         let first = first.context("a scenario without a thread")?;
-        Ok(Observed {
+        let mut observed = Observed {
             seen,
             marks: first.marks,
             figures: first.figures,
@@ -184,7 +190,10 @@ impl<'a> Session<'a> {
             khz_before,
             clock_error_us,
             unsettled,
-        })
+            put_away: Vec::new(),
+        };
+        observed.unsettled = observed.not_settled(self.machine, scenario);
+        Ok(observed)
     }
 
     /// The pCPU of a CPU of the load's.
@@ -302,5 +311,21 @@ impl<'a> Session<'a> {
             i64::midpoint(least, most),
             u64::try_from((most - least) / 2000)?,
         ))
+    }
+}
+
+/// A repeat that started from the settled state, or the last of some that
+/// didn't: what else the machine does can't be foreseen. No figure is looked at.
+pub fn settled(mut take: impl FnMut() -> Result<Observed>) -> Result<Observed> {
+    let mut put_away = Vec::new();
+    loop {
+        let mut observed = take()?;
+        match observed.unsettled.take_if(|_| put_away.len() < RETAKES) {
+            Some(why) => put_away.push(why),
+            None => {
+                observed.put_away = put_away;
+                return Ok(observed);
+            }
+        }
     }
 }

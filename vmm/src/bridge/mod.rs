@@ -30,7 +30,7 @@ use vcpufreq_device::{
 };
 
 use crate::{
-    config::RunConfig,
+    config::{RunConfig, rt_pcpus},
     facts::HostTree,
     housekeeper::Housekeeper,
     run::warn,
@@ -144,7 +144,7 @@ impl Bridge {
             guest: Guest {
                 all_pinned: config.vcpus.iter().all(|vcpu| !vcpu.pin.is_empty()),
                 pcpus_of_vcpus: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
-                rt_pcpus: config.rt.pcpus(&config.vcpus),
+                rt_pcpus: rt_pcpus(&config.vcpus),
                 threads: Arc::default(),
                 taken: Arc::default(),
                 explain: config.explain,

@@ -136,6 +136,7 @@ mod tests {
         let facts = MachineFacts {
             cpus: (0..vcpus).map(cpu).collect(),
             opp_tables: vec![],
+            standby: false,
             cpufreq: Some(CpufreqRegion {
                 base: CPUFREQ_BASE,
                 size: u64::from(vcpus).next_multiple_of(16) * 0x1000,

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::banner;
 use super::image_header::{BLOCK, HeaderError, ImageHeader, PROBE_LEN};
 use super::layout::RAM_BASE;
 
@@ -162,6 +163,12 @@ impl Kernel {
             why,
         })?;
         Ok(Self { file, header })
+    }
+
+    /// Whether it is a `PREEMPT_RT` kernel; `None` where it doesn't say so.
+    pub fn preempt_rt(&mut self) -> Result<Option<bool>, ImageError> {
+        let said = self.file.rewound().and_then(banner::preempt_rt);
+        said.map_err(|source| unreadable("kernel", self.file.path(), source))
     }
 }
 

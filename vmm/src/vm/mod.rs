@@ -13,6 +13,7 @@
 #[cfg_attr(target_arch = "aarch64", path = "arch/aarch64/mod.rs")]
 #[cfg_attr(target_arch = "x86_64", path = "arch/x86_64/mod.rs")]
 pub mod arch;
+mod banner;
 pub mod bus;
 pub mod console;
 pub mod fdt;

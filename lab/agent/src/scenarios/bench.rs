@@ -19,9 +19,7 @@ const TICK_US: u64 = 4_000;
 /// A read takes 2 ms, and ends in a timer's interrupt.
 const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 
-/// No cpuidle in the guest, as on the host: each entry to PSCI's standby has the
-/// guest's GIC driver access KVM's eight times (docs/design.md).
-const GUEST_CMDLINE: &str = "nokaslr cpuidle.off=1";
+const GUEST_CMDLINE: &str = "nokaslr";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
 /// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
@@ -65,8 +63,10 @@ pub fn ramps(plan: &Plan) -> Result<Value> {
         let (output, report) = bench(plan, &options)?;
         ensure!(
             output.status.success(),
-            "path {path}: {}",
-            String::from_utf8_lossy(&output.stderr)
+            "path {path}: {} results {} failures {}",
+            String::from_utf8_lossy(&output.stderr).trim(),
+            report["results"],
+            report["failures"]
         );
         let row = &report["results"][0];
         let median = row["median"].as_u64();

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promise of the settings for frequencies: each governor is effective by what the CPU does, and
+//! turbo by whichever switch there is.
+
+use vcpufreq_rt::{Effect, Finding, Partition};
+
+use crate::{
+    fake::{CPU, FakeKernel},
+    partition::guest,
+    settings::{Case, case, is_not},
+};
+
+#[test]
+fn a_governor_takes_its_tunables_along() {
+    let host = FakeKernel::four();
+    let case = case(&host, "governor = 'performance'");
+    let dir = format!("{CPU}/cpufreq/policy2");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/schedutil/rate_limit_us 2000 → kept"),
+            format!("{dir}/scaling_governor schedutil → performance"),
+        ]
+    );
+    host.put(&format!("{dir}/scaling_governor"), "performance");
+    assert!(is_not(&case.effect("governor"), "600000 of 2800000"));
+    host.put(&format!("{dir}/scaling_cur_freq"), "2800000");
+    assert_eq!(case.effect("governor"), Effect::Effective);
+}
+
+/// Driver, governor, the policy's other files; what is said against it, if anything is.
+type Governed = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+    Option<&'static str>,
+);
+
+const HWP: &str = "energy_performance_preference";
+
+const GOVERNED: &[Governed] = &[
+    (
+        "scmi",
+        "performance",
+        &[("scaling_cur_freq", "2800000")],
+        None,
+    ),
+    // Measured, on x86.
+    (
+        "acpi-cpufreq",
+        "performance",
+        &[("scaling_cur_freq", "2799124")],
+        None,
+    ),
+    (
+        "acpi-cpufreq",
+        "performance",
+        &[("scaling_cur_freq", "3400000")],
+        None,
+    ),
+    (
+        "amd-pstate",
+        "performance",
+        &[("scaling_cur_freq", "1400000")],
+        Some("1400000 of 2800000"),
+    ),
+    (
+        "scmi",
+        "performance",
+        &[("scaling_cur_freq", "<unknown>")],
+        Some("doesn't tell"),
+    ),
+    // Asleep, it shows what was last.
+    (
+        "intel_pstate",
+        "performance",
+        &[(HWP, "performance"), ("scaling_cur_freq", "800000")],
+        None,
+    ),
+    (
+        "amd-pstate-epp",
+        "performance",
+        &[(HWP, "balance_power")],
+        Some("'balance_power'"),
+    ),
+    // Without hardware-managed states, as in a Xeon E5 v3.
+    (
+        "intel_pstate",
+        "performance",
+        &[("scaling_cur_freq", "1200000")],
+        None,
+    ),
+    ("scmi", "powersave", &[("scaling_cur_freq", "600000")], None),
+    (
+        "scmi",
+        "powersave",
+        &[("scaling_cur_freq", "1000000")],
+        Some("1000000"),
+    ),
+    ("intel_pstate", "powersave", &[], Some("follows the load")),
+    (
+        "scmi",
+        "userspace",
+        &[
+            ("scaling_setspeed", "1000000"),
+            ("scaling_cur_freq", "1000000"),
+        ],
+        None,
+    ),
+    (
+        "scmi",
+        "userspace",
+        &[
+            ("scaling_setspeed", "1000000"),
+            ("scaling_cur_freq", "2000000"),
+        ],
+        Some("2000000"),
+    ),
+    ("scmi", "schedutil", &[], None),
+    ("scmi", "conservative", &[], Some("follows the load")),
+    ("scmi", "ondemand", &[], Some("follows the load")),
+];
+
+#[test]
+fn each_governor_is_looked_at() {
+    for (driver, governor, files, said) in GOVERNED.iter().copied() {
+        let host = FakeKernel::four();
+        let dir = format!("{CPU}/cpufreq/policy2");
+        host.put(&format!("{dir}/scaling_driver"), driver);
+        host.put(&format!("{dir}/scaling_governor"), governor);
+        for (name, text) in files {
+            host.put(&format!("{dir}/{name}"), text);
+        }
+        let effect = case(&host, &format!("governor = '{governor}'")).effect("governor");
+        let why = match &effect {
+            Effect::Effective => "",
+            Effect::Not(why) | Effect::Unseen(why) => why,
+        };
+        assert_eq!(why.is_empty(), said.is_none(), "{driver} {governor}: {why}");
+        assert!(
+            why.contains(said.unwrap_or_default()),
+            "{driver} {governor}: {why}"
+        );
+    }
+}
+
+#[test]
+fn schedutil_without_uclamp_heeds_nobody() {
+    let host = FakeKernel::four();
+    let case = case(&host, "governor = 'schedutil'");
+    assert_eq!(case.effect("governor"), Effect::Effective);
+    host.remove("/proc/sys/kernel/sched_util_clamp_min");
+    assert!(is_not(&case.effect("governor"), "CONFIG_UCLAMP_TASK"));
+}
+
+#[test]
+fn a_policy_that_cannot_have_the_governor_is_a_finding_only() {
+    let host = FakeKernel::four();
+    let dir = |policy: u32| format!("{CPU}/cpufreq/policy{policy}");
+    for name in ["scaling_governor", "scaling_available_governors"] {
+        host.put(&format!("{}/{name}", dir(0)), "ondemand");
+    }
+    host.put(&format!("{}/scaling_governor", dir(2)), "performance");
+    host.put(&format!("{}/scaling_cur_freq", dir(2)), "2800000");
+    let both = Case {
+        partition: Partition::new(&host, vec![guest("plc", "1,3")], None, None).unwrap(),
+        ..case(&host, "governor = 'performance'")
+    };
+    assert_eq!(both.effect("governor"), Effect::Effective);
+    let of_0 =
+        |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("policy0"));
+    assert!(both.plan().findings.iter().any(of_0));
+}
+
+#[test]
+fn a_governor_that_is_not_there_is_said() {
+    let host = FakeKernel::four();
+    let plan = case(&host, "governor = 'conservative'").plan();
+    assert_eq!(plan.changes().count(), 0);
+    let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("cpufreq_conservative"));
+    assert!(plan.findings.iter().any(said));
+}
+
+#[test]
+fn turbo_by_either_switch() {
+    let host = FakeKernel::four();
+    let case = case(&host, "turbo = false");
+    assert_eq!(case.plan().absent.len(), 1);
+    host.put(&format!("{CPU}/cpufreq/boost"), "1");
+    let dir = format!("{CPU}/cpufreq");
+    assert_eq!(
+        case.changes(),
+        [
+            format!("{dir}/policy0/scaling_max_freq 1800000 → kept"),
+            format!("{dir}/policy2/scaling_max_freq 2800000 → kept"),
+            format!("{dir}/boost 1 → 0"),
+        ]
+    );
+    host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
+    assert_eq!(
+        case.changes(),
+        [format!("{CPU}/intel_pstate/no_turbo 0 → 1")]
+    );
+}
