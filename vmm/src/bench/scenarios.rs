@@ -71,21 +71,22 @@ pub const SCENARIOS: &[Scenario] = &[
         metrics: &[Metric::ToFmax],
         ..PLAIN
     },
-    // Pauses longer than a tick: see docs/bench.md.
+    // Busy for so long that load tracking is full, and pauses longer than a tick:
+    // see docs/bench.md.
     step_down(
         "",
         &[
-            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
+            "pin={first} {calm} sleep=500000 mark=start busy=600000 mark=end \
                   light=50/5000/60 mark=done",
         ],
     ),
     step_down(
         "other_thread",
         &[
-            "pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end \
+            "pin={first} {calm} sleep=500000 mark=start busy=600000 mark=end \
                   sleep=300000 mark=done",
             // Begins some 20 ms after the first one's end.
-            "pin={first} {calm} sleep=820000 light=50/4000/70",
+            "pin={first} {calm} sleep=1120000 light=50/4000/70",
         ],
     ),
     Scenario {

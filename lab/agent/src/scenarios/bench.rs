@@ -21,14 +21,18 @@ const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mod
 
 const GUEST_CMDLINE: &str = "nokaslr";
 
-/// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone.
+/// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
+/// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
 pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     let mut options = vec!["--html", HTML, "--perfetto", TRACE];
     if let Some(path) = &plan.path {
         options.extend(["--path", path]);
     }
-    for scenario in name.split(':').skip(1) {
-        options.extend(["--scenario", scenario]);
+    for word in name.split(':').skip(1) {
+        if !word.starts_with("--") {
+            options.push("--scenario");
+        }
+        options.push(word);
     }
     let (output, report) = bench(plan, &options)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
