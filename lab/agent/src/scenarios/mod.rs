@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod basics;
+mod before_entry;
 mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
