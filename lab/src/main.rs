@@ -25,6 +25,7 @@ mod parts;
 mod paths;
 mod paths_chart;
 mod paths_kvm;
+mod paths_report;
 mod progress;
 mod root;
 mod run;

@@ -6,13 +6,14 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::parts::Parts;
 use crate::paths_chart::chart;
 use crate::paths_kvm;
-use crate::run::{DEFAULT_CPU, Options};
+use crate::paths_report::{report, wrong};
+use crate::run::Options;
 
 const DOC: &str = "docs/paths.md";
 const BEGIN: &str = "<!-- figures of make bench-paths -->\n";
@@ -23,31 +24,19 @@ pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     let lab = one(parts, repo, "paths:yardstick")?;
     let switches = one(parts, repo, "bpf-switch-cost")?;
     let kvm = paths_kvm::measure(repo)?;
-    let mut results = Vec::new();
-    for row in lab["rows"].as_array().into_iter().flatten() {
-        let mut row = row.clone();
-        row["machine"] = "lab".into();
-        results.push(row);
-    }
-    results.extend(kvm.rows);
-    let report = json!({
-        "conditions": {
-            "lab": {
-                "emulated": true, "cpu": DEFAULT_CPU, "topology": "2+2", "ns_an_instruction": 2,
-                "host_kernel": lab["host_kernel"], "guest_kernel": lab["guest_kernel"],
-                "clamp": "floor, by cgroup; each write asks for another OPP",
-                "spacing": "a write each 2 ms; reads in batches of 50, loop included",
-                "rate_limit": 0, "bare": lab["bare"],
-                "added_to_a_switch_of_others_ns": switches["virtual_ns"],
-            },
-            "kvm": kvm.conditions,
-        },
-        "results": results,
-    });
+    let report = report(&lab, &switches, kvm);
+    let wrong = wrong(&report);
+    ensure!(
+        wrong.is_empty(),
+        "the report isn't whole: {}",
+        wrong.join(", ")
+    );
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
     fs::write(out.join("paths.json"), format!("{report:#}\n"))?;
-    fs::write(repo.join("docs/paths.svg"), chart(&results))?;
+    let results = report["results"].as_array();
+    let results = results.map_or(&[][..], Vec::as_slice);
+    fs::write(repo.join("docs/paths.svg"), chart(results))?;
     let table = table(&report);
     println!("{table}");
     into_doc(&repo.join(DOC), &table)?;
@@ -58,7 +47,7 @@ pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
 fn one(parts: &Parts, repo: &Path, scenario: &str) -> Result<Value> {
     let report = Options::of(&[scenario]).report(parts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
-    anyhow::ensure!(result["error"].is_null(), "{scenario}: {}", result["error"]);
+    ensure!(result["error"].is_null(), "{scenario}: {}", result["error"]);
     Ok(result)
 }
 
@@ -205,6 +194,8 @@ fn into_doc(path: &Path, table: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     //! Numbers read as people write them; a row says where accesses end.
+    use serde_json::json;
+
     use super::*;
 
     #[test]

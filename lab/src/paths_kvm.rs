@@ -17,6 +17,16 @@ pub struct Kvm {
     pub rows: Vec<Value>,
 }
 
+impl Kvm {
+    /// None of it, for `why`.
+    pub fn skipped(why: &str) -> Self {
+        Self {
+            conditions: json!({ "skipped": why }),
+            rows: Vec::new(),
+        }
+    }
+}
+
 /// A bare loop that takes longer than this a turn isn't run by the CPU itself.
 const EMULATED_NS: f64 = 50.0;
 const ROWS: [(&str, &str, &str); 6] = [
@@ -41,10 +51,7 @@ pub fn measure(repo: &Path) -> Result<Kvm> {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "the benchmark failed: {errors}");
     if let Some(why) = said.lines().find_map(|line| line.strip_prefix("SKIP: ")) {
-        return Ok(Kvm {
-            conditions: json!({ "skipped": why }),
-            rows: Vec::new(),
-        });
+        return Ok(Kvm::skipped(why));
     }
     rows(&target(repo).join("criterion/paths"), &said)
 }
@@ -108,4 +115,49 @@ fn turns(criterion: &Path, name: &str) -> Result<Vec<f64>> {
 fn at(sorted: &[f64], percent: usize) -> f64 {
     let ns = sorted.get(sorted.len() * percent / 100).copied();
     (ns.unwrap_or(f64::NAN) * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    //! Criterion's samples and the benchmark's lines become rows of the report.
+    use super::*;
+    use crate::paths_report::{report, wrong};
+
+    /// A folder as criterion leaves it, each turn of this many ns.
+    fn criterion(ns: u32) -> PathBuf {
+        let own = format!("vcpufreq-paths-{}-{ns}", std::process::id());
+        let dir = std::env::temp_dir().join(own);
+        let names = ROWS.iter().map(|(name, ..)| *name);
+        for name in names.chain(["bare-loop", "bare-load"]) {
+            let new = dir.join(name).join("new");
+            fs::create_dir_all(&new).unwrap();
+            let sample = json!({ "iters": [10.0, 20.0], "times": [10 * ns, 20 * ns] });
+            fs::write(new.join("sample.json"), sample.to_string()).unwrap();
+        }
+        dir
+    }
+
+    fn said() -> String {
+        let lines = ROWS.iter().map(|(name, path, _)| {
+            let each = u8::from(path.starts_with("exit"));
+            json!({ "bench": name, "accesses": 1000, "exits_each": each }).to_string()
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn rows_have_the_reports_keys() {
+        for (ns, machine) in [(5, "kvm"), (800, "kvm-software")] {
+            let dir = criterion(ns);
+            let kvm = rows(&dir, &said());
+            fs::remove_dir_all(&dir).unwrap();
+            let report = report(&Value::Null, &Value::Null, kvm.unwrap());
+            assert_eq!(wrong(&report), Vec::<String>::new());
+            let results = report["results"].as_array().unwrap();
+            assert_eq!(results.len(), ROWS.len());
+            assert!(results.iter().all(|row| row["machine"] == machine));
+            assert_eq!(results[0]["exits_user"], 1000);
+            assert_eq!(results[5]["exits_kernel"], 1000);
+        }
+    }
 }

@@ -19,6 +19,8 @@ use crate::checks;
 use crate::demo;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::parts::Parts;
+use crate::paths_kvm::Kvm;
+use crate::paths_report;
 use crate::progress::{Step, above};
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, Options};
@@ -305,6 +307,16 @@ impl Boot {
                         let lacks = demo::missing(&shown);
                         let what = format!("{name}: demo.json has its keys");
                         tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+                    }
+                    if scenario == "paths" {
+                        let shown = paths_report::report(
+                            result,
+                            &Value::Null,
+                            Kvm::skipped("not its turn"),
+                        );
+                        let wrong = paths_report::wrong(&shown);
+                        let what = format!("{name}: paths.json has its keys");
+                        tried.push(Tried::new(what, wrong.is_empty(), || wrong.join(", ")));
                     }
                     tried.extend(bounds.into_iter().map(|bound| {
                         let out_of_bound = || "it doesn't".to_owned();

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, anyhow};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
-use vcpufreq_load::work::{CHUNK, pin_to, spin};
+pub use vcpufreq_load::work::pin_to;
+use vcpufreq_load::work::{CHUNK, spin};
 
 /// A load that runs until it is dropped.
 #[derive(Debug)]

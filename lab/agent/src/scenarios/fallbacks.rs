@@ -14,9 +14,10 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
 use super::bpf::unload_module;
+use super::reports::asked_for;
 use super::stats::of as stats;
 use super::{Plan, Policy, ask_for, registers, set_governor};
-use crate::deeds::insmod;
+use crate::deeds::{dmesg, insmod};
 use crate::sys::drop_bpf_capabilities;
 use crate::vm::{Setup, Vm};
 
@@ -24,6 +25,8 @@ const BTF: &str = "/sys/kernel/btf";
 const SET_PERF: &str = "0x86000f02";
 const CUR_PERF: &str = "0x86000f01";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+/// Hypercalls of a flood.
+const CALLS: u64 = 5_000;
 /// The VMM looks ten times a second for requests that nobody saw.
 const LOOKS: Duration = Duration::from_secs(1);
 
@@ -90,17 +93,20 @@ fn started(
 ) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--explain"]);
+    let options = ["--clamp", "exact", "--explain", "--report", "request"];
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&options);
     let mut vm = Vm::boot_prepared(&setup, prepare)?;
     plan.load_driver(&mut vm)?;
     set_governor(&mut vm, 0, "userspace")?;
     let wrong = wrong_clamps(&mut vm, policy)?;
+    // What it asked for last.
+    let report = asked_for(&mut vm, 0, policy, policy.min())?;
     let taken = stats(&vm)?["vcpus"][0]["path"].clone();
     let said = vm.quit()?;
     let line = said.lines().find(|line| line.contains(reason));
     Ok(json!({
-        "held": wrong.is_empty() && taken == path && line.is_some(), "case": what,
-        "path": taken, "reason": line, "wrong": wrong,
+        "held": wrong.is_empty() && taken == path && line.is_some() && report["held"] == true,
+        "case": what, "path": taken, "report_request": report, "reason": line, "wrong": wrong,
     }))
 }
 
@@ -163,6 +169,7 @@ fn detached(plan: &Plan) -> Result<Value> {
         && requests(&counted) == requests(&after).map(|before| before + 4);
     // Of the selection, when the driver was loaded.
     let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
+    let flood = calls_flooded(&mut vm, policy)?;
     let said = vm.quit()?;
     let line = said
         .lines()
@@ -176,12 +183,81 @@ fn detached(plan: &Plan) -> Result<Value> {
             .iter()
             .all(|&(khz, clamp)| clamp >= policy.util(khz))
         && calls_go_on
+        && flood["held"] == true
         && line.is_some_and(|line| line.contains("by hypercall by BPF and a thread"));
     Ok(json!({
-        "held": held, "case": "program taken away", "calls": called, "cur_perf_by_call": cur_perf,
+        "held": held, "case": "program taken away", "calls": called, "cur_perf_by_call": cur_perf, "flood": flood,
         "requests": [requests(&after), requests(&counted)],
         "path": after["path"], "reason": line,
         "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
+    }))
+}
+
+/// Many hypercalls without a pause, by a guest whose path is lost: each is counted,
+/// nothing grows, and one that comes after them is in force.
+fn calls_flooded(vm: &mut Vm, policy: &Policy) -> Result<Value> {
+    let log_before = dmesg("")?.len();
+    let flood = |vm: &mut Vm| vm.ask(format!("call-times 0 {SET_PERF} 10 {}", CALLS / 10));
+    // The first ones fill what is filled once.
+    flood(vm)?;
+    sleep(LOOKS / 4);
+    let before = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
+    flood(vm)?;
+    sleep(LOOKS / 4);
+    vm.ask(format!("call 0 {SET_PERF} {}", policy.max()))?;
+    sleep(LOOKS / 4);
+    let clamp = vm.clamp(0)?;
+    let after = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
+    let log = dmesg("")?;
+    let log = log.get(log_before..).unwrap_or(&log);
+    let util = policy.util(policy.max());
+    let held = clamp == (util, util)
+        && after.0 == before.0.map(|before| before + CALLS + 1)
+        && after.1 <= before.1 + 64
+        && log.is_empty();
+    Ok(json!({
+        "held": held, "calls": CALLS, "requests": [before.0, after.0], "clamp": clamp,
+        "vmm_resident_kib": [before.1, after.1], "kernel_said": log,
+    }))
+}
+
+/// A guest that is reset after it has lost the path: its last request is taken
+/// back, and what it asks for then is in force. By hand: it boots twice.
+pub fn reset(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"]);
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    take_program_away()?;
+    for khz in [policy.min(), policy.max(), policy.min()] {
+        ask_for(&mut vm, 0, khz)?;
+        sleep(LOOKS / 4);
+    }
+    sleep(LOOKS);
+    let mut wrong = wrong_clamps(&mut vm, policy)?;
+    vm.tell("restart")?;
+    vm.expect("@ready", Duration::from_secs(120))?;
+    let clamp = vm.clamp(0)?;
+    plan.load_driver(&mut vm)?;
+    vm.ask("insmod lab_call")?;
+    set_governor(&mut vm, 0, "userspace")?;
+    wrong.extend(wrong_clamps(&mut vm, policy)?);
+    let mut called = Vec::new();
+    for khz in [policy.max(), policy.min()] {
+        vm.ask(format!("call 0 {SET_PERF} {khz}"))?;
+        sleep(LOOKS / 4);
+        called.push((policy.util(khz), vm.clamp(0)?));
+    }
+    let path = stats(&vm)?["vcpus"][0]["path"].clone();
+    let said = vm.quit()?;
+    let held = wrong.is_empty()
+        && clamp == (0, 1024)
+        && path == "kernel"
+        && called.iter().all(|&(util, clamp)| clamp == (util, util));
+    Ok(json!({
+        "held": held, "wrong": wrong, "clamp_after_reset": clamp, "path": path,
+        "util_and_clamp_by_call": called, "vmm_said": said,
     }))
 }
 

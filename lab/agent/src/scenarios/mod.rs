@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod basics;
+mod before_entry;
 mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
@@ -29,6 +30,7 @@ mod opps;
 mod order;
 mod paths;
 mod paths_trace;
+mod reports;
 mod rt_app;
 mod rt_causes;
 mod rt_changes;
@@ -71,6 +73,10 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
     #[cfg(feature = "bpf")]
     if name == "fallbacks" {
         return fallbacks::run(plan);
+    }
+    #[cfg(feature = "bpf")]
+    if name == "fallbacks:reset" {
+        return fallbacks::reset(plan);
     }
     #[cfg(feature = "bpf")]
     if let Some(result) = bpf::run(name, plan) {

@@ -8,7 +8,8 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Plan, Policy, first_cpus, let_load_decay, registers, set_governor};
+use super::reports::asked_for;
+use super::{Plan, Policy, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor};
 use crate::exits::{Accesses, Exits, SeenExits};
 use crate::vm::{Setup, Vm};
 
@@ -34,10 +35,15 @@ pub fn run(plan: &Plan) -> Result<Value> {
 
     let exit = Setup {
         silent: true,
-        ..Setup::mirroring(&first_cpus(&policies)).with(&["--path", "exit"])
+        ..Setup::mirroring(&first_cpus(&policies)).with(&["--path", "exit", "--report", "request"])
     };
     let mut vm = plan.guest(&exit)?;
     let control = accesses(&mut vm, &policies, FEW)?;
+    let (last, policy) = last_of(&policies)?;
+    for khz in [policy.max(), policy.min()] {
+        ask_for(&mut vm, last, khz)?;
+    }
+    let report = asked_for(&mut vm, last, policy, policy.min())?;
     vm.quit()?;
 
     let held = tight.set_perf.trapped == MANY
@@ -47,10 +53,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
         && ramp.region.trapped > 0
         && ramp.exits_agree
         && control.set_perf.exited == FEW
-        && control.region.exited >= 2 * FEW;
+        && control.region.exited >= 2 * FEW
+        && report["held"] == true;
     Ok(json!({
         "held": held, "accesses": tight.json(), "ramp": ramp.json(), "vmm_said": said,
-        "control_by_exit": control.json(),
+        "control_by_exit": control.json(), "report_request_by_exit": report,
     }))
 }
 

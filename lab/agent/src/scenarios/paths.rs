@@ -2,11 +2,13 @@
 //! What an access costs the vCPU, by each path: a read of cur_perf in a loop, a
 //! write of set_perf that changes the clamp, one each 2 ms on an otherwise idle
 //! host, after the guest has settled. The same accesses are counted by where
-//! they end, in a run of their own, since the trace takes time too.
+//! they end, in a run of their own, since the trace takes time too; and whether
+//! the clamp was there before the guest went on.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::before_entry::Order;
 use super::{Plan, Policy, first_cpus, registers, set_governor};
 use crate::exits::Exits;
 use crate::vm::{Setup, Vm};
@@ -28,12 +30,20 @@ const UNKNOWN: &str = "0x86000fff";
 /// the docs.
 pub fn run(plan: &Plan, yardsticks: &[&'static str]) -> Result<Value> {
     let policies = Policy::all()?;
-    let mut rows = Vec::new();
+    let (mut rows, mut orders) = (Vec::new(), Vec::new());
+    let mut in_order = true;
     let (mut bare, mut guest_kernel) = (Value::Null, String::new());
     for path in ["exit", "kernel", "bpf"].iter().chain(yardsticks).copied() {
         let calls = matches!(path, "exit" | "bpf");
         let mut guest = Measured::boot(plan, &policies, path, calls)?;
         rows.extend(guest.by_registers()?);
+        let order = Order::of(&mut guest, policies.last().context("no policy")?)?;
+        in_order &= match path {
+            // Its worker is another thread: this is to be seen by the trace too.
+            "kernel" => order.some_after(),
+            _ => order.all_before(),
+        };
+        orders.push(order.json(path));
         if calls {
             rows.extend(guest.by_hypercalls()?);
         }
@@ -44,11 +54,11 @@ pub fn run(plan: &Plan, yardsticks: &[&'static str]) -> Result<Value> {
         guest.vm.quit()?;
     }
     let wrong = out_of_bound(&rows, &bare);
-    let held = wrong.is_empty() && rows.iter().all(Row::holds);
+    let held = in_order && wrong.is_empty() && rows.iter().all(Row::holds);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
     Ok(json!({
         "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
-        "guest_kernel": guest_kernel,
+        "before_next_instruction": orders, "guest_kernel": guest_kernel,
         "host_kernel": crate::sysfs::text("/proc/sys/kernel/osrelease")?,
     }))
 }

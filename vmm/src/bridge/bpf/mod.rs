@@ -112,6 +112,8 @@ struct Vcpu {
     dropped: AtomicU64,
     /// Requests that the programs have counted, and the device has too.
     passed_on: AtomicU64,
+    /// Requests of its domain that a reset has taken back, each of which is one itself.
+    taken_back: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
 }
@@ -219,6 +221,9 @@ impl BpfPath {
             known.missed_at_ns.store(0, SeqCst);
         }
         for domain in shared.all_domains() {
+            if let Some(known) = shared.vcpus.get(shared.last_writer(domain).index()) {
+                known.taken_back.fetch_add(1, Relaxed);
+            }
             shared.settle(domain);
         }
     }
@@ -309,7 +314,8 @@ impl BpfPath {
         let failed = known.failed.load(Relaxed);
         let passed_on = known.passed_on.load(Relaxed);
         CounterSnapshot {
-            requests: by_programs.requests.saturating_sub(passed_on),
+            requests: by_programs.requests.saturating_sub(passed_on)
+                + known.taken_back.load(Relaxed),
             applied: by_programs.in_kernel.saturating_sub(failed) + known.applied.load(Relaxed),
             unchanged: by_programs.unchanged,
             coalesced: by_programs.coalesced,
@@ -329,7 +335,8 @@ impl BpfPath {
         };
         let counters = self.counters(vcpu);
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        stats.accesses.writes_in_kernel += counters.requests;
+        let taken_back = known.taken_back.load(Relaxed);
+        stats.accesses.writes_in_kernel += counters.requests.saturating_sub(taken_back);
         let device = shared.device.counters(vcpu).unwrap_or_default();
         stats.counts = add(device, counters).into();
         if self.shared.stop.load(SeqCst) {
@@ -366,6 +373,7 @@ impl Vcpu {
             failed: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
+            taken_back: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
     }

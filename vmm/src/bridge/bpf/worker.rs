@@ -215,7 +215,7 @@ impl Shared {
     }
 
     /// The member of a domain that asked last.
-    fn last_writer(&self, domain: u32) -> VcpuId {
+    pub(super) fn last_writer(&self, domain: u32) -> VcpuId {
         let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let members = members.filter(|(_, known)| known.domain == domain);
         let last = members.max_by_key(|(vcpu, _)| self.host.latest(*vcpu).map(|l| l.at_ns));

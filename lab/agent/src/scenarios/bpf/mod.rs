@@ -14,6 +14,7 @@ mod refused;
 mod replace;
 mod requests;
 mod tiny_vm;
+mod wake;
 
 use std::path::PathBuf;
 
@@ -43,6 +44,7 @@ pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
         "bpf-requests" => Some(requests::run()),
         "bpf-replace" => Some(replace::run()),
         "bpf-many" => Some(many::run()),
+        "wake-cost" => Some(wake::run()),
         "bpf-dip" => Some(light::run()),
         _ => None,
     }
