@@ -257,9 +257,12 @@ impl<'a> Session<'a> {
     }
 
     /// Brings every governor to its minimum, and lets all load decay; why
-    /// not, if they don't get there. Where frequencies are held high, load
-    /// decays all the same.
+    /// not, if they don't get there. Where frequencies are held high and the
+    /// threads on one CPU, nothing asks load tracking what it remembers.
     fn settle(&mut self, scenario: &Scenario) -> Result<Option<String>> {
+        if scenario.hold == Hold::Max {
+            return Ok(None);
+        }
         let mut above = String::new();
         for _ in 0..SETTLE_ROUNDS {
             let mut parts = Vec::new();
@@ -268,7 +271,7 @@ impl<'a> Session<'a> {
             }
             parts.push(self.host.ask(&format!("settle {WAKES}"))?);
             above = parts.join(" ").trim().to_owned();
-            if above.is_empty() || scenario.hold == Hold::Max {
+            if above.is_empty() {
                 return Ok(None);
             }
         }
