@@ -223,36 +223,45 @@ fn scheduling(pid: u32, tid: i32) -> Result<String> {
     Ok(fields.join(" "))
 }
 
-/// Asks for a frequency, and starts [`HALF`] when the last one's load has decayed. It is busy for a
-/// time, whatever the frequency, so that its utilization grows with that: what came from a higher
-/// OPP could stay at one above what is asked for.
-pub(super) fn ask_then_load(vm: &mut Vm, khz: u32) -> Result<()> {
-    ask_for(vm, 1, khz)?;
-    let_load_decay();
-    vm.ask(format!("start {HALF}"))?;
-    Ok(())
+/// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what the
+/// pCPU runs at, after `settle`. The load is busy for a time, whatever the frequency, so that its
+/// utilization grows with that: what came from a higher OPP could stay at one above what is asked
+/// for. And a kernel's thread that has run there meanwhile may have raised the frequency, which
+/// schedutil holds until the CPU idles: so the load is begun anew, a few times, until it is as
+/// `wanted`. All that it ran at; the load goes on.
+pub(super) fn runs_under_load(
+    (vm, policy): (&mut Vm, &Policy),
+    (khz, wanted): (u32, u32),
+    settle: impl Fn(),
+) -> Result<Vec<u32>> {
+    let mut ran_at = Vec::new();
+    loop {
+        ask_for(vm, 1, khz)?;
+        let_load_decay();
+        vm.ask(format!("start {HALF}"))?;
+        settle();
+        let runs_at = host_runs_at(policy, vm, wanted)?;
+        ran_at.push(runs_at);
+        if runs_at == wanted || ran_at.len() == LOADS {
+            return Ok(ran_at);
+        }
+        vm.ask("stop half")?;
+    }
 }
 
 /// Each OPP up and down: the clamp is the request's or the floor's, and so is the frequency of a
-/// vCPU whose load alone needs less. A kernel thread that has run there meanwhile may have raised
-/// it, and it is held until the CPU idles: so the load is begun anew, a few times.
+/// vCPU whose load alone needs less.
 fn requests(vm: &mut Vm, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
     set_governor(vm, 1, "userspace")?;
     let mut rows = Vec::new();
     for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
         let wanted = khz.max(floor);
-        let mut ran_at = Vec::new();
-        let mut clamps = Vec::new();
-        while ran_at.len() < LOADS && ran_at.last() != Some(&wanted) {
-            ask_then_load(vm, khz)?;
-            ran_at.push(host_runs_at(policy, vm, wanted)?);
-            clamps.push(vm.clamp(1)?.0);
-            vm.ask("stop half")?;
-        }
-        let clamped = clamps.iter().all(|min| *min == policy.util(wanted));
-        let right = clamped && ran_at.last() == Some(&wanted);
+        let ran_at = runs_under_load((&mut *vm, policy), (khz, wanted), || ())?;
+        let (min, _) = vm.clamp(1)?;
+        vm.ask("stop half")?;
+        let right = min == policy.util(wanted) && ran_at.last() == Some(&wanted);
         rows.push(json!({
-            "asked_khz": khz, "uclamp_min": clamps, "ran_at_khz": ran_at, "right": right,
+            "asked_khz": khz, "uclamp_min": min, "ran_at_khz": ran_at, "right": right,
         }));
     }
     Ok(rows)

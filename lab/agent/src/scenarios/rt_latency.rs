@@ -288,9 +288,7 @@ fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
 
 /// Asks, starts the load when the last one's has decayed, and looks at all pCPUs.
 fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value> {
-    rt_guest::ask_then_load(vm, khz)?;
-    let_load_decay();
-    let runs_at = host_runs_at(rt, vm, khz)?;
+    let ran_at = rt_guest::runs_under_load((&mut *vm, rt), (khz, khz), let_load_decay)?;
     let (clamp, _) = vm.clamp(1)?;
     let mut fell = Vec::new();
     for other in others {
@@ -299,8 +297,8 @@ fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value>
     vm.ask("stop half")?;
     let free = others.iter().map(Policy::min).eq(fell.iter().copied());
     Ok(json!({
-        "asked_khz": khz, "uclamp_min": clamp, "runs_at_khz": runs_at, "others_khz": fell,
-        "held": free && runs_at == khz && clamp == rt.util(khz),
+        "asked_khz": khz, "uclamp_min": clamp, "ran_at_khz": ran_at, "others_khz": fell,
+        "held": free && ran_at.last() == Some(&khz) && clamp == rt.util(khz),
     }))
 }
 
