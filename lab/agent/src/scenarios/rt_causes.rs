@@ -45,8 +45,8 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "emulated": true, "cpu": cpu, "causes": rows }))
 }
 
-/// Without a bound a CPU sleeps deeply between wake-ups 10 ms apart: that has to be what most of the
-/// longest latencies are put down to.
+/// Without a bound a CPU sleeps deeply between wake-ups 10 ms apart: that has to be among what most of
+/// the longest latencies are put down to.
 fn idle_exit(cpu: u32) -> Result<Value> {
     let line = [
         "--interval-us",
@@ -57,8 +57,8 @@ fn idle_exit(cpu: u32) -> Result<Value> {
         SLEPT_US,
     ];
     let report = beside(cpu, &line, (0, || Ok(())))?;
-    let first = |one: &Value| one["causes"][0]["kind"] == "idle-exit";
-    Ok(named(&report, |all| all / 2, first))
+    let left = |one: &Value| has(one, "idle-exit", |_| true);
+    Ok(named(&report, |all| all / 2, left))
 }
 
 /// An interrupt that is handled for 5 ms.
