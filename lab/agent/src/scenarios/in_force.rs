@@ -31,7 +31,7 @@ const WRITES: usize = 100;
 const BOUND_US: u64 = 60;
 /// It does leave one in so many alone.
 const ONE_IN: usize = 10;
-/// Writes that have to count, at least.
+/// Writes that have to count, at least: a clamp that came after the next write is that one's.
 const COUNTED: usize = 50;
 const EVENTS: &str = "/sys/kernel/tracing/events";
 const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
@@ -171,8 +171,8 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
 
 impl Seen {
     fn in_time(&self) -> bool {
-        let all = self.clamp_us.len() == WRITES && self.own_us.len() >= COUNTED;
-        all && self.own_us[self.own_us.len() / ONE_IN] <= BOUND_US
+        let enough = self.own_us.len() >= COUNTED;
+        enough && self.own_us[self.own_us.len() / ONE_IN] <= BOUND_US
     }
 
     fn json(&self) -> Value {
