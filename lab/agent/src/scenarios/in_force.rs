@@ -10,8 +10,9 @@
 //! and the host's first idle state only, which costs nothing to leave. Writes
 //! after which the emulator went on before the vCPU slept are left out, and
 //! counted. Where it goes to another CPU meanwhile, the time is longer by that
-//! CPU's turn, 30 to 430 us; never shorter. How many writes that happens to hangs
-//! on the build, none to half of them; so what counts is that a tenth are in time.
+//! CPU's turn, 30 us to milliseconds; never shorter. How many writes that happens
+//! to hangs on the build, none to nine of ten; so the shortest times are the
+//! worker's own, and some of them have to be in time.
 //! What deeper states add is theirs, and what a vCPU adds that stays busy is the
 //! emulator's: both are shown beside it.
 
@@ -30,7 +31,7 @@ const WRITES: usize = 100;
 /// Of those that the emulator leaves alone, in µs: 50, and what the trace takes.
 const BOUND_US: u64 = 60;
 /// It does leave one in so many alone.
-const ONE_IN: usize = 10;
+const ONE_IN: usize = 20;
 /// Writes that have to count, at least: a clamp that came after the next write is that one's.
 const COUNTED: usize = 50;
 const EVENTS: &str = "/sys/kernel/tracing/events";
@@ -176,7 +177,7 @@ impl Seen {
     }
 
     fn json(&self) -> Value {
-        let of = |us: &[u64]| json!({ "n": us.len(), "tenth": us.get(us.len() / ONE_IN), "median": us.get(us.len() / 2), "max": us.last() });
+        let of = |us: &[u64]| json!({ "n": us.len(), "twentieth": us.get(us.len() / ONE_IN), "median": us.get(us.len() / 2), "max": us.last() });
         json!({ "vcpu_sleeps_after_us": of(&self.asleep_us), "worker_runs_after_us": of(&self.worker_us), "clamp_after_us": of(&self.clamp_us), "clamp_after_vcpu_sleeps_us": of(&self.own_us) })
     }
 }
