@@ -10,9 +10,9 @@
 //! and the host's first idle state only, which costs nothing to leave. Writes
 //! after which the emulator went on before the vCPU slept are left out, and
 //! counted. Where it goes to another CPU meanwhile, the time is longer by that
-//! CPU's turn, 30 us to milliseconds; never shorter. How many writes that happens
-//! to hangs on the build, none to nine of ten; so the shortest times are the
-//! worker's own, and some of them have to be in time.
+//! CPU's turn, never shorter. Times are 30 us to milliseconds longer for none to
+//! nine of ten writes, by the build; that all of it is the emulator's turns wasn't
+//! traced. So this holds the worker's own time alone, by the shortest ones.
 //! What deeper states add is theirs, and what a vCPU adds that stays busy is the
 //! emulator's: both are shown beside it.
 

@@ -14,8 +14,8 @@ use crate::vm::{Setup, Vm};
 
 /// All emulated CPUs share one stream of instructions, which idle vCPUs with a tick
 /// each take up: those that are online from the start have one until the kernel has
-/// chosen its clock, so they come online when the guest is there; and PSCI's standby,
-/// with its eight exits, makes each tick more than twice as dear (docs/design.md).
+/// chosen its clock, so they come online when the guest is there. And PSCI's standby,
+/// which an RT kernel has, makes each tick more than twice as dear (docs/design.md).
 const CMDLINE: &str = "maxcpus=1 cpuidle.off=1";
 /// In the host's time.
 const BOOT: Duration = Duration::from_secs(120);
