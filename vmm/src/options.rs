@@ -23,6 +23,16 @@ pub enum Clamp {
     Exact,
 }
 
+impl Clamp {
+    /// Its name on command lines and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Exact => "exact",
+        }
+    }
+}
+
 /// The actuator, in the user's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]

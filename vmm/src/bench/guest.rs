@@ -24,7 +24,7 @@ impl Guest {
     /// Boots it, with more words for its command line.
     pub fn boot(machine: &Machine, bridge: bool, words: &str, args: &BenchArgs) -> Result<Self> {
         let words = format!("{} {words}", args.guest_cmdline);
-        let mut console = Peer::start(command(machine, bridge, words.trim(), &args.path)?)?;
+        let mut console = Peer::start(command(machine, bridge, words.trim(), args)?)?;
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
@@ -55,7 +55,7 @@ impl Guest {
 }
 
 /// `vcpufreq run` with a vCPU pinned to each pCPU, mirroring it.
-fn command(machine: &Machine, bridge: bool, cmdline: &str, path: &str) -> Result<Command> {
+fn command(machine: &Machine, bridge: bool, cmdline: &str, args: &BenchArgs) -> Result<Command> {
     let program: PathBuf = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     let cpus = machine.cpus();
@@ -73,7 +73,7 @@ fn command(machine: &Machine, bridge: bool, cmdline: &str, path: &str) -> Result
         command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
     }
     if bridge {
-        command.args(["--path", path]);
+        command.args(["--path", &args.path, "--clamp", args.clamp.name()]);
     } else {
         command.arg("--no-bridge");
     }

@@ -3,12 +3,18 @@
 //! governors move in, and whether an emulated host's speed follows frequency.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::machine::Machine;
 use super::scenario::{Hold, Scenario};
+
+/// Looks at a file for what was written to it, and the pause between two.
+const LOOKS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Changed files with what they held; dropping it puts that back.
 #[derive(Debug, Default)]
@@ -24,7 +30,9 @@ impl Held {
                 Hold::Min => ("scaling_max_freq", cluster.khz.0),
                 Hold::Max => ("scaling_min_freq", cluster.khz.1),
             };
-            held.set(cluster.cur_freq.with_file_name(file), &khz.to_string())?;
+            let path = cluster.cur_freq.with_file_name(file);
+            held.set(path.clone(), &khz.to_string())?;
+            taken(&path, &khz.to_string())?;
         }
         Ok(held)
     }
@@ -50,9 +58,10 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
-            if let Err(error) = fs::write(&path, &old) {
+            let back = fs::write(&path, &old).map_err(anyhow::Error::from);
+            if let Err(error) = back.and_then(|()| taken(&path, &old)) {
                 eprintln!(
-                    "vcpufreq: {} could not be set back ({error}); write {old} to it",
+                    "vcpufreq: {} could not be set back ({error:#}); write {old} to it",
                     path.display()
                 );
             }
@@ -60,9 +69,23 @@ impl Drop for Held {
     }
 }
 
+/// Waits until a file reads as it was written: cpufreq's limits are changed by a
+/// work item (`cpufreq_notifier_min`), and who reads one before that has run takes
+/// the value that was to be changed for the one to put back.
+fn taken(path: &Path, value: &str) -> Result<()> {
+    let read = || fs::read_to_string(path).unwrap_or_default();
+    for _ in 0..LOOKS {
+        if read().trim() == value {
+            return Ok(());
+        }
+        sleep(PAUSE);
+    }
+    bail!("{value} was written, and it stays {}", read().trim())
+}
+
 #[cfg(test)]
 mod tests {
-    //! What was changed is put back.
+    //! What was changed is put back, and has to have been taken.
 
     use super::*;
 
@@ -76,5 +99,21 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "1800000");
         drop(held);
         assert_eq!(fs::read_to_string(&path).unwrap(), "600000");
+    }
+
+    #[test]
+    fn a_value_has_to_be_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scaling_min_freq");
+        fs::write(&path, "1800000\n").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sleep(PAUSE * 3);
+                fs::write(&path, "600000\n").unwrap();
+            });
+            taken(&path, "600000").unwrap();
+        });
+        let error = taken(&path, "1800000").unwrap_err().to_string();
+        assert_eq!(error, "1800000 was written, and it stays 600000");
     }
 }

@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
+use crate::options::Clamp;
 use machine::Machine;
 use report::Report;
 use scenario::Scenario;
@@ -69,6 +70,9 @@ pub struct BenchArgs {
     /// How the guest's accesses reach the device, as --path of vcpufreq run
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: String,
+    /// How a request becomes a clamp, as --clamp of vcpufreq run
+    #[arg(long, value_name = "MODE", default_value = "floor")]
+    pub clamp: Clamp,
     /// Measure this scenario alone; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,

@@ -61,7 +61,7 @@ impl Report {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats,
-            "path": args.path, "speed_model": args.speed_switch.is_some(),
+            "path": args.path, "clamp": args.clamp.name(), "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),
             "version": env!("CARGO_PKG_VERSION"),
