@@ -4,17 +4,16 @@
 //! own statistics beside them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::instance::Instance;
 use crate::sysfs;
 
-const INSTANCE: &str = "/sys/kernel/tracing/instances/exits";
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
 /// For each CPU: 100,000 writes are 5 MB.
 const BUFFER_KIB: u32 = 32 * 1024;
@@ -31,6 +30,7 @@ pub struct Accesses {
 /// Watches the exits of all guests until it is stopped.
 #[derive(Debug)]
 pub struct Exits {
+    trace: Instance,
     /// KVM's count of MMIO exits to userspace so far.
     mmio_exit_user: u64,
 }
@@ -49,45 +49,26 @@ pub struct SeenExits {
 impl Exits {
     /// Starts to watch.
     pub fn watch() -> Result<Self> {
-        if !fs::exists(INSTANCE)? {
-            fs::create_dir(INSTANCE).context(INSTANCE)?;
-        }
-        let set = |file: &str, value: &str| sysfs::write(format!("{INSTANCE}/{file}"), value);
-        set("buffer_size_kb", &BUFFER_KIB.to_string())?;
-        set("trace", "")?;
-        for event in EVENTS {
-            set(&format!("events/{event}/enable"), "1")?;
-        }
-        set("tracing_on", "0")?;
+        let trace = Instance::create("exits", BUFFER_KIB)?;
+        trace.enable(&EVENTS)?;
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
-        set("tracing_on", "1")?;
-        Ok(Self { mmio_exit_user })
+        trace.start()?;
+        Ok(Self {
+            trace,
+            mmio_exit_user,
+        })
     }
 
     /// What was seen since the start; an error when the trace isn't complete.
     pub fn stop(self) -> Result<SeenExits> {
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
-        let set = |file: &str, value: &str| sysfs::write(format!("{INSTANCE}/{file}"), value);
-        set("tracing_on", "0")?;
-        for event in EVENTS {
-            set(&format!("events/{event}/enable"), "0")?;
-        }
-        for entry in fs::read_dir(format!("{INSTANCE}/per_cpu"))? {
-            let stats = sysfs::text(entry?.path().join("stats"))?;
-            let lost = stats
-                .lines()
-                .find_map(|line| line.strip_prefix("overrun: "));
-            ensure!(lost == Some("0"), "the trace lost events: {stats}");
-        }
-        let trace = File::open(format!("{INSTANCE}/trace"))?;
+        self.trace.stop()?;
         let mut counter = Counter::default();
-        for line in BufReader::new(trace).lines() {
+        for line in BufReader::new(self.trace.open()?).lines() {
             counter.line(&line?)?;
         }
-        set("trace", "")?;
-        set("buffer_size_kb", "4")?;
         Ok(SeenExits {
             by_address: counter.by_address,
             mmio_exit_user,

@@ -11,6 +11,7 @@ mod exits;
 mod guest;
 mod guest_shell;
 mod host;
+mod instance;
 mod kernel_threads;
 mod load;
 mod scenarios;

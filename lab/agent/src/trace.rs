@@ -48,11 +48,20 @@ pub struct Mmio {
     pub value: u64,
 }
 
+/// A pCPU goes idle, from `power:cpu_idle`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Idle {
+    /// CLOCK_MONOTONIC in µs.
+    pub time_us: u64,
+    /// The pCPU.
+    pub cpu: u32,
+}
+
 /// A span of time, in µs of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
 /// What was seen, in order of time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Seen {
     /// All frequency changes.
     pub frequencies: Vec<FrequencyEvent>,
@@ -62,9 +71,34 @@ pub struct Seen {
     pub reads: Vec<Mmio>,
     /// All writes of registers, when they were asked for.
     pub writes: Vec<Mmio>,
+    /// All entries to idle states, where these are traced.
+    pub idles: Vec<Idle>,
 }
 
 impl Seen {
+    /// From the trace's text.
+    fn read(text: &str) -> Result<Self> {
+        let named = |name: &'static str| text.lines().filter(move |line| line.contains(name));
+        Ok(Self {
+            frequencies: named(": cpu_frequency: ")
+                .map(parse)
+                .collect::<Result<_>>()?,
+            switches: named(": sched_switch: ")
+                .map(parse_switch)
+                .collect::<Result<_>>()?,
+            reads: named(": kvm_mmio: mmio read ")
+                .map(parse_mmio)
+                .collect::<Result<_>>()?,
+            writes: named(": kvm_mmio: mmio write ")
+                .map(parse_mmio)
+                .collect::<Result<_>>()?,
+            idles: named(": cpu_idle: ")
+                .filter(|line| !line.contains(LEAVES_IDLE))
+                .map(parse_idle)
+                .collect::<Result<_>>()?,
+        })
+    }
+
     /// When a thread ran.
     pub fn runs_of(&self, tid: i32) -> Vec<Span> {
         let mut runs = Vec::new();
@@ -126,6 +160,9 @@ pub struct Trace(());
 /// Of each CPU's buffer, as tracefs prints it.
 const BUFFER_KIB: &str = "4096";
 
+/// `PWR_EVENT_EXIT` in place of a state.
+const LEAVES_IDLE: &str = ": cpu_idle: state=4294967295 ";
+
 const EVENTS: [&str; 2] = [
     "events/power/cpu_frequency/enable",
     "events/sched/sched_switch/enable",
@@ -143,6 +180,11 @@ impl Trace {
     /// The same, with what guests read from registers and write there.
     pub fn start_with_registers() -> Result<Self> {
         Self::start_with(&["events/kvm/kvm_mmio/enable"])
+    }
+
+    /// That, and when pCPUs go idle.
+    pub fn start_with_registers_and_idle() -> Result<Self> {
+        Self::start_with(&["events/kvm/kvm_mmio/enable", "events/power/cpu_idle/enable"])
     }
 
     fn start_with(more: &[&str]) -> Result<Self> {
@@ -166,21 +208,7 @@ impl Trace {
     pub fn stop(self) -> Result<Seen> {
         sysfs::write(format!("{TRACING}/tracing_on"), 0)?;
         let text = sysfs::text(format!("{TRACING}/trace"))?;
-        let named = |name: &'static str| text.lines().filter(move |line| line.contains(name));
-        Ok(Seen {
-            frequencies: named(": cpu_frequency: ")
-                .map(parse)
-                .collect::<Result<_>>()?,
-            switches: named(": sched_switch: ")
-                .map(parse_switch)
-                .collect::<Result<_>>()?,
-            reads: named(": kvm_mmio: mmio read ")
-                .map(parse_mmio)
-                .collect::<Result<_>>()?,
-            writes: named(": kvm_mmio: mmio write ")
-                .map(parse_mmio)
-                .collect::<Result<_>>()?,
-        })
+        Seen::read(&text)
     }
 }
 
@@ -192,7 +220,7 @@ pub fn lost_on(cpu: u32) -> Result<u64> {
 }
 
 /// `overrun: 0` and `dropped events: 0`, each on a line.
-fn lost(stats: &str) -> Option<u64> {
+pub fn lost(stats: &str) -> Option<u64> {
     let of = |name: &str| {
         let mut lines = stats.lines();
         lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
@@ -210,18 +238,28 @@ pub fn now_us() -> u64 {
 
 /// `  vcpu0-99  [000] d.h2.  12.345678: cpu_frequency: state=1800000 cpu_id=0`
 fn parse(line: &str) -> Result<FrequencyEvent> {
+    let (time_us, cpu, khz) = parse_power(line, "cpu_frequency")?;
+    Ok(FrequencyEvent { time_us, cpu, khz })
+}
+
+/// `  <idle>-0  [002] d..1.  12.345678: cpu_idle: state=0 cpu_id=2`
+fn parse_idle(line: &str) -> Result<Idle> {
+    let (time_us, cpu, _) = parse_power(line, "cpu_idle")?;
+    Ok(Idle { time_us, cpu })
+}
+
+/// Time, pCPU and state.
+fn parse_power(line: &str, event: &str) -> Result<(u64, u32, u32)> {
     let wrong = || format!("trace line '{line}'");
-    let (head, tail) = line.split_once(": cpu_frequency: ").with_context(wrong)?;
-    let value = |name: &str| {
-        tail.split_whitespace()
-            .find_map(|word| word.strip_prefix(name))
-            .with_context(wrong)
+    let (head, tail) = line
+        .split_once(&format!(": {event}: "))
+        .with_context(wrong)?;
+    let value = |name: &str| -> Result<u32> {
+        let mut words = tail.split_whitespace();
+        let value = words.find_map(|word| word.strip_prefix(name));
+        Ok(value.with_context(wrong)?.parse()?)
     };
-    Ok(FrequencyEvent {
-        time_us: time_us(head)?,
-        cpu: value("cpu_id=")?.parse()?,
-        khz: value("state=")?.parse()?,
-    })
+    Ok((time_us(head)?, value("cpu_id=")?, value("state=")?))
 }
 
 /// `  vcpu0-99  [000] d..2.  12.345678: sched_switch: prev_comm=a b prev_pid=1
@@ -341,6 +379,19 @@ mod tests {
     }
 
     #[test]
+    fn entries_to_idle_are_told_from_exits() {
+        let text = "# tracer: nop\n\
+                    <idle>-0 [002] d..1. 1.000002: cpu_idle: state=0 cpu_id=2\n\
+                    <idle>-0 [002] d..1. 1.000009: cpu_idle: state=4294967295 cpu_id=2\n";
+        let seen = Seen::read(text).unwrap();
+        let idle = Idle {
+            time_us: 1_000_002,
+            cpu: 2,
+        };
+        assert_eq!(seen.idles, [idle]);
+    }
+
+    #[test]
     fn a_thread_runs_since_it_was_switched_to() {
         let mut switches = vec![
             switch(0, 10, "swapper/0", "vcpu0"),
@@ -349,10 +400,8 @@ mod tests {
         switches[0].prev.1 = 0;
         switches[1].next.1 = 2;
         let seen = Seen {
-            frequencies: Vec::new(),
             switches,
-            reads: Vec::new(),
-            writes: Vec::new(),
+            ..Seen::default()
         };
         assert_eq!(seen.running_since(1, 5), 5);
         assert_eq!(seen.running_since(1, 19), 10);
@@ -368,10 +417,8 @@ mod tests {
             switch(0, 26, "kworker/0:1", "vcpu0"),
         ];
         let seen = Seen {
-            frequencies: Vec::new(),
             switches,
-            reads: Vec::new(),
-            writes: Vec::new(),
+            ..Seen::default()
         };
         // init until 10, the kworker from 20 to 25; then the other pCPU too.
         assert_eq!(seen.others_ran(&[0], (5, 25)), 10);

@@ -5,18 +5,17 @@
 //! `kernel`, whose worker is another thread, the entry comes first, which shows
 //! that the trace would tell.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write as _;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::Policy;
 use super::paths::Measured;
-use crate::sysfs;
+use crate::instance::Instance;
 
 const TRACING: &str = "/sys/kernel/tracing";
-const INSTANCE: &str = "/sys/kernel/tracing/instances/entries";
 /// When the function returns, and what it was given.
 const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
 const EVENTS: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_entry", "lab/clamp"];
@@ -44,12 +43,12 @@ impl Order {
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
         let (vcpu, set_perf) = (guest.vcpu, guest.page + 4);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
-        start()?;
+        let trace = start()?;
         let opps = &guest.opps;
         let wrote = guest
             .vm
             .ask(format!("store-naps {vcpu} {set_perf:#x} {WRITES} {opps}"));
-        let trace = stop()?;
+        let trace = stop(trace)?;
         wrote?;
         let mut order = Self::default();
         for line in trace.lines() {
@@ -120,10 +119,6 @@ fn hundredths(text: &str) -> Option<u32> {
     Some(whole.parse::<u32>().ok()? * 100 + digits)
 }
 
-fn set(file: &str, value: &str) -> Result<()> {
-    sysfs::write(format!("{INSTANCE}/{file}"), value)
-}
-
 /// Adds or removes one; to write over the file would remove all.
 fn probe(line: &str) -> Result<()> {
     let path = format!("{TRACING}/kprobe_events");
@@ -135,36 +130,24 @@ fn probe(line: &str) -> Result<()> {
         .with_context(|| format!("{path}: {line}"))
 }
 
-fn start() -> Result<()> {
-    if !fs::exists(INSTANCE)? {
-        fs::create_dir(INSTANCE).context(INSTANCE)?;
-    }
+fn start() -> Result<Instance> {
     probe(PROBE)?;
-    set("tracing_on", "0")?;
-    set("buffer_size_kb", "2048")?;
-    set("trace_clock", "mono")?;
-    for event in EVENTS {
-        set(&format!("events/{event}/enable"), "1")?;
-    }
-    set("tracing_on", "1")
+    let trace = Instance::create("entries", 2048)?;
+    trace.set("trace_clock", "mono")?;
+    trace.enable(&EVENTS)?;
+    trace.start()?;
+    Ok(trace)
 }
 
 /// The trace, which has to be complete; nothing of it stays.
-fn stop() -> Result<String> {
-    set("tracing_on", "0")?;
-    for event in EVENTS {
-        set(&format!("events/{event}/enable"), "0")?;
-    }
-    let lost = fs::read_dir(format!("{INSTANCE}/per_cpu"))?.map(|cpu| {
-        let stats = sysfs::text(cpu?.path().join("stats"))?;
-        Ok(!stats.lines().any(|line| line == "overrun: 0"))
-    });
-    let lost = lost.collect::<Result<Vec<_>>>()?;
-    let trace = sysfs::text(format!("{INSTANCE}/trace"))?;
-    fs::remove_dir(INSTANCE)?;
+fn stop(trace: Instance) -> Result<String> {
+    let complete = trace.stop();
+    let text = trace.text()?;
+    // A probe can't go while an instance has it on.
+    drop(trace);
     probe("-:lab/clamp")?;
-    ensure!(!lost.contains(&true), "the trace of entries lost events");
-    Ok(trace)
+    complete?;
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -4,21 +4,17 @@
 //! policy stays, children start without the clamp, and what is in force already
 //! isn't set again.
 
-use std::fs;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::rt_guest::scheduling_of;
 use super::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};
+use crate::instance::Instance;
 use crate::sys::{resets_on_fork, set_fifo_priority_of};
-use crate::sysfs;
 use crate::vm::{Setup, Vm};
 
 const FIFO: i32 = 3;
-/// A tracing instance of its own, for one event.
-const INSTANCE: &str = "/sys/kernel/tracing/instances/setattr";
-const EVENT: &str = "events/syscalls/sys_enter_sched_setattr/enable";
+const EVENT: &str = "syscalls/sys_enter_sched_setattr";
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -40,11 +36,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let tid = vm.vcpu_tid(vcpu)?;
     // The change of policy below takes it away; requests have to leave it alone.
     let resets = resets_on_fork(tid)?;
+    let trace = Instance::create("setattr", 64)?;
+    trace.enable(&[EVENT])?;
     let mut rows = Vec::new();
     for priority in [0, FIFO] {
         set_fifo_priority_of(tid, priority)?;
         let before = scheduling_of(&vm, vcpu)?;
-        rows.extend(sweep(&mut vm, vcpu, policy, floor)?);
+        rows.extend(sweep(&trace, &mut vm, vcpu, policy, floor)?);
         let after = scheduling_of(&vm, vcpu)?;
         ensure!(before == after, "scheduled as {before}, then as {after}");
     }
@@ -56,15 +54,23 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// Each OPP, up and down. Below the floor nothing changes, and nothing is set.
-fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
+fn sweep(
+    trace: &Instance,
+    vm: &mut Vm,
+    vcpu: usize,
+    policy: &Policy,
+    floor: u32,
+) -> Result<Vec<Value>> {
     let tid = vm.vcpu_tid(vcpu)?;
     let resets = resets_on_fork(tid)?;
     let mut in_force = vm.clamp(vcpu)?;
     let mut rows = Vec::new();
     for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
-        let watch = Watch::start(tid)?;
+        trace.set("trace", "")?;
+        trace.start()?;
         ask_for(vm, vcpu, khz)?;
-        let calls = watch.stop()?;
+        trace.stop()?;
+        let calls = calls_of(tid, &trace.text()?);
         let util = policy.util(khz.max(floor));
         let clamp = vm.clamp(vcpu)?;
         let kept = resets_on_fork(tid)? == resets;
@@ -77,26 +83,9 @@ fn sweep(vm: &mut Vm, vcpu: usize, policy: &Policy, floor: u32) -> Result<Vec<Va
     Ok(rows)
 }
 
-/// Counts a thread's calls of sched_setattr.
-struct Watch {
-    tid: i32,
-}
-
-impl Watch {
-    fn start(tid: i32) -> Result<Self> {
-        if !fs::exists(INSTANCE)? {
-            fs::create_dir(INSTANCE).context(INSTANCE)?;
-        }
-        sysfs::write(format!("{INSTANCE}/{EVENT}"), 1)?;
-        sysfs::write(format!("{INSTANCE}/trace"), "")?;
-        Ok(Self { tid })
-    }
-
-    fn stop(self) -> Result<usize> {
-        let text = sysfs::text(format!("{INSTANCE}/trace"))?;
-        sysfs::write(format!("{INSTANCE}/{EVENT}"), 0)?;
-        let pid = format!("-{} ", self.tid);
-        let own = |line: &&str| line.contains("sched_setattr(") && line.contains(&pid);
-        Ok(text.lines().filter(own).count())
-    }
+/// The thread's calls of sched_setattr in a trace.
+fn calls_of(tid: i32, trace: &str) -> usize {
+    let pid = format!("-{tid} ");
+    let own = |line: &&str| line.contains("sched_setattr(") && line.contains(&pid);
+    trace.lines().filter(own).count()
 }

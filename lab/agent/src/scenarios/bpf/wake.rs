@@ -3,28 +3,28 @@
 //! waits and is scheduled, and that the write is recorded: with a VM of a few
 //! instructions, against an eventfd that nobody waits for. By hand, for docs/paths.md.
 
-use std::fs;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use serde_json::{Value, json};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Policy};
+use crate::instance::Instance;
+use crate::load;
 use crate::sys::set_fifo_priority;
-use crate::{load, sysfs};
 
 const SET_PERF: u64 = BASE + 4;
 const WRITES: usize = 200;
 /// The waiting thread sleeps again by then, and its CPU too.
 const BETWEEN: Duration = Duration::from_millis(3);
-const TRACING: &str = "/sys/kernel/tracing";
-const INSTANCE: &str = "/sys/kernel/tracing/instances/wake";
 
 /// How the thread waits.
 #[derive(Clone, Copy)]
@@ -123,10 +123,8 @@ fn measure(way: Way, cpu: u32) -> Result<(u64, u64, u64)> {
     let mut vm = TinyVm::new(None)?;
     let event = vm.swallow(SET_PERF)?;
     let done = Arc::new(AtomicBool::new(false));
-    let waiter = waiter(way, event.as_raw_fd(), cpu, &done);
-    if let Some(filter) = way.traced {
-        trace(filter)?;
-    }
+    let waiter = waiter(way, event.try_clone()?, cpu, &done);
+    let traced = way.traced.map(trace).transpose()?;
     let deed = Deed {
         times: 1,
         address: SET_PERF,
@@ -140,9 +138,7 @@ fn measure(way: Way, cpu: u32) -> Result<(u64, u64, u64)> {
         vm.run(deed, |_, _| ())?;
         times.push(u64::try_from(began.elapsed().as_nanos())?);
     }
-    if way.traced.is_some() {
-        fs::remove_dir(INSTANCE)?;
-    }
+    drop(traced);
     done.store(true, Ordering::Release);
     event.write(1)?;
     let woken = waiter
@@ -153,20 +149,17 @@ fn measure(way: Way, cpu: u32) -> Result<(u64, u64, u64)> {
 }
 
 /// Records every access of guests in a ring of its own, which wakes nobody.
-fn trace(filter: &str) -> Result<()> {
-    fs::create_dir(INSTANCE).context(INSTANCE)?;
-    sysfs::write(format!("{INSTANCE}/events/kvm/kvm_mmio/filter"), filter)?;
-    sysfs::write(format!("{INSTANCE}/events/kvm/kvm_mmio/enable"), 1)?;
-    ensure!(
-        sysfs::text(format!("{TRACING}/tracing_on"))? == "1",
-        "no tracing"
-    );
-    Ok(())
+fn trace(filter: &str) -> Result<Instance> {
+    let trace = Instance::create("wake", 1024)?;
+    trace.set("events/kvm/kvm_mmio/filter", filter)?;
+    trace.enable(&["kvm/kvm_mmio"])?;
+    trace.start()?;
+    Ok(trace)
 }
 
 fn waiter(
     way: Way,
-    event: RawFd,
+    event: EventFd,
     cpu: u32,
     done: &Arc<AtomicBool>,
 ) -> std::thread::JoinHandle<Result<u64>> {
@@ -181,39 +174,34 @@ fn waiter(
         if way.fifo {
             set_fifo_priority(1)?;
         }
-        let mut woken = 0;
-        let mut sets = Vec::new();
         let depth = match way.waits {
+            Waits::No => return Ok(0),
+            Waits::Read => 0,
             Waits::Epoll => 1,
             Waits::EpollOfEpoll => 2,
-            _ => 0,
         };
-        let mut inner = event;
+        // SAFETY: the descriptor is open as long as `event` is there.
+        let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+        let mut sets: Vec<Epoll> = Vec::new();
         for _ in 0..depth {
             let set = Epoll::new(EpollCreateFlags::empty())?;
-            // SAFETY: the descriptor is open until this thread has ended.
-            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(inner) };
             set.add(
-                fd,
+                sets.last().map_or(fd, |inner| inner.0.as_fd()),
                 EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0),
             )?;
-            inner = set.0.as_raw_fd();
             sets.push(set);
         }
-        if matches!(way.waits, Waits::Read) {
-            // SAFETY: fcntl(2) on an open descriptor.
-            let result = unsafe { libc::fcntl(event, libc::F_SETFL, 0) };
-            ensure!(result == 0, "F_SETFL");
+        if sets.is_empty() {
+            // It waits in read(2).
+            fcntl(fd, FcntlArg::F_SETFL(OFlag::empty()))?;
         }
-        while !done.load(Ordering::Acquire) && !matches!(way.waits, Waits::No) {
+        let mut woken = 0;
+        while !done.load(Ordering::Acquire) {
             let mut events = [EpollEvent::empty(); 4];
             for set in sets.iter().rev() {
                 set.wait(&mut events, EpollTimeout::NONE)?;
             }
-            let mut count = [0_u8; 8];
-            // SAFETY: eight bytes of this stack, as an eventfd's read(2) fills them.
-            let read = unsafe { libc::read(event, count.as_mut_ptr().cast(), 8) };
-            woken += u64::from(read == 8);
+            woken += u64::from(event.read().is_ok());
         }
         Ok(woken)
     })
