@@ -2,7 +2,7 @@
 //! The line protocol: a line in, an answer out, `@ok ANSWER` or
 //! `@error WHY`, the same on a pipe and on a guest's console.
 //!
-//! `start NAME STEP...`, `join NAME`, `settle WAKES GAP_US`, `now`,
+//! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`, `now`,
 //! `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
 
 use std::fs;
@@ -45,6 +45,7 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     let nothing = |()| String::new();
     match words.as_slice() {
         ["start", name, rest @ ..] => workers.start(name, steps(rest)?).map(nothing),
+        ["wait", name] => workers.wait(name).map(nothing),
         ["join", name] => workers.join(name),
         ["settle", wakes, gap_us] => {
             wake_all(wakes.parse()?, Duration::from_micros(gap_us.parse()?))?;

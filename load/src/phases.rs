@@ -2,8 +2,8 @@
 //! A load as a row of steps, and the threads that go through them.
 //!
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
-//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `io=BUSY_US/COUNT`, and
-//! `fresh`: what follows is done by a thread that is created then. Fixed work:
+//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same without a note of
+//! it, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
 //! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
 //! that the thread is on. What is noted: `notes.rs`.
@@ -36,6 +36,8 @@ pub enum Step {
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
     Light(u64, u64, u32),
+    /// The same, not noted: before the load begins.
+    Calm(u64, u64, u32),
     /// Reads from a device, then is busy for so many µs; so many times.
     Io(u64, u32),
     /// Fills a working set of so many KiB.
@@ -68,6 +70,10 @@ fn step(word: &str) -> Result<Step> {
         "light" => {
             let [busy, period, count] = numbers(word, value)?;
             Step::Light(busy, period, u32::try_from(count)?)
+        }
+        "calm" => {
+            let [busy, period, count] = numbers(word, value)?;
+            Step::Calm(busy, period, u32::try_from(count)?)
         }
         "io" => {
             let [busy, count] = numbers(word, value)?;
@@ -119,6 +125,9 @@ impl Notes {
                 Step::Mark(name) => self.mark(name),
                 Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
                 Step::Light(busy, period, count) => self.light(*busy, *period, *count),
+                Step::Calm(busy, period, count) => {
+                    Self::default().light(*busy, *period, *count);
+                }
                 Step::Io(busy, count) => self.io(*busy, *count)?,
                 Step::Weights(kib) => weights = jobs::weights(*kib),
                 Step::Infer(count) => jobs::infer(self, &weights, *count),
@@ -178,6 +187,8 @@ fn by_new_thread(steps: Vec<Step>) -> Result<String> {
 struct Worker {
     steps: Sender<Vec<Step>>,
     notes: Receiver<Result<String>>,
+    /// Notes that were waited for and not asked for yet.
+    done: Option<Result<String>>,
 }
 
 impl Worker {
@@ -191,7 +202,11 @@ impl Worker {
                 }
             }
         })?;
-        Ok(Self { steps, notes })
+        Ok(Self {
+            steps,
+            notes,
+            done: None,
+        })
     }
 }
 
@@ -209,10 +224,21 @@ impl Workers {
         worker.steps.send(steps).context("the thread has ended")
     }
 
-    /// Waits until it has gone through them; its notes.
+    /// Waits until it has gone through them. Its notes stay: to tell them takes a
+    /// guest's console a while, in which the load would still be measured.
+    pub fn wait(&mut self, name: &str) -> Result<()> {
+        let worker = self.0.get_mut(name).context("no such thread")?;
+        if worker.done.is_none() {
+            worker.done = Some(worker.notes.recv().context("the thread has ended")?);
+        }
+        Ok(())
+    }
+
+    /// The same; its notes.
     pub fn join(&mut self, name: &str) -> Result<String> {
-        let worker = self.0.get(name).context("no such thread")?;
-        worker.notes.recv().context("the thread has ended")?
+        self.wait(name)?;
+        let worker = self.0.get_mut(name).context("no such thread")?;
+        worker.done.take().context("the thread has ended")?
     }
 }
 
@@ -229,6 +255,7 @@ mod tests {
             "sleep=5",
             "mark=start",
             "light=1/2/3",
+            "calm=4/5/6",
             "io=4/5",
             "frames=6/7/8",
             "rt-app=9/10/11",
@@ -240,6 +267,7 @@ mod tests {
             Step::Sleep(5),
             Step::Mark("start".to_owned()),
             Step::Light(1, 2, 3),
+            Step::Calm(4, 5, 6),
             Step::Io(4, 5),
             Step::Frames(6, 7, 8),
             Step::RtApp(RtApp {
@@ -260,6 +288,29 @@ mod tests {
         ] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn calm_is_not_noted() {
+        let mut notes = Notes::default();
+        let runs = |notes: &Notes| notes.words(1).matches("run=").count();
+        notes.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
+        assert_eq!((runs(&notes), notes.turns), (0, 0));
+        notes.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
+        assert_eq!(runs(&notes), 3);
+    }
+
+    #[test]
+    fn notes_stay_until_they_are_asked_for() {
+        let mut workers = Workers::default();
+        for mark in ["one", "two"] {
+            let load = steps(&[&format!("mark={mark}")]).unwrap();
+            workers.start("a", load).unwrap();
+            workers.wait("a").unwrap();
+            workers.wait("a").unwrap();
+            assert!(workers.join("a").unwrap().contains(mark));
+        }
+        assert!(workers.wait("b").is_err());
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub const PLAIN: Scenario = Scenario {
 /// What a thread does first so that its own past counts no more: of the
 /// utilization that it is remembered with from earlier activations (util_est)
 /// each short one takes a quarter, so that of 1024 nothing is left after 40.
-pub const CALM: &str = "light=20/10000/40";
+pub const CALM: &str = "calm=20/10000/40";
 
 /// Which CPUs a scenario is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

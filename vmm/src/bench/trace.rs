@@ -121,9 +121,13 @@ impl Trace {
         self.write("tracing_on", "1")
     }
 
-    /// What was seen since the start.
-    pub fn stop(&self) -> Result<Seen> {
-        self.write("tracing_on", "0")?;
+    /// Stops; what was seen stays.
+    pub fn stop(&self) -> Result<()> {
+        self.write("tracing_on", "0")
+    }
+
+    /// What was seen between the start and the end.
+    pub fn seen(&self) -> Result<Seen> {
         let path = self.0.join("trace");
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         parse(&text)
