@@ -2,7 +2,7 @@
 //! The line protocol: a line in, an answer out, `@ok ANSWER` or
 //! `@error WHY`, the same on a pipe and on a guest's console.
 //!
-//! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`, `now`,
+//! `start NAME STEP...`, `wait NAME`, `join NAME`, `join NAME brief`, `settle WAKES GAP_US`, `now`,
 //! `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
 
 use std::fs;
@@ -47,6 +47,7 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
         ["start", name, rest @ ..] => workers.start(name, steps(rest)?).map(nothing),
         ["wait", name] => workers.wait(name).map(nothing),
         ["join", name] => workers.join(name),
+        ["join", name, "brief"] => workers.join(name).map(|notes| without_runs(&notes)),
         ["settle", wakes, gap_us] => {
             wake_all(wakes.parse()?, Duration::from_micros(gap_us.parse()?))?;
             above_minimum()
@@ -67,9 +68,35 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     }
 }
 
+/// Most of what there is to tell.
+fn without_runs(notes: &str) -> String {
+    let words = notes.split(' ').filter(|word| !word.starts_with("run="));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 fn insmod(path: &str, options: &str) -> Result<()> {
     let file = fs::File::open(Path::new(path)).with_context(|| format!("opening {path}"))?;
     let options = std::ffi::CString::new(options)?;
     finit_module(file, &options, ModuleInitFlags::empty())
         .with_context(|| format!("loading {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Brief notes have all but the bursts.
+
+    use super::*;
+
+    #[test]
+    fn brief_notes_have_no_runs() {
+        let mut workers = Workers::default();
+        for (join, runs) in [("join a", 2), ("join a brief", 0)] {
+            carry_out(&mut workers, "start a mark=start light=1/1/2 mark=end").unwrap();
+            let notes = carry_out(&mut workers, join).unwrap();
+            assert_eq!(notes.matches("run=").count(), runs, "{notes}");
+            for word in ["tid=", " turns=", " start=", " end="] {
+                assert!(notes.contains(word), "{notes}");
+            }
+        }
+    }
 }

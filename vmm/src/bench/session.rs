@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
         let _held = Held::frequencies(scenario, self.machine)?;
         let repeats = repeats.min(scenario.most);
         let observed = (0..repeats)
-            .map(|_| settled(|| self.once(scenario, trace)))
+            .map(|repeat| settled(|| self.once(scenario, trace, repeat == 0)))
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed
@@ -147,7 +147,9 @@ impl<'a> Session<'a> {
         self.host.end()
     }
 
-    fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
+    /// One repeat. The first is exported with its bursts; to tell those of the
+    /// others as well takes a guest's console longer than the load takes.
+    fn once(&mut self, scenario: &Scenario, trace: &Trace, first: bool) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
         let speed = Held::speed(scenario, self.machine)?;
         trace.start()?;
@@ -168,8 +170,11 @@ impl<'a> Session<'a> {
         trace.stop()?;
         // What follows isn't measured: it need not be as slow.
         drop(speed);
+        let how = if first { "" } else { " brief" };
         let peer = self.peer();
-        let all_notes = names.iter().map(|name| peer.ask(&format!("join {name}")));
+        let all_notes = names
+            .iter()
+            .map(|name| peer.ask(&format!("join {name}{how}")));
         let all_notes = all_notes.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
