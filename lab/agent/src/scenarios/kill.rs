@@ -16,10 +16,8 @@ use super::{Plan, Policy, first_cpus, registers};
 use crate::load::Load;
 use crate::vm::{Setup, Vm};
 
-/// Kills of a VMM that starts, or whose guest boots: on the path that it
-/// chooses; fewer on the others, whose VMM does the same but for the path.
+/// Kills of a VMM that starts, or whose guest boots.
 const EARLY: u32 = 47;
-const EARLY_FORCED: u32 = 17;
 /// The moments that they come at, from the start of the VMM.
 const MOMENTS: Duration = Duration::from_millis(800);
 /// Kills of one whose guest makes requests.
@@ -29,20 +27,15 @@ const SOON: Duration = Duration::from_secs(1);
 /// A guest's boot, in virtual time.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// kill -9 of the VMM at 50 times (20 where a path is forced): within 1 s nothing
-/// of it is left, nor does a clamp hold a frequency up. Then of VMM and guardian
-/// both: `vcpufreq cleanup` and the next start remove what is left of them alone.
+/// kill -9 of the VMM at 50 times: within 1 s nothing of it is left, nor does a
+/// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup` and
+/// the next start remove what is left of them alone.
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = plan.mirroring(&first_cpus(&policies));
     let stranger = format!("{CGROUPS}/stranger");
     fs::create_dir(&stranger)?;
-    let times = if plan.path.is_none() {
-        EARLY
-    } else {
-        EARLY_FORCED
-    };
-    let (mut left, with_cgroup) = early(&setup, times)?;
+    let (mut left, with_cgroup) = early(&setup)?;
     let loaded: Vec<Value> = (0..LOADED)
         .map(|round| loaded(plan, &setup, &policies, round))
         .collect::<Result<_>>()?;
@@ -55,8 +48,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let rounds = loaded.iter().chain([&cleanup, &next_start]);
     let all = rounds.into_iter().all(|round| round["held"] == true);
     Ok(json!({
-        "held": left.is_empty() && with_cgroup > times / 2 && all && stranger_there,
-        "kills": times + LOADED, "killed_with_a_cgroup": with_cgroup, "left": left,
+        "held": left.is_empty() && with_cgroup > EARLY / 2 && all && stranger_there,
+        "kills": EARLY + LOADED, "killed_with_a_cgroup": with_cgroup, "left": left,
         "loaded": loaded, "both_killed": [cleanup, next_start],
         "stranger_untouched": stranger_there,
     }))
@@ -64,13 +57,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
 
 /// From before it does anything to a booting guest: what is left of all of
 /// them, and how many of them had a cgroup.
-fn early(setup: &Setup, times: u32) -> Result<(Vec<Value>, u32)> {
+fn early(setup: &Setup) -> Result<(Vec<Value>, u32)> {
     let mut left = Vec::new();
     let mut with_cgroup = 0;
-    for round in 0..times {
+    for round in 0..EARLY {
         let vm = Vm::start(setup)?;
         // In steps that visit every part of it, not in order.
-        sleep(MOMENTS / times * (round * 37 % times));
+        sleep(MOMENTS / EARLY * (round * 37 % EARLY));
         with_cgroup += u32::from(!own_cgroups()?.is_empty());
         vm.kill()?;
         sleep(SOON);
