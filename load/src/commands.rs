@@ -68,7 +68,7 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     }
 }
 
-/// Most of what there is to tell.
+/// Notes without their bursts, which are most of the text.
 fn without_runs(notes: &str) -> String {
     let words = notes.split(' ').filter(|word| !word.starts_with("run="));
     words.collect::<Vec<_>>().join(" ")

@@ -69,6 +69,7 @@ impl Exits {
         for line in BufReader::new(self.trace.open()?).lines() {
             counter.line(&line?)?;
         }
+        self.trace.remove()?;
         Ok(SeenExits {
             by_address: counter.by_address,
             mmio_exit_user,

@@ -10,7 +10,8 @@ use crate::trace::lost;
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
-/// The instance; dropping it switches its events off and removes it.
+/// The instance; removing it switches its events off. Dropping it does so too, where
+/// something else has failed.
 #[derive(Debug)]
 pub struct Instance {
     path: String,
@@ -61,6 +62,12 @@ impl Instance {
         Ok(())
     }
 
+    /// Removes it.
+    pub fn remove(mut self) -> Result<()> {
+        let path = std::mem::take(&mut self.path);
+        fs::remove_dir(&path).context(path)
+    }
+
     /// What it has recorded.
     pub fn open(&self) -> Result<File> {
         let path = format!("{}/trace", self.path);
@@ -75,6 +82,9 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        if self.path.is_empty() {
+            return;
+        }
         if let Err(error) = fs::remove_dir(&self.path) {
             eprintln!("{} can't be removed: {error}", self.path);
         }

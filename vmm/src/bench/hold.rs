@@ -32,7 +32,12 @@ impl Held {
             };
             let path = cluster.cur_freq.with_file_name(file);
             held.set(path.clone(), &khz.to_string())?;
-            taken(&path, &khz.to_string())?;
+            taken(&path, &khz.to_string()).with_context(|| {
+                format!(
+                    "{}: something else limits this policy, a thermal zone perhaps",
+                    path.display()
+                )
+            })?;
         }
         Ok(held)
     }

@@ -12,6 +12,7 @@ use super::duty;
 use super::machine::Machine;
 use super::perfetto::Tracks;
 use super::scenario::{Hold, Scenario};
+use super::scenarios::SCENARIOS;
 use super::session::{Observed, Variant};
 
 /// Everything that was measured.
@@ -64,6 +65,8 @@ impl Report {
             "path": args.path, "clamp": args.clamp.name(), "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),
+            "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
+                .map(|one| (one.case, one.steps.concat())).collect::<BTreeMap<_, _>>(),
             "version": env!("CARGO_PKG_VERSION"),
         });
         let Value::Object(conditions) = conditions else {

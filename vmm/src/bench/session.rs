@@ -71,7 +71,7 @@ pub struct Observed {
     pub marks: Vec<Mark>,
     /// What its first thread did, by name.
     pub figures: BTreeMap<String, u64>,
-    /// The bursts of each of its threads.
+    /// The bursts of each of its threads, of the first repeat: in others there are none.
     pub runs: Vec<Vec<Run>>,
     /// The threads that carried it: the load's own, or the vCPUs'.
     pub threads: Vec<i32>,

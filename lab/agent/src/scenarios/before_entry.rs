@@ -43,12 +43,12 @@ impl Order {
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
         let (vcpu, set_perf) = (guest.vcpu, guest.page + 4);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
-        let trace = start()?;
+        let watch = Watch::start()?;
         let opps = &guest.opps;
         let wrote = guest
             .vm
             .ask(format!("store-naps {vcpu} {set_perf:#x} {WRITES} {opps}"));
-        let trace = stop(trace)?;
+        let trace = watch.stop()?;
         wrote?;
         let mut order = Self::default();
         for line in trace.lines() {
@@ -119,35 +119,63 @@ fn hundredths(text: &str) -> Option<u32> {
     Some(whole.parse::<u32>().ok()? * 100 + digits)
 }
 
-/// Adds or removes one; to write over the file would remove all.
-fn probe(line: &str) -> Result<()> {
-    let path = format!("{TRACING}/kprobe_events");
-    let mut file = File::options()
-        .append(true)
-        .open(&path)
-        .with_context(|| path.clone())?;
-    file.write_all(line.as_bytes())
-        .with_context(|| format!("{path}: {line}"))
+/// The probe, which has to go after the instances that have it on.
+struct Probe;
+
+impl Probe {
+    fn set() -> Result<Self> {
+        // One is there that nobody has removed.
+        let _ = Self::write("-:lab/clamp");
+        Self::write(PROBE)?;
+        Ok(Self)
+    }
+
+    /// Adds or removes one; to write over the file would remove all.
+    fn write(line: &str) -> Result<()> {
+        let path = format!("{TRACING}/kprobe_events");
+        let mut file = File::options()
+            .append(true)
+            .open(&path)
+            .with_context(|| path.clone())?;
+        file.write_all(line.as_bytes())
+            .with_context(|| format!("{path}: {line}"))
+    }
 }
 
-fn start() -> Result<Instance> {
-    probe(PROBE)?;
-    let trace = Instance::create("entries", 2048)?;
-    trace.set("trace_clock", "mono")?;
-    trace.enable(&EVENTS)?;
-    trace.start()?;
-    Ok(trace)
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if let Err(error) = Self::write("-:lab/clamp") {
+            eprintln!("{error:#}");
+        }
+    }
 }
 
-/// The trace, which has to be complete; nothing of it stays.
-fn stop(trace: Instance) -> Result<String> {
-    let complete = trace.stop();
-    let text = trace.text()?;
-    // A probe can't go while an instance has it on.
-    drop(trace);
-    probe("-:lab/clamp")?;
-    complete?;
-    Ok(text)
+/// The trace and its probe, in the order in which they have to go.
+struct Watch {
+    trace: Instance,
+    _probe: Probe,
+}
+
+impl Watch {
+    fn start() -> Result<Self> {
+        let probe = Probe::set()?;
+        let trace = Instance::create("entries", 2048)?;
+        trace.set("trace_clock", "mono")?;
+        trace.enable(&EVENTS)?;
+        trace.start()?;
+        Ok(Self {
+            trace,
+            _probe: probe,
+        })
+    }
+
+    /// The trace, which has to be complete; nothing of it stays.
+    fn stop(self) -> Result<String> {
+        self.trace.stop()?;
+        let text = self.trace.text()?;
+        self.trace.remove()?;
+        Ok(text)
+    }
 }
 
 #[cfg(test)]

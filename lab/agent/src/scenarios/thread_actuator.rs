@@ -46,6 +46,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         let after = scheduling_of(&vm, vcpu)?;
         ensure!(before == after, "scheduled as {before}, then as {after}");
     }
+    trace.remove()?;
     vm.quit()?;
     let right = rows.iter().all(|row| row["right"] == true);
     Ok(json!({

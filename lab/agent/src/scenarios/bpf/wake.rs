@@ -138,7 +138,7 @@ fn measure(way: Way, cpu: u32) -> Result<(u64, u64, u64)> {
         vm.run(deed, |_, _| ())?;
         times.push(u64::try_from(began.elapsed().as_nanos())?);
     }
-    drop(traced);
+    traced.map(Instance::remove).transpose()?;
     done.store(true, Ordering::Release);
     event.write(1)?;
     let woken = waiter
