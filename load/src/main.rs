@@ -41,7 +41,13 @@ fn first_process() -> ! {
 }
 
 fn set_up() -> Result<()> {
-    for (kind, path) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+    // rt-app's files need room, which a large ramdisk hasn't left in its own tmpfs.
+    for (kind, path) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/tmp"),
+    ] {
         fs::create_dir_all(path)?;
         let mounted = mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>);
         // The kernel may have mounted devtmpfs of its own accord.

@@ -35,7 +35,8 @@ impl RtApp {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         let config = dir.join("rt-app.json");
-        fs::write(&config, self.config(cpu, &dir.to_string_lossy()))?;
+        fs::write(&config, self.config(cpu, &dir.to_string_lossy()))
+            .with_context(|| config.display().to_string())?;
         let output = Command::new("rt-app")
             .arg(&config)
             .output()
