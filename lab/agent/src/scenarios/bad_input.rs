@@ -36,7 +36,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let with = |options: &[&str]| setup.clone().with(options);
     for (setup, says) in [
         (sized(u32::MAX), ["has addresses for", "--mem"]),
-        (sized(32), ["larger than", "--mem"]),
+        (sized(8), ["initrd", "larger than"]),
+        (sized(32), ["too little", "--mem"]),
         (with(&["--kvm-device", "/dev/none"]), ["/dev/none", "KVM"]),
         (with(&["--table", "0=2000,1000"]), ["vCPU 0", "--table"]),
         (with(&["--config", BAD_TOML]), [BAD_TOML, "line 1"]),
