@@ -39,7 +39,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Has the guest write, each 5 ms another OPP.
+    /// Has the guest write, each 20 ms another OPP.
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
         let (vcpu, set_perf) = (guest.vcpu, guest.page + 4);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
