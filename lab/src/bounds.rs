@@ -100,32 +100,44 @@ fn right_cluster(report: &Value) -> Option<Bound> {
 
 fn efficiency(report: &Value, metric: &str) -> Option<Bound> {
     let (host, guest) = medians(report, "periodic", metric)?;
-    let (host, guest) = (host?, guest?);
+    let held = host
+        .zip(guest)
+        .is_some_and(|(host, guest)| host.abs_diff(guest) <= EFFICIENCY);
     Some(Bound {
         text: format!(
-            "periodic {metric}: vm+bridge {guest}, host {host} of 1000, within {EFFICIENCY}"
+            "periodic {metric}: vm+bridge {}, host {} of 1000, within {EFFICIENCY}",
+            or_unknown(guest),
+            or_unknown(host)
         ),
-        held: host.abs_diff(guest) <= EFFICIENCY,
+        held,
     })
 }
 
 fn work(row: &Value) -> Option<Bound> {
     let metric = row["metric"].as_str()?;
-    let (held, bound) = match (metric, row["median"].as_u64()?) {
-        (name, score) if name.ends_with(".score_to_host_normalised") => (
-            score >= SCORE_LEAST,
-            format!("{score}, at least {SCORE_LEAST}"),
-        ),
-        (name, energy) if name.ends_with(".energy_to_host_normalised") => (
-            energy <= ENERGY_MOST,
-            format!("{energy}, at most {ENERGY_MOST}"),
-        ),
-        _ => return None,
+    let median = row["median"].as_u64();
+    let shown = or_unknown(median);
+    let (held, bound) = if metric.ends_with(".score_to_host_normalised") {
+        (
+            median.is_some_and(|score| score >= SCORE_LEAST),
+            format!("{shown}, at least {SCORE_LEAST}"),
+        )
+    } else if metric.ends_with(".energy_to_host_normalised") {
+        (
+            median.is_some_and(|energy| energy <= ENERGY_MOST),
+            format!("{shown}, at most {ENERGY_MOST}"),
+        )
+    } else {
+        return None;
     };
     Some(Bound {
         text: format!("work {metric}: {bound} of 1000"),
         held,
     })
+}
+
+fn or_unknown(figure: Option<u64>) -> String {
+    figure.map_or("unknown".to_owned(), |figure| figure.to_string())
 }
 
 #[cfg(test)]
@@ -194,5 +206,16 @@ mod tests {
         ];
         assert_eq!(held(&rows), [true, false, false, true]);
         assert!(held(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_has_a_row_and_no_median_is_not_held() {
+        let rows = [
+            row("periodic", "host", "efficiency", Some(500)),
+            row("periodic", "vm+bridge", "efficiency", None),
+            row("work", "vm+bridge", "io.energy_to_host_normalised", None),
+            row("work", "vm+bridge", "io.score_to_host_normalised", None),
+        ];
+        assert_eq!(held(&rows), [false, false, false]);
     }
 }
