@@ -114,13 +114,14 @@ pub struct DirTree {
 #[cfg(feature = "host")]
 impl DirTree {
     /// What a new group's control files hold.
-    pub const FILES: [(&str, &str); 8] = [
+    pub const FILES: [(&str, &str); 9] = [
         ("cgroup.type", "domain\n"),
         ("cgroup.controllers", "cpu\n"),
         ("cgroup.subtree_control", "\n"),
         ("cgroup.events", "populated 0\nfrozen 0\n"),
         ("cgroup.procs", ""),
         ("cgroup.threads", ""),
+        ("cgroup.pressure", "1\n"),
         ("cpu.uclamp.min", "0.00\n"),
         ("cpu.uclamp.max", "max\n"),
     ];

@@ -248,7 +248,13 @@ fn groups_are_made_as_documented() {
             host.get(&format!("{group}/{child}/cgroup.type")),
             "threaded"
         );
+        assert_eq!(host.get(&format!("{group}/{child}/cgroup.pressure")), "0");
     }
+    assert_eq!(
+        host.get(&format!("{group}/cgroup.pressure")),
+        "1",
+        "the VM's"
+    );
     let pid = process::id().to_string();
     assert_eq!(host.get(&format!("{group}/rest/cgroup.procs")), pid);
     assert_eq!(
@@ -259,6 +265,29 @@ fn groups_are_made_as_documented() {
     let tid = Tid::current().to_string();
     assert_eq!(host.get(&format!("{group}/domain3/cgroup.threads")), tid);
     assert_eq!(host.get(&format!("{group}/domain7/cgroup.threads")), tid);
+}
+
+/// A kernel without PSI, or before 6.1.
+struct NoPressure<'a>(&'a DirTree);
+
+impl CgroupTree for NoPressure<'_> {
+    fn make(&self, dir: &Path) -> std::io::Result<()> {
+        self.0.make(dir)?;
+        fs::remove_file(dir.join("cgroup.pressure"))
+    }
+
+    fn remove(&self, dir: &Path) -> std::io::Result<()> {
+        self.0.remove(dir)
+    }
+}
+
+#[test]
+fn a_host_without_pressure_has_groups_all_the_same() {
+    let host = Host::new();
+    let domain = DomainId(0);
+    CgroupActuator::create(&NoPressure(&host.tree), &host.place(), &[domain]).unwrap();
+    let pressure = format!("{}/domain0/cgroup.pressure", own_group());
+    assert!(!host.cg(&pressure).exists());
 }
 
 #[test]

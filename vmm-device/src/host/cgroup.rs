@@ -5,7 +5,8 @@
 //! <parent>/                      cpu in cgroup.subtree_control
 //!   vcpufreq.<pid>/              cpu.uclamp.min = max: a child's minimum is capped by it
 //!     rest/                      threaded; all threads that run no vCPU; not clamped
-//!     domain<N>/                 threaded; the vCPU threads of domain N; clamped
+//!     domain<N>/                 threaded; the vCPU threads of domain N; clamped; like rest,
+//!                                without pressure (PSI) of its own
 //! ```
 //! `rest` is there so that the maximum that the VM's group must allow doesn't become the floor of
 //! the VMM's other threads.
@@ -317,6 +318,12 @@ fn is_abandoned(root: &HostRoot, group: &Path, pid: u32) -> bool {
 
 pub(super) fn make_threaded(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
     make(tree, dir)?;
+    // What keeps it waiting is in the VM's group too, and to reckon it for one group more costs
+    // each switch to and from a vCPU. Kernels before 6.1, or without PSI, have no such file.
+    let pressure = dir.join("cgroup.pressure");
+    if pressure.exists() {
+        write(&pressure, "0")?;
+    }
     write(&dir.join("cgroup.type"), "threaded")
 }
 
