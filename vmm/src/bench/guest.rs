@@ -80,6 +80,13 @@ fn command(machine: &Machine, bridge: bool, cmdline: &str, args: &BenchArgs) -> 
     Ok(command)
 }
 
+/// Whether a thread of this name runs a vCPU: `vcpu` and its number. The VMM's own
+/// first thread is called `vcpufreq`.
+pub fn runs_vcpu(name: &str) -> bool {
+    let number = name.strip_prefix("vcpu");
+    number.is_some_and(|number| number.parse::<u16>().is_ok())
+}
+
 /// The threads of a process, with their names.
 pub fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
     let tasks = format!("/proc/{pid}/task");
@@ -95,4 +102,20 @@ pub fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Threads are told apart by their names.
+
+    use super::runs_vcpu;
+
+    #[test]
+    fn the_program_is_no_vcpu() {
+        let rows = [("vcpu0", true), ("vcpu17", true), ("vcpufreq", false)];
+        for (name, runs) in rows {
+            assert_eq!(runs_vcpu(name), runs, "{name}");
+        }
+        assert!(!runs_vcpu("vcpu") && !runs_vcpu("requests"));
+    }
 }

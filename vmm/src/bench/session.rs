@@ -10,7 +10,7 @@ use vcpufreq_load::work::{now_ns, pin_thread};
 
 use super::BenchArgs;
 use super::duty::{DUTIES, run_us};
-use super::guest::{Guest, threads};
+use super::guest::{Guest, runs_vcpu, threads};
 use super::hold::Held;
 use super::machine::{Cluster, Machine};
 use super::notes::{Mark, Notes, Run};
@@ -295,7 +295,7 @@ impl<'a> Session<'a> {
         let guest = self.guest.iter().map(|guest| guest.console.pid());
         for pid in guest.chain([std::process::id(), self.host.pid()]) {
             for (tid, name) in threads(pid)? {
-                if !name.starts_with("vcpu") {
+                if !runs_vcpu(&name) {
                     pin_thread(tid, &[cpu])?;
                 }
             }
