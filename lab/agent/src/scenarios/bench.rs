@@ -2,13 +2,14 @@
 //! `vcpufreq bench` on the lab's host, as anyone calls it.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{self, Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::Plan;
 use crate::deeds::{insmod, rmmod};
+use crate::sysfs;
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
@@ -20,6 +21,8 @@ const TICK_US: u64 = 4_000;
 const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 
 const GUEST_CMDLINE: &str = "nokaslr";
+const SLICE: &str = "/sys/fs/cgroup/user.slice";
+const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
 /// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
@@ -91,6 +94,7 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     insmod("null_blk", NULL_BLK)?;
     // Of the run before.
     let _ = fs::remove_file(OUT);
+    let session = Session::enter()?;
     let output = Command::new("/bin/vcpufreq")
         .args([
             "bench",
@@ -113,6 +117,7 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
         .args(options)
         .output()
         .context("starting vcpufreq bench")?;
+    drop(session);
     rmmod("null_blk")?;
     rmmod("configfs")?;
     insmod("lab_cpuidle", "")?;
@@ -121,4 +126,32 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
     Ok((output, report))
+}
+
+/// What this process starts is in a cgroup with the cpu controller, two levels below
+/// the root, as a login's is under systemd (which has one more): on a host with an init
+/// system no load is in the root group, and each level costs a thread's ticks and
+/// switches something. A VM's own groups are two levels deep, too.
+struct Session;
+
+impl Session {
+    fn enter() -> Result<Self> {
+        // The root has the cpu controller on since `cpus_that_disobey`.
+        fs::create_dir(SLICE)?;
+        sysfs::write(format!("{SLICE}/cgroup.subtree_control"), "+cpu")?;
+        fs::create_dir(SCOPE)?;
+        sysfs::write(format!("{SCOPE}/cgroup.procs"), process::id())?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let left = sysfs::write("/sys/fs/cgroup/cgroup.procs", process::id())
+            .and_then(|()| Ok(fs::remove_dir(SCOPE)?))
+            .and_then(|()| Ok(fs::remove_dir(SLICE)?));
+        if let Err(error) = left {
+            println!("the bench's cgroup stays: {error:#}");
+        }
+    }
 }
