@@ -68,7 +68,14 @@ const BOOTS: &[Boot] = &[
     },
     boot(
         "4+3+1",
-        &["capacity", "opps-exact", "opps-floor", "uclamp", "speed"],
+        &[
+            "capacity",
+            "opps-exact",
+            "opps-floor",
+            "uclamp",
+            "speed",
+            "speed-guest",
+        ],
     ),
     boot(
         "2+2",

@@ -116,6 +116,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "ramps" => bench::ramps(plan),
         "rt-app" => rt_app::run(plan),
         "speed" => speed::run(plan),
+        "speed-guest" => speed::guest(plan),
         "rt-causes" => rt_causes::run(plan),
         "rt-guest" => rt_guest::run(plan),
         "rt-irqbalance" => rt_irqbalance::run(plan),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Plan, Policy, let_load_decay};
 use crate::deeds::{insmod, rmmod};
+use crate::vm::{Setup, Vm};
 use crate::{load, sys, sysfs};
 
 pub(super) const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
@@ -56,6 +57,53 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         "held": wrong.is_empty(), "opps": rows.len(),
         "rows": rows.iter().map(|row| row.json(full)).collect::<Vec<_>>(),
     }))
+}
+
+/// The same work in a guest without the bridge, on a vCPU that is pinned to a CPU of each
+/// policy in turn. A guest has ticks and exits that the model must not slow as if
+/// they were work, or everything that runs in one would look too slow.
+pub fn guest(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    // As above.
+    rmmod("lab_cpuidle")?;
+    let mut rows = Vec::new();
+    for policy in &policies {
+        let setup = Setup::mirroring(&[policy.cpu()]).with(&["--no-bridge"]);
+        let mut vm = Vm::boot(&setup)?;
+        let governor = format!("{}/scaling_governor", policy.path);
+        sysfs::write(&governor, "userspace")?;
+        sysfs::write(SPEED_MODEL, 1)?;
+        for &khz in &policy.opps {
+            sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;
+            let_load_decay();
+            let mut times = (0..=RUNS)
+                .map(|_| vm.number(format!("work 0 {TURNS}")))
+                .collect::<Result<Vec<_>>>()?;
+            // As above: the first pays what the CPU owed.
+            times.remove(0);
+            times.sort_unstable();
+            rows.push((policy.cpu(), khz, share(policy, khz), times[RUNS / 2]));
+        }
+        sysfs::write(SPEED_MODEL, 0)?;
+        sysfs::write(&governor, "schedutil")?;
+        vm.quit()?;
+    }
+    insmod("lab_cpuidle", "")?;
+    let work = |row: &(u32, u32, f64, u64)| row.3 as f64 * row.2;
+    let full = rows.last().map(work).context("no OPP")?;
+    let right = |row: &(u32, u32, f64, u64)| (work(row) / full - 1.0).abs() <= TOLERANCE;
+    Ok(json!({
+        "held": rows.iter().all(right), "opps": rows.len(),
+        "rows": rows.iter().map(|row| json!({
+            "cpu": row.0, "khz": row.1, "work_ns": row.3,
+            "time_against_inverse_speed": work(row) / full,
+        })).collect::<Vec<_>>(),
+    }))
+}
+
+/// The share of full speed that a policy's CPUs deliver at an OPP.
+fn share(policy: &Policy, khz: u32) -> f64 {
+    f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.max()))
 }
 
 /// Waits until no CPU has been seen busy for 3 s: the boot leaves work behind.
@@ -120,11 +168,10 @@ fn measure(policy: &Policy, khz: u32) -> Result<Row> {
     }
     let uj = energy_uj(policy)?.saturating_sub(before);
     times.sort_unstable();
-    let share = f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.max()));
     Ok(Row {
         cpu,
         khz,
-        share,
+        share: share(policy, khz),
         ns: times[RUNS / 2],
         uj,
         busy_ns,
