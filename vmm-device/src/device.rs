@@ -22,7 +22,7 @@ use crate::limit::{Bucket, Clock, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Demand, Report};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
-use crate::regs::{ReadReg, WriteReg};
+use crate::regs::{FEATURE_ANY_CPU, ReadReg, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// A virtual cpufreq device of 1 to 512 vCPUs.
@@ -121,6 +121,14 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self.actuator
     }
 
+    /// What it has beyond the registers of the binding.
+    pub(crate) fn features(&self) -> u32 {
+        match self.actuator.serves_any_vcpu() {
+            true => FEATURE_ANY_CPU,
+            false => 0,
+        }
+    }
+
     /// Where its frequencies come from.
     #[must_use]
     pub fn source(&self) -> &S {
@@ -142,6 +150,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 .entry(page.selected.load(Relaxed))
                 .map_or(0, |khz| khz.0),
             ReadReg::PerfDomain => spec.domain.0,
+            ReadReg::Features => self.features(),
         }
     }
 

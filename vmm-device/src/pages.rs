@@ -106,6 +106,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
             self.show(vcpu, ReadReg::PerftblLen, spec.table.register_len());
             self.show(vcpu, ReadReg::PerfDomain, spec.domain.0);
+            self.show(vcpu, ReadReg::Features, self.features());
             self.show_memory(vcpu);
         }
         Ok(())

@@ -20,6 +20,13 @@ pub trait Actuator: Send + Sync {
     /// # Errors
     /// What the host said. The device counts it and asks again at the next request.
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError>;
+
+    /// Whether a guest may have a vCPU of any domain ask for any other, which it is told by
+    /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU). Not where what is clamped can be the thread
+    /// that asks, in place of the domain's.
+    fn serves_any_vcpu(&self) -> bool {
+        true
+    }
 }
 
 /// Says what the pCPU that a vCPU is on does now.

@@ -32,8 +32,13 @@ pub const REG_PERFTBL_SEL: u64 = 0x0c;
 pub const REG_PERFTBL_RD: u64 = 0x10;
 /// R, number: the performance domain.
 pub const REG_PERF_DOMAIN: u64 = 0x14;
+/// R, bits: what there is beyond the registers above.
+pub const REG_FEATURES: u64 = 0x100;
+
 /// Extensions have their registers from here on; below it nothing is ever added.
 pub const REG_EXTENSIONS: u64 = 0x100;
+/// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
+pub const FEATURE_ANY_CPU: u32 = 1;
 
 /// Hypercall: which version of these calls there is, which is 1.
 pub const CALL_VERSION: u32 = 0x8600_0f00;
@@ -53,6 +58,8 @@ pub enum ReadReg {
     PerftblRd,
     /// [`REG_PERF_DOMAIN`]
     PerfDomain,
+    /// [`REG_FEATURES`]
+    Features,
 }
 
 /// Registers that can be written.
@@ -64,11 +71,12 @@ pub enum WriteReg {
     PerftblSel,
 }
 
-const READABLE: [(u64, ReadReg); 4] = [
+const READABLE: [(u64, ReadReg); 5] = [
     (REG_CUR_PERF, ReadReg::CurPerf),
     (REG_PERFTBL_LEN, ReadReg::PerftblLen),
     (REG_PERFTBL_RD, ReadReg::PerftblRd),
     (REG_PERF_DOMAIN, ReadReg::PerfDomain),
+    (REG_FEATURES, ReadReg::Features),
 ];
 
 const WRITABLE: [(u64, WriteReg); 2] = [
@@ -91,6 +99,7 @@ impl ReadReg {
             Self::PerftblLen => REG_PERFTBL_LEN,
             Self::PerftblRd => REG_PERFTBL_RD,
             Self::PerfDomain => REG_PERF_DOMAIN,
+            Self::Features => REG_FEATURES,
         }
     }
 }

@@ -106,6 +106,7 @@ fn fixed_registers_read_as_configured() {
     let bench = bench(ClampMode::Floor);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERFTBL_LEN)), [3, 3, 2]);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERF_DOMAIN)), [7, 7, 3]);
+    assert_eq!(bench.read(2, REG_FEATURES), FEATURE_ANY_CPU);
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn illegal_accesses_read_0_are_dropped_and_counted() {
         ("unaligned", 0x01, 4),
         ("across registers", 0x02, 4),
         ("of a register that is written", REG_SET_PERF, 4),
-        ("of an extension", REG_EXTENSIONS, 4),
+        ("of an extension that there isn't", REG_EXTENSIONS + 4, 4),
         ("at the end of the page", 0xffc, 4),
     ];
     for (n, (name, offset, len)) in (1..).zip(reads) {

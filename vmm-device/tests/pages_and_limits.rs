@@ -121,7 +121,10 @@ fn pages_show_the_registers_and_nothing_else() {
             .map(|i| word(&memory, vcpu, 4 * i))
             .collect();
         assert_eq!(page[..6], [1_800_000, 0, 3, 0, 600_000, domain]);
-        assert!(page[6..].iter().all(|word| *word == 0));
+        let features = usize::try_from(REG_FEATURES / 4).unwrap();
+        assert_eq!(page[features], FEATURE_ANY_CPU);
+        let rest = page[6..features].iter().chain(&page[features + 1..]);
+        assert!(rest.copied().all(|word| word == 0));
     }
     assert!(memory[3 * 1024..].iter().all(|w| w.load(SeqCst) == 0));
 }

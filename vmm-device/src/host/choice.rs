@@ -260,4 +260,8 @@ impl Actuator for HostActuator {
             }),
         }
     }
+    /// Where the clamp is the thread's, a BPF program has it put on the one that asks.
+    fn serves_any_vcpu(&self) -> bool {
+        !matches!(self.on, On::Threads(_))
+    }
 }
