@@ -290,14 +290,22 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
 	count(&vcpu->to_worker);
 }
 
+/* Whether vCPU `id` is of the domain that is asked for. */
+static __always_inline bool is_of_domain(__u32 id, const struct vcpufreq_bpf_event *event)
+{
+	const struct vcpufreq_bpf_policy *policy = policy_of(id);
+
+	return policy && policy->domain == event->domain;
+}
+
 /*
  * Has a demand put into force by the module, on behalf of the current vCPU.
- * Another vCPU of the domain may do so at the same time: whoever comes last
- * looks what is wanted by then. Returns an outcome.
+ * Another vCPU may do so at the same time: whoever comes last looks what is
+ * wanted by then. Returns an outcome.
  */
 static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 				     struct vcpufreq_bpf_domain *domain, __u32 writer,
-				     const struct vcpufreq_bpf_event *event)
+				     struct vcpufreq_bpf_event *event)
 {
 	int error = 0;
 	__u32 demand;
@@ -317,6 +325,12 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	if (!error) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
+	}
+	/* A writer that clamps mean nothing to may ask for others, to which they do. */
+	if (error == -95 && !is_of_domain(writer, event)) {
+		event->kind = VCPUFREQ_BPF_APPLY;
+		tell_worker(vcpu, &domain->pending, event);
+		return VCPUFREQ_BPF_LEFT_TO_WORKER;
 	}
 	/* The next request is to try again, whatever it asks for. */
 	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);

@@ -146,12 +146,15 @@ fn clamped() -> Result<Value> {
     let (limit_holds, limit) = limit(&mut vcpu, &module)?;
     let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
     let (deadline_holds, deadline) = deadline(&mut vcpu)?;
+    drop((_event, _others));
+    drop(vcpu);
+    let (others_hold, for_others) = deadline_for_others(&module)?;
     let applied = module.applied(0)?;
     Ok(json!({
         "held": reads_hold && writes_hold && limit_holds && overtaken_holds && deadline_holds
-            && applied.refused == 0,
+            && others_hold && applied.refused == 0,
         "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
-        "deadline": deadline,
+        "deadline": deadline, "deadline_for_others": for_others,
         "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
     }))
 }
@@ -294,6 +297,42 @@ fn deadline(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
     let count = after.not_applicable - before.not_applicable;
     let row = json!({ "requests": 10, "not_applicable": count });
     Ok((count == 10, row))
+}
+
+/// Of a vCPU in another domain, it may ask for one that clamps do mean something to: the worker
+/// has that put into force.
+fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let [mut own, mut other] = [like(policy, 1)?, like(policy, 0)?];
+    for how in [&mut own, &mut other] {
+        how.actuate = ActuateBy::Kfunc;
+    }
+    let host = start(&policies, vec![own, other])?;
+    host.register_thread(ONE)?;
+    let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
+    let _others = vm.swallow(OTHERS_SET_PERF)?;
+    let before = module.applied(0)?.applied;
+    let by_other = Deed {
+        address: OTHERS_SET_PERF,
+        ..stores(1, FROM_KHZ, 0)
+    };
+    vm.run(by_other, |_, _| ())?;
+    let worker = host.worker()?;
+    let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
+    let apply = |domain, demand| module.apply(domain, demand).is_ok();
+    let served = events.iter().filter(|event| {
+        matches!(event, Event::Waiting(waiting) if host.serve(waiting, apply) == Settled::InForce)
+    });
+    let (count, served) = (events.len(), served.count());
+    let applied = module.applied(0)?.applied - before;
+    let counters = host.counters(VcpuId(1)).context("no vCPU")?;
+    let held = (count, served, applied, counters.not_applicable) == (1, 1, 1, 0);
+    let row = json!({
+        "events": count, "served": served, "applied": applied,
+        "not_applicable": counters.not_applicable,
+    });
+    Ok((held, row))
 }
 
 fn own_clamp() -> Result<u32> {
