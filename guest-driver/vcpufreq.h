@@ -45,12 +45,14 @@ struct vcpufreq_domain {
  * struct vcpufreq - one device, as found by a way of attaching
  * @dev:	where messages and allocations go
  * @regs:	register pages, one per CPU, by CPU number
+ * @any_cpu:	a CPU may ask for a domain that it isn't of
  * @driver:	the cpufreq driver registered for this device
  * @domain:	the domain of each possible CPU, by CPU number
  */
 struct vcpufreq {
 	struct device *dev;
 	void __iomem *regs;
+	bool any_cpu;
 	struct cpufreq_driver driver;
 	struct vcpufreq_domain **domain;
 };

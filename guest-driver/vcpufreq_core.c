@@ -4,8 +4,10 @@
  * one register write, and the host's own governor acts on it.
  *
  * Requests go to the register of policy->cpu and are written by a CPU of the
- * policy, on every path: so the thread that leaves the guest is one of those
- * that the host has to adjust, and the host needs to reach no other.
+ * policy: so the thread that leaves the guest is one of those that the host has
+ * to adjust, and the host needs to reach no other. Where the host says that it
+ * does (VCPUFREQ_FEATURE_ANY_CPU), the scheduler may ask from any CPU, so that a
+ * task that another CPU moves to an idle one finds its frequency there.
  *
  * A request of 0 takes the last one back: nothing of it is left that would
  * keep the host fast, or slow, for a guest that doesn't ask.
@@ -51,7 +53,10 @@ static int vcpufreq_request_on_cpu(struct cpufreq_policy *policy, u32 perf)
 					&req, true);
 }
 
-/* Called by the scheduler on a CPU of the policy, with a run queue locked. */
+/*
+ * Called by the scheduler with a run queue locked, on a CPU of the policy unless
+ * any CPU may ask.
+ */
 static unsigned int vcpufreq_fast_switch(struct cpufreq_policy *policy,
 					 unsigned int target_freq)
 {
@@ -105,7 +110,7 @@ static int vcpufreq_init(struct cpufreq_policy *policy)
 	if (vcpufreq_has_table(domain))
 		policy->freq_table = domain->table;
 
-	policy->dvfs_possible_from_any_cpu = false;
+	policy->dvfs_possible_from_any_cpu = vf->any_cpu;
 	policy->fast_switch_possible = true;
 
 	/*

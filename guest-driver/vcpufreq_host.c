@@ -171,5 +171,9 @@ int vcpufreq_read_host(struct vcpufreq *vf, resource_size_t size)
 			return ret;
 	}
 
+	/* Equal in all pages; 0 on a host that knows nothing of it. */
+	vf->any_cpu = vcpufreq_read(vf, 0, VCPUFREQ_REG_FEATURES) &
+		      VCPUFREQ_FEATURE_ANY_CPU;
+
 	return 0;
 }

@@ -24,6 +24,8 @@ from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BA
 CPUFREQ = "/sys/devices/system/cpu/cpufreq"
 FAKE = "/sys/module/vcpufreq_fakehost/parameters"
 MAX = 2_000_000
+# VCPUFREQ_FEATURE_ANY_CPU
+ANY_CPU = 1
 SAMPLES = 8
 
 # Page, bytes of the region, registers of each CPU, what the driver says.
@@ -297,13 +299,15 @@ def tables_and_domains(args):
                True)
         expect_said(expect_calm(guest),
                     "domain 0: CPU0 has 3 performance levels, CPU1 has 2")
-        for _ in range(2):
+        for features in (0, 0, ANY_CPU):
             guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 "
-                      "cur_khz=2000000,2000000,2000000")
+                      f"cur_khz=2000000,2000000,2000000 features={features}")
             two_policies(guest)
             inefficient_level(guest)
             domain_hotplug(guest)
-            expect("written from outside of the domain", fake(guest, "asked_outside"), [0])
+            moved_tasks(guest)
+            outside = fake(guest, "asked_outside")[0]
+            expect("written from outside of the domain", outside > 0, features == ANY_CPU)
             guest.run("busybox rmmod vcpufreq_fakehost")
             expect_calm(guest)
 
@@ -332,6 +336,17 @@ def inefficient_level(guest):
     busy(guest, 0)
     guest.run("busybox sleep 1")
     expect("least that schedutil asks for", fake(guest, "asked_least_khz")[0], 1_000_000)
+
+
+def moved_tasks(guest):
+    """A busy task goes to the other policy's CPU: the CPU that it leaves moves it."""
+    governor(guest, 0, "schedutil")
+    governor(guest, 2, "schedutil")
+    for _ in range(3):
+        guest.run("busybox taskset 1 busybox sh -c 'while :; do :; done' & echo $! > /pid; "
+                  "busybox sleep 0.3")
+        guest.run("busybox taskset -p 4 $(busybox cat /pid)")
+        guest.run("busybox sleep 0.3; kill $(busybox cat /pid)")
 
 
 def domain_hotplug(guest):

@@ -59,6 +59,10 @@ static unsigned int asked_outside;
 module_param(asked_outside, uint, 0444);
 MODULE_PARM_DESC(asked_outside, "requests written by a CPU of another domain");
 
+static unsigned int features;
+module_param(features, uint, 0444);
+MODULE_PARM_DESC(features, "what the host has beyond the binding");
+
 static unsigned int selected[FAKE_CPUS];
 static struct platform_device *fakehost_pdev;
 static struct vcpufreq *fakehost_vf;
@@ -82,6 +86,8 @@ static u32 fakehost_read(const void __iomem *addr)
 		return selected[cpu] < len_of(cpu) ? table_khz[selected[cpu]] : 0;
 	case VCPUFREQ_REG_PERF_DOMAIN:
 		return domain[cpu];
+	case VCPUFREQ_REG_FEATURES:
+		return features;
 	}
 
 	return 0;
