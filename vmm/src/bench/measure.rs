@@ -34,7 +34,10 @@ pub enum Metric {
     /// Of the time that the load's threads ran, per mille on CPUs of the most
     /// capable cluster; in a guest, of the vCPUs' time.
     OnBig,
-    /// Until the load is on a CPU of the most capable cluster.
+    /// Until the load is on a CPU of a cluster that isn't the least capable one. Of three
+    /// clusters the scheduler goes to either of the larger ones first.
+    Migrate,
+    /// Until it is on a CPU of the most capable one.
     ToBig,
     /// Until it is there and that cluster runs at its highest frequency.
     ToBigFmax,
@@ -67,7 +70,8 @@ impl Metric {
             Self::ToHostTop => ("to_host_top", "us"),
             Self::Work => ("work", "turns"),
             Self::OnBig => ("on_big", "permille"),
-            Self::ToBig => ("migrate", "us"),
+            Self::Migrate => ("migrate", "us"),
+            Self::ToBig => ("to_big", "us"),
             Self::ToBigFmax => ("to_big_fmax", "us"),
             Self::EndsOnBig => ("ends_on_big", "share"),
             Self::Met(duty) => return (format!("duty{duty}.met"), "permille"),
@@ -88,10 +92,9 @@ impl Metric {
         let big = machine.big();
         let reached = |khz: u32| observed.reaches(machine, own, khz, start.us).map(from);
         let of_duty = |name, duty| observed.of_duty(machine, name, duty);
-        let on_big = || {
-            let mut places = observed.marks.iter().filter(|mark| mark.us >= start.us);
-            places.find(|mark| big.cpus.contains(&mark.cpu))
-        };
+        let places = || observed.marks.iter().filter(|mark| mark.us >= start.us);
+        let on_big = || places().find(|mark| big.cpus.contains(&mark.cpu));
+        let off_little = || places().find(|mark| !machine.little().cpus.contains(&mark.cpu));
         match self {
             Self::ToFmax => reached(own.khz.1),
             Self::ToHostTop => reached(host_top?),
@@ -108,6 +111,7 @@ impl Metric {
             Self::TopKhz => observed.top(machine, own).map(u64::from),
             Self::Work => observed.figure("turns"),
             Self::OnBig => observed.share_on(&big.cpus),
+            Self::Migrate => off_little().map(|mark| from(observed.since(mark))),
             Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
             Self::ToBigFmax => {
                 let there = observed.since(on_big()?);

@@ -134,10 +134,40 @@ fn migration_counts_from_the_switch_on_the_big_cpu() {
         cpu: 1,
         khz: 2800,
     });
+    assert_eq!(figure(Metric::Migrate, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBig, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBigFmax, &moved), Some(5000));
     assert_eq!(figure(Metric::EndsOnBig, &moved), Some(1));
     assert_eq!(figure(Metric::EndsOnBig, &observed(0, &[])), Some(0));
+}
+
+#[test]
+fn of_three_clusters_either_larger_one_is_a_migration() {
+    let mut three = machine();
+    let mut middle = three.clusters[1].clone();
+    middle.cpus = vec![2];
+    middle.capacity = 800;
+    three.clusters.insert(1, middle);
+    let mut moved = observed(0, &[]);
+    moved.khz_before = vec![600, 700, 700];
+    for (at, us, cpu) in [(1, 2010, 2), (2, 4010, 1)] {
+        let mark = Mark {
+            name: "on".to_owned(),
+            us,
+            cpu,
+        };
+        moved.marks.insert(at, mark);
+        let switch = Switch {
+            us: us - 10,
+            cpu,
+            prev: 0,
+            next: LOAD,
+        };
+        moved.seen.switches.insert(at, switch);
+    }
+    let figure = |metric: Metric| metric.of(&three, &moved, None);
+    assert_eq!(figure(Metric::Migrate), Some(1000));
+    assert_eq!(figure(Metric::ToBig), Some(3000));
 }
 
 #[test]

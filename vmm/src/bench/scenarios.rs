@@ -103,7 +103,12 @@ pub const SCENARIOS: &[Scenario] = &[
             "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start \
                   busy=600000 mark=end",
         ],
-        metrics: &[Metric::ToBigFmax, Metric::ToBig, Metric::EndsOnBig],
+        metrics: &[
+            Metric::ToBigFmax,
+            Metric::Migrate,
+            Metric::ToBig,
+            Metric::EndsOnBig,
+        ],
         ..PLAIN
     },
     Scenario {
