@@ -96,6 +96,9 @@ pub struct Read<T> {
     head: u64,
     /// Time (CLOCK_MONOTONIC, ns), and what that record said.
     pub newest: Option<(u64, T)>,
+    /// More was written since than is read, and what was read wasn't wanted: a newer one
+    /// may be among the rest.
+    pub lost: bool,
 }
 
 impl<T> Default for Read<T> {
@@ -103,6 +106,7 @@ impl<T> Default for Read<T> {
         Self {
             head: 0,
             newest: None,
+            lost: false,
         }
     }
 }
@@ -239,7 +243,7 @@ impl PerfEvent {
     /// Reads what was written since `read`: the newest record for which `wanted`
     /// has something to say takes the place of the one that is there.
     pub fn catch_up<T>(&self, read: &mut Read<T>, wanted: impl Fn(&[u8]) -> Option<T>) {
-        let Some((head, bytes)) = self.news(read.head) else {
+        let Some((head, bytes, all)) = self.news(read.head) else {
             return;
         };
         read.head = head;
@@ -249,15 +253,17 @@ impl PerfEvent {
                 && let Some(found) = wanted(fields)
             {
                 read.newest = Some((time, found));
+                read.lost = false;
                 return;
             }
             rest = after;
         }
+        read.lost |= !all;
     }
 
     /// Where the ring ends, and the bytes that were written since it ended at
-    /// `since`, [`LAST`] of them at most; `None` where there are none.
-    fn news(&self, since: u64) -> Option<(u64, Vec<u8>)> {
+    /// `since`, [`LAST`] of them at most, and whether that is all; `None` where there are none.
+    fn news(&self, since: u64) -> Option<(u64, Vec<u8>, bool)> {
         for _ in 0..4 {
             let head = self.head();
             let len = usize::try_from(since.wrapping_sub(head)).unwrap_or(LAST);
@@ -275,7 +281,7 @@ impl PerfEvent {
             }
             // As long as it hasn't gone half round, what was copied is whole.
             if head.wrapping_sub(self.head()) <= LAST as u64 {
-                return Some((head, bytes));
+                return Some((head, bytes, len <= LAST));
             }
         }
         None
@@ -406,6 +412,30 @@ mod tests {
         }
         ring.event.catch_up(&mut read, odd);
         assert_eq!(read.newest, Some((999, 3)));
+        assert!(!read.lost);
+    }
+
+    #[test]
+    fn what_may_have_gone_by_is_lost() {
+        let (mut ring, mut read) = (Ring::new(), Read::default());
+        let odd = |fields: &[u8]| (fields[0] % 2 == 1).then_some(fields[0]);
+        let most = u64::try_from(LAST / 32).unwrap();
+        ring.write(&record(0, 1));
+        ring.event.catch_up(&mut read, odd);
+        for time in 1..=most {
+            ring.write(&record(time, 2));
+        }
+        ring.event.catch_up(&mut read, odd);
+        assert_eq!((read.newest, read.lost), (Some((0, 1)), false));
+        ring.write(&record(100, 3));
+        for time in 101..=101 + most {
+            ring.write(&record(time, 2));
+        }
+        ring.event.catch_up(&mut read, odd);
+        assert!(read.lost, "the 3 was not read");
+        ring.write(&record(200, 5));
+        ring.event.catch_up(&mut read, odd);
+        assert_eq!((read.newest, read.lost), (Some((200, 5)), false));
     }
 
     #[test]

@@ -18,8 +18,9 @@ use crate::vm::layout::CPUFREQ_BASE;
 
 /// Who knows what was written last.
 pub trait LastWrites: Send + Sync {
-    /// The newest write to the set_perf of one of `vcpus`. `known` is what was
-    /// known when the same were asked about before, empty at first.
+    /// The newest write to the set_perf of one of `vcpus`; `None` where there is none, or
+    /// it may have gone by. `known` is what was known when the same were asked about
+    /// before, empty at first.
     fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
 }
 
@@ -117,8 +118,16 @@ impl LastWrites for Recorder {
             vcpus.contains(&vcpu).then_some((vcpu, khz))
         };
         known.resize_with(self.threads.len(), Read::default);
-        let newest = self.threads.iter().zip(known).filter_map(|(thread, read)| {
-            thread.get()?.catch_up(read, wanted);
+        for (thread, read) in self.threads.iter().zip(known.iter_mut()) {
+            if let Some(thread) = thread.get() {
+                thread.catch_up(read, wanted);
+            }
+        }
+        // A thread may have written for other domains since, more than is kept of it.
+        if known.iter().any(|read| read.lost) {
+            return None;
+        }
+        let newest = known.iter().filter_map(|read| {
             let (at_ns, (vcpu, khz)) = read.newest?;
             Some(LastWrite { vcpu, khz, at_ns })
         });

@@ -15,7 +15,7 @@ const BYTES: usize = 4;
 /// The device's region, with requests in the order in which they were written.
 ///
 /// A request that exits although KVM signals others of its domain waits for
-/// whoever carries one of those out: the worker, or another vCPU of the domain.
+/// whoever carries one of those out: the worker, or another vCPU.
 /// Nothing else waits: no read, no other register, no illegal write, and no
 /// request where none of the domain's vCPUs has a table.
 pub struct KernelRegion {
