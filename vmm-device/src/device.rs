@@ -155,8 +155,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Writes a register of `vcpu`; dropped when there is no such vCPU. For set_perf, makes one
-    /// host call when the domain's demand changes, and a few more when other vCPUs of the domain
-    /// write meanwhile.
+    /// host call when the domain's demand changes, and a few more when other vCPUs ask
+    /// for the same domain meanwhile.
     pub fn write(&self, vcpu: VcpuId, reg: WriteReg, value: u32) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;

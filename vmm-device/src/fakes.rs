@@ -52,6 +52,10 @@ impl Actuator for RecordingActuator {
         locked(&self.applied).push((domain, demand));
         Ok(())
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        true
+    }
 }
 
 impl Actuator for NullActuator {

@@ -22,10 +22,10 @@ pub trait Actuator: Send + Sync {
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError>;
 
     /// Whether a guest may have a vCPU of any domain ask for any other, which it is told by
-    /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU). Not where what is clamped can be the thread
-    /// that asks, in place of the domain's.
+    /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU) once. Not where what is clamped can be the
+    /// thread that asks, in place of the domain's.
     fn serves_any_vcpu(&self) -> bool {
-        true
+        false
     }
 }
 
@@ -237,6 +237,10 @@ pub enum Event {
 impl<T: Actuator + ?Sized> Actuator for Arc<T> {
     fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
         (**self).apply(domain, demand)
+    }
+
+    fn serves_any_vcpu(&self) -> bool {
+        (**self).serves_any_vcpu()
     }
 }
 

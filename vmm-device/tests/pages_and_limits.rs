@@ -328,3 +328,36 @@ fn coalesced_requests_are_counted_and_told() {
     );
     assert_eq!(bench.events.all().len(), 3);
 }
+
+/// One whose clamps are the asking thread's.
+struct Own;
+
+impl Actuator for Own {
+    fn apply(&self, _domain: DomainId, _demand: Demand) -> Result<(), ActuateError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
+    let spec = VcpuSpec {
+        table: PerfTable::try_from(vec![Khz(1000)]).unwrap(),
+        capacity: Util::MAX,
+        domain: DomainId(0),
+    };
+    let config = DeviceConfig {
+        vcpus: vec![spec],
+        mode: ClampMode::Floor,
+        headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
+    };
+    let read = |actuator: Arc<dyn Actuator>| {
+        let source = FixedSource::default();
+        let device = Device::new(config.clone(), actuator, source, NoEvents).unwrap();
+        device.read(VcpuId(0), ReadReg::Features)
+    };
+    assert_eq!(read(Arc::new(Own)), 0);
+    let any: Arc<RecordingActuator> = Arc::default();
+    assert_eq!(read(any), FEATURE_ANY_CPU);
+}

@@ -81,6 +81,8 @@ pub struct HostActuator {
     domains: Box<[DomainId]>,
     /// In order of the vCPUs, as `domains`; empty: none.
     floors: Box<[Util]>,
+    /// Its threads are in a partition.
+    real_time: bool,
 }
 
 /// What is clamped.
@@ -157,7 +159,10 @@ impl HostActuator {
         domains: &[DomainId],
     ) -> Result<Self, CgroupError> {
         let on = CgroupActuator::within(|domain| groups.domain(domain), domains)?;
-        Ok(Self::new(On::Groups(on), domains))
+        Ok(Self {
+            real_time: true,
+            ..Self::new(On::Groups(on), domains)
+        })
     }
 
     fn new(on: On, domains: &[DomainId]) -> Self {
@@ -165,6 +170,7 @@ impl HostActuator {
             on,
             domains: domains.into(),
             floors: Box::default(),
+            real_time: false,
         }
     }
 
@@ -260,8 +266,9 @@ impl Actuator for HostActuator {
             }),
         }
     }
-    /// Where the clamp is the thread's, a BPF program has it put on the one that asks.
+    /// But for real-time guests: a vCPU that asked for a real-time one's would exit with that
+    /// one's run queue locked.
     fn serves_any_vcpu(&self) -> bool {
-        !matches!(self.on, On::Threads(_))
+        !self.real_time
     }
 }

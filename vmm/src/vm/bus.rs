@@ -16,7 +16,7 @@ use vcpufreq_device::{Actuator, Events, MmioRegion, Source};
 /// Called on the thread of the vCPU that made the access. Whatever a guest
 /// does, neither function may panic. What keeps the vCPU waiting: at the
 /// console, whoever reads what it prints; at the vcpufreq registers, a call of
-/// the host for a request of its own domain, which on the path `kernel` the
+/// the host for a request of the domain that it asks for, which on the path `kernel` the
 /// worker may be at ([`KernelRegion`](crate::kernel_path::KernelRegion)), and
 /// accesses under way while a path takes over from another one.
 pub trait MmioDevice: Send + Sync {
