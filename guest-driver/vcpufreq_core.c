@@ -7,7 +7,7 @@
  * policy: so the thread that leaves the guest is one of those that the host has
  * to adjust, and the host needs to reach no other. Where the host says that it
  * does (VCPUFREQ_FEATURE_ANY_CPU), the scheduler may ask from any CPU, so that a
- * task that another CPU moves to an idle one finds its frequency there.
+ * task that another CPU moves to an idle one can find its frequency there.
  *
  * A request of 0 takes the last one back: nothing of it is left that would
  * keep the host fast, or slow, for a guest that doesn't ask.

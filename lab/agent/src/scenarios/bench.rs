@@ -137,9 +137,10 @@ struct Session;
 impl Session {
     fn enter() -> Result<Self> {
         // The root has the cpu controller on since `cpus_that_disobey`.
-        fs::create_dir(SLICE)?;
+        fs::create_dir_all(SLICE)?;
         sysfs::write(format!("{SLICE}/cgroup.subtree_control"), "+cpu")?;
-        fs::create_dir(SCOPE)?;
+        // What a bench before this one could not remove is as good.
+        fs::create_dir_all(SCOPE)?;
         sysfs::write(format!("{SCOPE}/cgroup.procs"), process::id())?;
         Ok(Self)
     }
