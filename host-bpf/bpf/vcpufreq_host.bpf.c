@@ -327,7 +327,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}
 	/* A writer that clamps mean nothing to may ask for others, to which they do. */
-	if (error == -95 && !is_of_domain(writer, event)) {
+	if (error == -95 && !is_of_domain(writer, event)) {	/* EOPNOTSUPP */
 		event->kind = VCPUFREQ_BPF_APPLY;
 		tell_worker(vcpu, &domain->pending, event);
 		return VCPUFREQ_BPF_LEFT_TO_WORKER;

@@ -46,19 +46,23 @@ fn at(khz: u32) -> PcpuPerf {
 }
 
 /// Two vCPUs in one domain, a third one alone.
-fn bench(report: Report, rate_limit: Option<RateLimit>) -> Bench {
+fn config(report: Report, rate_limit: Option<RateLimit>) -> DeviceConfig {
     let spec = |domain| VcpuSpec {
         table: PerfTable::try_from(TABLE.map(Khz).to_vec()).unwrap(),
         capacity: Util::MAX,
         domain: DomainId(domain),
     };
-    let config = DeviceConfig {
+    DeviceConfig {
         vcpus: vec![spec(0), spec(0), spec(5)],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
         report,
         rate_limit,
-    };
+    }
+}
+
+fn bench(report: Report, rate_limit: Option<RateLimit>) -> Bench {
+    let config = config(report, rate_limit);
     let actuator = Arc::new(RecordingActuator::default());
     let source = Arc::new(FixedSource::new(at(1_200_000)));
     let events = Arc::new(RecordingEvents::default());
@@ -340,21 +344,9 @@ impl Actuator for Own {
 
 #[test]
 fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
-    let spec = VcpuSpec {
-        table: PerfTable::try_from(vec![Khz(1000)]).unwrap(),
-        capacity: Util::MAX,
-        domain: DomainId(0),
-    };
-    let config = DeviceConfig {
-        vcpus: vec![spec],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        report: Report::Exact,
-        rate_limit: None,
-    };
     let read = |actuator: Arc<dyn Actuator>| {
-        let source = FixedSource::default();
-        let device = Device::new(config.clone(), actuator, source, NoEvents).unwrap();
+        let (config, source) = (config(Report::Exact, None), FixedSource::default());
+        let device = Device::new(config, actuator, source, NoEvents).unwrap();
         device.read(VcpuId(0), ReadReg::Features)
     };
     assert_eq!(read(Arc::new(Own)), 0);

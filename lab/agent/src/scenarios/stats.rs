@@ -187,8 +187,8 @@ fn differences(stats: &Value, path: &str, made: &Made) -> Result<Vec<Value>> {
             // Each has its event, also when a newer one takes its place while it waits.
             let settled = applied + of("unchanged");
             let rest = of("requests").saturating_sub(settled);
-            // The worker may put a request into force that the program has stored and not
-            // counted yet: then it counts twice. Seen once in some ten builds.
+            // One was counted twice in one build: as it seems (not traced), the worker put it
+            // into force while the program was still counting it.
             let twice = seen["counts"]["coalesced"].as_u64() == Some(rest + 1);
             counts["coalesced"] = (rest + u64::from(twice)).into();
         } else {
