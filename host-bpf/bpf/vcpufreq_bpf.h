@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	4	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	5	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -90,7 +90,8 @@ struct vcpufreq_bpf_vcpu {
 	__u64 limited;		/* by the rate limit; the last one is deferred */
 	__u64 refused;		/* by the module */
 	__u64 not_applicable;	/* SCHED_DEADLINE, or a host without uclamp */
-	__u64 dropped;		/* no room for the event */
+	__u64 dropped;		/* requests left to the VMM: no room for the event */
+	__u64 untold;		/* requests that the VMM wanted told: no room */
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */

@@ -404,7 +404,7 @@ static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u
 	if (policy->tell) {
 		event.kind = VCPUFREQ_BPF_TOLD;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
-			count(&vcpu->dropped);
+			count(&vcpu->untold);
 	}
 	return 0;
 }

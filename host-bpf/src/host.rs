@@ -108,16 +108,19 @@ pub struct HostBpf {
     programs: Mutex<Programs>,
 }
 
-/// What came of putting into force what a domain wants.
+/// What came of putting into force what a domain wants: one outcome, however often the guest has
+/// changed its mind meanwhile. `E` is what the host said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
-    /// It is in force.
-    InForce,
-    /// It isn't, or isn't known: the next request tries again.
-    Not,
-    /// Something is in force, but the guest changes its mind as fast as this can follow: settle
-    /// again, after others had their turn.
-    Changing,
+pub enum Settled<E> {
+    /// This is in force.
+    InForce(Demand),
+    /// This could not be put into force: the next request tries again.
+    Failed(Demand, E),
+    /// There was nothing to put into force: what was wanted had been tried already.
+    Nothing,
+    /// This is in force, but the guest changes its mind as fast as this can follow: settle again,
+    /// after others had their turn.
+    Changing(Demand),
 }
 
 #[derive(Debug)]
@@ -303,45 +306,61 @@ impl HostBpf {
     }
 
     /// Has a request that waits put into force by `apply`, which is called again when the guest
-    /// has changed its mind meanwhile.
-    pub fn serve(&self, waiting: &Waiting, apply: impl FnMut(u32, Demand) -> bool) -> Settled {
+    /// has changed its mind meanwhile. Whatever comes of that is the outcome of this request: a
+    /// later one has its own.
+    pub fn serve<E>(
+        &self,
+        waiting: &Waiting,
+        apply: impl FnMut(u32, Demand) -> Result<(), E>,
+    ) -> Settled<E> {
         let (Some(vcpu), Some(domain)) = (
             self.vcpus.get(waiting.vcpu.index()),
             self.domain(waiting.domain),
         ) else {
-            return Settled::Not;
+            return Settled::Nothing;
         };
         if waiting.not_before_ns.is_some() {
             vcpu.deferred.store(0, SeqCst);
-            self.grant(waiting.vcpu, waiting.domain, domain);
+            self.grant(Some(waiting.vcpu), waiting.domain, domain);
         } else {
             domain.pending.store(0, SeqCst);
+        }
+        // A new policy, or a failure, has taken it back, and the guest may not ask again.
+        if domain.demand.load(SeqCst) == NO_DEMAND {
+            self.grant(None, waiting.domain, domain);
         }
         self.settle(waiting.domain, apply)
     }
 
     /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does.
-    pub fn settle(&self, domain: u32, mut apply: impl FnMut(u32, Demand) -> bool) -> Settled {
+    pub fn settle<E>(
+        &self,
+        domain: u32,
+        mut apply: impl FnMut(u32, Demand) -> Result<(), E>,
+    ) -> Settled<E> {
         let Some(entry) = self.domain(domain) else {
-            return Settled::Not;
+            return Settled::Nothing;
         };
+        let mut in_force = None;
         for _ in 0..ROUNDS {
             let wanted = entry.demand.load(SeqCst);
             if wanted == NO_DEMAND {
-                return Settled::Not;
+                break;
             }
-            if !apply(domain, unpack(wanted)) {
+            let demand = unpack(wanted);
+            if let Err(error) = apply(domain, demand) {
                 // Unless there is a newer one, which has an event of its own.
                 let _ = entry
                     .demand
                     .compare_exchange(wanted, NO_DEMAND, SeqCst, SeqCst);
-                return Settled::Not;
+                return Settled::Failed(demand, error);
             }
             if entry.demand.load(SeqCst) == wanted {
-                return Settled::InForce;
+                return Settled::InForce(demand);
             }
+            in_force = Some(demand);
         }
-        Settled::Changing
+        in_force.map_or(Settled::Nothing, Settled::Changing)
     }
 
     /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
@@ -397,15 +416,16 @@ impl HostBpf {
         (granted != 0).then_some(Khz(granted))
     }
 
-    /// Makes a deferred request the domain's, unless a later one is: that one is in force, or has
-    /// an event of its own.
-    fn grant(&self, id: VcpuId, number: u32, domain: &DomainEntry) {
+    /// Makes the last request the domain's. With `id`, only where it is that vCPU's: another's is
+    /// in force, or has an event of its own.
+    fn grant(&self, id: Option<VcpuId>, number: u32, domain: &DomainEntry) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let assumed = self.assumed_ns.get(index(number));
         let mut granted = false;
         while let Some((writer, latest)) = self.newest(&policies, number) {
             let assumed_ns = assumed.map_or(0, |ns| ns.load(SeqCst));
-            if (writer != id && !granted) || latest.at_ns < assumed_ns {
+            let others = id.is_some_and(|id| id != writer);
+            if (others && !granted) || latest.at_ns < assumed_ns {
                 return;
             }
             let Some(policy) = policies.get(writer.index()) else {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::{Demand, Util};
 
-pub(crate) const LAYOUT: u32 = 4;
+pub(crate) const LAYOUT: u32 = 5;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -81,6 +81,7 @@ pub(crate) struct VcpuEntry {
     pub refused: AtomicU64,
     pub not_applicable: AtomicU64,
     pub dropped: AtomicU64,
+    pub untold: AtomicU64,
     pub switches: AtomicU64,
     pub frequencies: AtomicU64,
     pub unsettled: AtomicU64,
@@ -126,7 +127,7 @@ pub(crate) const CALL_SIZE: usize = 8;
 const _: () = {
     assert!(size_of::<CpuEntry>() == 64);
     assert!(size_of::<PolicyEntry>() == 312);
-    assert!(size_of::<VcpuEntry>() == 40 + 17 * 8 + 128);
+    assert!(size_of::<VcpuEntry>() == 40 + 18 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 16);
     assert!(size_of::<VmEntry>() == 32);
     assert!(size_of::<PageEntry>() == 4096);
@@ -157,9 +158,11 @@ pub struct Counters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Events for which there was no room, which those that tell of requests can take up: then
-    /// what a vCPU asked for last may still be to be served.
+    /// Requests left to the VMM for whose event there was no room, which those that tell of
+    /// requests can take up: what the vCPU asked for last may still be to be served.
     pub dropped: u64,
+    /// Requests that the VMM wanted told, and for whose event there was no room.
+    pub untold: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,
     /// Changes of frequency while it ran.
@@ -188,6 +191,7 @@ impl VcpuEntry {
             refused: get(&self.refused),
             not_applicable: get(&self.not_applicable),
             dropped: get(&self.dropped),
+            untold: get(&self.untold),
             switches: get(&self.switches),
             frequencies: get(&self.frequencies),
             unsettled: get(&self.unsettled),

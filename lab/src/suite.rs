@@ -131,7 +131,10 @@ const BOOTS: &[Boot] = &[
         ..boot("2+2", &["governor", "opps-exact", "no-exit"])
     },
     // The path that the VMM chooses is the best one; the others are forced.
-    boot("2+2", &["no-exit", "stats", "paths", "fallbacks"]),
+    boot(
+        "2+2",
+        &["no-exit", "stats", "paths", "flood:worker", "fallbacks"],
+    ),
     Boot {
         path: Some("kernel"),
         ..boot(

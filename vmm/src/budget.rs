@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The share of the time that a worker may run: after a turn it sleeps 20 times
-//! as long as the turn took of its CPU, unless it had been idle for as long
+//! The share of the time that a worker may run: after a turn it sleeps so many
+//! times as long as the turn took of its CPU, unless it had been idle for as long
 //! before, up to a reserve. A turn that was charged for more than it did (an
 //! interrupt, a hypervisor below) doesn't keep the next request waiting for
 //! longer than [`NAP`]: what is left of its debt is paid by later naps.
 
 use std::time::{Duration, Instant};
 
-/// Part of the time that a worker may run: one in this many.
-const SHARE: u32 = 20;
 /// What it may run at once after it has been idle.
 const RESERVE: Duration = Duration::from_millis(2);
 /// The longest that a request waits for the worker's share.
@@ -18,15 +16,17 @@ const DEBT: Duration = Duration::from_millis(10);
 
 /// How long a worker may still run now, and what it has run too long.
 pub struct Budget {
+    one_in: u32,
     left: Duration,
     debt: Duration,
     since: Instant,
 }
 
 impl Budget {
-    /// Of a worker that starts at `since`.
-    pub fn new(since: Instant) -> Self {
+    /// Of a worker that starts at `since` and may run one part in `one_in` of the time.
+    pub fn new(one_in: u32, since: Instant) -> Self {
         Self {
+            one_in,
             left: RESERVE,
             debt: Duration::ZERO,
             since,
@@ -36,19 +36,19 @@ impl Budget {
     /// After a turn that took `used` of the CPU: how long to sleep before the
     /// next one.
     pub fn after(&mut self, used: Duration, now: Instant) -> Duration {
-        let earned = now.saturating_duration_since(self.since) / SHARE;
+        let earned = now.saturating_duration_since(self.since) / self.one_in;
         self.since = now;
         let left = (self.left + earned.saturating_sub(self.debt)).min(RESERVE);
         let debt = self.debt.saturating_sub(earned) + used.saturating_sub(left);
         self.left = left.saturating_sub(used);
         self.debt = debt.min(DEBT);
-        (self.debt * SHARE).min(NAP)
+        (self.debt * self.one_in).min(NAP)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! The worker may run a twentieth of the time, and a reserve at once.
+    //! The worker may run its share of the time, here a twentieth, and a reserve at once.
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn the_budget_is_a_twentieth_of_the_time() {
         let start = Instant::now();
-        let mut budget = Budget::new(start);
+        let mut budget = Budget::new(20, start);
         assert_eq!(budget.after(2 * MS, start), Duration::ZERO);
         assert_eq!(budget.after(MS / 4, start), 5 * MS);
         assert_eq!(budget.after(MS / 4, start + 5 * MS), 5 * MS);
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn a_debt_is_paid_by_naps_that_requests_can_wait_for() {
         let start = Instant::now();
-        let mut budget = Budget::new(start);
+        let mut budget = Budget::new(20, start);
         let mut nap = budget.after(RESERVE + 3 * MS, start);
         let mut slept = Duration::ZERO;
         while nap > Duration::ZERO {
@@ -76,7 +76,7 @@ mod tests {
             slept += nap;
             nap = budget.after(Duration::ZERO, start + slept);
         }
-        assert_eq!(slept, 3 * MS * SHARE);
+        assert_eq!(slept, 3 * MS * 20);
         // One that was charged for a second doesn't pay for it for ever.
         assert_eq!(budget.after(1000 * MS, start + slept), NAP);
         assert_eq!(budget.debt, DEBT);

@@ -226,6 +226,18 @@ pub fn rmmod(module: &str) -> Result<String> {
     Ok(String::new())
 }
 
+/// Removes the host module. The kernel frees BPF programs, which hold it, a little later than it
+/// closes them.
+pub fn unload_host_module() -> Result<()> {
+    for _ in 0..100 {
+        if rmmod("vcpufreq_host").is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    rmmod("vcpufreq_host").map(drop)
+}
+
 /// Physical address of the cpufreq device, from the guest's device tree.
 fn registers() -> Result<u64> {
     const TREE: &str = "/proc/device-tree";

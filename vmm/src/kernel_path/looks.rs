@@ -12,6 +12,8 @@ use crate::budget::Budget;
 
 /// A tick of a host with HZ = 250, which is how often its frequency changes.
 const PERIOD: Duration = Duration::from_millis(4);
+/// Looks may take one part in this many of the time.
+const SHARE: u32 = 20;
 /// How soon after a look the next one comes, when there was a change.
 const AGAIN: Duration = Duration::from_micros(250);
 
@@ -26,7 +28,7 @@ impl Looks {
     /// The first one is due at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
-            budget: Budget::new(now),
+            budget: Budget::new(SHARE, now),
             at: now,
             not_before: now,
         }

@@ -25,6 +25,8 @@ use super::{Inboxes, Requests};
 use crate::budget::Budget;
 use crate::vm::sys;
 
+/// Requests may take one part in this many of the time.
+const SHARE: u32 = 20;
 /// When to go on with an inbox that was left unfinished.
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
@@ -139,7 +141,7 @@ impl Turns {
         Ok(Self {
             plan,
             epoll,
-            budget: Budget::new(now),
+            budget: Budget::new(SHARE, now),
             looks: Looks::new(now),
             stopped: AtomicBool::new(false),
             changed: AtomicBool::new(false),

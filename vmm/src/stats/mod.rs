@@ -111,8 +111,7 @@ impl From<vcpufreq_device::Accesses> for Accesses {
 
 /// What was counted of a vCPU. When no request is under way, `requests` is the
 /// sum of `applied`, `unchanged`, `superseded`, `coalesced`, `refused` and
-/// `not_applicable`; by `bpf` with a limit it has been less by one, as if a request
-/// that the worker puts into force while the program counts it were counted twice.
+/// `not_applicable`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Writes of set_perf, and for each reset the request that it takes back.

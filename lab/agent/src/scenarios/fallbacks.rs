@@ -13,11 +13,10 @@ use libbpf_rs::{MapCore as _, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
-use super::bpf::unload_module;
 use super::reports::asked_for;
 use super::stats::of as stats;
 use super::{Plan, Policy, ask_for, registers, set_governor};
-use crate::deeds::{dmesg, insmod};
+use crate::deeds::{dmesg, insmod, unload_host_module};
 use crate::sys::drop_bpf_capabilities;
 use crate::vm::{Setup, Vm};
 
@@ -34,7 +33,7 @@ const LOOKS: Duration = Duration::from_secs(1);
 /// scenario of its boot.
 pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = vec![detached(plan)?, detached_amid_requests(plan)?];
-    unload_module()?;
+    unload_host_module()?;
     rows.push(started(
         plan,
         "without the module",

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest that writes set_perf as fast as it can for 10 s, and then to all
 //! registers of all vCPUs for 10 s, against a plain loop in its place: what another
-//! vCPU of it, and another guest, get done meanwhile.
+//! vCPU of it, and another guest, get done meanwhile. `flood:worker` is without the
+//! host module.
+
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+use super::stats::of as stats;
 use super::{Plan, Policy, registers};
-use crate::deeds::dmesg;
+use crate::deeds::{dmesg, insmod, unload_host_module};
 use crate::vm::{Setup, Vm};
 
 /// About a second of the other vCPU's work beside a busy one.
@@ -15,12 +20,31 @@ const TURNS: u64 = 50_000_000;
 /// The time of the others' work, to that beside the plain loop.
 const MOST: f64 = 1.05;
 
+/// What becomes of a request.
+const OUTCOMES: [&str; 6] = [
+    "applied",
+    "unchanged",
+    "superseded",
+    "coalesced",
+    "refused",
+    "not_applicable",
+];
 /// Of each of the two that work beside the load, in turn: 10 s together.
 const ROUNDS: u32 = 5;
-/// Of each beside the plain loop, which is as fast each time.
-const PLAIN_ROUNDS: u32 = 2;
+/// Of each beside the plain loop, before and after each flood.
+const PLAIN_ROUNDS: u32 = 1;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+    if name != "flood:worker" {
+        return flooded(plan);
+    }
+    unload_host_module()?;
+    let result = flooded(plan);
+    insmod("vcpufreq_host", "")?;
+    result
+}
+
+fn flooded(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let (low, high) = (
         policies.first().context("no policy")?,
@@ -40,15 +64,24 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let register = base + 0x04;
     let (min, max) = (low.min(), low.max());
     let mut measure = |load: &str, rounds| measure(&mut vm, &mut beside, load, rounds);
-    let plain = measure("busy 0", PLAIN_ROUNDS)?;
+    let before = measure("busy 0", PLAIN_ROUNDS)?;
     let one = measure(&format!("flood 0 {register:#x} {min} {max}"), ROUNDS)?;
+    let between = measure("busy 0", PLAIN_ROUNDS)?;
     let all = measure(&format!("flood-all 0 {base:#x} 2 {min} {max}"), ROUNDS)?;
+    let after = measure("busy 0", PLAIN_ROUNDS)?;
+    // What waits for the limit gets its turn.
+    sleep(Duration::from_millis(200));
+    let counted = stats(&vm)?["vcpus"].clone();
     let said = [vm.quit()?, beside.quit()?];
     let log = dmesg("")?;
     let log = log.get(log_before..).unwrap_or(&log);
-    let rows = [("set_perf", &one), ("all registers", &all)].map(|(what, flood)| {
-        let vcpu = flood.vcpu_ns / plain.vcpu_ns;
-        let guest = flood.guest_ns / plain.guest_ns;
+    let rows = [
+        ("set_perf", &one, [&before, &between]),
+        ("all registers", &all, [&between, &after]),
+    ];
+    let rows = rows.map(|(what, flood, [before, after])| {
+        let vcpu = flood.vcpu_ns / f64::midpoint(before.vcpu_ns, after.vcpu_ns);
+        let guest = flood.guest_ns / f64::midpoint(before.guest_ns, after.guest_ns);
         let grown_kib = flood.after_kib.saturating_sub(flood.before_kib);
         json!({
             "held": vcpu <= MOST && guest <= MOST && grown_kib <= 64 && flood.turns > 1_000,
@@ -56,11 +89,24 @@ pub fn run(plan: &Plan) -> Result<Value> {
             "other_vcpu_ratio": vcpu, "other_guest_ratio": guest, "vmm_grown_kib": grown_kib,
         })
     });
-    let held = rows.iter().all(|row| row["held"] == true) && log.is_empty();
+    let plain_ns = [&before, &between, &after].map(|plain| [plain.vcpu_ns, plain.guest_ns]);
+    let each_once = counted
+        .as_array()
+        .is_some_and(|vcpus| vcpus.len() == 2 && vcpus.iter().all(has_one_outcome_each));
+    let held = rows.iter().all(|row| row["held"] == true) && log.is_empty() && each_once;
     Ok(json!({
-        "held": held, "rows": rows, "plain_round_ns": [plain.vcpu_ns, plain.guest_ns],
+        "held": held, "rows": rows, "counted": counted,
+        "plain_round_ns": plain_ns,
         "kernel_said": log, "vmm_said": said,
     }))
+}
+
+/// Whether all that a vCPU has asked for is counted, and as one of the things that can become of a
+/// request.
+fn has_one_outcome_each(vcpu: &Value) -> bool {
+    let count = |name: &str| vcpu["counts"][name].as_u64().unwrap_or_default();
+    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<u64>();
+    count("requests") == outcomes && outcomes > 0
 }
 
 struct Measured {

@@ -97,7 +97,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "driver" => driver::run(plan),
         "restart" => basics::restart(plan),
         "doctor" => basics::doctor(plan),
-        "flood" => flood::run(plan),
+        "flood" | "flood:worker" => flood::run(plan, name),
         "no-exit" => no_exit::run(plan),
         "no-uclamp" => no_uclamp::run(plan),
         "order" => order::run(plan),

@@ -185,12 +185,8 @@ fn differences(stats: &Value, path: &str, made: &Made) -> Result<Vec<Value>> {
         let mut applied = of("applied");
         if path == "bpf" {
             // Each has its event, also when a newer one takes its place while it waits.
-            let settled = applied + of("unchanged");
-            let rest = of("requests").saturating_sub(settled);
-            // One was counted twice in one build: as it seems (not traced), the worker put it
-            // into force while the program was still counting it.
-            let twice = seen["counts"]["coalesced"].as_u64() == Some(rest + 1);
-            counts["coalesced"] = (rest + u64::from(twice)).into();
+            let settled = applied + of("unchanged") + of("superseded");
+            counts["coalesced"] = of("requests").saturating_sub(settled).into();
         } else {
             applied -= resets;
         }

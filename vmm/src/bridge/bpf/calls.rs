@@ -18,6 +18,7 @@ use vcpufreq_device::{Khz, VcpuId, WriteReg, host};
 use vcpufreq_host_bpf::{Event, Worker};
 
 use super::Shared;
+use super::worker::SHARE;
 use crate::budget::Budget;
 use crate::run::warn;
 use crate::vm::sys::{stay_off, thread_cpu_time};
@@ -68,9 +69,9 @@ impl Shared {
         // Best effort: without these it is a thread like any other.
         let _ = stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
-        let mut budget = Budget::new(Instant::now());
+        let mut budget = Budget::new(SHARE, Instant::now());
+        let mut cpu_before = thread_cpu_time();
         while !stop.load(SeqCst) {
-            let cpu_before = thread_cpu_time();
             let mut asked: Vec<Asked> = match worker.wait(LOOK) {
                 Ok(events) => events.filter_map(|event| asked(event, since_ns)).collect(),
                 Err(error) => {
@@ -80,18 +81,20 @@ impl Shared {
                     ));
                 }
             };
-            self.add_dropped(&mut asked);
+            self.add_untold(&mut asked);
             self.pass_on(&asked);
-            let used = thread_cpu_time().saturating_sub(cpu_before);
+            let cpu = thread_cpu_time();
+            let used = cpu.saturating_sub(cpu_before);
+            cpu_before = cpu;
             std::thread::sleep(budget.after(used, Instant::now()));
         }
     }
 
     /// Adds what found no room among the events: the last of them counts.
-    fn add_dropped(&self, asked: &mut Vec<Asked>) {
+    fn add_untold(&self, asked: &mut Vec<Asked>) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
-            let dropped = self.host.counters(vcpu).map_or(0, |one| one.dropped);
-            let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
+            let untold = self.host.counters(vcpu).map_or(0, |one| one.untold);
+            let news = untold.saturating_sub(known.untold.swap(untold, Relaxed));
             if let Some(latest) = self.host.latest(vcpu).filter(|_| news > 0) {
                 asked.push(Asked {
                     vcpu,

@@ -105,15 +105,22 @@ struct Vcpu {
     applied: AtomicU64,
     refused: AtomicU64,
     not_applicable: AtomicU64,
+    superseded: AtomicU64,
+    /// Requests that another one of those found at the same time stands for.
+    coalesced: AtomicU64,
     /// Requests that the programs count as the module's, and that it could not
     /// put into force when its turn came.
     failed: AtomicU64,
-    /// Events of it that found no room, as far as was seen.
+    /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
+    /// The same of requests that were to be told.
+    untold: AtomicU64,
     /// Requests that the programs have counted, and the device has too.
     passed_on: AtomicU64,
     /// Requests of its domain that a reset has taken back, each of which is one itself.
     taken_back: AtomicU64,
+    /// Requests that no program has seen, and for which the highest was asked for.
+    stood_for: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
 }
@@ -221,10 +228,11 @@ impl BpfPath {
             known.missed_at_ns.store(0, SeqCst);
         }
         for domain in shared.all_domains() {
-            if let Some(known) = shared.vcpus.get(shared.last_writer(domain).index()) {
+            let vcpu = shared.last_writer(domain);
+            if let Some(known) = shared.vcpus.get(vcpu.index()) {
                 known.taken_back.fetch_add(1, Relaxed);
             }
-            shared.settle(domain);
+            shared.settle(vcpu, domain);
         }
     }
 
@@ -262,6 +270,10 @@ impl BpfPath {
     /// on they count: what is older the device inherits.
     fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
         let host = &self.shared.host;
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
+            let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
+            known.untold.store(untold, Relaxed);
+        }
         host.leave_calls()?;
         Ok(Some((host.worker()?, sys::monotonic_ns())))
     }
@@ -315,10 +327,12 @@ impl BpfPath {
         let passed_on = known.passed_on.load(Relaxed);
         CounterSnapshot {
             requests: by_programs.requests.saturating_sub(passed_on)
-                + known.taken_back.load(Relaxed),
+                + known.taken_back.load(Relaxed)
+                + known.stood_for.load(Relaxed),
             applied: by_programs.in_kernel.saturating_sub(failed) + known.applied.load(Relaxed),
             unchanged: by_programs.unchanged,
-            coalesced: by_programs.coalesced,
+            superseded: known.superseded.load(Relaxed),
+            coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
             limited: by_programs.limited,
             refused: by_programs.refused + failed + known.refused.load(Relaxed),
             not_applicable: by_programs.not_applicable.saturating_sub(passed_on)
@@ -370,10 +384,14 @@ impl Vcpu {
             applied: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             not_applicable: AtomicU64::new(0),
+            superseded: AtomicU64::new(0),
+            coalesced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            untold: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
+            stood_for: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
     }

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use vcpufreq_device::{ActuateError, Actuator, Demand, Events, Khz, VcpuId, host};
+use vcpufreq_device::{
+    ActuateError, Actuator, Demand, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
+};
 use vcpufreq_host_bpf::{Event, Settled, Waiting, Worker};
 
 use super::events::{applied_event, not_applicable, refusal, refused};
@@ -19,6 +21,9 @@ use crate::vm::sys::thread_cpu_time;
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
+/// Part of the time that the thread may run: one in this many. Where a guest floods its registers,
+/// a busy CPU beside it loses to this thread, its interrupts and its wake-ups twice that.
+pub(super) const SHARE: u32 = 40;
 /// So many looks in a row that find nothing but such writes: the programs are
 /// gone.
 const LOOKS_IN_VAIN: u32 = 2;
@@ -32,6 +37,15 @@ pub(super) struct Look {
     missed: u64,
     /// Writes that they had seen by then, since the start.
     seen: u64,
+}
+
+/// A vCPU's writes, at a look that has found some that no program has seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Those; not 0.
+    missed: u64,
+    /// Those that the programs have seen, since the start.
+    programs: u64,
 }
 
 impl Shared {
@@ -70,9 +84,9 @@ impl Shared {
     fn serve(&self, worker: &Worker) -> Result<(), String> {
         let mut waiting: Vec<Waiting> = Vec::new();
         let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
-        let (mut turn_at, mut budget) = (0, Budget::new(Instant::now()));
+        let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
+        let mut cpu_before = thread_cpu_time();
         while !self.stop.load(SeqCst) {
-            let cpu_before = thread_cpu_time();
             let now = sys::monotonic_ns();
             // Requests over the limit get a turn now and then.
             let due = waiting.iter().map(|w| match w.not_before_ns {
@@ -102,7 +116,7 @@ impl Shared {
                 self.serve_one(&Waiting {
                     not_before_ns: limited,
                     ..*request
-                }) == Settled::Changing
+                })
             });
             if now >= look_at {
                 look_at = now + ns(LOOK);
@@ -119,7 +133,9 @@ impl Shared {
             if in_vain == LOOKS_IN_VAIN {
                 return Err("its programs don't see the guest's requests any more".to_owned());
             }
-            let used = thread_cpu_time().saturating_sub(cpu_before);
+            let cpu = thread_cpu_time();
+            let used = cpu.saturating_sub(cpu_before);
+            cpu_before = cpu;
             std::thread::sleep(budget.after(used, Instant::now()));
         }
         Ok(())
@@ -139,15 +155,18 @@ impl Shared {
     fn look(&self) -> Look {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
-            self.host.assume(vcpu, max, seen, sys::monotonic_ns());
-            self.settle(known.domain);
+            self.host
+                .assume(vcpu, max, seen.programs, sys::monotonic_ns());
+            self.settle(vcpu, known.domain);
+            // One request stands for all of them.
+            known.stood_for.fetch_add(seen.missed, Relaxed);
+            known.coalesced.fetch_add(seen.missed - 1, Relaxed);
         })
     }
 
-    /// Has `missed` told of each vCPU with new writes that no program has seen,
-    /// and how many were seen. Signals are counted first: each write is seen
-    /// before it is signalled.
-    pub(super) fn count_missed(&self, mut missed: impl FnMut(VcpuId, &Vcpu, u64)) -> Look {
+    /// Has `missed` told of each vCPU with new writes that no program has seen.
+    /// Signals are counted first: each write is seen before it is signalled.
+    pub(super) fn count_missed(&self, mut missed: impl FnMut(VcpuId, &Vcpu, Seen)) -> Look {
         let mut found = Look::default();
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             let news = known.signal.read().unwrap_or(0);
@@ -160,7 +179,14 @@ impl Shared {
                 found.missed += news;
                 known.missed.store(all, SeqCst);
                 known.missed_at_ns.store(sys::monotonic_ns(), SeqCst);
-                missed(vcpu, known, seen);
+                missed(
+                    vcpu,
+                    known,
+                    Seen {
+                        missed: news,
+                        programs: seen,
+                    },
+                );
             }
         }
         found
@@ -182,9 +208,7 @@ impl Shared {
             let demand = self.host.wanted(domain).unwrap_or(Demand::NONE);
             self.host.forget(domain);
             let vcpu = self.last_writer(domain);
-            let index = usize::try_from(domain).unwrap_or(usize::MAX);
-            let (Some(known), Some(&id)) = (self.vcpus.get(vcpu.index()), self.domains.get(index))
-            else {
+            let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
                 continue;
             };
             known.failed.fetch_add(news, Relaxed);
@@ -203,7 +227,9 @@ impl Shared {
                 .host
                 .counters(vcpu)
                 .map_or(0, |counted| counted.dropped);
-            if known.dropped.swap(dropped, Relaxed) != dropped {
+            let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
+            if news > 0 {
+                known.coalesced.fetch_add(news - 1, Relaxed);
                 // As one that was over the limit, which may be what it was.
                 waiting.push(Waiting {
                     vcpu,
@@ -241,27 +267,32 @@ impl Shared {
         newest.filter(|(_, khz)| *khz != Khz(0))
     }
 
-    fn serve_one(&self, request: &Waiting) -> Settled {
+    /// Has a request that waits put into force. Whether it waits on.
+    fn serve_one(&self, request: &Waiting) -> bool {
         let vcpu = request.vcpu;
         let _alone = self.applying();
-        let apply = |domain, demand| self.apply(vcpu, domain, demand);
+        let apply = |domain, demand| self.apply(domain, demand);
         let settled = self.host.serve(request, apply);
-        if settled == Settled::InForce
+        if matches!(settled, Settled::Changing(_)) {
+            return true;
+        }
+        if matches!(settled, Settled::InForce(_))
             && let (Some(known), Some(latest)) =
                 (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
         {
             let took = sys::monotonic_ns().saturating_sub(latest.at_ns);
             known.clamp_after.record(took);
         }
-        settled
+        self.count(vcpu, request.domain, settled);
+        false
     }
 
-    /// Puts what a domain wants into force.
-    pub(super) fn settle(&self, domain: u32) {
-        let vcpu = self.last_writer(domain);
+    /// Puts what a domain wants into force, which counts as a request of `vcpu`.
+    pub(super) fn settle(&self, vcpu: VcpuId, domain: u32) {
         let _alone = self.applying();
-        self.host
-            .settle(domain, |domain, demand| self.apply(vcpu, domain, demand));
+        let apply = |domain, demand| self.apply(domain, demand);
+        let settled = self.host.settle(domain, apply);
+        self.count(vcpu, domain, settled);
     }
 
     /// An actuator is called by one thread at a time: the worker's, and at a
@@ -270,28 +301,49 @@ impl Shared {
         self.applying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apply(&self, vcpu: VcpuId, domain: u32, demand: Demand) -> bool {
-        let index = usize::try_from(domain).unwrap_or(usize::MAX);
-        let (Some(&id), Some(known)) = (self.domains.get(index), self.vcpus.get(vcpu.index()))
-        else {
-            return false;
+    fn apply(&self, domain: u32, demand: Demand) -> Result<(), ActuateError> {
+        let Some(id) = self.id_of(domain) else {
+            return Ok(());
         };
-        let applied = match &self.module {
+        match &self.module {
             Some(module) => module
                 .apply(domain, demand)
                 .map_err(|error| refusal(id, error.raw_os_error())),
             None => self.device.actuator().apply(id, demand),
+        }
+    }
+
+    /// Counts what became of a request.
+    fn count(&self, vcpu: VcpuId, domain: u32, settled: Settled<ActuateError>) {
+        let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
+            return;
         };
-        let (counter, event) = match applied {
-            Ok(()) => (&known.applied, applied_event(vcpu, id, demand)),
-            Err(ActuateError::NotApplicable { reason, .. }) => {
+        let (counter, event) = match settled {
+            Settled::InForce(demand) | Settled::Changing(demand) => {
+                (&known.applied, applied_event(vcpu, id, demand))
+            }
+            // [`Self::look_at_module`] takes it from these and says so, as of all that the
+            // module could not do.
+            Settled::Failed(..) if self.module.is_some() => {
+                known.applied.fetch_add(1, Relaxed);
+                return;
+            }
+            Settled::Failed(_, ActuateError::NotApplicable { reason, .. }) => {
                 (&known.not_applicable, not_applicable(vcpu, id, reason))
             }
-            Err(error) => (&known.refused, refused(vcpu, id, demand, error)),
+            Settled::Failed(demand, error) => (&known.refused, refused(vcpu, id, demand, error)),
+            Settled::Nothing => (
+                &known.superseded,
+                DeviceEvent::Superseded { vcpu, domain: id },
+            ),
         };
         counter.fetch_add(1, Relaxed);
         self.observer.record(&event);
-        applied.is_ok()
+    }
+
+    fn id_of(&self, domain: u32) -> Option<DomainId> {
+        let index = usize::try_from(domain).ok()?;
+        self.domains.get(index).copied()
     }
 }
 

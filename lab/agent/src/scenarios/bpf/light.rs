@@ -68,7 +68,7 @@ pub fn run() -> Result<Value> {
             }));
         }
     }
-    super::unload_module()?;
+    crate::deeds::unload_host_module()?;
     Ok(json!({ "held": held, "rows": rows }))
 }
 
@@ -175,7 +175,7 @@ fn beside_worker<T>(
                         continue;
                     };
                     host.serve(&waiting, |_, demand| {
-                        super::group::write_util(min, demand.min.get().into()).is_ok()
+                        super::group::write_util(min, demand.min.get().into())
                     });
                 }
             }

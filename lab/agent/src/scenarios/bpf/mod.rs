@@ -115,18 +115,6 @@ pub fn left() -> Vec<String> {
         .collect()
 }
 
-/// Removes the host module. The kernel frees programs, which hold it, a little later than it closes
-/// them.
-pub fn unload_module() -> Result<()> {
-    for _ in 0..100 {
-        if crate::deeds::rmmod("vcpufreq_host").is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    crate::deeds::rmmod("vcpufreq_host").map(drop)
-}
-
 /// The buckets that hold anything, each by its lower bound.
 fn histogram(buckets: &[u32]) -> Value {
     let full = buckets.iter().enumerate().filter(|(_, count)| **count > 0);

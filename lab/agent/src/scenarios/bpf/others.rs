@@ -83,7 +83,7 @@ pub fn two() -> Result<Value> {
         let right = row["requests"] == TIMES && row["latest_khz"] == *value && row["missed"] == 0;
         rows.push((right, row));
     }
-    super::unload_module()?;
+    deeds::unload_host_module()?;
     let held = rows.iter().all(|(right, _)| *right);
     let rows: Vec<Value> = rows.into_iter().map(|(_, row)| row).collect();
     Ok(json!({ "held": held, "vms": rows }))
@@ -118,7 +118,7 @@ pub fn kill() -> Result<Value> {
         std::thread::sleep(Duration::from_millis(10));
         after = objects();
     }
-    super::unload_module()?;
+    deeds::unload_host_module()?;
     let silent = deeds::Deeds::default().carry_out("dmesg WARNING")?;
     let held = after == before && most.1 > before.1 && silent.is_empty();
     Ok(json!({

@@ -8,7 +8,6 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{HostModule, verify};
 
-use super::unload_module;
 use crate::deeds;
 
 const REFUSED: [&str; 3] = ["refused_switch", "refused_entry", "refused_userspace_exit"];
@@ -26,7 +25,7 @@ pub fn run() -> Result<Value> {
     let open = HostModule::open(2, 1)?;
     let kept = deeds::rmmod("vcpufreq_host").is_err();
     drop(open);
-    unload_module()?;
+    deeds::unload_host_module()?;
     let held = without && kept && allowed.is_ok() && said.iter().all(|line| forbidden(line));
     Ok(json!({
         "held": held, "without_module_refused": without, "allowed": format!("{allowed:?}"),

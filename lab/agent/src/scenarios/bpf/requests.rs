@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::{
-    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, Target, VcpuPolicy,
+    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, Target, VcpuPolicy, Waiting,
 };
 
 use super::group::{Group, write_util};
@@ -34,7 +34,7 @@ pub fn run() -> Result<Value> {
     let running = thread.spawn(move || if uclamp { clamped() } else { counted() })?;
     let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
     if uclamp {
-        super::unload_module()?;
+        deeds::unload_host_module()?;
     }
     Ok(result)
 }
@@ -145,16 +145,18 @@ fn clamped() -> Result<Value> {
     let (writes_hold, writes) = writes(&mut vcpu, by_exit)?;
     let (limit_holds, limit) = limit(&mut vcpu, &module)?;
     let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
+    let (raced_holds, raced) = raced(&mut vcpu, &module)?;
+    let (waits_holds, waits) = waits_over_policy(&mut vcpu, &module)?;
     let (deadline_holds, deadline) = deadline(&mut vcpu)?;
     drop((_event, _others));
     drop(vcpu);
     let (others_hold, for_others) = deadline_for_others(&module)?;
     let applied = module.applied(0)?;
     Ok(json!({
-        "held": reads_hold && writes_hold && limit_holds && overtaken_holds && deadline_holds
-            && others_hold && applied.refused == 0,
+        "held": reads_hold && writes_hold && limit_holds && overtaken_holds && raced_holds
+            && waits_holds && deadline_holds && others_hold && applied.refused == 0,
         "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
-        "deadline": deadline, "deadline_for_others": for_others,
+        "raced": raced, "waits_over_policy": waits, "deadline": deadline, "deadline_for_others": for_others,
         "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
     }))
 }
@@ -256,6 +258,78 @@ fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
+/// Another vCPU of the domain asks while what waited for a token is put into force: that is put
+/// into force, too, and each of the two has one outcome.
+fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let before = others_counters(vcpu)?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let mut calls = 0;
+    let settled = host.serve(&waiting, |domain, demand| {
+        calls += 1;
+        if calls == 1 {
+            let by_other = Deed {
+                address: OTHERS_SET_PERF,
+                ..stores(1, newer, 0)
+            };
+            vm.run(by_other, |_, _| ())?;
+        }
+        anyhow::Ok(module.apply(domain, demand)?)
+    });
+    let after = others_counters(vcpu)?;
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let in_force =
+        matches!(settled, Settled::InForce(demand) if u32::from(demand.min.get()) == wanted);
+    let by_kernel = after.in_kernel - before.in_kernel;
+    let held = in_force && (calls, by_kernel, clamp) == (2, 1, wanted);
+    let row = json!({
+        "clamps_of_worker": calls, "outcome": format!("{settled:?}"), "others_by_kernel": by_kernel,
+        "clamp": clamp,
+    });
+    Ok((held, row))
+}
+
+/// A request that waits for the worker is served after the policy has changed.
+fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    vcpu.how.actuate = ActuateBy::Worker;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let asked = FROM_KHZ + 2 * STEP_KHZ;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let settled = vcpu
+        .host
+        .serve(&waiting, |domain, demand| module.apply(domain, demand));
+    let clamp = own_clamp()?;
+    let held = matches!(settled, Settled::InForce(_)) && clamp == vcpu.policy.util(asked);
+    Ok((
+        held,
+        json!({ "outcome": format!("{settled:?}"), "clamp": clamp }),
+    ))
+}
+
+fn others_counters(vcpu: &Vcpu) -> Result<Counters> {
+    vcpu.host.counters(VcpuId(1)).context("no vCPU")
+}
+
+fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
+    let events: Vec<_> = vcpu
+        .host
+        .worker()?
+        .wait(Duration::from_millis(100))?
+        .collect();
+    match events[..] {
+        [Event::Waiting(waiting)] => Ok(waiting),
+        _ => bail!("one request waits, and the events are {events:?}"),
+    }
+}
+
 /// Requests, of which some pass at once.
 const FLOOD: u64 = 600;
 
@@ -280,8 +354,8 @@ fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
             bail!("told of a request that nobody wanted told: {event:?}");
         };
         served &= waiting.not_before_ns.is_some();
-        let apply = |domain, demand| module.apply(domain, demand).is_ok();
-        served &= vcpu.host.serve(waiting, apply) == Settled::InForce;
+        let apply = |domain, demand| module.apply(domain, demand);
+        served &= matches!(vcpu.host.serve(waiting, apply), Settled::InForce(_));
     }
     Ok((events.len(), served))
 }
@@ -320,10 +394,11 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     vm.run(by_other, |_, _| ())?;
     let worker = host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
-    let apply = |domain, demand| module.apply(domain, demand).is_ok();
-    let served = events.iter().filter(|event| {
-        matches!(event, Event::Waiting(waiting) if host.serve(waiting, apply) == Settled::InForce)
-    });
+    let apply = |domain, demand| module.apply(domain, demand);
+    let in_force = |waiting| matches!(host.serve(waiting, apply), Settled::InForce(_));
+    let served = events
+        .iter()
+        .filter(|event| matches!(event, Event::Waiting(waiting) if in_force(waiting)));
     let (count, served) = (events.len(), served.count());
     let applied = module.applied(0)?.applied - before;
     let counters = host.counters(VcpuId(1)).context("no vCPU")?;
