@@ -124,6 +124,17 @@ fn a_partition_with_threads_is_taken() {
     assert!(PartitionGroups::is_taken(&host.path("top")));
 }
 
+/// One that asks for another domain would exit with that vCPU's run queue locked.
+#[test]
+fn real_time_guests_ask_by_their_own_vcpus() {
+    let host = Host::new();
+    let groups = host.made();
+    let within = HostActuator::in_partition(&groups, &[OTHER, RT]).expect("an actuator");
+    assert!(!within.serves_any_vcpu());
+    let others = HostActuator::build(&ActuatorKind::Nothing, &host.tree, &[OTHER, RT]);
+    assert!(others.expect("an actuator").serves_any_vcpu());
+}
+
 #[test]
 fn no_request_undercuts_a_floor() {
     let host = Host::new();

@@ -39,6 +39,8 @@ pub struct Exits {
 #[derive(Debug)]
 pub struct SeenExits {
     by_address: BTreeMap<u64, Accesses>,
+    /// What each thread accessed.
+    by_thread: BTreeMap<(String, u64), u64>,
     /// KVM's count of MMIO exits to userspace meanwhile.
     pub mmio_exit_user: u64,
     /// Hypercalls that KVM handed to userspace.
@@ -72,6 +74,7 @@ impl Exits {
         self.trace.remove()?;
         Ok(SeenExits {
             by_address: counter.by_address,
+            by_thread: counter.by_thread,
             mmio_exit_user,
             calls_exited: counter.calls_exited,
             interrupted: counter.interrupted,
@@ -89,11 +92,19 @@ impl SeenExits {
         })
     }
 
+    /// Accesses to an address by threads of other names; a name is that of one guest only.
+    pub fn by_others_than(&self, name: &str, address: u64) -> u64 {
+        let others = self
+            .by_thread
+            .iter()
+            .filter(|((thread, at), _)| *at == address && !is_called(thread, name));
+        others.map(|(_, count)| count).sum()
+    }
+
     /// How often a signal made a vCPU's thread leave KVM; its name is that of one guest only.
     pub fn interrupted(&self, name: &str) -> u64 {
-        let of_it = |thread: &str| thread.rsplit_once('-').is_some_and(|(own, _)| own == name);
         let all = self.interrupted.iter();
-        all.filter(|(thread, _)| of_it(thread))
+        all.filter(|(thread, _)| is_called(thread, name))
             .map(|(_, count)| count)
             .sum()
     }
@@ -112,10 +123,16 @@ impl SeenExits {
     }
 }
 
+/// Of a trace's `NAME-TID`.
+fn is_called(thread: &str, name: &str) -> bool {
+    thread.rsplit_once('-').is_some_and(|(own, _)| own == name)
+}
+
 /// Sums up lines of the trace.
 #[derive(Debug, Default)]
 struct Counter {
     by_address: BTreeMap<u64, Accesses>,
+    by_thread: BTreeMap<(String, u64), u64>,
     /// What each thread accessed last.
     last: BTreeMap<String, u64>,
     calls_exited: u64,
@@ -139,6 +156,7 @@ impl Counter {
             let address = address.skip(1).find_map(|word| word.strip_prefix("0x"));
             let address = u64::from_str_radix(address.with_context(wrong)?, 16)?;
             self.by_address.entry(address).or_default().trapped += 1;
+            *self.by_thread.entry((thread(), address)).or_default() += 1;
             self.last.insert(thread(), address);
         } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_MMIO ") {
             let address = self.last.get(&thread()).with_context(wrong)?;
@@ -184,6 +202,7 @@ mod tests {
         }
         let seen = SeenExits {
             by_address: counter.by_address,
+            by_thread: counter.by_thread,
             mmio_exit_user: 1,
             calls_exited: counter.calls_exited,
             interrupted: counter.interrupted,
@@ -193,6 +212,8 @@ mod tests {
             ["vcpu0", "vcpu1"].map(|name| seen.interrupted(name)),
             [1, 0]
         );
+        let others = |name| seen.by_others_than(name, 0xa00_0004);
+        assert_eq!((others("vcpu0"), others("vcpu1")), (0, 2));
         let accesses = |trapped, exited| Accesses { trapped, exited };
         assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
         assert_eq!(seen.all(), accesses(3, 1));

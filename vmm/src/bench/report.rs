@@ -94,7 +94,10 @@ impl Report {
         if variant == Variant::Host {
             let own = machine.cluster_of(scenario.first(machine));
             let top = |one: &Observed| one.top(machine, own?);
-            if let Some(top) = observed.iter().filter_map(top).min() {
+            let mut tops: Vec<_> = observed.iter().filter_map(top).collect();
+            tops.sort_unstable();
+            // Of two in the middle the lower one: half of the repeats reach it at least.
+            if let Some(&top) = tops.get(tops.len().saturating_sub(1) / 2) {
                 self.host_top.insert(scenario.name, top);
             }
         }

@@ -52,6 +52,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
         && ramp.region.exited == 0
         && ramp.region.trapped > 0
         && ramp.exits_agree
+        // The kernel's own driver lets a domain's CPUs ask for it, and no others.
+        && (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest")
         && control.set_perf.exited == FEW
         && control.region.exited >= 2 * FEW
         && report["held"] == true;
@@ -67,6 +69,8 @@ struct Seen {
     set_perf: Accesses,
     /// Of all registers.
     region: Accesses,
+    /// Writes of a vCPU's set_perf by another vCPU: the scheduler has given that one work.
+    by_other_vcpus: u64,
     /// KVM counts as many exits as were traced.
     exits_agree: bool,
     read_ns: f64,
@@ -80,6 +84,12 @@ impl Seen {
         Self {
             set_perf: seen.at(set_perf),
             region: seen.at(base..base + REGION),
+            by_other_vcpus: (0..)
+                .zip((base..base + REGION).step_by(0x1000))
+                .map(|(vcpu, page): (u32, u64)| {
+                    seen.by_others_than(&format!("vcpu{vcpu}"), page + 4)
+                })
+                .sum(),
             exits_agree: seen.all().exited == seen.mmio_exit_user,
             read_ns: ns.0,
             write_ns: ns.1,
@@ -91,7 +101,7 @@ impl Seen {
         json!({
             "set_perf_trapped": self.set_perf.trapped, "exited": self.region.exited,
             "read_virtual_ns": self.read_ns, "write_virtual_ns_median_p99": self.write_ns,
-            "kvm_counts_the_same_exits": self.exits_agree, "by_address": self.all,
+            "by_other_vcpus": self.by_other_vcpus, "kvm_counts_the_same_exits": self.exits_agree, "by_address": self.all,
         })
     }
 }
