@@ -21,6 +21,7 @@
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -318,7 +319,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 			error = vcpufreq_host_request(event->domain, writer, demand & 0xffff,
 						      demand >> 16, event->ns);
 		else
-			error = -38;	/* ENOSYS */
+			error = -ENOSYS;
 		if (error || demand == READ_ONCE(domain->demand))
 			break;
 	}
@@ -327,14 +328,14 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}
 	/* A writer that clamps mean nothing to may ask for others, to which they do. */
-	if (error == -95 && !is_of_domain(writer, event)) {	/* EOPNOTSUPP */
+	if (error == -EOPNOTSUPP && !is_of_domain(writer, event)) {
 		event->kind = VCPUFREQ_BPF_APPLY;
 		tell_worker(vcpu, &domain->pending, event);
 		return VCPUFREQ_BPF_LEFT_TO_WORKER;
 	}
 	/* The next request is to try again, whatever it asks for. */
 	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);
-	if (error == -95) {	/* EOPNOTSUPP */
+	if (error == -EOPNOTSUPP) {
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}

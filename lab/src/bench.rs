@@ -41,7 +41,7 @@ pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> 
     }
     eprintln!("{said}");
     println!(
-        "\nEmulated Arm host, topology {topology}, Linux {}: median (min..max), n = {}\n\n{}\n",
+        "\nEmulated Arm host, topology {topology}, Linux {}: median (min..max) of {} repeats, or of as many as n in the report says\n\n{}\n",
         json["conditions"]["host_kernel"].as_str().unwrap_or("?"),
         json["conditions"]["repeats"],
         result["table"].as_str().unwrap_or_default()

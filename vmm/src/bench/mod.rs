@@ -79,9 +79,10 @@ pub struct BenchArgs {
     /// Measure on this variant alone; may be repeated
     #[arg(long, value_name = "VARIANT")]
     pub variant: Vec<Variant>,
-    /// Times that each scenario is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub repeats: u32,
+    /// Times that each scenario is measured, but for those that have a maximum [default: 5; 9 for
+    /// work's io]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeats: Option<u32>,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,

@@ -11,7 +11,7 @@ use super::derived;
 use super::duty;
 use super::machine::Machine;
 use super::perfetto::Tracks;
-use super::scenario::{Hold, Scenario};
+use super::scenario::{Hold, PLAIN, Scenario};
 use super::scenarios::SCENARIOS;
 use super::session::{Observed, Variant};
 
@@ -61,7 +61,7 @@ impl Report {
             .collect();
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
-            "clusters": clusters, "repeats": args.repeats,
+            "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
             "path": args.path, "clamp": args.clamp.name(), "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),

@@ -30,6 +30,8 @@ pub struct Scenario {
     pub cmdline: &'static str,
     /// In the guest: a file, what it shall hold meanwhile, and afterwards.
     pub guest_file: Option<[&'static str; 3]>,
+    /// Repeats, where no number is given.
+    pub repeats: u32,
     /// Repeats at most.
     pub most: u32,
     /// What is measured.
@@ -48,6 +50,7 @@ pub const PLAIN: Scenario = Scenario {
     only: None,
     cmdline: "",
     guest_file: None,
+    repeats: 5,
     most: u32::MAX,
     metrics: &[],
 };

@@ -138,8 +138,16 @@ pub const SCENARIOS: &[Scenario] = &[
     work_at_max("infer_small", pinned_job!("weights=1024", "infer=8")),
     work("infer_large", job!("weights=32768", "infer=8")),
     work_at_max("infer_large", pinned_job!("weights=32768", "infer=8")),
-    work("io", job!("", "requests=100000/60")),
-    work_at_max("io", pinned_job!("", "requests=100000/60")),
+    Scenario {
+        // Where it runs is a matter of chance in each: of three the median differs by 5 %.
+        repeats: 9,
+        most: 9,
+        ..work("io", job!("", "requests=100000/60"))
+    },
+    Scenario {
+        most: 3,
+        ..work_at_max("io", pinned_job!("", "requests=100000/60"))
+    },
     work("frames", job!("", "frames=16667/400000/96")),
     work_at_max("frames", pinned_job!("", "frames=16667/400000/96")),
 ];

@@ -114,12 +114,12 @@ impl<'a> Session<'a> {
         &mut self,
         scenario: &Scenario,
         trace: &Trace,
-        repeats: u32,
+        repeats: Option<u32>,
     ) -> Result<Vec<Observed>> {
         self.keep_aside(scenario.aside(self.machine))?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = Held::frequencies(scenario, self.machine)?;
-        let repeats = repeats.min(scenario.most);
+        let repeats = repeats.unwrap_or(scenario.repeats).min(scenario.most);
         let observed = (0..repeats)
             .map(|repeat| settled(|| self.once(scenario, trace, repeat == 0)))
             .collect();
