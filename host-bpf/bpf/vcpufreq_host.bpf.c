@@ -284,8 +284,9 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
 		return;
 	}
 	if (bpf_ringbuf_output(&events, event, sizeof(*event), 0)) {
-		count(&vcpu->dropped);
+		/* In this order: who found an event under way is looked for, too. */
 		__sync_lock_test_and_set(under_way, 0);
+		count(&vcpu->dropped);
 		return;
 	}
 	count(&vcpu->to_worker);
@@ -308,13 +309,14 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 				     struct vcpufreq_bpf_domain *domain, __u32 writer,
 				     struct vcpufreq_bpf_event *event)
 {
+	__u32 demand = VCPUFREQ_BPF_NO_DEMAND;
 	int error = 0;
-	__u32 demand;
 
 	for (int i = 0; i < 4; i++) {
 		demand = READ_ONCE(domain->demand);
+		/* Another's failure has taken it back; this one has not been tried. */
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
-			break;
+			demand = event->demand;
 		if (bpf_ksym_exists(vcpufreq_host_request))
 			error = vcpufreq_host_request(event->domain, writer, demand & 0xffff,
 						      demand >> 16, event->ns);
@@ -323,12 +325,15 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		if (error || demand == READ_ONCE(domain->demand))
 			break;
 	}
-	if (!error) {
+	if (!error && demand == READ_ONCE(domain->demand)) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}
-	/* A writer that clamps mean nothing to may ask for others, to which they do. */
-	if (error == -EOPNOTSUPP && !is_of_domain(writer, event)) {
+	/*
+	 * Others change it as fast as this can follow; or a writer that clamps mean
+	 * nothing to asks for others, to which they do.
+	 */
+	if (!error || (error == -EOPNOTSUPP && !is_of_domain(writer, event))) {
 		event->kind = VCPUFREQ_BPF_APPLY;
 		tell_worker(vcpu, &domain->pending, event);
 		return VCPUFREQ_BPF_LEFT_TO_WORKER;
@@ -510,7 +515,7 @@ int vcpufreq_register(struct vcpufreq_bpf_call *call)
 	long error;
 
 	if (!v || id >= v->vcpus)
-		return -2;	/* ENOENT */
+		return -ENOENT;
 	error = bpf_map_update_elem(&threads, &pid, &id, BPF_ANY);
 	if (!error)
 		v->tgid = who >> 32;

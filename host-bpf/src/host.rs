@@ -325,14 +325,11 @@ impl HostBpf {
         } else {
             domain.pending.store(0, SeqCst);
         }
-        // A new policy, or a failure, has taken it back, and the guest may not ask again.
-        if domain.demand.load(SeqCst) == NO_DEMAND {
-            self.grant(None, waiting.domain, domain);
-        }
         self.settle(waiting.domain, apply)
     }
 
-    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does.
+    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does: what was asked
+    /// for last, where a new policy or a failure has taken that back.
     pub fn settle<E>(
         &self,
         domain: u32,
@@ -341,6 +338,10 @@ impl HostBpf {
         let Some(entry) = self.domain(domain) else {
             return Settled::Nothing;
         };
+        // The guest may not ask again.
+        if entry.demand.load(SeqCst) == NO_DEMAND {
+            self.grant(None, domain, entry);
+        }
         let mut in_force = None;
         for _ in 0..ROUNDS {
             let wanted = entry.demand.load(SeqCst);
@@ -400,12 +401,20 @@ impl HostBpf {
         let Some(domain) = self.domain(policy.domain) else {
             return;
         };
-        if self.seen(vcpu) == count {
-            if let Some(assumed) = self.assumed_ns.get(index(policy.domain)) {
-                assumed.store(now_ns, SeqCst);
-            }
-            store_demand(domain, policy, khz);
-            self.show_granted(&policies, policy.domain);
+        if self.seen(vcpu) != count {
+            return;
+        }
+        let assumed = self.assumed_ns.get(index(policy.domain));
+        let assume = |ns| assumed.map(|assumed| assumed.store(ns, SeqCst));
+        assume(now_ns);
+        store_demand(domain, policy, khz);
+        self.show_granted(&policies, policy.domain);
+        let number = policy.domain;
+        drop(policies);
+        // A program may have stored what the guest asks for before this did.
+        if self.seen(vcpu) != count {
+            assume(0);
+            self.grant(None, number, domain);
         }
     }
 

@@ -96,7 +96,7 @@ impl Report {
             let top = |one: &Observed| one.top(machine, own?);
             let mut tops: Vec<_> = observed.iter().filter_map(top).collect();
             tops.sort_unstable();
-            // Of two in the middle the lower one: half of the repeats reach it at least.
+            // Of two in the middle the lower one: half of those that have one reach it at least.
             if let Some(&top) = tops.get(tops.len().saturating_sub(1) / 2) {
                 self.host_top.insert(scenario.name, top);
             }

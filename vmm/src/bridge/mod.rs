@@ -203,7 +203,7 @@ impl Bridge {
             }
             let Active { bpf, lost_bpf, .. } = &mut *active;
             for path in [bpf, lost_bpf].into_iter().filter_map(Option::take) {
-                path.stop();
+                path.end();
                 for vcpu in joint.vcpus() {
                     summary = add(summary, path.counters(vcpu));
                 }

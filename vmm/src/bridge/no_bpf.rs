@@ -60,7 +60,7 @@ impl BpfPath {
         match *self {}
     }
 
-    pub fn stop(&self) {
+    pub fn end(&self) {
         match *self {}
     }
 

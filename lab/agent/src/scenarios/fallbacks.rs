@@ -14,7 +14,7 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
 use super::reports::asked_for;
-use super::stats::of as stats;
+use super::stats::{has_one_outcome_each, of as stats};
 use super::{Plan, Policy, ask_for, registers, set_governor};
 use crate::deeds::{dmesg, insmod, unload_host_module};
 use crate::sys::drop_bpf_capabilities;
@@ -169,15 +169,20 @@ fn detached(plan: &Plan) -> Result<Value> {
     // Of the selection, when the driver was loaded.
     let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
     let flood = calls_flooded(&mut vm, policy)?;
+    let all = stats(&vm)?["vcpus"][0].clone();
     let said = vm.quit()?;
     let line = said
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
+    let counts = [&before, &after, &counted, &all].map(|stats| stats["counts"].clone());
     // Never below what was asked for by then.
     let held = wrong.is_empty()
         && before["path"] == "bpf"
         && after["path"] == "kernel"
         && exited(&before) == exited(&after)
+        && [&before, &after, &counted, &all]
+            .into_iter()
+            .all(has_one_outcome_each)
         && meanwhile
             .iter()
             .all(|&(khz, clamp)| clamp >= policy.util(khz))
@@ -187,6 +192,7 @@ fn detached(plan: &Plan) -> Result<Value> {
     Ok(json!({
         "held": held, "case": "program taken away", "calls": called, "cur_perf_by_call": cur_perf, "flood": flood,
         "requests": [requests(&after), requests(&counted)],
+        "counts": counts,
         "path": after["path"], "reason": line,
         "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
     }))
@@ -278,6 +284,7 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, 0, "userspace")?;
     let register = registers(&mut vm)? + 0x04;
+    let idle = stats(&vm)?["vcpus"][0].clone();
     vm.ask(format!(
         "start load writes 0 {register:#x} 1000 {low} {high}"
     ))?;
@@ -299,15 +306,21 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
     let util = policy.util(last);
+    let new = requests(&after).zip(requests(&idle));
+    // The last one by `bpf` is the next path's first one, too, unless that has had one.
+    let each_counted = new.is_some_and(|(all, idle)| [turns, turns + 1].contains(&(all - idle)));
     let held = before["path"] == "bpf"
         && after["path"] == "kernel"
         && turns > 500
+        && each_counted
+        && has_one_outcome_each(&after)
         && lowest >= policy.util(low)
         && clamp == (util, util)
         && line.is_some();
     Ok(json!({
         "held": held, "case": "program taken away amid requests", "path": after["path"],
         "reason": line, "vmm_said": said, "requests": turns, "asked_last": last, "util": util,
+        "counts": [&idle["counts"], &after["counts"]],
         "clamp": clamp, "lowest_clamp": lowest, "util_of_lower": policy.util(low),
         "writes_exited": after["accesses"]["writes_exited"],
     }))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::stats::of as stats;
+use super::stats::{has_one_outcome_each, of as stats};
 use super::{Plan, Policy, registers};
 use crate::deeds::{dmesg, insmod, unload_host_module};
 use crate::vm::{Setup, Vm};
@@ -20,15 +20,6 @@ const TURNS: u64 = 50_000_000;
 /// The time of the others' work, to that beside the plain loop.
 const MOST: f64 = 1.05;
 
-/// What becomes of a request.
-const OUTCOMES: [&str; 6] = [
-    "applied",
-    "unchanged",
-    "superseded",
-    "coalesced",
-    "refused",
-    "not_applicable",
-];
 /// Of each of the two that work beside the load, in turn: 10 s together.
 const ROUNDS: u32 = 5;
 /// Of each beside the plain loop, before and after each flood.
@@ -90,23 +81,20 @@ fn flooded(plan: &Plan) -> Result<Value> {
         })
     });
     let plain_ns = [&before, &between, &after].map(|plain| [plain.vcpu_ns, plain.guest_ns]);
-    let each_once = counted
-        .as_array()
-        .is_some_and(|vcpus| vcpus.len() == 2 && vcpus.iter().all(has_one_outcome_each));
+    // Each turn of the second load writes both.
+    let written = [one.turns + all.turns, all.turns];
+    let each_once = counted.as_array().is_some_and(|vcpus| {
+        vcpus.len() == 2
+            && vcpus.iter().zip(written).all(|(vcpu, written)| {
+                vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
+            })
+    });
     let held = rows.iter().all(|row| row["held"] == true) && log.is_empty() && each_once;
     Ok(json!({
         "held": held, "rows": rows, "counted": counted,
         "plain_round_ns": plain_ns,
         "kernel_said": log, "vmm_said": said,
     }))
-}
-
-/// Whether all that a vCPU has asked for is counted, and as one of the things that can become of a
-/// request.
-fn has_one_outcome_each(vcpu: &Value) -> bool {
-    let count = |name: &str| vcpu["counts"][name].as_u64().unwrap_or_default();
-    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<u64>();
-    count("requests") == outcomes && outcomes > 0
 }
 
 struct Measured {

@@ -26,6 +26,16 @@ const ODD: u64 = 5;
 /// How fast a vCPU may ask, and how often at once: less than [`ODD`].
 const LIMIT: &str = "200:2";
 
+/// What becomes of a request.
+const OUTCOMES: [&str; 6] = [
+    "applied",
+    "unchanged",
+    "superseded",
+    "coalesced",
+    "refused",
+    "not_applicable",
+];
+
 pub fn run(_plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let mut results = Vec::new();
@@ -141,6 +151,13 @@ pub fn of(vm: &Vm) -> Result<Value> {
         String::from_utf8_lossy(&output.stderr)
     );
     serde_json::from_slice(&output.stdout).context("stats --json")
+}
+
+/// Whether what a vCPU has asked for adds up to what has become of it.
+pub fn has_one_outcome_each(vcpu: &Value) -> bool {
+    let count = |name: &str| vcpu["counts"][name].as_u64();
+    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<Option<u64>>();
+    outcomes.is_some_and(|outcomes| outcomes > 0) && count("requests") == outcomes
 }
 
 /// What was done until now, and seen of it.

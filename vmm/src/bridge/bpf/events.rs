@@ -12,8 +12,7 @@ impl Shared {
     /// Passes a request that the programs tell of to the events file.
     pub(super) fn told(&self, told: &Told) {
         let Told { vcpu, demand, .. } = *told;
-        let index = usize::try_from(told.domain).unwrap_or(usize::MAX);
-        let (Some(&domain), Some(known)) = (self.domains.get(index), self.vcpus.get(vcpu.index()))
+        let (Some(domain), Some(known)) = (self.id_of(told.domain), self.vcpus.get(vcpu.index()))
         else {
             return;
         };

@@ -119,8 +119,12 @@ struct Vcpu {
     passed_on: AtomicU64,
     /// Requests of its domain that a reset has taken back, each of which is one itself.
     taken_back: AtomicU64,
-    /// Requests that no program has seen, and for which the highest was asked for.
-    stood_for: AtomicU64,
+    /// Requests that no program has seen, found later.
+    found: AtomicU64,
+    /// Requests to be served, of which no program has told.
+    owed: AtomicU64,
+    /// Requests that the worker has served.
+    served: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
 }
@@ -219,6 +223,11 @@ impl BpfPath {
     /// Takes the guest's requests back.
     pub fn reset(&self) {
         let shared = &self.shared;
+        // What the guest did before is no request of the one that starts.
+        shared.count_missed(|_, known, _| {
+            known.served.fetch_add(1, Relaxed);
+            known.superseded.fetch_add(1, Relaxed);
+        });
         if let Err(error) = shared.host.reset() {
             warn(&format!(
                 "the guest's requests can't be taken back: {error}"
@@ -255,6 +264,7 @@ impl BpfPath {
         };
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
+        shared.count_left();
         for domain in shared.all_domains() {
             if let Some((vcpu, khz)) = shared.newest(domain) {
                 device.inherit(vcpu, khz);
@@ -270,11 +280,11 @@ impl BpfPath {
     /// on they count: what is older the device inherits.
     fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
         let host = &self.shared.host;
+        host.leave_calls()?;
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
             let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
             known.untold.store(untold, Relaxed);
         }
-        host.leave_calls()?;
         Ok(Some((host.worker()?, sys::monotonic_ns())))
     }
 
@@ -300,8 +310,13 @@ impl BpfPath {
         }
     }
 
-    /// Ends its threads; all is counted by then.
-    pub fn stop(&self) {
+    /// Ends its threads when no vCPU runs any more; all is counted by then.
+    pub fn end(&self) {
+        self.stop();
+        self.shared.count_left();
+    }
+
+    fn stop(&self) {
         self.end_calls();
         self.shared.stop.store(true, SeqCst);
         let thread = self
@@ -328,8 +343,8 @@ impl BpfPath {
         CounterSnapshot {
             requests: by_programs.requests.saturating_sub(passed_on)
                 + known.taken_back.load(Relaxed)
-                + known.stood_for.load(Relaxed),
-            applied: by_programs.in_kernel.saturating_sub(failed) + known.applied.load(Relaxed),
+                + known.found.load(Relaxed),
+            applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
             unchanged: by_programs.unchanged,
             superseded: known.superseded.load(Relaxed),
             coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
@@ -391,7 +406,9 @@ impl Vcpu {
             untold: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
             taken_back: AtomicU64::new(0),
-            stood_for: AtomicU64::new(0),
+            found: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
+            served: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }
     }

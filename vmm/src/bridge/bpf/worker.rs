@@ -39,15 +39,6 @@ pub(super) struct Look {
     seen: u64,
 }
 
-/// A vCPU's writes, at a look that has found some that no program has seen.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    /// Those; not 0.
-    missed: u64,
-    /// Those that the programs have seen, since the start.
-    programs: u64,
-}
-
 impl Shared {
     pub(super) fn in_kernel(&self, taken: Arc<Taken>) -> InKernel {
         let bells = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
@@ -104,6 +95,8 @@ impl Shared {
             }
             let now = sys::monotonic_ns();
             let turn = now >= turn_at;
+            // Domains of which a request waits on, in this turn.
+            let mut changing = Vec::new();
             waiting.retain_mut(|request| {
                 let limited = request.not_before_ns;
                 if limited.is_some_and(|ns| !turn || ns > now) {
@@ -113,16 +106,17 @@ impl Shared {
                     turn_at = now + ns(TURNS[0]);
                 }
                 request.not_before_ns = None;
-                self.serve_one(&Waiting {
+                let request = Waiting {
                     not_before_ns: limited,
                     ..*request
-                })
+                };
+                self.serve_one(&request, &mut changing)
             });
             if now >= look_at {
                 look_at = now + ns(LOOK);
                 self.look_at_module();
                 self.look_for_dropped(&mut waiting);
-                let found = self.look();
+                let found = self.look(&mut waiting);
                 in_vain = match found.missed {
                     _ if found.seen != before.seen => 0,
                     0 => in_vain,
@@ -151,22 +145,25 @@ impl Shared {
     }
 
     /// Looks for writes that KVM has finished and no program has seen, and asks
-    /// for the highest in their place.
-    fn look(&self) -> Look {
+    /// for the highest in their place, which waits from now on.
+    fn look(&self, waiting: &mut Vec<Waiting>) -> Look {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
-            self.host
-                .assume(vcpu, max, seen.programs, sys::monotonic_ns());
-            self.settle(vcpu, known.domain);
-            // One request stands for all of them.
-            known.stood_for.fetch_add(seen.missed, Relaxed);
-            known.coalesced.fetch_add(seen.missed - 1, Relaxed);
+            self.host.assume(vcpu, max, seen, sys::monotonic_ns());
+            waiting.push(Waiting {
+                vcpu,
+                domain: known.domain,
+                not_before_ns: None,
+            });
         })
     }
 
-    /// Has `missed` told of each vCPU with new writes that no program has seen.
-    /// Signals are counted first: each write is seen before it is signalled.
-    pub(super) fn count_missed(&self, mut missed: impl FnMut(VcpuId, &Vcpu, Seen)) -> Look {
+    /// Has `tell` told of each vCPU with new writes that no program has seen, and of how many
+    /// they have seen. One of the new ones is to be served; the others are counted. Signals
+    /// are counted first: each write is seen before it is signalled.
+    pub(super) fn count_missed(&self, mut tell: impl FnMut(VcpuId, &Vcpu, u64)) -> Look {
+        // A reset does this too.
+        let _alone = self.applying();
         let mut found = Look::default();
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             let news = known.signal.read().unwrap_or(0);
@@ -179,14 +176,10 @@ impl Shared {
                 found.missed += news;
                 known.missed.store(all, SeqCst);
                 known.missed_at_ns.store(sys::monotonic_ns(), SeqCst);
-                missed(
-                    vcpu,
-                    known,
-                    Seen {
-                        missed: news,
-                        programs: seen,
-                    },
-                );
+                known.found.fetch_add(news, Relaxed);
+                known.coalesced.fetch_add(news - 1, Relaxed);
+                known.owed.fetch_add(1, Relaxed);
+                tell(vcpu, known, seen);
             }
         }
         found
@@ -208,14 +201,30 @@ impl Shared {
             let demand = self.host.wanted(domain).unwrap_or(Demand::NONE);
             self.host.forget(domain);
             let vcpu = self.last_writer(domain);
-            let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
+            let Some(id) = self.id_of(domain) else {
                 continue;
             };
-            known.failed.fetch_add(news, Relaxed);
+            self.count_failed(domain, news);
             let event = refused(vcpu, id, demand, refusal(id, Some(applied.last_errno)));
             for _ in 0..news.min(REFUSALS_TOLD) {
                 self.observer.record(&event);
             }
+        }
+    }
+
+    /// Takes `news` from what counts as put into force of a domain's vCPUs, first from the one
+    /// that asked last: the module doesn't tell whose it refused.
+    fn count_failed(&self, domain: u32, mut news: u64) {
+        let last = self.last_writer(domain);
+        let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let mut members: Vec<_> = members.filter(|(_, one)| one.domain == domain).collect();
+        members.sort_by_key(|(vcpu, _)| *vcpu != last);
+        for (vcpu, known) in members {
+            let by_module = self.host.counters(vcpu).map_or(0, |one| one.in_kernel);
+            let all = by_module + known.applied.load(Relaxed);
+            let part = news.min(all.saturating_sub(known.failed.load(Relaxed)));
+            known.failed.fetch_add(part, Relaxed);
+            news -= part;
         }
     }
 
@@ -230,6 +239,7 @@ impl Shared {
             let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
             if news > 0 {
                 known.coalesced.fetch_add(news - 1, Relaxed);
+                known.owed.fetch_add(1, Relaxed);
                 // As one that was over the limit, which may be what it was.
                 waiting.push(Waiting {
                     vcpu,
@@ -267,13 +277,15 @@ impl Shared {
         newest.filter(|(_, khz)| *khz != Khz(0))
     }
 
-    /// Has a request that waits put into force. Whether it waits on.
-    fn serve_one(&self, request: &Waiting) -> bool {
+    /// Has a request that waits put into force. Whether it waits on, which one of a domain's
+    /// does: what they stand for is the same.
+    fn serve_one(&self, request: &Waiting, changing: &mut Vec<u32>) -> bool {
         let vcpu = request.vcpu;
         let _alone = self.applying();
         let apply = |domain, demand| self.apply(domain, demand);
         let settled = self.host.serve(request, apply);
-        if matches!(settled, Settled::Changing(_)) {
+        if matches!(settled, Settled::Changing(_)) && !changing.contains(&request.domain) {
+            changing.push(request.domain);
             return true;
         }
         if matches!(settled, Settled::InForce(_))
@@ -283,8 +295,25 @@ impl Shared {
             let took = sys::monotonic_ns().saturating_sub(latest.at_ns);
             known.clamp_after.record(took);
         }
+        if let Some(known) = self.vcpus.get(vcpu.index()) {
+            known.served.fetch_add(1, Relaxed);
+        }
         self.count(vcpu, request.domain, settled);
         false
+    }
+
+    /// Counts what nobody serves any more: the worker has ended, and no program runs or no vCPU.
+    /// What takes over gets the last request of each domain.
+    pub(super) fn count_left(&self) {
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let counted = self.host.counters(vcpu).unwrap_or_default();
+            let dropped = known.dropped.swap(counted.dropped, Relaxed);
+            let unseen = counted.dropped.saturating_sub(dropped);
+            known.owed.fetch_add(unseen, Relaxed);
+            let all = counted.to_worker + known.owed.load(Relaxed);
+            let left = all.saturating_sub(known.served.swap(all, Relaxed));
+            known.superseded.fetch_add(left, Relaxed);
+        }
     }
 
     /// Puts what a domain wants into force, which counts as a request of `vcpu`.
@@ -302,9 +331,9 @@ impl Shared {
     }
 
     fn apply(&self, domain: u32, demand: Demand) -> Result<(), ActuateError> {
-        let Some(id) = self.id_of(domain) else {
-            return Ok(());
-        };
+        let id = self.id_of(domain).ok_or(ActuateError::NoThread {
+            domain: DomainId(domain),
+        })?;
         match &self.module {
             Some(module) => module
                 .apply(domain, demand)
@@ -341,7 +370,7 @@ impl Shared {
         self.observer.record(&event);
     }
 
-    fn id_of(&self, domain: u32) -> Option<DomainId> {
+    pub(super) fn id_of(&self, domain: u32) -> Option<DomainId> {
         let index = usize::try_from(domain).ok()?;
         self.domains.get(index).copied()
     }
