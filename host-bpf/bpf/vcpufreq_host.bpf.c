@@ -309,10 +309,11 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 				     struct vcpufreq_bpf_domain *domain, __u32 writer,
 				     struct vcpufreq_bpf_event *event)
 {
-	__u32 demand = VCPUFREQ_BPF_NO_DEMAND;
+	bool settled = false;
+	__u32 demand, now;
 	int error = 0;
 
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; i < 4 && !settled; i++) {
 		demand = READ_ONCE(domain->demand);
 		/* Another's failure has taken it back; this one has not been tried. */
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
@@ -321,11 +322,13 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 			error = vcpufreq_host_request(event->domain, writer, demand & 0xffff,
 						      demand >> 16, event->ns);
 		else
-			error = -ENOSYS;
-		if (error || demand == READ_ONCE(domain->demand))
+			error = -ENOENT;
+		if (error)
 			break;
+		now = READ_ONCE(domain->demand);
+		settled = now == demand || now == VCPUFREQ_BPF_NO_DEMAND;
 	}
-	if (!error && demand == READ_ONCE(domain->demand)) {
+	if (settled) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}

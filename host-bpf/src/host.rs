@@ -31,7 +31,8 @@ use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
-/// So often in a row is a domain's clamp put into force when the guest changes its mind meanwhile.
+/// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
+/// mind meanwhile.
 const ROUNDS: u32 = 4;
 
 /// A pCPU of the host.
@@ -426,12 +427,16 @@ impl HostBpf {
     }
 
     /// Makes the last request the domain's. With `id`, only where it is that vCPU's: another's is
-    /// in force, or has an event of its own.
+    /// in force, or has an event of its own. While vCPUs ask as fast as this can look, nothing is
+    /// wanted: each of them has its request tried, whatever it asks for.
     fn grant(&self, id: Option<VcpuId>, number: u32, domain: &DomainEntry) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let assumed = self.assumed_ns.get(index(number));
         let mut granted = false;
-        while let Some((writer, latest)) = self.newest(&policies, number) {
+        for _ in 0..ROUNDS {
+            let Some((writer, latest)) = self.newest(&policies, number) else {
+                return;
+            };
             let assumed_ns = assumed.map_or(0, |ns| ns.load(SeqCst));
             let others = id.is_some_and(|id| id != writer);
             if (others && !granted) || latest.at_ns < assumed_ns {
@@ -448,6 +453,7 @@ impl HostBpf {
                 return;
             }
         }
+        domain.demand.store(NO_DEMAND, SeqCst);
     }
 
     /// Where cur_perf tells what was asked for, has it told.

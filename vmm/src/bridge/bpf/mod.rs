@@ -108,8 +108,8 @@ struct Vcpu {
     superseded: AtomicU64,
     /// Requests that another one of those found at the same time stands for.
     coalesced: AtomicU64,
-    /// Requests that the programs count as the module's, and that it could not
-    /// put into force when its turn came.
+    /// Requests that count as put into force, by the program or the worker, and that
+    /// the module could not put into force when its turn came.
     failed: AtomicU64,
     /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
@@ -123,7 +123,7 @@ struct Vcpu {
     found: AtomicU64,
     /// Requests to be served, of which no program has told.
     owed: AtomicU64,
-    /// Requests that the worker has served.
+    /// Of these and those that programs have told of: served, or found to be overtaken.
     served: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
@@ -313,6 +313,7 @@ impl BpfPath {
     /// Ends its threads when no vCPU runs any more; all is counted by then.
     pub fn end(&self) {
         self.stop();
+        self.shared.count_missed(|_, _, _| ());
         self.shared.count_left();
     }
 

@@ -291,6 +291,8 @@ impl Shared {
         if matches!(settled, Settled::InForce(_))
             && let (Some(known), Some(latest)) =
                 (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
+            // When a write was made that no program has seen, nobody knows.
+            && latest.at_ns > known.missed_at_ns.load(SeqCst)
         {
             let took = sys::monotonic_ns().saturating_sub(latest.at_ns);
             known.clamp_after.record(took);
@@ -302,7 +304,8 @@ impl Shared {
         false
     }
 
-    /// Counts what nobody serves any more: the worker has ended, and no program runs or no vCPU.
+    /// Counts what nobody serves any more: the worker has ended, and no program leaves anything
+    /// to it, or no vCPU runs.
     /// What takes over gets the last request of each domain.
     pub(super) fn count_left(&self) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
