@@ -84,11 +84,8 @@ impl Seen {
         Self {
             set_perf: seen.at(set_perf),
             region: seen.at(base..base + REGION),
-            by_other_vcpus: (0..)
-                .zip((base..base + REGION).step_by(0x1000))
-                .map(|(vcpu, page): (u32, u64)| {
-                    seen.by_others_than(&format!("vcpu{vcpu}"), page + 4)
-                })
+            by_other_vcpus: (0..REGION / PAGE)
+                .map(|vcpu| seen.by_others_than(&format!("vcpu{vcpu}"), base + PAGE * vcpu + 4))
                 .sum(),
             exits_agree: seen.all().exited == seen.mmio_exit_user,
             read_ns: ns.0,
