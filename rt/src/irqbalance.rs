@@ -10,6 +10,9 @@
 //! hears root only. Versions before 1.6 have the socket elsewhere, 1.6 frees a list before it reads
 //! it, and one started by hand may have no socket with a name: these have to be told by their
 //! environment.
+//!
+//! It sends its answer without MSG_NOSIGNAL and doesn't ignore SIGPIPE: a client that is killed
+//! between question and answer ends it.
 
 use std::{io, time::Duration};
 
@@ -37,7 +40,8 @@ fn socket(pid: u32) -> String {
 /// # Errors
 /// `Missing` when that instance has ended, or why it can't be asked.
 pub(crate) fn banned(look: &dyn Look, pid: u32, start_ticks: u64) -> Reading {
-    if ThreadStat::read(look, pid)?.start_ticks != start_ticks {
+    let stat = ThreadStat::read(look, pid)?;
+    if stat.has_ended || stat.start_ticks != start_ticks {
         return Err(Unread::Missing);
     }
     let refused = |why| match why {

@@ -26,18 +26,21 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
         Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
     };
     for pid in found {
-        if !by_socket(cx, sheet, pid) {
+        let stat = ThreadStat::read(cx.look, pid);
+        let by_socket = match stat {
+            // Its parent hasn't seen it yet.
+            Ok(stat) if stat.has_ended => continue,
+            Ok(stat) => by_socket(cx, sheet, pid, stat.start_ticks),
+            Err(_) => false,
+        };
+        if !by_socket {
             by_hand(cx, sheet, pid);
         }
     }
 }
 
 /// At run time, beside what it keeps off already; whether it lets us.
-fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32) -> bool {
-    let Ok(stat) = ThreadStat::read(cx.look, pid) else {
-        return false;
-    };
-    let start_ticks = stat.start_ticks;
+fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32, start_ticks: u64) -> bool {
     match irqbalance::banned(cx.look, pid, start_ticks) {
         Ok(now) => {
             let want = irqbalance::with(&now, &cx.rt);

@@ -12,8 +12,8 @@ use std::{
 };
 
 use vcpufreq_rt::{
-    Applied, Cpus, Effect, Finding, Partition, Plan, Profile, Restored, apply, check, is_ready,
-    plan, restore,
+    Applied, Cpus, Effect, Finding, Look as _, Partition, Plan, Profile, Restored, apply, check,
+    is_ready, plan, restore,
 };
 
 use crate::{fake::FakeKernel, partition::guest};
@@ -323,6 +323,25 @@ fn another_instance_is_told_nothing() {
     assert_eq!((gone, left), (vec![LIST.to_owned()], vec![]));
     assert!(next.state().settings.is_empty());
     assert!(!host.real(vcpufreq_rt::PATH).exists());
+}
+
+#[test]
+fn one_that_has_ended_is_gone_before_its_parent_sees_it() {
+    let host = FakeKernel::four();
+    let it = Irqbalance::start(&host, "");
+    try_apply(&host).unwrap();
+    drop(it);
+    let stat = host.read("/proc/900/stat").unwrap();
+    host.put("/proc/900/stat", &stat.replacen(" S ", " Z ", 1));
+    // A zombie has none any more.
+    host.put("/proc/900/environ", "");
+    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { gone, left, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    assert_eq!((gone, left), (vec![LIST.to_owned()], vec![]));
+    let (plan, _) = planned(&host);
+    assert!(!by_hand(&plan) && plan.changes().all(|(name, _)| name != "irqbalance"));
 }
 
 #[test]

@@ -6,12 +6,14 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::rt_inventory::{changes, everything};
@@ -24,6 +26,9 @@ const RECORD: &str = "/run/vcpufreq/rt.json";
 const INTERVAL_S: &str = "--interval=1";
 /// Several of them.
 const LOOKS: Duration = Duration::from_secs(4);
+/// Times that apply is killed at most, until the daemon has survived it: it ends by SIGPIPE where
+/// apply is killed between a question and its answer.
+const KILLS: u32 = 10;
 /// It starts by reading all of the machine's topology.
 const START: Duration = Duration::from_secs(20);
 
@@ -35,14 +40,19 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .context("no CPU")?;
     fs::create_dir_all("/run/irqbalance")?;
     let before = everything()?;
-    let rows = [
-        there_and_back(cpu, None)?,
-        there_and_back(cpu, Some("0"))?,
-        killed(cpu)?,
-    ];
+    let mut rows = vec![there_and_back(cpu, None)?, there_and_back(cpu, Some("0"))?];
+    for _ in 0..KILLS {
+        let row = killed(cpu)?;
+        let survived = row["ended_by_kill"] == false;
+        rows.push(row);
+        if survived {
+            break;
+        }
+    }
+    let survived = rows.last().is_some_and(|row| row["ended_by_kill"] == false);
     fs::remove_dir("/run/irqbalance").context("it left something behind")?;
     let left = changes(&before, &everything()?);
-    let held = rows.iter().all(|row| row["held"] == true) && left.is_empty();
+    let held = survived && rows.iter().all(|row| row["held"] == true) && left.is_empty();
     Ok(json!({ "held": held, "rows": rows, "left": left }))
 }
 
@@ -78,7 +88,7 @@ fn there_and_back(cpu: u32, own: Option<&str>) -> Result<Value> {
 
 /// Apply killed at the line that says that the daemon is told.
 fn killed(cpu: u32) -> Result<Value> {
-    let daemon = Daemon::start(None)?;
+    let mut daemon = Daemon::start(None)?;
     let start = daemon.keeps_off()?;
     let mut apply = rt_settings::command(&["apply", "--guest", &format!("plc={cpu}")]);
     let mut apply = apply.stdout(Stdio::piped()).spawn()?;
@@ -88,19 +98,29 @@ fn killed(cpu: u32) -> Result<Value> {
     apply.kill()?;
     apply.wait()?;
     let recorded = Path::new(RECORD).exists();
-    succeeded(&["restore"])?;
-    let restored = daemon.keeps_off()?;
-    // What it was told in the end would be in force by now.
-    sleep(LOOKS);
-    let later = daemon.keeps_off()?;
-    let pid = daemon.end()?;
+    let restored = succeeded(&["restore"])?;
     let named = told
         .as_ref()
-        .is_some_and(|line| line.contains(&pid.to_string()));
-    Ok(json!({
-        "held": named && recorded && [restored, later] == [start, start],
-        "killed_at": told, "start": start, "restored": restored, "later": later,
-    }))
+        .is_some_and(|line| line.contains(&daemon.0.id().to_string()));
+    let record_gone = !Path::new(RECORD).exists();
+    let mut row = json!({ "killed_at": told, "start": start });
+    let right = if let Some(signal) = daemon.ended_by()? {
+        row["ended_by_kill"] = true.into();
+        row["signal"] = signal.into();
+        signal == Signal::SIGPIPE as i32 && restored.contains("is gone")
+    } else {
+        let restored = daemon.keeps_off()?;
+        // What it was told in the end would be in force by now.
+        sleep(LOOKS);
+        let later = daemon.keeps_off()?;
+        daemon.end()?;
+        row["ended_by_kill"] = false.into();
+        row["restored"] = restored.into();
+        row["later"] = later.into();
+        [restored, later] == [start, start]
+    };
+    row["held"] = (named && recorded && record_gone && right).into();
+    Ok(row)
 }
 
 fn setting(settings: &Value) -> &Value {
@@ -162,6 +182,15 @@ impl Daemon {
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         mask(answer.rsplit_once("BANNED ").context("no ban list")?.1)
+    }
+
+    /// The signal that ended it, if it has ended; then its socket is removed.
+    fn ended_by(&mut self) -> Result<Option<i32>> {
+        let Some(status) = self.0.try_wait()? else {
+            return Ok(None);
+        };
+        fs::remove_file(self.socket())?;
+        Ok(Some(status.signal().context("it had ended by itself")?))
     }
 
     /// Its number; its socket stays, as it can't remove that.

@@ -343,7 +343,8 @@ fn output(line: &[&str]) -> Result<Output> {
     command(line).output().context("starting vcpufreq rt")
 }
 
-pub(super) fn succeeded(line: &[&str]) -> Result<()> {
+/// Of a command that has to; what it said on standard error.
+pub(super) fn succeeded(line: &[&str]) -> Result<String> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
@@ -351,7 +352,7 @@ pub(super) fn succeeded(line: &[&str]) -> Result<()> {
         "rt {line:?}: {}: {said}",
         output.status
     );
-    Ok(())
+    Ok(said.into_owned())
 }
 
 /// Of a command that may have findings.
