@@ -57,6 +57,15 @@ pub struct Idle {
     pub cpu: u32,
 }
 
+/// The scheduler's tick on a pCPU, from `timer:hrtimer_expire_entry`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tick {
+    /// CLOCK_MONOTONIC in µs.
+    pub time_us: u64,
+    /// The pCPU.
+    pub cpu: u32,
+}
+
 /// A span of time, in µs of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
@@ -73,6 +82,8 @@ pub struct Seen {
     pub writes: Vec<Mmio>,
     /// All entries to idle states, where these are traced.
     pub idles: Vec<Idle>,
+    /// All ticks, where these are traced.
+    pub ticks: Vec<Tick>,
 }
 
 impl Seen {
@@ -96,6 +107,7 @@ impl Seen {
                 .filter(|line| !line.contains(LEAVES_IDLE))
                 .map(parse_idle)
                 .collect::<Result<_>>()?,
+            ticks: named(TICK).map(parse_tick).collect::<Result<_>>()?,
         })
     }
 
@@ -133,6 +145,12 @@ impl Seen {
             .map(|event| event.khz)
     }
 
+    /// How often a pCPU ticked in a span of time.
+    pub fn ticks_on(&self, cpu: u32, span: Span) -> usize {
+        let within = |tick: &&Tick| tick.cpu == cpu && (span.0..=span.1).contains(&tick.time_us);
+        self.ticks.iter().filter(within).count()
+    }
+
     /// For how long of a span these pCPUs ran anything but vCPUs, in µs.
     pub fn others_ran(&self, cpus: &[u32], span: Span) -> u64 {
         let other =
@@ -163,6 +181,9 @@ const BUFFER_KIB: &str = "4096";
 /// `PWR_EVENT_EXIT` in place of a state.
 const LEAVES_IDLE: &str = ": cpu_idle: state=4294967295 ";
 
+/// `tick_nohz_handler()` of kernel/time/tick-sched.c.
+const TICK: &str = " function=tick_nohz_handler ";
+
 const EVENTS: [&str; 2] = [
     "events/power/cpu_frequency/enable",
     "events/sched/sched_switch/enable",
@@ -185,6 +206,11 @@ impl Trace {
     /// That, and when pCPUs go idle.
     pub fn start_with_registers_and_idle() -> Result<Self> {
         Self::start_with(&["events/kvm/kvm_mmio/enable", "events/power/cpu_idle/enable"])
+    }
+
+    /// That of frequencies and of who runs, with the host's ticks.
+    pub fn start_with_ticks() -> Result<Self> {
+        Self::start_with(&["events/timer/hrtimer_expire_entry/enable"])
     }
 
     fn start_with(more: &[&str]) -> Result<Self> {
@@ -246,6 +272,19 @@ fn parse(line: &str) -> Result<FrequencyEvent> {
 fn parse_idle(line: &str) -> Result<Idle> {
     let (time_us, cpu, _) = parse_power(line, "cpu_idle")?;
     Ok(Idle { time_us, cpu })
+}
+
+/// `  vcpu0-99  [000] d.h1.  12.345678: hrtimer_expire_entry: hrtimer=0000000052
+/// function=tick_nohz_handler now=12345670000`
+fn parse_tick(line: &str) -> Result<Tick> {
+    let wrong = || format!("trace line '{line}'");
+    let (head, _) = line
+        .split_once(": hrtimer_expire_entry: ")
+        .with_context(wrong)?;
+    Ok(Tick {
+        time_us: time_us(head)?,
+        cpu: cpu_of(head).with_context(wrong)?,
+    })
 }
 
 /// Time, pCPU and state.
@@ -389,6 +428,17 @@ mod tests {
             cpu: 2,
         };
         assert_eq!(seen.idles, [idle]);
+    }
+
+    #[test]
+    fn ticks_are_told_from_other_timers() {
+        let text = "   vcpu0-99 [002] d.h1. 1.000002: hrtimer_expire_entry: hrtimer=1 function=tick_nohz_handler now=1\n\
+                    vcpu0-99 [002] d.h1. 1.000005: hrtimer_expire_entry: hrtimer=2 function=hrtimer_wakeup now=1\n\
+                    vcpu1-98 [001] d.h1. 1.000009: hrtimer_expire_entry: hrtimer=3 function=tick_nohz_handler now=1\n";
+        let seen = Seen::read(text).unwrap();
+        assert_eq!(seen.ticks_on(2, (1_000_002, 1_000_009)), 1);
+        assert_eq!(seen.ticks_on(2, (1_000_003, 1_000_009)), 0);
+        assert_eq!(seen.ticks_on(1, (1_000_002, 1_000_009)), 1);
     }
 
     #[test]

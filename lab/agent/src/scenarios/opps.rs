@@ -166,7 +166,7 @@ fn ramps(plan: &Plan) -> Result<Value> {
         .mirroring(&first_cpus(&policies))
         .with(&["--clamp", "floor"]);
     let mut vm = plan.guest(&setup)?;
-    let (mut compared, mut looks) = (0, 0);
+    let (mut compared, mut looks, mut without_tick) = (0, 0, 0);
     let mut wrong = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         stay_off(policy, &vm)?;
@@ -181,13 +181,14 @@ fn ramps(plan: &Plan) -> Result<Value> {
                 }
             }
             compared += ramp.compared;
+            without_tick += ramp.without_tick;
             wrong.extend(ramp.wrong);
         }
     }
     vm.quit()?;
     Ok(json!({
         "held": wrong.is_empty() && compared >= 20, "compared": compared, "looks": looks,
-        "wrong": wrong,
+        "without_tick": without_tick, "wrong": wrong,
     }))
 }
 
@@ -196,6 +197,9 @@ fn ramps(plan: &Plan) -> Result<Value> {
 struct Ramp {
     /// Moments at which the request alone decided.
     compared: u32,
+    /// Moments at which the vCPU had run for long enough, but the pCPU hadn't
+    /// ticked: the host can't have looked.
+    without_tick: u32,
     /// Moments at which the frequency wasn't right.
     wrong: Vec<Value>,
     /// Another task ran beside the vCPU.
@@ -205,13 +209,16 @@ struct Ramp {
 /// A clamp shows at the host's next tick at the latest, 4 ms; two, for the
 /// first may find the governor's rate limit.
 const IN_FORCE_US: u64 = 8_000;
+const IN_FORCE_TICKS: usize = 2;
+/// For what a tick does.
+const TICK_US: u64 = 500;
 
 impl Ramp {
     fn of(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<Self> {
         ask_for(vm, vcpu, asked)?;
         let_load_decay();
         let tid = vm.vcpu_tid(vcpu)?;
-        let trace = Trace::start()?;
+        let trace = Trace::start_with_ticks()?;
         let at_start = policy.khz()?;
         let started = now_us();
         vm.ask(format!("start busy busy {vcpu}"))?;
@@ -229,14 +236,21 @@ impl Ramp {
             ..Self::default()
         };
         for (time, util) in samples {
-            if seen.running_since(tid, time) + IN_FORCE_US > time {
+            let since = seen.running_since(tid, time);
+            if since + IN_FORCE_US + TICK_US > time {
+                continue;
+            }
+            if seen.ticks_on(policy.cpu(), (since, time - TICK_US)) < IN_FORCE_TICKS {
+                ramp.without_tick += 1;
                 continue;
             }
             let khz = seen.frequency_at(policy.cpu(), time).unwrap_or(at_start);
             let under = (util + OTHERS_UTIL) * 5 / 4 < policy.util(asked);
             ramp.compared += u32::from(under);
             if khz < asked || (under && khz != asked) {
-                let row = json!({ "asked_khz": asked, "host_khz": khz, "util": util });
+                let row = json!({
+                    "asked_khz": asked, "host_khz": khz, "util": util, "ran_us": time - since,
+                });
                 ramp.wrong.push(row);
             }
         }
