@@ -13,7 +13,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::rt_inventory::{changes, everything};
@@ -40,7 +41,11 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .context("no CPU")?;
     fs::create_dir_all("/run/irqbalance")?;
     let before = everything()?;
-    let mut rows = vec![there_and_back(cpu, None)?, there_and_back(cpu, Some("0"))?];
+    let mut rows = vec![
+        there_and_back(cpu, None)?,
+        there_and_back(cpu, Some("0"))?,
+        ended(cpu)?,
+    ];
     for _ in 0..KILLS {
         let row = killed(cpu)?;
         let survived = row["ended_by_kill"] == false;
@@ -84,6 +89,27 @@ fn there_and_back(cpu: u32, own: Option<&str>) -> Result<Value> {
         "own_list": own, "start": start, "applied": applied, "later": later, "restored": restored,
         "plan": targets, "check": set, "interrupts_on_the_rt_cpu": there, "record_gone": record_gone,
     }))
+}
+
+/// It ends, by a client that has gone before its answer, and nobody has waited for it yet.
+fn ended(cpu: u32) -> Result<Value> {
+    let mut daemon = Daemon::start(None)?;
+    succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
+    let pid = Pid::from_raw(i32::try_from(daemon.0.id())?);
+    kill(pid, Signal::SIGSTOP)?;
+    UnixStream::connect(daemon.socket())?.write_all(b"setup")?;
+    kill(pid, Signal::SIGCONT)?;
+    let stat = format!("/proc/{pid}/stat");
+    let end = std::time::Instant::now() + START;
+    while !sysfs::text(&stat)?.contains(") Z ") {
+        ensure!(std::time::Instant::now() < end, "irqbalance has survived");
+        sleep(Duration::from_millis(20));
+    }
+    let said = succeeded(&["restore"])?;
+    let record_gone = !Path::new(RECORD).exists();
+    let signal = daemon.ended_by()?;
+    let right = signal == Some(Signal::SIGPIPE as i32) && said.contains("is gone");
+    Ok(json!({ "held": right && record_gone, "said": said, "signal": signal }))
 }
 
 /// Apply killed at the line that says that the daemon is told.
