@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What domains want: requests granted, assumed and taken back, and put into force by whoever
+//! can do that.
+
+#![forbid(unsafe_code)]
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::SeqCst;
+
+use vcpufreq_device::{Demand, Khz, VcpuId, demand};
+
+use super::{HostBpf, Latest, index};
+use crate::error::BpfError;
+use crate::event::Waiting;
+use crate::layout::{DomainEntry, NO_DEMAND, pack, unpack};
+use crate::policy::VcpuPolicy;
+
+/// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
+/// mind meanwhile.
+const ROUNDS: u32 = 4;
+
+/// What came of putting into force what a domain wants: one outcome, however often the guest has
+/// changed its mind meanwhile. `E` is what the host said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled<E> {
+    /// This is in force.
+    InForce(Demand),
+    /// This could not be put into force: the next request tries again.
+    Failed(Demand, E),
+    /// There was nothing to put into force: what was wanted had been tried already.
+    Nothing,
+    /// This is in force, but the guest changes its mind as fast as this can follow: settle again,
+    /// after others had their turn.
+    Changing(Demand),
+}
+
+impl HostBpf {
+    /// Has a request that waits put into force by `apply`, which is called again when the guest
+    /// has changed its mind meanwhile. Whatever comes of that is the outcome of this request: a
+    /// later one has its own.
+    pub fn serve<E>(
+        &self,
+        waiting: &Waiting,
+        apply: impl FnMut(u32, Demand) -> Result<(), E>,
+    ) -> Settled<E> {
+        let (Some(vcpu), Some(domain)) = (
+            self.vcpus.get(waiting.vcpu.index()),
+            self.domain(waiting.domain),
+        ) else {
+            return Settled::Nothing;
+        };
+        if waiting.not_before_ns.is_some() {
+            vcpu.deferred.store(0, SeqCst);
+            self.grant(Some(waiting.vcpu), waiting.domain, domain);
+        } else {
+            domain.pending.store(0, SeqCst);
+        }
+        self.settle(waiting.domain, apply)
+    }
+
+    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does: what was asked
+    /// for last, where a new policy or a failure has taken that back.
+    pub fn settle<E>(
+        &self,
+        domain: u32,
+        mut apply: impl FnMut(u32, Demand) -> Result<(), E>,
+    ) -> Settled<E> {
+        let Some(entry) = self.domain(domain) else {
+            return Settled::Nothing;
+        };
+        // The guest may not ask again.
+        if entry.demand.load(SeqCst) == NO_DEMAND {
+            self.grant(None, domain, entry);
+        }
+        let mut in_force = None;
+        for _ in 0..ROUNDS {
+            let wanted = entry.demand.load(SeqCst);
+            if wanted == NO_DEMAND {
+                break;
+            }
+            let demand = unpack(wanted);
+            if let Err(error) = apply(domain, demand) {
+                // Unless there is a newer one, which has an event of its own.
+                let _ = entry
+                    .demand
+                    .compare_exchange(wanted, NO_DEMAND, SeqCst, SeqCst);
+                return Settled::Failed(demand, error);
+            }
+            if entry.demand.load(SeqCst) == wanted {
+                return Settled::InForce(demand);
+            }
+            in_force = Some(demand);
+        }
+        in_force.map_or(Settled::Nothing, Settled::Changing)
+    }
+
+    /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
+    /// is still to be put into force ([`Self::settle`]).
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn reset(&self) -> Result<(), BpfError> {
+        // What waits for a token stands for nothing then.
+        for vcpu in self.vcpus.all() {
+            vcpu.latest.fetch_and(!u64::from(u32::MAX), SeqCst);
+        }
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        for policy in policies.iter() {
+            if let Some(domain) = self.domain(policy.domain) {
+                domain.granted_khz.store(0, SeqCst);
+                let none = policy.raised(Demand::NONE);
+                domain.demand.store(pack(none), SeqCst);
+            }
+        }
+        drop(policies);
+        let vcpus = (0..=u16::MAX).take(self.vcpus.all().len());
+        for vcpu in vcpus {
+            self.programs().loaded.call("vcpufreq_refresh", vcpu)?;
+        }
+        Ok(())
+    }
+
+    /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
+    /// (CLOCK_MONOTONIC), unless it has written since `count` requests; still to be put into force
+    /// ([`Self::settle`]). What waits for a token since before is not served any more.
+    pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64, now_ns: u64) {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(policy) = policies.get(vcpu.index()) else {
+            return;
+        };
+        let Some(domain) = self.domain(policy.domain) else {
+            return;
+        };
+        if self.seen(vcpu) != count {
+            return;
+        }
+        let assumed = self.assumed_ns.get(index(policy.domain));
+        let assume = |ns| assumed.map(|assumed| assumed.store(ns, SeqCst));
+        assume(now_ns);
+        store_demand(domain, policy, khz);
+        self.show_granted(&policies, policy.domain);
+        let number = policy.domain;
+        drop(policies);
+        // A program may have stored what the guest asks for before this did.
+        if self.seen(vcpu) != count {
+            assume(0);
+            self.grant(None, number, domain);
+        }
+    }
+
+    /// What a domain asks for; `None` when it asks for nothing.
+    #[must_use]
+    pub fn asked(&self, domain: u32) -> Option<Khz> {
+        let granted = self.domain(domain)?.granted_khz.load(SeqCst);
+        (granted != 0).then_some(Khz(granted))
+    }
+
+    /// Makes the last request the domain's. With `id`, only where it is that vCPU's: another's is
+    /// in force, or has an event of its own. While vCPUs ask as fast as this can look, nothing is
+    /// wanted: each of them has its request tried, whatever it asks for.
+    fn grant(&self, id: Option<VcpuId>, number: u32, domain: &DomainEntry) {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let assumed = self.assumed_ns.get(index(number));
+        let mut granted = false;
+        for _ in 0..ROUNDS {
+            let Some((writer, latest)) = self.newest(&policies, number) else {
+                return;
+            };
+            let assumed_ns = assumed.map_or(0, |ns| ns.load(SeqCst));
+            let others = id.is_some_and(|id| id != writer);
+            if (others && !granted) || latest.at_ns < assumed_ns {
+                return;
+            }
+            let Some(policy) = policies.get(writer.index()) else {
+                return;
+            };
+            store_demand(domain, policy, latest.khz);
+            granted = true;
+            // A program may have stored a newer one's before this did.
+            if self.newest(&policies, number) == Some((writer, latest)) {
+                self.show_granted(&policies, number);
+                return;
+            }
+        }
+        domain.demand.store(NO_DEMAND, SeqCst);
+    }
+
+    /// Where cur_perf tells what was asked for, has it told.
+    fn show_granted(&self, policies: &[VcpuPolicy], domain: u32) {
+        let members = (0..=u16::MAX).zip(policies);
+        for (id, _) in members.filter(|(_, policy)| {
+            policy.domain == domain && policy.report == vcpufreq_device::Report::Request
+        }) {
+            // Or its next event does.
+            let _ = self.programs().loaded.call("vcpufreq_refresh", id);
+        }
+    }
+
+    /// The last request of a domain, and whose register it was written to.
+    fn newest(&self, policies: &[VcpuPolicy], domain: u32) -> Option<(VcpuId, Latest)> {
+        let members = (0..=u16::MAX).map(VcpuId).zip(policies);
+        let members = members.filter(|(_, policy)| policy.domain == domain);
+        members
+            .filter_map(|(id, _)| Some((id, self.latest(id)?)))
+            .max_by_key(|(_, latest)| latest.at_ns)
+    }
+
+    /// Says that a domain's clamp is not what the programs take it for, so that the next request
+    /// is put into force whatever it asks for.
+    pub fn forget(&self, domain: u32) {
+        if let Some(domain) = self.domain(domain) {
+            domain.demand.store(NO_DEMAND, SeqCst);
+        }
+    }
+
+    /// What a domain wants in force; `None` when that isn't known.
+    #[must_use]
+    pub fn wanted(&self, domain: u32) -> Option<Demand> {
+        let wanted = self.domain(domain)?.demand.load(SeqCst);
+        (wanted != NO_DEMAND).then(|| unpack(wanted))
+    }
+}
+
+/// Makes what `khz` stands for what a domain wants.
+fn store_demand(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
+    let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
+    domain.granted_khz.store(decision.granted.0, SeqCst);
+    domain
+        .demand
+        .store(pack(policy.raised(decision.demand)), SeqCst);
+}
