@@ -279,7 +279,7 @@ impl HostBpf {
         programs.loaded.detach();
     }
 
-    /// Receives the events. Call it once.
+    /// Receives the events, each of which goes to one receiver: have one at a time.
     ///
     /// # Errors
     /// What the kernel said.

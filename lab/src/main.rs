@@ -68,7 +68,12 @@ enum Command {
         topology: String,
     },
     /// Run every test
-    Test,
+    Test {
+        /// The emulated hosts alone, each scenario so much later, as of run: another draw of what
+        /// hangs on chance
+        #[arg(long)]
+        later_us: Option<u64>,
+    },
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
     /// Run scenarios and print their results as JSON lines
@@ -101,7 +106,7 @@ fn dispatch(command: Command) -> Result<bool> {
             scenarios,
             topology,
         } => bench::run(&parts, &repo, &topology, &scenarios),
-        Command::Test => suite::run(&parts, &repo),
+        Command::Test { later_us } => suite::run(&parts, &repo, later_us),
         Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
         Command::Run(options) => options.run(&parts, &repo),
     }

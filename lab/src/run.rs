@@ -44,6 +44,10 @@ pub struct Options {
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
+    /// Start each scenario so much later, in us of virtual time: another draw of what hangs on
+    /// chance, since a run repeats exactly
+    #[arg(long, default_value_t = 0)]
+    pub later_us: u64,
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
@@ -96,6 +100,7 @@ impl Options {
             driver: Driver::Ours,
             path: None,
             cpu: DEFAULT_CPU.to_owned(),
+            later_us: 0,
             limit_s: 600,
         }
     }
@@ -207,6 +212,7 @@ impl Options {
     fn initrd(&self, parts: &Parts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
+            "later_us": self.later_us,
         });
         let guest = Guest {
             flavor: self.guest,

@@ -74,7 +74,9 @@ fn carry_out() -> Result<()> {
     if !names.into_iter().any(|name| name.starts_with("bpf-")) {
         insmod("vcpufreq_host", "")?;
     }
+    let later = Duration::from_micros(plan["later_us"].as_u64().unwrap_or(0));
     for name in scenarios {
+        std::thread::sleep(later);
         let name = name.as_str().context("a scenario's name")?;
         if name == "shell" {
             shell()?;
