@@ -13,6 +13,7 @@ mod page;
 mod refused;
 mod replace;
 mod requests;
+mod settled;
 mod tiny_vm;
 mod wake;
 

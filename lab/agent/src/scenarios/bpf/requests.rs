@@ -15,13 +15,13 @@ use vcpufreq_host_bpf::{
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
-use super::{BASE, Policy, like, start};
+use super::{BASE, Policy, like, settled, start};
 use crate::sys::set_deadline;
 use crate::{deeds, load, sysfs};
 
 const SET_PERF: u64 = BASE + 4;
 const MANY: u64 = 100_000;
-const ONE: VcpuId = VcpuId(0);
+pub(super) const ONE: VcpuId = VcpuId(0);
 /// set_perf of another vCPU in the same domain.
 const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
 
@@ -40,11 +40,11 @@ pub fn run() -> Result<Value> {
 }
 
 /// The current thread as the vCPU of a tiny VM.
-struct Vcpu {
-    policy: Policy,
+pub(super) struct Vcpu {
+    pub policy: Policy,
     how: VcpuPolicy,
-    vm: TinyVm,
-    host: HostBpf,
+    pub vm: TinyVm,
+    pub host: HostBpf,
 }
 
 impl Vcpu {
@@ -87,13 +87,21 @@ fn loads(address: u64) -> Deed {
     }
 }
 
-fn stores(times: u64, value: u32, step: u32) -> Deed {
+pub(super) fn stores(times: u64, value: u32, step: u32) -> Deed {
     Deed {
         times,
         address: SET_PERF,
         value,
         step,
         ..Deed::default()
+    }
+}
+
+/// One request for another vCPU of the domain.
+pub(super) fn by_other(khz: u32) -> Deed {
+    Deed {
+        address: OTHERS_SET_PERF,
+        ..stores(1, khz, 0)
     }
 }
 
@@ -147,6 +155,7 @@ fn clamped() -> Result<Value> {
     let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
     let (raced_holds, raced) = raced(&mut vcpu, &module)?;
     let (waits_holds, waits) = waits_over_policy(&mut vcpu, &module)?;
+    let (settled_hold, settled) = settled::rows(&mut vcpu, &module)?;
     let (deadline_holds, deadline) = deadline(&mut vcpu)?;
     drop((_event, _others));
     drop(vcpu);
@@ -154,17 +163,17 @@ fn clamped() -> Result<Value> {
     let applied = module.applied(0)?;
     Ok(json!({
         "held": reads_hold && writes_hold && limit_holds && overtaken_holds && raced_holds
-            && waits_holds && deadline_holds && others_hold && applied.refused == 0,
+            && waits_holds && settled_hold && deadline_holds && others_hold && applied.refused == 0,
         "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
-        "raced": raced, "waits_over_policy": waits, "deadline": deadline, "deadline_for_others": for_others,
+        "raced": raced, "waits_over_policy": waits, "settled": settled, "deadline": deadline, "deadline_for_others": for_others,
         "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
     }))
 }
 
 /// Each of these changes the clamp: 2 800 kHz are one step of 1 024.
 const CHANGES: u64 = 500;
-const FROM_KHZ: u32 = 700_000;
-const STEP_KHZ: u32 = 2_800;
+pub(super) const FROM_KHZ: u32 = 700_000;
+pub(super) const STEP_KHZ: u32 = 2_800;
 
 /// What a write costs by an exit, with the same clamp by the same file.
 fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
@@ -243,11 +252,7 @@ fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
-    let by_other = Deed {
-        address: OTHERS_SET_PERF,
-        ..stores(1, newer, 0)
-    };
-    let outcome = vcpu.vm.run(by_other, |_, _| ())?;
+    let outcome = vcpu.vm.run(by_other(newer), |_, _| ())?;
     let at_once = own_clamp()?;
     let (events, served) = serve(vcpu, module)?;
     let clamp = own_clamp()?;
@@ -264,22 +269,18 @@ fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
-    let before = others_counters(vcpu)?;
+    let before = others_counters(&vcpu.host)?;
     let waiting = the_one_that_waits(vcpu)?;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let mut calls = 0;
     let settled = host.serve(&waiting, |domain, demand| {
         calls += 1;
         if calls == 1 {
-            let by_other = Deed {
-                address: OTHERS_SET_PERF,
-                ..stores(1, newer, 0)
-            };
-            vm.run(by_other, |_, _| ())?;
+            vm.run(by_other(newer), |_, _| ())?;
         }
         anyhow::Ok(module.apply(domain, demand)?)
     });
-    let after = others_counters(vcpu)?;
+    let after = others_counters(&vcpu.host)?;
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
@@ -314,11 +315,12 @@ fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Valu
     ))
 }
 
-fn others_counters(vcpu: &Vcpu) -> Result<Counters> {
-    vcpu.host.counters(VcpuId(1)).context("no vCPU")
+/// Of the other vCPU of the domain.
+pub(super) fn others_counters(host: &HostBpf) -> Result<Counters> {
+    host.counters(VcpuId(1)).context("no vCPU")
 }
 
-fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
+pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
     let events: Vec<_> = vcpu
         .host
         .worker()?
@@ -331,9 +333,9 @@ fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
 }
 
 /// Requests, of which some pass at once.
-const FLOOD: u64 = 600;
+pub(super) const FLOOD: u64 = 600;
 
-fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
+pub(super) fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
     vcpu.how.limit = match on {
         true => Some(RateLimit {
             per_second: NonZeroU32::new(100).context("0")?,
@@ -387,11 +389,7 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
     let _others = vm.swallow(OTHERS_SET_PERF)?;
     let before = module.applied(0)?.applied;
-    let by_other = Deed {
-        address: OTHERS_SET_PERF,
-        ..stores(1, FROM_KHZ, 0)
-    };
-    vm.run(by_other, |_, _| ())?;
+    vm.run(by_other(FROM_KHZ), |_, _| ())?;
     let worker = host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let apply = |domain, demand| module.apply(domain, demand);
@@ -410,7 +408,7 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-fn own_clamp() -> Result<u32> {
+pub(super) fn own_clamp() -> Result<u32> {
     let text = sysfs::text("/proc/thread-self/sched")?;
     crate::vm::field(&text, "effective uclamp.min")
 }

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What comes of a request that the worker puts into force: where the guest asks for something
+//! else all the time, where the host fails, where writes were missed, and where the guest starts
+//! anew meanwhile.
+
+use anyhow::{Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_device::{Demand, Khz};
+use vcpufreq_host_bpf::{HostModule, Settled};
+
+use super::requests::{
+    FLOOD, FROM_KHZ, ONE, STEP_KHZ, Vcpu, by_other, others_counters, own_clamp, set_limit, stores,
+    the_one_that_waits,
+};
+use crate::trace::now_us;
+
+/// All rows by name, and whether each holds.
+pub(super) fn rows(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    let rows = [
+        ("changing", changing(vcpu, module)?),
+        ("failed", failed(vcpu, module)?),
+        ("assumed", assumed(vcpu, module)?),
+        ("reset", reset(vcpu, module)?),
+    ];
+    let held = rows.iter().all(|(_, row)| row["held"] == true);
+    let rows: serde_json::Map<_, _> = rows
+        .into_iter()
+        .map(|(name, row)| (name.to_owned(), row))
+        .collect();
+    Ok((held, rows.into()))
+}
+
+fn min(settled: &Settled<anyhow::Error>) -> Option<u32> {
+    match settled {
+        Settled::InForce(demand) | Settled::Changing(demand) => Some(demand.min.get().into()),
+        Settled::Failed(..) | Settled::Nothing => None,
+    }
+}
+
+/// Another vCPU of the domain asks before each clamp is there: the worker goes on to others after
+/// a few, and ends at the last one when it comes back.
+fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let mut asked = FROM_KHZ;
+    let first = host.serve(&waiting, |domain, demand| {
+        asked += STEP_KHZ;
+        vm.run(by_other(asked), |_, _| ())?;
+        anyhow::Ok(module.apply(domain, demand)?)
+    });
+    let clamps = (asked - FROM_KHZ) / STEP_KHZ;
+    let second = host.settle(0, |domain, demand| {
+        anyhow::Ok(module.apply(domain, demand)?)
+    });
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(asked);
+    let goes_on = matches!(first, Settled::Changing(_)) && (2..=8).contains(&clamps);
+    let ended = matches!(second, Settled::InForce(_));
+    let held = goes_on && ended && min(&second) == Some(wanted) && clamp == wanted;
+    Ok(json!({
+        "held": held, "clamps_at_once": clamps, "first": format!("{first:?}"),
+        "second": format!("{second:?}"), "clamp": clamp,
+    }))
+}
+
+/// What couldn't be put into force isn't taken for being so: the same value, asked for again, is
+/// tried again, and the domain's other requests are not lost with it.
+fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let refused = vcpu.host.serve(&waiting, |_, _| Err(anyhow!("refused")));
+    let unknown = vcpu.host.wanted(0).is_none();
+    let settled = vcpu.host.settle(0, |domain, demand| {
+        anyhow::Ok(module.apply(domain, demand)?)
+    });
+    let last = vcpu.policy.util(FROM_KHZ + STEP_KHZ * 599);
+    let clamp = own_clamp()?;
+    // The newer request has an outcome of its own, and the failure doesn't undo it.
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let before = others_counters(host)?.in_kernel;
+    let overtaken = host.serve(&waiting, |_, _| {
+        vm.run(by_other(newer), |_, _| ())?;
+        Err(anyhow!("refused"))
+    });
+    let by_kernel = others_counters(host)?.in_kernel - before;
+    let newer_clamp = own_clamp()?;
+    let newer_wanted = host.wanted(0).map(|demand| u32::from(demand.min.get()));
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let held = matches!(refused, Settled::Failed(..))
+        && unknown
+        && (min(&settled), clamp) == (Some(last), last)
+        && matches!(overtaken, Settled::Failed(..))
+        && (by_kernel, newer_clamp, newer_wanted) == (1, wanted, Some(wanted));
+    Ok(json!({
+        "held": held, "unknown_after_failure": unknown, "then": format!("{settled:?}"),
+        "clamp": clamp, "newer_by_kernel": by_kernel, "newer_clamp": newer_clamp,
+        "newer_wanted": newer_wanted,
+    }))
+}
+
+/// In a guest's place, for writes that no program saw: not where the guest has written since, and
+/// not over what it writes later.
+fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    let apply = |domain, demand: Demand| anyhow::Ok(module.apply(domain, demand)?);
+    let asked = FROM_KHZ + STEP_KHZ;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    let seen = vcpu.host.seen(ONE);
+    let max = Khz(vcpu.policy.max());
+    vcpu.host.assume(ONE, max, seen - 1, now_ns());
+    let settled = vcpu.host.settle(0, apply);
+    let stale = (min(&settled), own_clamp()?);
+    // What waits for a token is older than what is assumed.
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.host.assume(ONE, max, vcpu.host.seen(ONE), now_ns());
+    let settled = vcpu.host.serve(&waiting, apply);
+    let in_place = (min(&settled), own_clamp()?);
+    set_limit(vcpu, false)?;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    let later = own_clamp()?;
+    let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
+    let held = stale == (Some(asked), asked) && in_place == (Some(max), max) && later == asked;
+    Ok(json!({
+        "held": held, "written_since": stale, "assumed": in_place, "written_later": later,
+    }))
+}
+
+/// A guest that starts anew has no part in what the old one was waiting for.
+fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    let apply = |domain, demand: Demand| anyhow::Ok(module.apply(domain, demand)?);
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.host.reset()?;
+    let settled = vcpu.host.settle(0, apply);
+    let anew = own_clamp()?;
+    let served = vcpu.host.serve(&waiting, apply);
+    let later = own_clamp()?;
+    let asked = vcpu.host.asked(0);
+    set_limit(vcpu, false)?;
+    let none = u32::from(Demand::NONE.min.get());
+    let held = min(&settled) == Some(none) && [anew, later] == [none; 2] && asked.is_none();
+    Ok(json!({
+        "held": held, "settled": format!("{settled:?}"), "clamp": anew,
+        "served": format!("{served:?}"), "clamp_later": later, "asked": asked.map(|khz| khz.0),
+    }))
+}
+
+/// In whole us, none of which is before what has been.
+fn now_ns() -> u64 {
+    (now_us() + 1) * 1_000
+}
