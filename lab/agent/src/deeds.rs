@@ -238,6 +238,14 @@ pub fn unload_host_module() -> Result<()> {
     rmmod("vcpufreq_host").map(drop)
 }
 
+/// Does something without the host's module.
+pub fn without_host_module<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    unload_host_module()?;
+    let result = work();
+    insmod("vcpufreq_host", "")?;
+    result
+}
+
 /// Physical address of the cpufreq device, from the guest's device tree.
 fn registers() -> Result<u64> {
     const TREE: &str = "/proc/device-tree";

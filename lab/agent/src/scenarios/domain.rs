@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A domain of two vCPUs: the last write counts, whichever of them makes
-//! it, and a vCPU that went offline no longer does.
+//! it, and a vCPU that went offline no longer does; and while both ask as fast
+//! as they can, each request has one outcome, by each path.
+
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
+use super::stats::{self, has_one_outcome_each};
 use super::{Plan, Policy, ask_for, let_ticks_pass, registers, set_governor};
+use crate::deeds::without_host_module;
 use crate::vm::{Setup, Vm};
 
 /// Offset of set_perf in a vCPU's page.
@@ -24,6 +30,12 @@ pub fn run(plan: &Plan) -> Result<Value> {
         .with(&["--clamp", "exact"]);
     let mut checks = raw_writes(&setup, policy)?;
     checks.extend(through_driver(plan, &setup, policy)?);
+    for path in ["exit", "kernel", "bpf"] {
+        checks.push(both_ask(policy, path)?);
+    }
+    let mut by_worker = without_host_module(|| both_ask(policy, "bpf"))?;
+    by_worker["module"] = false.into();
+    checks.push(by_worker);
     let held = checks.iter().all(|check| check["right"] == true);
     Ok(json!({ "held": held, "checks": checks }))
 }
@@ -67,6 +79,37 @@ fn through_driver(plan: &Plan, setup: &Setup, policy: &Policy) -> Result<Vec<Val
     checks.push(last);
     vm.quit()?;
     Ok(checks)
+}
+
+/// Two vCPUs that share a clamp ask for its ends at the same time, no driver loaded.
+fn both_ask(policy: &Policy, path: &str) -> Result<Value> {
+    let setup = Setup::mirroring(&policy.cpus[..2]).with(&["--path", path]);
+    let mut vm = Vm::boot(&setup)?;
+    let base = registers(&mut vm)?;
+    let (low, high) = (policy.min(), policy.max());
+    for vcpu in 0..2 {
+        let register = base + vcpu * 0x1000 + SET_PERF;
+        vm.ask(format!(
+            "start load{vcpu} flood {vcpu} {register:#x} {low} {high}"
+        ))?;
+    }
+    sleep(Duration::from_millis(300));
+    let written = [vm.number("stop load0")?, vm.number("stop load1")?];
+    // What waits for the limit gets its turn.
+    sleep(Duration::from_millis(200));
+    let stats = stats::of(&vm)?;
+    vm.quit()?;
+    let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
+    let right = vcpus.len() == 2
+        && vcpus.iter().zip(written).all(|(vcpu, written)| {
+            vcpu["path"] == path
+                && vcpu["counts"]["requests"] == written
+                && has_one_outcome_each(vcpu)
+        });
+    let counts: Vec<_> = vcpus.iter().map(|vcpu| &vcpu["counts"]).collect();
+    Ok(json!({
+        "what": format!("both ask, by {path}"), "written": written, "counts": counts, "right": right,
+    }))
 }
 
 fn check(vm: &Vm, policy: &Policy, what: &str, khz: u32) -> Result<Value> {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::stats::{has_one_outcome_each, of as stats};
 use super::{Plan, Policy, registers};
-use crate::deeds::{dmesg, insmod, unload_host_module};
+use crate::deeds::{dmesg, without_host_module};
 use crate::vm::{Setup, Vm};
 
 /// About a second of the other vCPU's work beside a busy one.
@@ -29,10 +29,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     if name != "flood:worker" {
         return flooded(plan);
     }
-    unload_host_module()?;
-    let result = flooded(plan);
-    insmod("vcpufreq_host", "")?;
-    result
+    without_host_module(|| flooded(plan))
 }
 
 fn flooded(plan: &Plan) -> Result<Value> {
