@@ -31,6 +31,7 @@ use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
+
 /// A pCPU of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pcpu {

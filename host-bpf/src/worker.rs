@@ -17,7 +17,7 @@ use crate::object::refused;
 /// Events of one wait, at most.
 const AT_ONCE: usize = 1024;
 
-/// Receives events. One for a VM.
+/// Receives events, each of which goes to one receiver.
 #[derive(Debug)]
 pub struct Worker {
     ring: RingBuffer<'static>,

@@ -44,8 +44,8 @@ pub struct Options {
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
-    /// Start each scenario so much later, in us of virtual time: another draw of what hangs on
-    /// chance, since a run repeats exactly
+    /// Pause for so long before each scenario, in us of virtual time: another draw of what
+    /// depends on chance, since a run repeats exactly
     #[arg(long, default_value_t = 0)]
     pub later_us: u64,
     /// Real time that a run may take, in seconds

@@ -94,6 +94,7 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &[
             "domain",
+            "domain:both",
             "unpinned",
             "driver",
             "restart",
@@ -196,7 +197,8 @@ const BOOTS: &[Boot] = &[
     boot("2+2", &["repeat"]),
 ];
 
-/// Runs every test, or the emulated hosts alone, each scenario later; whether none failed.
+/// Runs every test, or the emulated hosts alone, with a pause before each scenario; whether none
+/// failed.
 pub fn run(parts: &Parts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
@@ -209,6 +211,9 @@ pub fn run(parts: &Parts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
     fs::write(out.join("test.json"), serde_json::to_vec_pretty(&results)?)?;
+    if let Some(us) = later_us {
+        eprintln!("the emulated hosts alone, {us} us of pause before each scenario");
+    }
     Ok(summary(&tried, started))
 }
 
@@ -227,9 +232,9 @@ fn boots(parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) 
                 while let Some(boot) = BOOTS.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (mut news, results) = boot.carry_out(parts, repo, later_us);
                     let host = boot.name();
-                    let named = results
-                        .iter()
-                        .map(|result| json!({ "host": host, "result": result }));
+                    let named = results.iter().map(
+                        |result| json!({ "host": host, "later_us": later_us, "result": result }),
+                    );
                     lock(&all).extend(named);
                     if boot.scenarios == ["repeat"] {
                         lock(&repeats).extend(results);

@@ -11,8 +11,8 @@
 //! it, and one started by hand may have no socket with a name: these have to be told by their
 //! environment.
 //!
-//! It sends its answer without MSG_NOSIGNAL and doesn't ignore SIGPIPE: a client that is killed
-//! between question and answer ends it.
+//! It sends its answer without MSG_NOSIGNAL and doesn't ignore SIGPIPE: a client that is killed, or
+//! doesn't wait any longer, between question and answer ends it.
 
 use std::{io, time::Duration};
 
@@ -40,18 +40,33 @@ fn socket(pid: u32) -> String {
 /// # Errors
 /// `Missing` when that instance has ended, or why it can't be asked.
 pub(crate) fn banned(look: &dyn Look, pid: u32, start_ticks: u64) -> Reading {
-    let stat = ThreadStat::read(look, pid)?;
-    if stat.has_ended || stat.start_ticks != start_ticks {
-        return Err(Unread::Missing);
+    still_runs(look, pid, start_ticks)?;
+    match answered(look, pid) {
+        Ok(cpus) => Ok(text(&cpus)),
+        Err(why) => {
+            // Another client's question, before this one, may have ended it.
+            still_runs(look, pid, start_ticks)?;
+            match why {
+                // It runs: its value isn't gone.
+                Unread::Missing => Err(Unread::Refused),
+                other => Err(other),
+            }
+        }
     }
-    let refused = |why| match why {
-        // It runs: its value isn't gone.
-        Unread::Missing => Unread::Refused,
-        other => other,
-    };
-    let answer = look.ask(&socket(pid), "setup").map_err(refused)?;
+}
+
+fn answered(look: &dyn Look, pid: u32) -> Result<Cpus, Unread> {
+    let answer = look.ask(&socket(pid), "setup")?;
     let (_, mask) = answer.rsplit_once("BANNED ").ok_or(Unread::Refused)?;
-    Ok(text(&Cpus::from_mask(mask).ok_or(Unread::Refused)?))
+    Cpus::from_mask(mask).ok_or(Unread::Refused)
+}
+
+fn still_runs(look: &dyn Look, pid: u32, start_ticks: u64) -> Result<(), Unread> {
+    let stat = ThreadStat::read(look, pid)?;
+    match !stat.has_ended && stat.start_ticks == start_ticks {
+        true => Ok(()),
+        false => Err(Unread::Missing),
+    }
 }
 
 /// Makes `cpus`, as [`banned`] gives them, its list. Its own, which it has from its environment or

@@ -242,8 +242,10 @@ pub fn unload_host_module() -> Result<()> {
 pub fn without_host_module<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     unload_host_module()?;
     let result = work();
-    insmod("vcpufreq_host", "")?;
-    result
+    let loaded = insmod("vcpufreq_host", "");
+    let result = result?;
+    loaded?;
+    Ok(result)
 }
 
 /// Physical address of the cpufreq device, from the guest's device tree.

@@ -26,29 +26,21 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
         Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
     };
     for pid in found {
-        let stat = ThreadStat::read(cx.look, pid);
-        let by_socket = match stat {
-            // Its parent hasn't seen it yet.
-            Ok(stat) if stat.has_ended => continue,
-            Ok(stat) => by_socket(cx, sheet, pid, stat.start_ticks),
-            Err(_) => false,
-        };
-        if !by_socket {
-            by_hand(cx, sheet, pid);
+        match by_socket(cx, sheet, pid) {
+            // In the second case it has just ended.
+            Ok(()) | Err(Unread::Missing) => {}
+            Err(_) => by_hand(cx, sheet, pid),
         }
     }
 }
 
-/// At run time, beside what it keeps off already; whether it lets us.
-fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32, start_ticks: u64) -> bool {
-    match irqbalance::banned(cx.look, pid, start_ticks) {
-        Ok(now) => {
-            let want = irqbalance::with(&now, &cx.rt);
-            sheet.add(Target::BannedCpus { pid, start_ticks }, Some(want));
-            true
-        }
-        Err(_) => false,
-    }
+/// At run time, beside what it keeps off already, where it lets us.
+fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32) -> Result<(), Unread> {
+    let start_ticks = ThreadStat::read(cx.look, pid)?.start_ticks;
+    let now = irqbalance::banned(cx.look, pid, start_ticks)?;
+    let want = irqbalance::with(&now, &cx.rt);
+    sheet.add(Target::BannedCpus { pid, start_ticks }, Some(want));
+    Ok(())
 }
 
 /// By what it is told when it is started.

@@ -4,6 +4,7 @@
 //! killed; another instance is told nothing; one that can't be asked has to be told by hand.
 
 use std::{
+    fs,
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
@@ -39,6 +40,8 @@ struct State {
     refuses: bool,
     /// It doesn't scan any more.
     stuck: bool,
+    /// Its end, by another client, in the place of its next answer.
+    ends: Option<Box<dyn FnOnce() + Send>>,
     settings: Vec<String>,
 }
 
@@ -150,6 +153,11 @@ fn serve(listener: &UnixListener, state: &Mutex<State>) {
         let message = str::from_utf8(&message[..length]).unwrap();
         if message == END {
             return;
+        }
+        let ends = state.lock().unwrap().ends.take();
+        if let Some(ends) = ends {
+            ends();
+            continue;
         }
         let answer = state.lock().unwrap().answer(message);
         stream.write_all(answer.as_bytes()).unwrap();
@@ -340,6 +348,21 @@ fn one_that_has_ended_is_gone_before_its_parent_sees_it() {
         panic!("{restored:?}");
     };
     assert_eq!((gone, left), (vec![LIST.to_owned()], vec![]));
+    let (plan, _) = planned(&host);
+    assert!(!by_hand(&plan) && plan.changes().all(|(name, _)| name != "irqbalance"));
+}
+
+#[test]
+fn one_that_ends_before_it_answers_is_gone() {
+    let host = FakeKernel::four();
+    let it = Irqbalance::start(&host, "");
+    let stat = host.real("/proc/900/stat");
+    let environ = host.real("/proc/900/environ");
+    let zombie = fs::read_to_string(&stat).unwrap().replacen(" S ", " Z ", 1);
+    it.state().ends = Some(Box::new(move || {
+        fs::write(&stat, zombie).unwrap();
+        fs::write(&environ, "").unwrap();
+    }));
     let (plan, _) = planned(&host);
     assert!(!by_hand(&plan) && plan.changes().all(|(name, _)| name != "irqbalance"));
 }

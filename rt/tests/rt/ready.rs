@@ -79,7 +79,7 @@ fn what_is_left_to_do_counts() {
         (
             "irqbalance without a ban",
             |host| {
-                host.put("/proc/900/comm", "irqbalance");
+                host.thread(900, "irqbalance", 0, 0);
                 host.put("/proc/900/environ", "PATH=/bin\0");
                 host.put("/proc/irq/15/effective_affinity", "1");
                 host.put("/proc/irq/15/smp_affinity", "7");

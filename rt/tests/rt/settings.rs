@@ -204,7 +204,7 @@ fn interrupts_that_can_be_moved_are() {
 #[test]
 fn irqbalance_has_to_be_told() {
     let host = FakeKernel::four();
-    host.put("/proc/900/comm", "irqbalance");
+    host.thread(900, "irqbalance", 0, 0);
     let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("IRQBALANCE_BANNED_CPULIST=3"));
     let has_to = |environ: &str| {
         host.put("/proc/900/environ", environ);

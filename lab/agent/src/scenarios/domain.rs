@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A domain of two vCPUs: the last write counts, whichever of them makes
-//! it, and a vCPU that went offline no longer does; and while both ask as fast
-//! as they can, each request has one outcome, by each path.
+//! it, and a vCPU that went offline no longer does; `domain:both`: both ask as fast
+//! as they can, and each request has one outcome, and the last one is in force.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -20,24 +20,38 @@ const SET_PERF: u64 = 0x04;
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    let policy = policies
-        .iter()
-        .rev()
-        .find(|policy| policy.cpus.len() >= 2)
-        .context("no policy with two CPUs: take another topology")?;
+    let policy = with_two_cpus(&policies)?;
     let setup = plan
         .mirroring(&policy.cpus[..2])
         .with(&["--clamp", "exact"]);
     let mut checks = raw_writes(&setup, policy)?;
     checks.extend(through_driver(plan, &setup, policy)?);
-    for path in ["exit", "kernel", "bpf"] {
-        checks.push(both_ask(policy, path)?);
-    }
-    let mut by_worker = without_host_module(|| both_ask(policy, "bpf"))?;
-    by_worker["module"] = false.into();
-    checks.push(by_worker);
     let held = checks.iter().all(|check| check["right"] == true);
     Ok(json!({ "held": held, "checks": checks }))
+}
+
+/// Both ask at once, by each path, and by `bpf` without the host module.
+pub fn both(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = with_two_cpus(&policies)?;
+    let mut checks = Vec::new();
+    for limit in ["0", "5000:500"] {
+        for path in ["exit", "kernel", "bpf"] {
+            checks.push(both_ask(policy, path, limit)?);
+        }
+        let mut by_worker = without_host_module(|| both_ask(policy, "bpf", limit))?;
+        by_worker["module"] = false.into();
+        checks.push(by_worker);
+    }
+    let held = checks.iter().all(|check| check["right"] == true);
+    Ok(json!({ "held": held, "checks": checks }))
+}
+
+fn with_two_cpus(policies: &[Policy]) -> Result<&Policy> {
+    let mut found = policies.iter().rev();
+    found
+        .find(|policy| policy.cpus.len() >= 2)
+        .context("no policy with two CPUs: take another topology")
 }
 
 /// Registers written by hand, no driver loaded.
@@ -81,35 +95,58 @@ fn through_driver(plan: &Plan, setup: &Setup, policy: &Policy) -> Result<Vec<Val
     Ok(checks)
 }
 
-/// Two vCPUs that share a clamp ask for its ends at the same time, no driver loaded.
-fn both_ask(policy: &Policy, path: &str) -> Result<Value> {
-    let setup = Setup::mirroring(&policy.cpus[..2]).with(&["--path", path]);
+/// Two vCPUs that share a clamp ask for its ends at the same time, no driver loaded; then one of
+/// them for something else.
+fn both_ask(policy: &Policy, path: &str, limit: &str) -> Result<Value> {
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&policy.cpus[..2]).with(&["--path", path, "--rate-limit", limit])
+    };
     let mut vm = Vm::boot(&setup)?;
     let base = registers(&mut vm)?;
+    let registers = [0, 1].map(|vcpu| base + vcpu * 0x1000 + SET_PERF);
     let (low, high) = (policy.min(), policy.max());
-    for vcpu in 0..2 {
-        let register = base + vcpu * 0x1000 + SET_PERF;
+    for (vcpu, register) in registers.iter().enumerate() {
         vm.ask(format!(
             "start load{vcpu} flood {vcpu} {register:#x} {low} {high}"
         ))?;
     }
     sleep(Duration::from_millis(300));
-    let written = [vm.number("stop load0")?, vm.number("stop load1")?];
-    // What waits for the limit gets its turn.
-    sleep(Duration::from_millis(200));
-    let stats = stats::of(&vm)?;
+    let mut written = [vm.number("stop load0")?, vm.number("stop load1")?];
+    let last = *policy.opps.get(1).context("one OPP")?;
+    vm.ask(format!("poke 1 {:#x} {last}", registers[1]))?;
+    written[1] += 1;
+    let (stats, settled) = until_settled(&vm)?;
+    let clamps = [vm.clamp(0)?, vm.clamp(1)?];
     vm.quit()?;
     let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
-    let right = vcpus.len() == 2
-        && vcpus.iter().zip(written).all(|(vcpu, written)| {
-            vcpu["path"] == path
-                && vcpu["counts"]["requests"] == written
-                && has_one_outcome_each(vcpu)
-        });
     let counts: Vec<_> = vcpus.iter().map(|vcpu| &vcpu["counts"]).collect();
+    let each_once = vcpus.iter().zip(written).all(|(vcpu, written)| {
+        vcpu["path"] == path && vcpu["counts"]["requests"] == written && written > 1_000
+    });
+    let right = vcpus.len() == 2
+        && settled
+        && each_once
+        && clamps.map(|(min, _)| min) == [policy.util(last); 2];
     Ok(json!({
-        "what": format!("both ask, by {path}"), "written": written, "counts": counts, "right": right,
+        "what": format!("both ask, by {path}, limit {limit}"), "written": written, "counts": counts,
+        "uclamp_min_max": clamps, "right": right,
     }))
+}
+
+/// The counts, once each request has an outcome: what waits for the limit or for the worker gets
+/// its turn.
+fn until_settled(vm: &Vm) -> Result<(Value, bool)> {
+    let mut stats = Value::Null;
+    for _ in 0..20 {
+        sleep(Duration::from_millis(100));
+        stats = stats::of(vm)?;
+        let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
+        if vcpus.iter().all(has_one_outcome_each) {
+            return Ok((stats, true));
+        }
+    }
+    Ok((stats, false))
 }
 
 fn check(vm: &Vm, policy: &Policy, what: &str, khz: u32) -> Result<Value> {

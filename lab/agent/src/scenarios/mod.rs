@@ -93,6 +93,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "repeat" => opps::repeat(plan),
         "thread-actuator" => thread_actuator::run(plan),
         "domain" => domain::run(plan),
+        "domain:both" => domain::both(plan),
         "unpinned" => unpinned::run(plan),
         "driver" => driver::run(plan),
         "restart" => basics::restart(plan),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq rt` beside a running irqbalance, Debian's: plan → apply → check → restore, and apply
-//! killed once it has been told. What counts is the daemon's own answer.
+//! killed once it has been told; and one that has ended. What counts is the daemon's own answer.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -105,11 +105,17 @@ fn ended(cpu: u32) -> Result<Value> {
         ensure!(std::time::Instant::now() < end, "irqbalance has survived");
         sleep(Duration::from_millis(20));
     }
+    let recorded = Path::new(RECORD).exists();
     let said = succeeded(&["restore"])?;
-    let record_gone = !Path::new(RECORD).exists();
+    let record_gone = recorded && !Path::new(RECORD).exists();
     let signal = daemon.ended_by()?;
-    let right = signal == Some(Signal::SIGPIPE as i32) && said.contains("is gone");
+    let right = signal == Some(Signal::SIGPIPE as i32) && says_gone(&said, &daemon);
     Ok(json!({ "held": right && record_gone, "said": said, "signal": signal }))
+}
+
+fn says_gone(said: &str, daemon: &Daemon) -> bool {
+    let pid = daemon.0.id();
+    said.contains(&format!("irqbalance's ban list (process {pid}) is gone"))
 }
 
 /// Apply killed at the line that says that the daemon is told.
@@ -133,7 +139,7 @@ fn killed(cpu: u32) -> Result<Value> {
     let right = if let Some(signal) = daemon.ended_by()? {
         row["ended_by_kill"] = true.into();
         row["signal"] = signal.into();
-        signal == Signal::SIGPIPE as i32 && restored.contains("is gone")
+        signal == Signal::SIGPIPE as i32 && says_gone(&restored, &daemon)
     } else {
         let restored = daemon.keeps_off()?;
         // What it was told in the end would be in force by now.

@@ -66,8 +66,8 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     }))
 }
 
-/// What couldn't be put into force isn't taken for being so: the same value, asked for again, is
-/// tried again, and the domain's other requests are not lost with it.
+/// What couldn't be put into force isn't taken for being so: it is tried again, by the worker and
+/// where it is asked for again, and a newer request of the domain isn't lost with it.
 fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
@@ -77,8 +77,23 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let settled = vcpu.host.settle(0, |domain, demand| {
         anyhow::Ok(module.apply(domain, demand)?)
     });
-    let last = vcpu.policy.util(FROM_KHZ + STEP_KHZ * 599);
+    let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
     let clamp = own_clamp()?;
+    // Asked for again, what is in force is unchanged, and what failed isn't.
+    vcpu.host.settle(0, |_, _| anyhow::Ok(()));
+    let again = |vcpu: &mut Vcpu| {
+        let before = others_counters(&vcpu.host)?;
+        vcpu.vm.run(by_other(last), |_, _| ())?;
+        let after = others_counters(&vcpu.host)?;
+        anyhow::Ok((
+            after.in_kernel - before.in_kernel,
+            after.unchanged - before.unchanged,
+        ))
+    };
+    let in_force = again(vcpu)?;
+    vcpu.host.settle(0, |_, _| Err(anyhow!("refused")));
+    let after_failure = again(vcpu)?;
+    let last = vcpu.policy.util(last);
     // The newer request has an outcome of its own, and the failure doesn't undo it.
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -97,11 +112,13 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let held = matches!(refused, Settled::Failed(..))
         && unknown
         && (min(&settled), clamp) == (Some(last), last)
+        && (in_force, after_failure) == ((0, 1), (1, 0))
         && matches!(overtaken, Settled::Failed(..))
         && (by_kernel, newer_clamp, newer_wanted) == (1, wanted, Some(wanted));
     Ok(json!({
         "held": held, "unknown_after_failure": unknown, "then": format!("{settled:?}"),
-        "clamp": clamp, "newer_by_kernel": by_kernel, "newer_clamp": newer_clamp,
+        "clamp": clamp, "again_in_force": in_force, "again_after_failure": after_failure,
+        "newer_by_kernel": by_kernel, "newer_clamp": newer_clamp,
         "newer_wanted": newer_wanted,
     }))
 }
@@ -126,9 +143,14 @@ fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let in_place = (min(&settled), own_clamp()?);
     set_limit(vcpu, false)?;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
-    let later = own_clamp()?;
+    // The worker's own look at what was asked for last, not the program's.
+    vcpu.host.forget(0);
+    let settled = vcpu.host.settle(0, apply);
+    let later = (min(&settled), own_clamp()?);
     let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
-    let held = stale == (Some(asked), asked) && in_place == (Some(max), max) && later == asked;
+    let held = stale == (Some(asked), asked)
+        && in_place == (Some(max), max)
+        && later == (Some(asked), asked);
     Ok(json!({
         "held": held, "written_since": stale, "assumed": in_place, "written_later": later,
     }))
@@ -155,7 +177,7 @@ fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     }))
 }
 
-/// In whole us, none of which is before what has been.
+/// Rounded up to the next us, so later than every request so far.
 fn now_ns() -> u64 {
     (now_us() + 1) * 1_000
 }
