@@ -63,7 +63,7 @@ fn answered(look: &dyn Look, pid: u32) -> Result<Cpus, Unread> {
 
 fn still_runs(look: &dyn Look, pid: u32, start_ticks: u64) -> Result<(), Unread> {
     let stat = ThreadStat::read(look, pid)?;
-    match !stat.has_ended && stat.start_ticks == start_ticks {
+    match !stat.is_ending && stat.start_ticks == start_ticks {
         true => Ok(()),
         false => Err(Unread::Missing),
     }

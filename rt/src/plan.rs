@@ -133,11 +133,15 @@ pub(crate) struct ThreadStat {
     pub start_ticks: u64,
     /// Field 3: a zombie, or dead.
     pub has_ended: bool,
+    /// Field 9 too: it ends, its files are closed (`PF_EXITING` in the kernel's sched.h).
+    pub is_ending: bool,
     /// Field 3: a kernel thread that is parked, and does nothing.
     pub is_parked: bool,
     /// Fields 41 and 40; `None` for other policies than OTHER, FIFO, RR.
     pub scheduling: Option<String>,
 }
+
+const PF_EXITING: u32 = 0x4;
 
 impl ThreadStat {
     pub(crate) fn read(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
@@ -148,9 +152,12 @@ impl ThreadStat {
         let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
         let number = |at: usize| field(at).ok()?.parse::<i32>().ok();
         let policy = number(41).zip(number(40));
+        let has_ended = ["Z", "X"].contains(field(3)?);
+        let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
-            has_ended: ["Z", "X"].contains(field(3)?),
+            has_ended,
+            is_ending: has_ended || flags & PF_EXITING != 0,
             is_parked: *field(3)? == "P",
             scheduling: policy
                 .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),

@@ -200,14 +200,20 @@ fn one(
         }
         Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
     };
-    if target.same(&now, old) {
-        if is_late(target) {
-            record::put(host, target, old)?;
-        }
+    let is_same = target.same(&now, old);
+    if is_same && !is_late(target) {
         return Ok(Outcome::AsBefore);
     }
-    tell(&target.name(), &now, old);
-    let put = record::put(host, target, old).map(|()| Outcome::BroughtBack);
+    if !is_same {
+        tell(&target.name(), &now, old);
+    }
+    let put = match record::put(host, target, old) {
+        Ok(()) if is_same => Ok(Outcome::AsBefore),
+        Ok(()) => Ok(Outcome::BroughtBack),
+        // irqbalance may have ended meanwhile.
+        Err(_) if is_late(target) && target.now(host) == Err(Unread::Missing) => Ok(Outcome::Gone),
+        Err(why) => Err(why),
+    };
     // A killed VMM's groups, when its guardian was killed too.
     let is_cgroup = target.name().starts_with("/sys/fs/cgroup/");
     put.map_err(|why| match target {

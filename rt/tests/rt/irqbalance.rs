@@ -26,6 +26,8 @@ const END: &str = "end";
 const LATE: u32 = 2;
 
 /// What `sock_handle()` and `setup_banned_cpus()` of irqbalance 1.9.5 keep.
+type End = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 struct State {
     /// From the environment.
@@ -40,8 +42,8 @@ struct State {
     refuses: bool,
     /// It doesn't scan any more.
     stuck: bool,
-    /// Its end, by another client, in the place of its next answer.
-    ends: Option<Box<dyn FnOnce() + Send>>,
+    /// Its end, by another client, in the place of its next answer to this.
+    ends: Option<(&'static str, End)>,
     settings: Vec<String>,
 }
 
@@ -154,8 +156,12 @@ fn serve(listener: &UnixListener, state: &Mutex<State>) {
         if message == END {
             return;
         }
-        let ends = state.lock().unwrap().ends.take();
-        if let Some(ends) = ends {
+        let ends = state
+            .lock()
+            .unwrap()
+            .ends
+            .take_if(|(at, _)| message.starts_with(*at));
+        if let Some((_, ends)) = ends {
             ends();
             continue;
         }
@@ -352,19 +358,45 @@ fn one_that_has_ended_is_gone_before_its_parent_sees_it() {
     assert!(!by_hand(&plan) && plan.changes().all(|(name, _)| name != "irqbalance"));
 }
 
+/// As the kernel has it: PF_EXITING in field 9 comes before its sockets are closed, state Z after.
+fn ending(host: &FakeKernel) -> End {
+    let stat = host.real("/proc/900/stat");
+    let environ = host.real("/proc/900/environ");
+    let runs = fs::read_to_string(&stat).unwrap();
+    let ends = runs.replacen(" S 0 0 0 0 0 0 ", " R 0 0 0 0 0 4 ", 1);
+    assert_ne!(runs, ends);
+    Box::new(move || {
+        fs::write(&stat, ends).unwrap();
+        fs::write(&environ, "").unwrap();
+    })
+}
+
 #[test]
 fn one_that_ends_before_it_answers_is_gone() {
     let host = FakeKernel::four();
     let it = Irqbalance::start(&host, "");
-    let stat = host.real("/proc/900/stat");
-    let environ = host.real("/proc/900/environ");
-    let zombie = fs::read_to_string(&stat).unwrap().replacen(" S ", " Z ", 1);
-    it.state().ends = Some(Box::new(move || {
-        fs::write(&stat, zombie).unwrap();
-        fs::write(&environ, "").unwrap();
-    }));
+    it.state().ends = Some(("setup", ending(&host)));
     let (plan, _) = planned(&host);
     assert!(!by_hand(&plan) && plan.changes().all(|(name, _)| name != "irqbalance"));
+}
+
+#[test]
+fn one_that_ends_when_it_is_told_is_gone() {
+    for applied in [false, true] {
+        let host = FakeKernel::four();
+        let it = Irqbalance::start(&host, "");
+        try_apply(&host).unwrap();
+        if !applied {
+            // Its list is as before already.
+            it.told_by_hand("");
+        }
+        it.state().ends = Some(("settings", ending(&host)));
+        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
+        let Restored::Done { gone, left, .. } = restored else {
+            panic!("{restored:?}");
+        };
+        assert_eq!((gone, left), (vec![LIST.to_owned()], vec![]), "{applied}");
+    }
 }
 
 #[test]
