@@ -69,8 +69,8 @@ enum Command {
     },
     /// Run every test
     Test {
-        /// The emulated hosts alone, with a pause of so many us before each scenario, as of run:
-        /// another draw of what depends on chance
+        /// The emulated hosts alone, with a pause of so many us before each scenario, as
+        /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
         later_us: Option<u64>,
     },

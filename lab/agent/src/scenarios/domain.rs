@@ -116,17 +116,15 @@ fn both_ask(policy: &Policy, path: &str, limit: &str) -> Result<Value> {
     let last = *policy.opps.get(1).context("one OPP")?;
     vm.ask(format!("poke 1 {:#x} {last}", registers[1]))?;
     written[1] += 1;
-    let (stats, settled) = until_settled(&vm)?;
+    let (stats, settled) = until_settled(&vm, written)?;
     let clamps = [vm.clamp(0)?, vm.clamp(1)?];
     vm.quit()?;
     let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
     let counts: Vec<_> = vcpus.iter().map(|vcpu| &vcpu["counts"]).collect();
-    let each_once = vcpus.iter().zip(written).all(|(vcpu, written)| {
-        vcpu["path"] == path && vcpu["counts"]["requests"] == written && written > 1_000
-    });
-    let right = vcpus.len() == 2
-        && settled
-        && each_once
+    let by_path = vcpus.iter().all(|vcpu| vcpu["path"] == path);
+    let right = settled
+        && by_path
+        && written.iter().all(|&count| count > 1_000)
         && clamps.map(|(min, _)| min) == [policy.util(last); 2];
     Ok(json!({
         "what": format!("both ask, by {path}, limit {limit}"), "written": written, "counts": counts,
@@ -134,15 +132,19 @@ fn both_ask(policy: &Policy, path: &str, limit: &str) -> Result<Value> {
     }))
 }
 
-/// The counts, once each request has an outcome: what waits for the limit or for the worker gets
-/// its turn.
-fn until_settled(vm: &Vm) -> Result<(Value, bool)> {
+/// The counts, once all that was written is counted and has an outcome: what waits for the limit
+/// or for the worker gets its turn.
+fn until_settled(vm: &Vm, written: [u64; 2]) -> Result<(Value, bool)> {
     let mut stats = Value::Null;
     for _ in 0..20 {
         sleep(Duration::from_millis(100));
         stats = stats::of(vm)?;
         let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
-        if vcpus.iter().all(has_one_outcome_each) {
+        let settled = vcpus.len() == 2
+            && vcpus.iter().zip(written).all(|(vcpu, written)| {
+                vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
+            });
+        if settled {
             return Ok((stats, true));
         }
     }
