@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::unpinned::{Moved, TICK_US, like, scaled, to_and_fro};
+use super::unpinned::{Moved, TICK_US, like, to_and_fro};
 use super::{Plan, Policy, registers};
 use crate::exits::kvm_statistic;
 use crate::sys::drop_bpf_capabilities;
@@ -88,8 +88,9 @@ fn moves(
     Ok((rows, signals))
 }
 
-/// How long after its arrival on another pCPU the vCPU loads a frequency of
-/// that one, and that it was one of then.
+/// How long after its arrival on another pCPU the vCPU loads a frequency of that one, and that
+/// it was one of since. What a worker looked up before the arrival, when the thread was
+/// already there but the frequency hadn't moved yet, isn't: the next look counts.
 fn seen_after_a_move(
     vm: &Vm,
     base: u64,
@@ -97,19 +98,17 @@ fn seen_after_a_move(
     (from, to): (&Policy, &Policy),
 ) -> Result<Value> {
     let moved = Moved::trace(vm, from, to)?;
-    let of_it = |value: u64| {
-        let mut opps = to.opps.iter();
-        opps.any(|&khz| u64::from(scaled(own, to, khz)) == value)
-    };
-    let mut told = moved.seen.writes.iter().filter(|write| {
-        write.address == base + SELECT && write.time_us >= moved.arrived_us && of_it(write.value)
-    });
-    let Some(told) = told.next() else {
+    let mut told = moved
+        .seen
+        .writes
+        .iter()
+        .filter(|write| write.address == base + SELECT && write.time_us >= moved.arrived_us);
+    let Some(told) = told.find(|told| {
+        let mut true_values = moved.true_khz(own, told.time_us).into_iter();
+        true_values.any(|khz| u64::from(khz) == told.value)
+    }) else {
         return Ok(json!({ "moved_to": to.cpu(), "after_us": null }));
     };
-    let mut true_values = moved.true_khz(own, told.time_us).into_iter();
-    let right = true_values.any(|khz| u64::from(khz) == told.value);
-    let after = |us: u64| right.then_some(told.time_us.saturating_sub(us));
     // One that ran at the arrival may have looked before it.
     let mut runs = moved
         .seen
@@ -119,6 +118,7 @@ fn seen_after_a_move(
     let ran_us = runs.next().map_or(told.time_us, |switch| switch.time_us);
     Ok(json!({
         "moved_to": to.cpu(), "reads_khz": told.value,
-        "after_us": after(moved.arrived_us), "after_run_us": after(ran_us),
+        "after_us": told.time_us.saturating_sub(moved.arrived_us),
+        "after_run_us": told.time_us.saturating_sub(ran_us),
     }))
 }
