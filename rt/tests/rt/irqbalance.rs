@@ -25,9 +25,9 @@ const END: &str = "end";
 /// Answers with what was in force, between being told and heeding it.
 const LATE: u32 = 2;
 
-/// What `sock_handle()` and `setup_banned_cpus()` of irqbalance 1.9.5 keep.
 type End = Box<dyn FnOnce() + Send>;
 
+/// What `sock_handle()` and `setup_banned_cpus()` of irqbalance 1.9.5 keep.
 #[derive(Default)]
 struct State {
     /// From the environment.

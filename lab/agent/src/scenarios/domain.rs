@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::frequency::host_runs_at;
-use super::stats::{self, has_one_outcome_each};
+use super::stats::{self, counted_once};
 use super::{Plan, Policy, ask_for, let_ticks_pass, registers, set_governor};
 use crate::deeds::without_host_module;
 use crate::vm::{Setup, Vm};
@@ -141,9 +141,10 @@ fn until_settled(vm: &Vm, written: [u64; 2]) -> Result<(Value, bool)> {
         stats = stats::of(vm)?;
         let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
         let settled = vcpus.len() == 2
-            && vcpus.iter().zip(written).all(|(vcpu, written)| {
-                vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
-            });
+            && vcpus
+                .iter()
+                .zip(written)
+                .all(|(vcpu, written)| counted_once(vcpu, written));
         if settled {
             return Ok((stats, true));
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::stats::{has_one_outcome_each, of as stats};
+use super::stats::{counted_once, of as stats};
 use super::{Plan, Policy, registers};
 use crate::deeds::{dmesg, without_host_module};
 use crate::vm::{Setup, Vm};
@@ -82,9 +82,10 @@ fn flooded(plan: &Plan) -> Result<Value> {
     let written = [one.turns + all.turns, all.turns];
     let each_once = counted.as_array().is_some_and(|vcpus| {
         vcpus.len() == 2
-            && vcpus.iter().zip(written).all(|(vcpu, written)| {
-                vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
-            })
+            && vcpus
+                .iter()
+                .zip(written)
+                .all(|(vcpu, written)| counted_once(vcpu, written))
     });
     let held = rows.iter().all(|row| row["held"] == true) && log.is_empty() && each_once;
     Ok(json!({

@@ -32,9 +32,9 @@ const BOUND_US: u64 = 50;
 const COUNTED: usize = 3;
 /// So many are made for them.
 const MOST_WRITES: usize = 5 * WRITES;
-/// Of a hundred, those that have to have their clamp before the next one comes, 20 ms on. With 5 ms between
-/// them the worker, which is charged with the emulator's turns, came to its bound on its
-/// own time, a twentieth, and paused: then 79 to 100 had it, by the build.
+/// Of a hundred, those that have to have their clamp before the next one comes, 20 ms on.
+/// With 5 ms between them the worker, which is charged with the emulator's turns, came to its
+/// bound on its own time, a twentieth, and paused: then 79 to 100 had it, by the build.
 const IN_FORCE: usize = 90;
 const EVENTS: &str = "/sys/kernel/tracing/events";
 const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";

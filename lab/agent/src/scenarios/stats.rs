@@ -160,6 +160,11 @@ pub fn has_one_outcome_each(vcpu: &Value) -> bool {
     outcomes.is_some_and(|outcomes| outcomes > 0) && count("requests") == outcomes
 }
 
+/// Whether all that a vCPU has written is counted, and has one outcome each.
+pub fn counted_once(vcpu: &Value, written: u64) -> bool {
+    vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
+}
+
 /// What was done until now, and seen of it.
 struct Made {
     /// Reads, and writes of table entries, of each vCPU.

@@ -30,6 +30,11 @@ pub(super) fn rows(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)
     Ok((held, rows.into()))
 }
 
+/// Put into force by the module.
+fn by(module: &HostModule) -> impl Fn(u32, Demand) -> Result<()> {
+    |domain, demand| Ok(module.apply(domain, demand)?)
+}
+
 fn min(settled: &Settled<anyhow::Error>) -> Option<u32> {
     match settled {
         Settled::InForce(demand) | Settled::Changing(demand) => Some(demand.min.get().into()),
@@ -48,12 +53,10 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let first = host.serve(&waiting, |domain, demand| {
         asked += STEP_KHZ;
         vm.run(by_other(asked), |_, _| ())?;
-        anyhow::Ok(module.apply(domain, demand)?)
+        by(module)(domain, demand)
     });
     let clamps = (asked - FROM_KHZ) / STEP_KHZ;
-    let second = host.settle(0, |domain, demand| {
-        anyhow::Ok(module.apply(domain, demand)?)
-    });
+    let second = host.settle(0, by(module));
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(asked);
@@ -74,9 +77,7 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let waiting = the_one_that_waits(vcpu)?;
     let refused = vcpu.host.serve(&waiting, |_, _| Err(anyhow!("refused")));
     let unknown = vcpu.host.wanted(0).is_none();
-    let settled = vcpu.host.settle(0, |domain, demand| {
-        anyhow::Ok(module.apply(domain, demand)?)
-    });
+    let settled = vcpu.host.settle(0, by(module));
     let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
     let clamp = own_clamp()?;
     // Asked for again, what is in force is unchanged, and what failed isn't.
@@ -125,26 +126,25 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
 /// In a guest's place, for writes that no program saw: not where the guest has written since, and
 /// not over what it writes later.
 fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
-    let apply = |domain, demand: Demand| anyhow::Ok(module.apply(domain, demand)?);
     let asked = FROM_KHZ + STEP_KHZ;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
     let seen = vcpu.host.seen(ONE);
     let max = Khz(vcpu.policy.max());
     vcpu.host.assume(ONE, max, seen - 1, now_ns());
-    let settled = vcpu.host.settle(0, apply);
+    let settled = vcpu.host.settle(0, by(module));
     let stale = (min(&settled), own_clamp()?);
     // What waits for a token is older than what is assumed.
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
     vcpu.host.assume(ONE, max, vcpu.host.seen(ONE), now_ns());
-    let settled = vcpu.host.serve(&waiting, apply);
+    let settled = vcpu.host.serve(&waiting, by(module));
     let in_place = (min(&settled), own_clamp()?);
     set_limit(vcpu, false)?;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
     // The worker's own look at what was asked for last, not the program's.
     vcpu.host.forget(0);
-    let settled = vcpu.host.settle(0, apply);
+    let settled = vcpu.host.settle(0, by(module));
     let later = (min(&settled), own_clamp()?);
     let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
     let held = stale == (Some(asked), asked)
@@ -157,14 +157,13 @@ fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
 
 /// A guest that starts anew has no part in what the old one was waiting for.
 fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
-    let apply = |domain, demand: Demand| anyhow::Ok(module.apply(domain, demand)?);
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
     vcpu.host.reset()?;
-    let settled = vcpu.host.settle(0, apply);
+    let settled = vcpu.host.settle(0, by(module));
     let anew = own_clamp()?;
-    let served = vcpu.host.serve(&waiting, apply);
+    let served = vcpu.host.serve(&waiting, by(module));
     let later = own_clamp()?;
     let asked = vcpu.host.asked(0);
     set_limit(vcpu, false)?;
