@@ -7,11 +7,13 @@
  * off the run queue and puts it back, and the frequency follows (dips) when
  * nothing else holds it. So the thread is for hosts without a cgroup only.
  */
+#include <linux/cgroup.h>
 #include <linux/fs.h>
 #include <linux/kernel.h>
 #include <linux/log2.h>
 #include <linux/math.h>
 #include <linux/sched.h>
+#include <linux/sched/rt.h>
 #include <linux/timekeeping.h>
 #include <linux/uio.h>
 #include <uapi/linux/sched/types.h>
@@ -83,7 +85,71 @@ static int vcpufreq_write_max(struct vcpufreq_domain *domain, u32 max)
 	return ret;
 }
 
-/* A floor above the ceiling counts for nothing: the one that makes room is first. */
+#ifdef CONFIG_UCLAMP_TASK
+/*
+ * Whether the current thread shows what its domain's clamp is: a thread of the
+ * group, or any thread where each one clamps itself. The scheduler keeps @active
+ * and the effective value of a running thread up to date, also when another
+ * process writes the group's files.
+ */
+static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
+{
+	const void *group;
+
+	if (domain->by == VCPUFREQ_HOST_THREAD)
+		return true;
+	if (!current->uclamp[UCLAMP_MIN].active || !current->uclamp[UCLAMP_MAX].active)
+		return false;
+	rcu_read_lock();
+	group = task_css(current, cpu_cgrp_id);
+	rcu_read_unlock();
+	return group == domain->group;
+}
+
+static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
+{
+	u32 wanted = VCPUFREQ_CLAMP_MIN(clamp), min, max;
+	const struct uclamp_se *has = current->uclamp;
+
+	/* What is above the thread limits its effective clamp, and can't be changed here. */
+	if (domain->by == VCPUFREQ_HOST_THREAD)
+		has = current->uclamp_req;
+	min = has[UCLAMP_MIN].value;
+	max = has[UCLAMP_MAX].value;
+	/* A real-time thread has a floor of its own (sched_util_clamp_min_rt_default). */
+	if (min > wanted && domain->by == VCPUFREQ_HOST_GROUP && rt_task(current))
+		min = wanted;
+	return VCPUFREQ_CLAMP(min, max) == clamp;
+}
+#else
+static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
+{
+	return false;
+}
+
+static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
+{
+	return false;
+}
+#endif
+
+/**
+ * vcpufreq_is_in_force - whether a clamp is known to be in force for a domain
+ * @domain: the domain
+ * @clamp: the clamp
+ *
+ * Return: true when the current thread is one that shows it, and has this clamp.
+ */
+bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp)
+{
+	return vcpufreq_shows(domain) && vcpufreq_has(domain, clamp);
+}
+
+/*
+ * A floor above the ceiling counts for nothing: the one that makes room is
+ * first. Where another process has written the files, nothing is known of them,
+ * and the ceiling is: it is not below the new floor.
+ */
 static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 {
 	u32 min = VCPUFREQ_CLAMP_MIN(clamp), max = VCPUFREQ_CLAMP_MAX(clamp);
@@ -91,6 +157,10 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	u32 old_max = VCPUFREQ_CLAMP_MAX(domain->force);
 	int ret = 0;
 
+	if (vcpufreq_shows(domain) && !vcpufreq_has(domain, domain->force)) {
+		ret = vcpufreq_write_max(domain, max);
+		return ret ?: vcpufreq_write_min(domain, min);
+	}
 	if (max > old_max)
 		ret = vcpufreq_write_max(domain, max);
 	if (!ret && min != old_min)
@@ -100,29 +170,34 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	return ret;
 }
 
+/* What the system call makes of SCHED_FLAG_KEEP_POLICY; kernel/sched/ has it to itself. */
+#define VCPUFREQ_KEEP_POLICY	((u32)-1)
+
 /*
- * In the kernel, unlike in the system call, what isn't given isn't kept. The
- * run time of a fair thread is its slice.
+ * Changes the clamp alone: policy, priority and nice value are those that the
+ * thread has under the run queue's lock, whatever another process makes of them
+ * meanwhile. They are given all the same, because sched_setattr checks that the
+ * priority fits the policy. A chrt in between makes it fit no more: once again.
  */
 static int vcpufreq_clamp_current(u32 clamp)
 {
 	struct sched_attr attr = {
 		.size = sizeof(attr),
-		.sched_policy = current->policy,
-		.sched_flags = SCHED_FLAG_UTIL_CLAMP,
-		.sched_nice = task_nice(current),
-		.sched_priority = current->rt_priority,
+		.sched_policy = VCPUFREQ_KEEP_POLICY,
+		.sched_flags = SCHED_FLAG_KEEP_ALL | SCHED_FLAG_UTIL_CLAMP,
 		.sched_util_min = VCPUFREQ_CLAMP_MIN(clamp),
 		.sched_util_max = VCPUFREQ_CLAMP_MAX(clamp),
 	};
+	int tries, ret = -EINVAL;
 
-	if (current->policy == SCHED_DEADLINE)
-		return -EOPNOTSUPP;
-	if (current->sched_reset_on_fork)
-		attr.sched_flags |= SCHED_FLAG_RESET_ON_FORK;
-	if (current->se.custom_slice)
-		attr.sched_runtime = current->se.slice;
-	return sched_setattr_nocheck(current, &attr);
+	for (tries = 0; tries < 4 && ret == -EINVAL; tries++) {
+		if (current->policy == SCHED_DEADLINE)
+			return -EOPNOTSUPP;
+		attr.sched_nice = task_nice(current);
+		attr.sched_priority = current->rt_priority;
+		ret = sched_setattr_nocheck(current, &attr);
+	}
+	return ret;
 }
 
 /**

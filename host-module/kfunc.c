@@ -24,8 +24,11 @@ static void vcpufreq_run(struct callback_head *head)
 	struct vcpufreq_domain *domain = &vm->domains[work->domain];
 	u64 since_ns = work->since_ns;
 
-	/* Whoever asks from now on is served by work of its own. */
-	atomic_set_release(&work->queued, 0);
+	/*
+	 * A request from now on is served by work of its own. Fully ordered:
+	 * vcpufreq_clamp() reads @wanted after this store. See vcpufreq_queue().
+	 */
+	atomic_xchg(&work->queued, 0);
 	if (!(current->flags & PF_EXITING))
 		vcpufreq_clamp(domain, since_ns);
 	vcpufreq_vm_put(vm);
@@ -36,6 +39,10 @@ static int vcpufreq_queue(struct vcpufreq_vm *vm, struct vcpufreq_work *work, u3
 {
 	int ret;
 
+	/*
+	 * The caller has stored @wanted before, with a full barrier. So either this
+	 * finds the 0 of vcpufreq_run(), or that one's vcpufreq_clamp() finds @wanted.
+	 */
 	if (atomic_xchg_acquire(&work->queued, 1)) {
 		/* It has still to run, and will see what is wanted by then. */
 		vcpufreq_vm_put(vm);
@@ -66,13 +73,16 @@ __bpf_kfunc_start_defs();
  *
  * Acts only on what the current process has bound itself.
  *
- * Return: 0; -EPERM from an interrupt or with interrupts off; -EINVAL for
- * values out of range; -ENOENT without such a domain of this process;
+ * Return: 0; 1 when that is in force already; -EPERM from an interrupt or with
+ * interrupts off; -EINVAL for values out of range; -ENOENT without such a domain
+ * of this process;
  * -EOPNOTSUPP for a SCHED_DEADLINE thread, which clamps mean nothing to;
  * -ESRCH in a thread that ends.
  */
 __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u64 since_ns)
 {
+	u32 clamp = VCPUFREQ_CLAMP(min, max);
+	struct vcpufreq_domain *bound;
 	struct vcpufreq_vm *vm;
 
 	if (!in_task() || irqs_disabled())
@@ -92,7 +102,29 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 		vcpufreq_vm_put(vm);
 		return -ENOENT;
 	}
-	WRITE_ONCE(vm->domains[domain].wanted, VCPUFREQ_CLAMP(min, max));
+	bound = &vm->domains[domain];
+	/*
+	 * xchg, for its full barriers. Two vCPUs may ask for one domain at the same
+	 * time: each stores what the domain wants in the program's @demand, calls
+	 * this, and looks at @demand again, and calls again if that has changed.
+	 *
+	 *	vCPU A			vCPU B
+	 *	demand = a		demand = b	exchange
+	 *	wanted = a		wanted = b
+	 *	<full barrier>
+	 *	reads demand
+	 *
+	 * Where A reads its own a, B's exchange of @demand comes later, and B's store
+	 * of @wanted later still: @wanted ends as b. Without the barrier, a weakly
+	 * ordered CPU may read @demand before its store of @wanted is seen; that then
+	 * comes after B's, and a stays in force (the litmus test "R"). Emulators that
+	 * run one CPU at a time never show it.
+	 */
+	if (xchg(&bound->wanted, clamp) == clamp && vcpufreq_is_in_force(bound, clamp)) {
+		/* Nobody has another one under way: who stored it first looks after it. */
+		vcpufreq_vm_put(vm);
+		return 1;
+	}
 	return vcpufreq_queue(vm, &vm->works[vcpu], domain, since_ns);
 }
 
@@ -107,12 +139,20 @@ BTF_KFUNCS_END(vcpufreq_kfuncs)
  * of this module's BTF, and this is the only one for BPF. (Not by its number:
  * those in vcpufreq_kfuncs are the build's, which the kernel relocates in a
  * copy of its own for modules from outside its tree.)
+ *
+ * A name alone doesn't say what a program is attached to: BPF programs and
+ * modules have functions of any name. @dst_prog is the target that is a BPF
+ * program, @mod the module that the target is a function of; with neither, it is
+ * the kernel's own, where KVM is (arm64 has it built in). A tracepoint is found
+ * by its name when the program is attached, the kernel's own before those of
+ * modules, so that its name is what it is. (Numbers of types can't be compared:
+ * a module can neither look the kernel's up nor rely on those of its build.)
  */
 static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 {
 	const char *name = prog->aux->attach_func_name;
 
-	if (!name)
+	if (!name || prog->aux->dst_prog || prog->aux->mod)
 		return -EACCES;
 	if (prog->expected_attach_type == BPF_TRACE_RAW_TP && !strcmp(name, "kvm_mmio"))
 		return 0;

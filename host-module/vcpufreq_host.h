@@ -32,7 +32,8 @@ struct pid;
  * @lock: orders those who put it into force, and guards what follows
  * @min: the group's file cpu.uclamp.min
  * @max: the group's file cpu.uclamp.max
- * @force: the clamp that the files hold
+ * @group: the group that the files are of, to be compared only
+ * @force: the clamp that the files hold, unless another process has written them
  * @stats: for the VMM
  */
 struct vcpufreq_domain {
@@ -42,6 +43,7 @@ struct vcpufreq_domain {
 	struct mutex lock;	/* orders those who clamp */
 	struct file *min;
 	struct file *max;
+	const void *group;
 	u32 force;
 	struct vcpufreq_host_stats stats;
 };
@@ -94,6 +96,7 @@ void vcpufreq_vm_exit(void);
 
 /* clamp.c */
 int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns);
+bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp);
 
 /* kfunc.c */
 __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u64 since_ns);

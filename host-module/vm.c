@@ -2,11 +2,13 @@
 /*
  * The device: what a VMM binds, for as long as it has the file open.
  */
+#include <linux/cgroup.h>
 #include <linux/cred.h>
 #include <linux/dcache.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/hashtable.h>
+#include <linux/kernfs.h>
 #include <linux/magic.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
@@ -123,8 +125,20 @@ static int vcpufreq_publish(struct vcpufreq_vm *vm)
 	return ret;
 }
 
+/* As the file was when it was opened; no program has found it. */
+static void vcpufreq_tear_down(struct vcpufreq_vm *vm)
+{
+	kvfree(vm->works);
+	kvfree(vm->domains);
+	vm->works = NULL;
+	vm->domains = NULL;
+	vm->vcpus = 0;
+	vm->domain_count = 0;
+}
+
 static int vcpufreq_set_up(struct vcpufreq_vm *vm, const struct vcpufreq_host_vm *arg)
 {
+	int ret;
 	u32 i;
 
 	if (!arg->vcpus || arg->vcpus > VCPUFREQ_HOST_VCPUS_MAX ||
@@ -135,17 +149,17 @@ static int vcpufreq_set_up(struct vcpufreq_vm *vm, const struct vcpufreq_host_vm
 	vm->works = kvcalloc(arg->vcpus, sizeof(*vm->works), GFP_KERNEL_ACCOUNT);
 	vm->domains = kvcalloc(arg->domains, sizeof(*vm->domains), GFP_KERNEL_ACCOUNT);
 	if (!vm->works || !vm->domains) {
-		kvfree(vm->works);
-		kvfree(vm->domains);
-		vm->works = NULL;
-		vm->domains = NULL;
+		vcpufreq_tear_down(vm);
 		return -ENOMEM;
 	}
 	for (i = 0; i < arg->domains; i++)
 		mutex_init(&vm->domains[i].lock);
 	vm->domain_count = arg->domains;
 	vm->vcpus = arg->vcpus;
-	return vcpufreq_publish(vm);
+	ret = vcpufreq_publish(vm);
+	if (ret)
+		vcpufreq_tear_down(vm);
+	return ret;
 }
 
 /* The caller's own file of this name in a cgroup, open for writing. */
@@ -162,6 +176,25 @@ static struct file *vcpufreq_clamp_file(int fd, const char *name)
 		return ERR_PTR(-EINVAL);
 	}
 	return file;
+}
+
+/*
+ * The group of a file in it, to be compared only: a number by which its threads
+ * are known. NULL when the group has been removed.
+ */
+static const void *vcpufreq_group_of(struct file *file)
+{
+	struct kernfs_node *dir = d_inode(file->f_path.dentry->d_parent)->i_private;
+	const void *group = NULL;
+	struct cgroup *cgroup;
+
+	rcu_read_lock();
+	/* Cleared when the group goes. */
+	cgroup = rcu_dereference(*(void __rcu __force **)&dir->priv);
+	if (cgroup)
+		group = rcu_access_pointer(cgroup->subsys[cpu_cgrp_id]);
+	rcu_read_unlock();
+	return group;
 }
 
 static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind *arg)
@@ -185,6 +218,7 @@ static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind
 		}
 		domain->min = min;
 		domain->max = max;
+		domain->group = vcpufreq_group_of(min);
 	}
 	domain->by = arg->by;
 	domain->wanted = VCPUFREQ_CLAMP_NONE;

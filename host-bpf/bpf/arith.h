@@ -59,14 +59,15 @@ static __always_inline __u32 perf_on(const struct vcpufreq_bpf_policy *p,
 }
 
 /*
- * The entry of the table that is nearest; of two, the higher. Global, as other
- * functions here: the verifier looks at it once, not for each call.
+ * The entry of the table that is nearest; of two, the higher. A table of one
+ * entry has no steps. Global, as other functions here: the verifier looks at it
+ * once, not for each call.
  */
 __noinline __u32 nearest_entry(const struct vcpufreq_bpf_policy *p, __u32 khz)
 {
 	__u32 found = khz, least = 0xffffffff, entry, apart;
 
-	if (!p)
+	if (!p || p->table_len == 1)
 		return khz;
 	for (__u32 i = 0; i < VCPUFREQ_BPF_TABLE_MAX && i < p->table_len; i++) {
 		entry = p->table_khz[i];

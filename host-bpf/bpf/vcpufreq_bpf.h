@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	5	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	6	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -62,8 +62,10 @@ struct vcpufreq_bpf_policy {
 	__u32 report;		/* enum vcpufreq_bpf_report */
 	__u32 actuator;		/* enum vcpufreq_bpf_actuator */
 	__u32 domain;		/* number of the domain, counted from 0 */
-	__u64 interval_ns;	/* between two requests on average; 0: no limit */
+	__u64 interval_ns;	/* between two that a vCPU writes, on average; 0: no limit */
 	__u64 burst_ns;		/* requests may come ahead of that by this much */
+	__u64 vm_interval_ns;	/* the same of all that the VM's vCPUs write */
+	__u64 vm_burst_ns;
 	__u32 table_len;
 	__u16 tell;		/* 1: the VMM is told of each request */
 	__u16 floor;		/* no clamp is below it, 0..1024 */
@@ -74,7 +76,7 @@ struct vcpufreq_bpf_policy {
 struct vcpufreq_bpf_vcpu {
 	__u64 latest;		/* count of requests << 32 | kHz of the last one */
 	__u64 latest_ns;	/* when that was, CLOCK_MONOTONIC */
-	__u64 due_ns;		/* of the limit: when the next one is due */
+	__u64 due_ns;		/* of the limit: when its next write is due, of any register */
 	__u64 moving_ns;	/* a demand awaits its frequency since; 0: none does */
 	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
@@ -113,7 +115,8 @@ struct vcpufreq_bpf_vm {
 	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
 	__u64 strangers;	/* accesses to the padding behind the last page */
 	__u32 calls_only;	/* 1: no other program runs than the one on hypercalls */
-	__u32 pad;
+	__u32 pad[9];		/* each switch of the host's reads what is above */
+	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
 };
 
 /* What an event is about. */
@@ -142,6 +145,8 @@ struct vcpufreq_bpf_event {
 	__u64 ns;		/* CLOCK_MONOTONIC: not before, or when it was made */
 	__u32 demand;		/* of TOLD only, as the next */
 	__u32 outcome;		/* enum vcpufreq_bpf_outcome */
+	__u32 writer;		/* vCPU that wrote it */
+	__u32 pad;
 };
 
 /* What vcpufreq_register and vcpufreq_refresh are run with. */

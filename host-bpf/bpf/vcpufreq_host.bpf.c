@@ -260,20 +260,48 @@ int BPF_PROG(vcpufreq_frequency, unsigned int khz, unsigned int number)
 	return 0;
 }
 
-/* Whether a request may pass now; if not, the worker gets the last one. */
-static __always_inline bool limited(struct vcpufreq_bpf_vcpu *vcpu,
-				    const struct vcpufreq_bpf_policy *policy, __u64 now)
+/*
+ * Takes a token of a bucket, of which vCPUs may take at the same time: each
+ * exchange that fails is another's that didn't. Returns 0, or when to try again.
+ */
+static __noinline __u64 take_token(__u64 *due_ns, __u64 interval, __u64 burst, __u64 now)
 {
-	__u64 due = vcpu->due_ns;
+	__u64 due = READ_ONCE(*due_ns), from, seen;
 
-	if (!policy->interval_ns)
-		return false;
-	if (due < now)
-		due = now;
-	if (due - now > policy->burst_ns)
-		return true;
-	vcpu->due_ns = due + policy->interval_ns;
-	return false;
+	for (int i = 0; i < 16; i++) {
+		from = due < now ? now : due;
+		if (from - now > burst)
+			return due - burst;
+		seen = __sync_val_compare_and_swap(due_ns, due, from + interval);
+		if (seen == due)
+			return 0;
+		due = seen;
+	}
+	/* Lost to others 16 times: the worker has a turn for it. */
+	return now;
+}
+
+/*
+ * 0 if a request may pass, which the vCPU that writes it and the VM pay for;
+ * else when it may, and the worker gets the last one.
+ */
+static __always_inline __u64 limited(__u32 writer, const struct vcpufreq_bpf_policy *policy,
+				     __u64 now)
+{
+	struct vcpufreq_bpf_vcpu *payer = bpf_map_lookup_elem(&vcpus, &writer);
+	__u32 zero = 0;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	__u64 when;
+
+	if (!policy->interval_ns || !payer || !v)
+		return 0;
+	when = take_token(&payer->due_ns, policy->interval_ns, policy->burst_ns, now);
+	if (when)
+		return when;
+	when = take_token(&v->due_ns, policy->vm_interval_ns, policy->vm_burst_ns, now);
+	if (when)
+		__sync_fetch_and_add(&payer->due_ns, -policy->interval_ns);
+	return when;
 }
 
 static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *under_way,
@@ -292,11 +320,14 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
 	count(&vcpu->to_worker);
 }
 
-/* Whether vCPU `id` is of the domain that is asked for. */
-static __always_inline bool is_of_domain(__u32 id, const struct vcpufreq_bpf_event *event)
+/* Whether the vCPU that writes is of the domain that it asks for. */
+static __always_inline bool asks_for_own(const struct vcpufreq_bpf_event *event)
 {
-	const struct vcpufreq_bpf_policy *policy = policy_of(id);
+	const struct vcpufreq_bpf_policy *policy;
 
+	if (event->writer == event->vcpu)
+		return true;
+	policy = policy_of(event->writer);
 	return policy && policy->domain == event->domain;
 }
 
@@ -306,12 +337,12 @@ static __always_inline bool is_of_domain(__u32 id, const struct vcpufreq_bpf_eve
  * wanted by then. Returns an outcome.
  */
 static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
-				     struct vcpufreq_bpf_domain *domain, __u32 writer,
+				     struct vcpufreq_bpf_domain *domain,
 				     struct vcpufreq_bpf_event *event)
 {
 	bool settled = false;
 	__u32 demand, now;
-	int error = 0;
+	int result = 0;
 
 	for (int i = 0; i < 4 && !settled; i++) {
 		demand = READ_ONCE(domain->demand);
@@ -319,14 +350,18 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		if (demand == VCPUFREQ_BPF_NO_DEMAND)
 			demand = event->demand;
 		if (bpf_ksym_exists(vcpufreq_host_request))
-			error = vcpufreq_host_request(event->domain, writer, demand & 0xffff,
-						      demand >> 16, event->ns);
+			result = vcpufreq_host_request(event->domain, event->writer,
+						       demand & 0xffff, demand >> 16, event->ns);
 		else
-			error = -ENOENT;
-		if (error)
+			result = -ENOENT;
+		if (result < 0)
 			break;
 		now = READ_ONCE(domain->demand);
 		settled = now == demand || now == VCPUFREQ_BPF_NO_DEMAND;
+	}
+	if (settled && result) {
+		count(&vcpu->unchanged);
+		return VCPUFREQ_BPF_IS_UNCHANGED;
 	}
 	if (settled) {
 		count(&vcpu->in_kernel);
@@ -336,14 +371,14 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	 * Others change it as fast as this can follow; or a writer that clamps mean
 	 * nothing to asks for others, to which they do.
 	 */
-	if (!error || (error == -EOPNOTSUPP && !is_of_domain(writer, event))) {
+	if (result >= 0 || (result == -EOPNOTSUPP && !asks_for_own(event))) {
 		event->kind = VCPUFREQ_BPF_APPLY;
 		tell_worker(vcpu, &domain->pending, event);
 		return VCPUFREQ_BPF_LEFT_TO_WORKER;
 	}
 	/* The next request is to try again, whatever it asks for. */
 	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);
-	if (error == -EOPNOTSUPP) {
+	if (result == -EOPNOTSUPP) {
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
@@ -354,17 +389,18 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 /* What becomes of a request; `event` has what was asked for, and gets the demand. */
 static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 				    const struct vcpufreq_bpf_policy *policy,
-				    struct vcpufreq_bpf_domain *domain, __u32 writer,
+				    struct vcpufreq_bpf_domain *domain,
 				    struct vcpufreq_bpf_event *event)
 {
-	__u64 now = event->ns;
+	__u64 now = event->ns, when = limited(event->writer, policy, now);
+	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC;
 	__u32 granted;
 
 	event->demand = request_to_demand(policy, event->khz, &granted);
-	if (limited(vcpu, policy, now)) {
+	if (when) {
 		count(&vcpu->limited);
 		event->kind = VCPUFREQ_BPF_DEFERRED;
-		event->ns = vcpu->due_ns - policy->burst_ns;
+		event->ns = when;
 		tell_worker(vcpu, &vcpu->deferred, event);
 		event->ns = now;
 		return VCPUFREQ_BPF_IS_LIMITED;
@@ -376,13 +412,15 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
-	if (__sync_lock_test_and_set(&domain->demand, event->demand) == event->demand) {
+	if (__sync_lock_test_and_set(&domain->demand, event->demand) != event->demand) {
+		vcpu->moving_ns = now;
+	} else if (!by_module || !asks_for_own(event)) {
+		/* Else the module looks whether another process has changed the clamp. */
 		count(&vcpu->unchanged);
 		return VCPUFREQ_BPF_IS_UNCHANGED;
 	}
-	vcpu->moving_ns = now;
-	if (policy->actuator == VCPUFREQ_BPF_KFUNC)
-		return actuate(vcpu, domain, writer, event);
+	if (by_module)
+		return actuate(vcpu, domain, event);
 	event->kind = VCPUFREQ_BPF_APPLY;
 	tell_worker(vcpu, &domain->pending, event);
 	return VCPUFREQ_BPF_LEFT_TO_WORKER;
@@ -393,7 +431,7 @@ static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u
 				   __u32 writer)
 {
 	const struct vcpufreq_bpf_policy *policy = policy_of(id);
-	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz };
+	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz, .writer = writer };
 	struct vcpufreq_bpf_domain *domain;
 	__u64 n;
 
@@ -409,7 +447,7 @@ static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u
 	vcpu->latest_ns = event.ns;
 	__sync_lock_test_and_set(&vcpu->latest, n << 32 | khz);
 
-	event.outcome = answer(vcpu, policy, domain, writer, &event);
+	event.outcome = answer(vcpu, policy, domain, &event);
 	if (policy->tell) {
 		event.kind = VCPUFREQ_BPF_TOLD;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))

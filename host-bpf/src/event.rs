@@ -9,6 +9,7 @@
 use vcpufreq_device::{Demand, Khz, VcpuId};
 
 use crate::layout::{self, EVENT_SIZE, unpack};
+use crate::policy::VcpuPolicy;
 
 /// What the programs say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Waiting {
     pub vcpu: VcpuId,
     /// Index of its domain.
     pub domain: u32,
+    /// The vCPU that wrote it, which pays for it.
+    pub by: VcpuId,
     /// Over the rate limit: not before this time, in ns of CLOCK_MONOTONIC.
     pub not_before_ns: Option<u64>,
 }
@@ -74,10 +77,12 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
     let ns = u64::from_ne_bytes(*bytes.get(16..)?.first_chunk()?);
     let vcpu = VcpuId(u16::try_from(word(0)?).ok()?);
     let domain = word(4)?;
+    let by = VcpuId(u16::try_from(word(32)?).ok()?);
     let waiting = |not_before_ns| {
         Event::Waiting(Waiting {
             vcpu,
             domain,
+            by,
             not_before_ns,
         })
     };
@@ -96,6 +101,23 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
     })
 }
 
+/// What the kernel puts before an event in the ring, in bytes.
+const HEADER: usize = 8;
+
+/// Bytes of the ring of events; `None`: the object's own number, for events of each
+/// request, of which there are as many as a guest makes. Of the others one for each domain and vCPU is under
+/// way at most. The ring is mapped twice, and all of it counts as this process' memory.
+#[cfg_attr(not(feature = "load"), allow(dead_code))]
+pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32, hypercalls: bool) -> Option<u32> {
+    // When the other programs are lost, the one on hypercalls tells of each.
+    if hypercalls || vcpus.iter().any(|vcpu| vcpu.tell) {
+        return None;
+    }
+    // One more, for the kernel fills no ring to the last byte.
+    let events = vcpus.len() + usize::try_from(domains).ok()? + 1;
+    u32::try_from(events * (HEADER + EVENT_SIZE)).ok()
+}
+
 /// In the order of `enum vcpufreq_bpf_outcome`.
 const OUTCOMES: [Outcome; 6] = [
     Outcome::InKernel,
@@ -108,15 +130,45 @@ const OUTCOMES: [Outcome; 6] = [
 
 #[cfg(test)]
 mod tests {
-    //! Promise: an event is read as the programs write it.
-    use vcpufreq_device::Util;
+    //! Promises: an event is read as the programs write it; there is room for all that can be
+    //! under way.
+    use vcpufreq_device::{ClampMode, DomainId, Headroom, PerfTable, Report, Util, VcpuSpec};
 
     use super::*;
+    use crate::policy::ActuateBy;
+
+    fn policy(tell: bool) -> VcpuPolicy {
+        VcpuPolicy {
+            spec: VcpuSpec {
+                table: PerfTable::try_from(vec![Khz(600_000)]).unwrap(),
+                capacity: Util::MAX,
+                domain: DomainId(0),
+            },
+            domain: 0,
+            clamp: ClampMode::Floor,
+            headroom: Headroom::None,
+            report: Report::Exact,
+            actuate: ActuateBy::Kfunc,
+            limit: None,
+            floor: Util::ZERO,
+            tell,
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_what_can_be_under_way() {
+        let quiet = vec![policy(false); 2];
+        // 4 and one more, of 48 bytes each: a page.
+        assert_eq!(room(&quiet, 2, false), Some(240));
+        assert_eq!(room(&vec![policy(false); 512], 512, false), Some(49_200));
+        assert_eq!(room(&quiet, 2, true), None);
+        assert_eq!(room(&[policy(false), policy(true)], 2, false), None);
+    }
 
     fn event(words: [u32; 4], ns: u64, demand: u32, outcome: u32) -> Vec<u8> {
         let mut bytes: Vec<u8> = words.map(u32::to_ne_bytes).concat();
         bytes.extend(ns.to_ne_bytes());
-        bytes.extend([demand, outcome].map(u32::to_ne_bytes).concat());
+        bytes.extend([demand, outcome, 5, 0].map(u32::to_ne_bytes).concat());
         bytes
     }
 
@@ -126,6 +178,7 @@ mod tests {
             Some(Event::Waiting(Waiting {
                 vcpu: VcpuId(3),
                 domain: 2,
+                by: VcpuId(5),
                 not_before_ns,
             }))
         };

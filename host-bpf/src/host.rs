@@ -5,10 +5,14 @@
 
 mod calls;
 mod demands;
+mod gone;
+mod pcpus;
 
 pub use demands::Settled;
+use gone::Gone;
 
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -22,6 +26,7 @@ use libbpf_rs::{Link, MapCore as _};
 use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
+use crate::event;
 use crate::layout::{Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry};
 use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes, refused};
@@ -52,10 +57,12 @@ pub struct VmConfig {
     pub base: u64,
     /// The vCPUs, 1..=512; the index is the vCPU's number.
     pub vcpus: Vec<VcpuPolicy>,
-    /// The pCPUs that have a frequency.
+    /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
     pub pcpus: Vec<Pcpu>,
     /// Whether set_perf may come by hypercall, too (arm64).
     pub hypercalls: bool,
+    /// Gets a line when the kernel keeps programs or maps seconds after the end.
+    pub warn: fn(&str),
 }
 
 /// A VM's register pages: what a read-only memory slot shows its guest. Valid as long as the
@@ -91,7 +98,7 @@ impl PageMemory for BpfPages {
 }
 
 /// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process
-/// does.
+/// does, and waits until the kernel lists none of them.
 #[derive(Debug)]
 pub struct HostBpf {
     pages: Mapped<PageEntry>,
@@ -104,6 +111,8 @@ pub struct HostBpf {
     assumed_ns: Box<[AtomicU64]>,
     sizes: Sizes,
     programs: Mutex<Programs>,
+    // Last: dropped when all of the above is closed.
+    gone: Gone,
 }
 
 #[derive(Debug)]
@@ -126,7 +135,8 @@ impl HostBpf {
         probe(Path::new("/"))?;
         let sizes = sizes(&config)?;
         let loaded = Loaded::load(&config.object, sizes, 1, None)?;
-        let host = Self::new(loaded, sizes, config.vcpus)?;
+        let gone = Gone::new(config.warn);
+        let host = Self::new(loaded, (sizes, gone), config.vcpus)?;
         host.fill(config.base, &config.pcpus)?;
         {
             let mut programs = host.programs();
@@ -138,17 +148,15 @@ impl HostBpf {
                 programs.calls = Some(programs.loaded.attach_calls()?);
             }
         }
-        // From now on changes are seen. What none has been seen of is looked up, and given way
-        // to one that comes meanwhile.
-        for pcpu in &config.pcpus {
-            if let (Some(cpu), Some(now)) = (host.cpu(pcpu.number), khz(pcpu.number)) {
-                let _ = cpu.khz.compare_exchange(0, now.0, SeqCst, SeqCst);
-            }
-        }
+        host.look_up(&config.pcpus, khz);
         Ok(host)
     }
 
-    fn new(loaded: Loaded, sizes: Sizes, vcpus: Vec<VcpuPolicy>) -> Result<Self, BpfError> {
+    fn new(
+        loaded: Loaded,
+        (sizes, gone): (Sizes, Gone),
+        vcpus: Vec<VcpuPolicy>,
+    ) -> Result<Self, BpfError> {
         Ok(Self {
             pages: mapped(&loaded, "pages", sizes.pages)?,
             vcpus: mapped(&loaded, "vcpus", sizes.vcpus)?,
@@ -158,6 +166,7 @@ impl HostBpf {
             policies: RwLock::new(vcpus),
             assumed_ns: (0..sizes.domains).map(|_| AtomicU64::new(0)).collect(),
             sizes,
+            gone,
             programs: Mutex::new(Programs {
                 stub: None,
                 calls: None,
@@ -177,12 +186,7 @@ impl HostBpf {
         for domain in self.domains.all() {
             domain.demand.store(NO_DEMAND, SeqCst);
         }
-        for pcpu in pcpus {
-            if let Some(cpu) = self.cpu(pcpu.number) {
-                cpu.capacity.store(pcpu.capacity.get().into(), Relaxed);
-                cpu.khz_max.store(pcpu.khz_max.0, Relaxed);
-            }
-        }
+        self.fill_pcpus(pcpus);
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         for (id, policy) in (0..).zip(policies.iter()) {
             self.store_policy(id, policy)?;
@@ -350,15 +354,24 @@ impl HostBpf {
         })
     }
 
+    fn domain_count(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.sizes.domains).unwrap_or(NonZeroU32::MIN)
+    }
+
     fn cpu(&self, number: u32) -> Option<&CpuEntry> {
         self.cpus.get(usize::try_from(number).ok()?)
     }
 
     fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {
         let programs = self.programs();
+        let domains = self.domain_count();
         programs
             .loaded
-            .store_in_new_map("policies", vcpu.into(), policy_bytes(&policy.entry()))
+            .store_in_new_map(
+                "policies",
+                vcpu.into(),
+                policy_bytes(&policy.entry(domains)),
+            )
             .map_err(refused("storing a policy"))
     }
 
@@ -376,12 +389,14 @@ fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
     }
     let vcpus = u32::try_from(count).map_err(|_| wrong())?;
     let domains = config.vcpus.iter().map(|vcpu| vcpu.domain + 1).max();
+    let domains = domains.unwrap_or(1);
     let possible = libbpf_rs::num_possible_cpus().map_err(refused("counting the pCPUs"))?;
     Ok(Sizes {
         cpus: u32::try_from(possible).unwrap_or(1),
         vcpus,
         pages: vcpus.next_multiple_of(PAGES_IN_SLOT),
-        domains: domains.unwrap_or(1),
+        domains,
+        events: event::room(&config.vcpus, domains, config.hypercalls),
         hypercalls: config.hypercalls,
     })
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::{Demand, Util};
 
-pub(crate) const LAYOUT: u32 = 5;
+pub(crate) const LAYOUT: u32 = 6;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -53,6 +53,8 @@ pub(crate) struct PolicyEntry {
     pub domain: u32,
     pub interval_ns: u64,
     pub burst_ns: u64,
+    pub vm_interval_ns: u64,
+    pub vm_burst_ns: u64,
     pub table_len: u32,
     pub tell: u16,
     pub floor: u16,
@@ -108,7 +110,8 @@ pub(crate) struct VmEntry {
     pub tgid: AtomicU32,
     pub strangers: AtomicU64,
     pub calls_only: AtomicU32,
-    pub pad: AtomicU32,
+    pub pad: [u32; 9],
+    pub due_ns: AtomicU64,
 }
 
 /// A register page.
@@ -119,17 +122,17 @@ pub(crate) struct PageEntry {
 }
 
 /// Size of `struct vcpufreq_bpf_event`, bytes.
-pub(crate) const EVENT_SIZE: usize = 32;
+pub(crate) const EVENT_SIZE: usize = 40;
 /// Size of `struct vcpufreq_bpf_call`, bytes.
 pub(crate) const CALL_SIZE: usize = 8;
 
 // Worked out by hand from the header; the loader compares them with the object's maps.
 const _: () = {
     assert!(size_of::<CpuEntry>() == 64);
-    assert!(size_of::<PolicyEntry>() == 312);
+    assert!(size_of::<PolicyEntry>() == 328);
     assert!(size_of::<VcpuEntry>() == 40 + 18 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 16);
-    assert!(size_of::<VmEntry>() == 32);
+    assert!(size_of::<VmEntry>() == 72);
     assert!(size_of::<PageEntry>() == 4096);
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maps of the programs as memory of this process, and ioctls: the only place with unsafe code.
+//! Maps of the programs as memory of this process, ioctls, and calls of libbpf that have no safe
+//! form: the only place with unsafe code.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +10,30 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
+use libbpf_rs::libbpf_sys;
+
 use crate::layout::{CpuEntry, DomainEntry, PageEntry, PolicyEntry, VcpuEntry, VmEntry};
+
+/// Whether the kernel lists the program with this number. It isn't opened.
+pub(crate) fn lists_program(id: u32) -> bool {
+    // SAFETY: the call writes a number to the address, which is a `u32`'s.
+    is_next(id, |from, next| unsafe {
+        libbpf_sys::bpf_prog_get_next_id(from, next)
+    })
+}
+
+/// Whether the kernel lists the map with this number. It isn't opened.
+pub(crate) fn lists_map(id: u32) -> bool {
+    // SAFETY: as above.
+    is_next(id, |from, next| unsafe {
+        libbpf_sys::bpf_map_get_next_id(from, next)
+    })
+}
+
+fn is_next(id: u32, next_id: impl FnOnce(u32, *mut u32) -> libc::c_int) -> bool {
+    let mut next = 0;
+    next_id(id.wrapping_sub(1), &raw mut next) == 0 && next == id
+}
 
 /// What an array map holds.
 ///

@@ -33,7 +33,16 @@ pub(crate) struct Sizes {
     pub vcpus: u32,
     pub pages: u32,
     pub domains: u32,
+    /// Bytes of the ring of events; `None`: the object's own.
+    pub events: Option<u32>,
     pub hypercalls: bool,
+}
+
+/// The kernel's numbers of an object's programs and maps.
+#[derive(Debug, Default)]
+pub(crate) struct Ids {
+    pub programs: Vec<u32>,
+    pub maps: Vec<u32>,
 }
 
 /// A loaded object. Dropping it detaches its programs.
@@ -112,6 +121,26 @@ impl Loaded {
     pub(crate) fn stub_id(&self) -> Option<u32> {
         let stub = self.program(STUB).ok()?;
         libbpf_rs::Program::id_from_fd(stub.as_fd()).ok()
+    }
+
+    /// The kernel's numbers of all that it has.
+    pub(crate) fn ids(&self) -> Ids {
+        let programs = self.object.progs();
+        let programs = programs.filter_map(|one| libbpf_rs::Program::id_from_fd(one.as_fd()).ok());
+        let own = self.object.maps();
+        let own = own.filter_map(|map| Some(map.info().ok()?.info.id));
+        // A map of maps shows their numbers.
+        let policies = self.map_named("policies".as_ref());
+        let inner = policies.iter().flat_map(|policies| {
+            policies.keys().filter_map(move |key| {
+                let id = policies.lookup(&key, MapFlags::ANY).ok()??;
+                Some(u32::from_ne_bytes(*id.first_chunk()?))
+            })
+        });
+        Ids {
+            programs: programs.collect(),
+            maps: own.chain(inner).collect(),
+        }
     }
 
     /// Gives away the stub's link, which stays when this goes.
@@ -203,6 +232,11 @@ fn set_up(open: &mut OpenObject, sizes: Sizes, generation: u32) -> Result<(), Bp
             Some("vcpus" | "policies") => sizes.vcpus,
             Some("pages") => sizes.pages,
             Some("domains") => sizes.domains,
+            Some("events") => match sizes.events {
+                // libbpf makes it a power of two and whole pages.
+                Some(bytes) => bytes,
+                None => continue,
+            },
             Some(".rodata.setup") => {
                 if let Some(bytes) = map.initial_value_mut() {
                     constants(bytes, generation)?;

@@ -3,7 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-use vcpufreq_device::{ClampMode, Demand, Headroom, RateLimit, Report, Util, VcpuSpec};
+use std::num::NonZeroU32;
+
+use vcpufreq_device::{ClampMode, Demand, Headroom, Pace, RateLimit, Report, Util, VcpuSpec};
 
 use crate::layout::{self, PolicyEntry, TABLE_MAX};
 
@@ -33,7 +35,8 @@ pub struct VcpuPolicy {
     pub report: Report,
     /// Who acts.
     pub actuate: ActuateBy,
-    /// How often; `None`: as often as the guest likes.
+    /// How often a vCPU may write, and the VM for each of its domains; `None`: as often as the
+    /// guest likes.
     pub limit: Option<RateLimit>,
     /// No clamp is below it; zero is none.
     pub floor: Util,
@@ -51,17 +54,19 @@ impl VcpuPolicy {
         }
     }
 
-    /// As the programs read it.
+    /// As the programs of a VM with so many domains read it.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
-    pub(crate) fn entry(&self) -> PolicyEntry {
+    pub(crate) fn entry(&self, domains: NonZeroU32) -> PolicyEntry {
         let (headroom_num, headroom_den) = match self.headroom {
             Headroom::None => (1, 1),
             Headroom::Quarter => (4, 5),
         };
-        let interval_ns = self.limit.map_or(0, |limit| {
-            (1_000_000_000 / u64::from(limit.per_second.get())).max(1)
-        });
-        let burst = self.limit.map_or(1, |limit| limit.burst.get());
+        const NONE: Pace = Pace {
+            token_ns: 0,
+            slack_ns: 0,
+        };
+        let writer = self.limit.map_or(NONE, RateLimit::each);
+        let vm = self.limit.map_or(NONE, |limit| limit.times(domains));
         let mut table_khz = [0; TABLE_MAX];
         let entries = self.spec.table.entries();
         for (to, from) in table_khz.iter_mut().zip(entries) {
@@ -87,8 +92,10 @@ impl VcpuPolicy {
                 ActuateBy::Nobody => layout::BY_NOBODY,
             },
             domain: self.domain,
-            interval_ns,
-            burst_ns: interval_ns * u64::from(burst - 1),
+            interval_ns: writer.token_ns,
+            burst_ns: writer.slack_ns,
+            vm_interval_ns: vm.token_ns,
+            vm_burst_ns: vm.slack_ns,
             table_len: self.spec.table.register_len(),
             tell: self.tell.into(),
             floor: self.floor.get(),

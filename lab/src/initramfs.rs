@@ -35,12 +35,17 @@ impl Initramfs {
             "lab/modules",
             "lab/bpf",
         ] {
-            archive.add(folder, ModeFileType::Directory, 0o755, &[])?;
+            archive.folder(folder)?;
         }
         // The kernel opens it for /init before anything is mounted.
         let console = Builder::new("dev/console").rdev_major(5).rdev_minor(1);
         archive.write(console, ModeFileType::Char, 0o600, &[])?;
         Ok(archive)
+    }
+
+    /// Adds a folder, whose parent is there.
+    pub fn folder(&mut self, name: &str) -> Result<()> {
+        self.add(name, ModeFileType::Directory, 0o755, &[])
     }
 
     /// Adds a program.

@@ -12,7 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
-use crate::tools;
+use crate::{systemd, tools};
 
 const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -47,13 +47,17 @@ pub struct Parts {
     programs: PathBuf,
 }
 
-/// Which guest goes into a host's initial file system.
+/// What goes into a host's initial file system besides what each has.
 #[derive(Debug, Clone, Copy)]
-pub struct Guest {
-    /// Its kernel.
+pub struct Guest<'a> {
+    /// The guest's kernel.
     pub flavor: Flavor,
     /// Whether it and the host have the measuring programs.
     pub tools: bool,
+    /// A crosvm for arm64, for the scenario `peer`.
+    pub crosvm: Option<&'a Path>,
+    /// Whether the host's init system is systemd.
+    pub systemd: bool,
 }
 
 impl Parts {
@@ -73,11 +77,14 @@ impl Parts {
 
     /// The host's initial file system, with the guest's kernel and initial
     /// file system in it, and `plan` as `/lab/plan.json`.
-    pub fn host_initramfs(&self, host: Flavor, guest: Guest, plan: &str) -> Result<Vec<u8>> {
+    pub fn host_initramfs(&self, host: Flavor, guest: Guest<'_>, plan: &str) -> Result<Vec<u8>> {
         let kernel = Kernel::find(&self.root, host)?;
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
         let mut archive = self.base(&kernel, guest.tools)?;
         archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
+        if let Some(crosvm) = guest.crosvm {
+            archive.program("bin/crosvm", crosvm)?;
+        }
         for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
             let name = object.file_name().and_then(|name| name.to_str());
             let name = name.context("object name")?;
@@ -88,6 +95,9 @@ impl Parts {
         }
         if guest.tools {
             tools::add_daemon(&mut archive, self.root.dir())?;
+        }
+        if guest.systemd {
+            systemd::add(&mut archive, self.root.dir(), &self.repo)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;

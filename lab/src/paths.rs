@@ -21,7 +21,7 @@ const END: &str = "<!-- end of the figures -->";
 
 /// Measures, writes and prints; whether all accesses ended where they should.
 pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
-    let lab = one(parts, repo, "paths:yardstick")?;
+    let lab = one(parts, repo, "paths")?;
     let switches = one(parts, repo, "bpf-switch-cost")?;
     let kvm = paths_kvm::measure(repo)?;
     let report = report(&lab, &switches, kvm);
@@ -106,14 +106,7 @@ fn table(report: &Value) -> String {
 }
 
 /// All paths, in the order of the table.
-pub const PATHS: [&str; 6] = [
-    "exit",
-    "exit-sysfs",
-    "hypercall-user",
-    "kernel",
-    "bpf",
-    "hypercall-bpf",
-];
+pub const PATHS: [&str; 5] = ["exit", "hypercall-user", "kernel", "bpf", "hypercall-bpf"];
 
 fn kvm_table(results: &[Value], conditions: &Value) -> String {
     if let Some(why) = conditions["skipped"].as_str() {

@@ -63,9 +63,9 @@ const SUITE: &str = "trixie";
 /// arm64, with what clippy leaves, and 350 two runs; the checkout's target
 /// folder after `make test` 2,340, of which some is there already.
 const NEEDED_MIB: u64 = 7_000;
-/// mmdebstrap's own package list is part of what a root is made of; this
-/// number is for all else (hooks, options).
-const RECIPE: &str = "10";
+/// mmdebstrap's own package list and the hooks are part of what a root is made of; this
+/// number is for all else (options).
+const RECIPE: &str = "11";
 
 const HOOKS: &[&str] = &[
     "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
@@ -81,11 +81,11 @@ const HOOKS: &[&str] = &[
     // not installed: its headers want a compiler that is an arm64 program,
     // which would replace the cross compiler.
     "--customize-hook=set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; v=$(apt-cache show linux-image-arm64:arm64 | sed -n 's/^Depends: linux-image-\\(6\\.12\\.[^ ]*\\)-arm64.*/\\1/p' | sort -V | tail -n 1); mkdir $1/old; cd $1/old; apt-get -o APT::Sandbox::User=root download linux-image-$v-arm64:arm64 linux-headers-$v-arm64:arm64 linux-headers-$v-common linux-kbuild-$v; for p in *.deb; do dpkg-deb -x $p $1; done; cd /; rm -r $1/old",
-    // cyclictest, hackbench, stress-ng and irqbalance for arm64. They depend on
+    // cyclictest, hackbench, stress-ng, irqbalance and systemd for arm64. They depend on
     // the python3 of their own architecture and on LLVM for what isn't used
     // here, beside which dt-schema's python3 can't be installed: unpacked, with
     // the packages of the libraries that tools.rs names.
-    "--customize-hook=set -e; mkdir -p $1/opt/rt-tools; cd $1/opt/rt-tools; for p in rt-tests stress-ng irqbalance libacl1 libapparmor1 libatomic1 libbsd0 libmd0 libcap2 libcap-ng0 libcrypt1 libdrm2 libegl1 libexpat1 libgbm1 libgles2 libglib2.0-0t64 libglvnd0 libgmp10 libjpeg62-turbo libjudydebian1 libkmod2 libmpfr6 libnuma1 libpcre2-8-0 libsctp1 libssl3t64 libsystemd0 libxxhash0; do set -- \"$@\" $p:arm64; done; root=$1; shift; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o APT::Sandbox::User=root download \"$@\"; for p in *.deb; do dpkg-deb -x $p .; done; rm *.deb",
+    "--customize-hook=set -e; mkdir -p $1/opt/rt-tools; cd $1/opt/rt-tools; for p in rt-tests stress-ng irqbalance libacl1 libapparmor1 libatomic1 libbsd0 libmd0 libcap2 libcap-ng0 libcrypt1 libdrm2 libegl1 libexpat1 libgbm1 libgles2 libglib2.0-0t64 libglvnd0 libgmp10 libjpeg62-turbo libjudydebian1 libkmod2 libmpfr6 libnuma1 libpcre2-8-0 libsctp1 libssl3t64 libsystemd0 libxxhash0 systemd libsystemd-shared libaudit1 libblkid1 libmount1 libpam0g libseccomp2 libselinux1; do set -- \"$@\" $p:arm64; done; root=$1; shift; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o APT::Sandbox::User=root download \"$@\"; for p in *.deb; do dpkg-deb -x $p .; done; rm *.deb",
     // rt-app for arm64 with what its C part needs. It depends on the python3
     // of its own architecture for a script that isn't used, beside which that
     // of this one can't be installed: unpacked only.
@@ -105,7 +105,9 @@ impl Root {
     /// The root for this recipe; makes it when it isn't there.
     pub fn prepare(cache: &Cache, repo: &Path) -> Result<Self> {
         let recipe = PACKAGES.join(" ");
-        let name = key([SUITE.as_bytes(), recipe.as_bytes(), RECIPE.as_bytes()]);
+        let hooks = HOOKS.join("\n");
+        let parts = [SUITE, &recipe, &hooks, RECIPE];
+        let name = key(parts.map(str::as_bytes));
         let dir = cache.entry("root", &name, |to| make(cache, to))?;
         Ok(Self {
             dir: dir.join("tree"),

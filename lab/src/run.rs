@@ -2,6 +2,7 @@
 //! One boot of the lab: which host, which guest, which scenarios.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +16,7 @@ use crate::kernel::{Flavor, Kernel};
 use crate::parts::{Guest, Parts};
 use crate::progress::{Step, above};
 use crate::shell;
+use crate::systemd;
 use crate::tools;
 use crate::topology::Topology;
 
@@ -26,7 +28,7 @@ pub const DEFAULT_CPU: &str = "neoverse-v1";
 pub struct Options {
     /// Scenarios, in turn, on one host
     pub scenarios: Vec<String>,
-    /// Topology: a name in lab/topologies, or a file
+    /// Topology: a name in lab/topologies, a file, or drawn:SEED
     #[arg(long, default_value = "2+2")]
     pub topology: String,
     /// Kernel of the host
@@ -48,6 +50,10 @@ pub struct Options {
     /// depends on chance, since a run repeats exactly
     #[arg(long, default_value_t = 0)]
     pub later_us: u64,
+    /// A crosvm for arm64, linked statically, for the scenario peer; without it that measures
+    /// vcpufreq alone
+    #[arg(long, value_name = "FILE", value_parser = arm64_program)]
+    pub crosvm: Option<PathBuf>,
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
@@ -101,6 +107,7 @@ impl Options {
             path: None,
             cpu: DEFAULT_CPU.to_owned(),
             later_us: 0,
+            crosvm: None,
             limit_s: 600,
         }
     }
@@ -179,16 +186,8 @@ impl Options {
     }
 
     fn host(&self, parts: &Parts, repo: &Path) -> Result<(Topology, Kernel)> {
-        let named = repo
-            .join("lab/topologies")
-            .join(format!("{}.toml", self.topology));
-        let path = if named.exists() {
-            named
-        } else {
-            PathBuf::from(&self.topology)
-        };
         Ok((
-            Topology::load(&path)?,
+            Topology::named(&self.topology, &repo.join("lab/topologies"))?,
             Kernel::find(&parts.root, self.host)?,
         ))
     }
@@ -217,6 +216,8 @@ impl Options {
         let guest = Guest {
             flavor: self.guest,
             tools: tools::needed(scenarios),
+            crosvm: self.crosvm.as_deref(),
+            systemd: systemd::needed(scenarios),
         };
         let initrd = dir.join("initramfs");
         fs::write(
@@ -265,5 +266,51 @@ impl Options {
             );
         }
         Ok(results)
+    }
+}
+
+/// A file that the emulated host can run.
+fn arm64_program(name: &str) -> Result<PathBuf, String> {
+    // The start of an ELF file: magic number, 64 bits, little endian; its machine.
+    const ELF: &[u8] = b"\x7fELF\x02\x01";
+    const AARCH64: [u8; 2] = 183_u16.to_le_bytes();
+    let start = fs::File::open(name).and_then(|mut file| {
+        let mut start = [0; 20];
+        file.read_exact(&mut start).map(|()| start)
+    });
+    match start {
+        Ok(start) if start.starts_with(ELF) && start.ends_with(&AARCH64) => Ok(name.into()),
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error.to_string()),
+        _ => Err("not a program for arm64; name one that was built for aarch64 Linux".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A program that the emulated host can't run is refused before it boots.
+    use super::*;
+
+    #[test]
+    fn programs_for_another_machine_are_refused() {
+        let own = std::env::temp_dir().join(format!("vcpufreq-lab-elf-{}", std::process::id()));
+        let refused = |bytes: &[u8]| {
+            fs::write(&own, bytes).unwrap();
+            let said = arm64_program(own.to_str().unwrap());
+            fs::remove_file(&own).unwrap();
+            said.err()
+        };
+        let of = |machine: u8| {
+            [
+                b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0",
+                &[machine, 0][..],
+            ]
+            .concat()
+        };
+        assert_eq!(refused(&of(183)), None);
+        for bytes in [&of(62)[..], b"", b"#!/bin/sh\n", &of(183)[..19]] {
+            assert!(refused(bytes).unwrap().contains("not a program for arm64"));
+        }
+        let missing = arm64_program("/nonexistent").unwrap_err();
+        assert!(missing.contains("No such file"), "{missing}");
     }
 }

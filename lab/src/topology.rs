@@ -50,11 +50,27 @@ pub struct Topology {
 
 /// The emulated board has eight CPUs at most, as its interrupt controller's
 /// first redistributor region and the lab's time allow.
-const MAX_CPUS: u32 = 8;
+pub const MAX_CPUS: u32 = 8;
+
+/// Before the seed, where a topology is named.
+const DRAWN: &str = "drawn:";
 
 impl Topology {
+    /// A topology by its name in `dir`, by its file, or by its seed as `drawn:SEED`.
+    pub fn named(name: &str, dir: &Path) -> Result<Self> {
+        if let Some(seed) = name.strip_prefix(DRAWN) {
+            let seed = seed.parse();
+            return Ok(Self::drawn(seed.with_context(|| {
+                format!("topology '{name}': give a number, as in {DRAWN}1")
+            })?));
+        }
+        let shipped = dir.join(format!("{name}.toml"));
+        let file = Path::new(name);
+        Self::load(if shipped.exists() { &shipped } else { file })
+    }
+
     /// Reads and checks a topology file.
-    pub fn load(path: &Path) -> Result<Self> {
+    fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the topology {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("topology {}", path.display()))
@@ -62,17 +78,23 @@ impl Topology {
 
     fn parse(text: &str) -> Result<Self> {
         let topology: Self = toml::from_str(text)?;
-        let cpus = topology.cpus();
+        topology.check()?;
+        Ok(topology)
+    }
+
+    /// What the emulated board can be.
+    pub fn check(&self) -> Result<()> {
+        let cpus = self.cpus();
         ensure!(
             (1..=MAX_CPUS).contains(&cpus),
             "{cpus} CPUs: 1 to {MAX_CPUS} are possible"
         );
-        for cluster in &topology.clusters {
+        for cluster in &self.clusters {
             cluster
                 .check()
                 .with_context(|| format!("cluster '{}'", cluster.name))?;
         }
-        Ok(topology)
+        Ok(())
     }
 
     /// Number of CPUs.
@@ -161,6 +183,16 @@ mod tests {
             seen += 1;
         }
         assert!(seen >= 3);
+    }
+
+    #[test]
+    fn a_seed_that_is_no_number_is_refused() {
+        let error = Topology::named("drawn:x", Path::new("")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "topology 'drawn:x': give a number, as in drawn:1"
+        );
+        assert!(Topology::named("drawn:1", Path::new("")).is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! read from the host's trace by who started it.
 #![forbid(unsafe_code)]
 
+mod busiest;
 pub mod commands;
 mod device;
 mod jobs;

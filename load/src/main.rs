@@ -47,11 +47,13 @@ fn set_up() -> Result<()> {
         ("sysfs", "/sys"),
         ("devtmpfs", "/dev"),
         ("tmpfs", "/tmp"),
+        ("debugfs", "/sys/kernel/debug"),
     ] {
-        fs::create_dir_all(path)?;
+        let there = fs::create_dir_all(path);
         let mounted = mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>);
-        // The kernel may have mounted devtmpfs of its own accord.
-        if kind != "devtmpfs" {
+        // The kernel may have mounted devtmpfs of its own accord, and have no debugfs.
+        if !["devtmpfs", "debugfs"].contains(&kind) {
+            there?;
             mounted.with_context(|| format!("mounting {kind} at {path}"))?;
         }
     }

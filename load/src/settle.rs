@@ -5,11 +5,13 @@
 //! that a thread's sleep preserves (util_est) decay.
 
 use std::fs;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::busiest;
 use crate::work::{cpu_list, pin_to};
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -37,29 +39,166 @@ pub fn wake_all(wakes: u32, gap: Duration) -> Result<()> {
 }
 
 /// The policies that aren't at their minimum, as `policy0:1800000>600000`;
-/// empty when all are, or there are none.
+/// empty when all are, or there are none. One that is where a server's
+/// reservation holds it, and can't be lower, ends in `(51/161)`: that many of
+/// 1024 are reserved, and the CPUs have that capacity.
 pub fn above_minimum() -> Result<String> {
-    let Ok(entries) = fs::read_dir(format!("{CPU}/cpufreq")) else {
+    above_in(Path::new("/"))
+}
+
+/// The same, with what runs on the CPUs of those that nothing holds:
+/// `policy0 at 1800000 kHz, lowest 600000: NAME runs 3100 us of 400 ms`.
+pub fn why_above() -> Result<String> {
+    let above = above_minimum()?;
+    let lines = above.split_whitespace().filter(|one| !one.contains('('));
+    let lines: Vec<String> = lines
+        .filter_map(|one| {
+            let (name, khz) = one.split_once(':')?;
+            let (now, min) = khz.split_once('>')?;
+            let cpus = cpus_of(&Path::new(CPU).join("cpufreq").join(name));
+            Some(format!(
+                "{name} at {now} kHz, lowest {min}: {}",
+                busiest::on(&cpus)
+            ))
+        })
+        .collect();
+    Ok(lines.join("; "))
+}
+
+fn above_in(root: &Path) -> Result<String> {
+    let cpu = root.join(CPU.trim_start_matches('/'));
+    let Ok(entries) = fs::read_dir(cpu.join("cpufreq")) else {
         return Ok(String::new());
     };
     let mut above = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        let khz = |file: &str| -> Option<u32> {
-            fs::read_to_string(path.join(file))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        };
         // A policy without a CPU online tells nothing.
-        if let (Some(now), Some(min)) = (khz("scaling_cur_freq"), khz("scaling_min_freq"))
-            && now > min
+        if let (Some(now), Some(min)) = (
+            number(&path.join("scaling_cur_freq")),
+            number(&path.join("scaling_min_freq")),
+        ) && now > min
         {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            above.push(format!("{name}:{now}>{min}"));
+            let held = held_by_server(root, &path, now).unwrap_or_default();
+            above.push(format!("{name}:{now}>{min}{held}"));
         }
     }
     above.sort();
     Ok(above.join(" "))
+}
+
+/// What the fair server of a CPU, or the ext server, reserves while it has a
+/// task, schedutil takes for a minimum (`cpu_bw_dl` in `effective_cpu_util`).
+/// `None` unless a policy is at the frequency that this asks for, or below.
+fn held_by_server(root: &Path, policy: &Path, now_khz: u64) -> Option<String> {
+    let cpus = cpus_of(policy);
+    let reserved = cpus.iter().filter_map(|cpu| reserved(root, *cpu)).max()?;
+    let first = root.join(CPU.trim_start_matches('/'));
+    let first = first.join(format!("cpu{}", cpus.first()?));
+    let capacity = number(&first.join("cpu_capacity")).filter(|capacity| *capacity > 0)?;
+    let wanted_khz = number(&policy.join("cpuinfo_max_freq"))? * reserved / capacity;
+    let opps = fs::read_to_string(policy.join("scaling_available_frequencies")).ok()?;
+    let mut opps: Vec<u64> = opps.split_whitespace().flat_map(str::parse).collect();
+    opps.sort_unstable();
+    let highest = *opps.last()?;
+    let floor = opps.into_iter().find(|khz| *khz >= wanted_khz);
+    (now_khz <= floor.unwrap_or(highest)).then(|| format!("({reserved}/{capacity})"))
+}
+
+/// Of 1024, on a CPU; `None` where the kernel has no servers, or doesn't show them.
+fn reserved(root: &Path, cpu: u32) -> Option<u64> {
+    let of = |server| {
+        let dir = root.join(format!("sys/kernel/debug/sched/{server}/cpu{cpu}"));
+        let period = number(&dir.join("period")).filter(|ns| *ns > 0)?;
+        Some(number(&dir.join("runtime"))? * 1024 / period)
+    };
+    let state = fs::read_to_string(root.join("sys/kernel/sched_ext/state"));
+    // Without a sched_ext scheduler the ext server has no task, and reserves nothing; with one
+    // that takes all fair tasks, the fair server hasn't.
+    let ext = state.is_ok_and(|state| state.trim() != "disabled");
+    let all = ext && number(&root.join("sys/kernel/sched_ext/switch_all")) == Some(1);
+    let fair = of("fair_server").filter(|_| !all);
+    let ext = of("ext_server").filter(|_| ext);
+    fair.or(ext)?;
+    Some(fair.unwrap_or(0) + ext.unwrap_or(0))
+}
+
+fn cpus_of(policy: &Path) -> Vec<u32> {
+    let cpus = fs::read_to_string(policy.join("affected_cpus")).unwrap_or_default();
+    cpus.split_whitespace().flat_map(str::parse).collect()
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A policy above its minimum is told, and whether a server holds it there.
+
+    use super::*;
+
+    /// A policy of the emulated Pixel 6's little CPUs, at a frequency.
+    fn host(khz: u32, runtime_ns: Option<u64>) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let policy = "sys/devices/system/cpu/cpufreq/policy4";
+        write(&format!("{policy}/scaling_cur_freq"), &khz.to_string());
+        write(&format!("{policy}/scaling_min_freq"), "300000");
+        write(&format!("{policy}/cpuinfo_max_freq"), "1803000");
+        write(&format!("{policy}/affected_cpus"), "4 5");
+        let opps = "300000 574000 738000 930000 1803000 ";
+        write(&format!("{policy}/scaling_available_frequencies"), opps);
+        write("sys/devices/system/cpu/cpu4/cpu_capacity", "161");
+        if let Some(ns) = runtime_ns {
+            let server = "sys/kernel/debug/sched/fair_server/cpu5";
+            write(&format!("{server}/runtime"), &ns.to_string());
+            write(&format!("{server}/period"), "1000000000");
+        }
+        dir
+    }
+
+    #[test]
+    fn an_ext_server_counts_where_sched_ext_runs() {
+        for (state, told) in [
+            ("disabled", "policy4:574000>300000"),
+            ("enabled", "policy4:574000>300000(51/161)"),
+        ] {
+            let host = host(574_000, Some(0));
+            let server = host.path().join("sys/kernel/debug/sched/ext_server/cpu4");
+            let ext = host.path().join("sys/kernel/sched_ext");
+            fs::create_dir_all(&server).unwrap();
+            fs::create_dir_all(&ext).unwrap();
+            fs::write(server.join("runtime"), "50000000").unwrap();
+            fs::write(server.join("period"), "1000000000").unwrap();
+            fs::write(ext.join("state"), state).unwrap();
+            assert_eq!(above_in(host.path()).unwrap(), told, "{state}");
+        }
+    }
+
+    #[test]
+    fn what_a_server_holds_is_told_from_what_stays_up() {
+        for (khz, runtime_ns, told) in [
+            (300_000, Some(50_000_000), ""),
+            // 51 of 161 is 571 MHz: the OPP above.
+            (574_000, Some(50_000_000), "policy4:574000>300000(51/161)"),
+            (738_000, Some(50_000_000), "policy4:738000>300000"),
+            (574_000, Some(0), "policy4:574000>300000"),
+            (574_000, None, "policy4:574000>300000"),
+            // More than the CPU has: its highest OPP.
+            (
+                1_803_000,
+                Some(500_000_000),
+                "policy4:1803000>300000(512/161)",
+            ),
+        ] {
+            let host = host(khz, runtime_ns);
+            assert_eq!(above_in(host.path()).unwrap(), told, "{khz} {runtime_ns:?}");
+        }
+    }
 }

@@ -28,6 +28,9 @@ pub enum ApplyError {
         "{0} has real-time CPUs here already; run vcpufreq rt restore first, then apply for all guests at once"
     )]
     InForce(String),
+    /// An earlier apply is in force, which is for all CPUs.
+    #[error("profile {0} is applied here; run vcpufreq rt restore first, then apply")]
+    InForceForAll(String),
     /// A guest runs on CPUs that are to be set apart.
     #[error("{0}; then apply, and start it again")]
     Guest(#[from] InTheWay),
@@ -88,6 +91,7 @@ pub fn apply(
         partition: plan.partition.clone(),
         entries: entries(plan),
     };
+    record.check()?;
     // Held to the end: a restore in between would leave what comes after it.
     let _held = host
         .create(PATH, &record.text())
@@ -216,6 +220,9 @@ fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
                 .into());
             }
         }
+    }
+    if record.partition.guests.is_empty() {
+        return Err(ApplyError::InForceForAll(record.profile_name));
     }
     let names = record.partition.guests.iter().map(|guest| &*guest.name);
     Err(ApplyError::InForce(names.collect::<Vec<_>>().join(", ")))

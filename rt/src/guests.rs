@@ -12,7 +12,8 @@ use thiserror::Error;
 
 use crate::{
     cpus::Cpus,
-    host::{Look, Unread},
+    host::Look,
+    own_dir::Untrusted,
     owner::{Owner, Standing},
     record::DIR,
 };
@@ -66,6 +67,9 @@ pub enum InTheWay {
         /// The process.
         pid: u32,
     },
+    /// Another user may have written the records.
+    #[error("{0}")]
+    Untrusted(String),
 }
 
 /// Whose vCPUs count.
@@ -138,7 +142,13 @@ struct RealTimeCpus {
 /// # Errors
 /// The first guest that has one there.
 pub fn check_free(look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
-    for name in look.list(DIR).unwrap_or_default() {
+    let names = match look.own_names(DIR) {
+        Ok(names) => names,
+        // Only root can change anything, which sees them.
+        Err(why) if why.is_denied() => Vec::new(),
+        Err(why) => return Err(untrusted(&why)),
+    };
+    for name in names {
         let number = name.strip_suffix(".json").and_then(|n| n.parse().ok());
         if let Some(pid) = number {
             check_one(look, pid, cpus, whose)?;
@@ -147,10 +157,15 @@ pub fn check_free(look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTh
     Ok(())
 }
 
+fn untrusted(why: &Untrusted) -> InTheWay {
+    InTheWay::Untrusted(why.to_string())
+}
+
 fn check_one(look: &dyn Look, pid: u32, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
-    let text = match look.read(&format!("{DIR}/{pid}.json")) {
-        Err(Unread::Missing) => return Ok(()),
-        text => text.unwrap_or_default(),
+    let text = match look.own_file(&format!("{DIR}/{pid}.json")) {
+        Ok(Some(text)) => text,
+        Ok(None) => return Ok(()),
+        Err(why) => return Err(untrusted(&why)),
     };
     let Ok(VmmRecord { owner, rt, pinned }) = serde_json::from_str(&text) else {
         // Without a process it is nobody's guest.

@@ -5,6 +5,8 @@
 
 use std::{fs::File, io};
 
+use crate::own_dir::Untrusted;
+
 /// Why a file could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
@@ -52,11 +54,23 @@ pub trait Look {
     /// Why they can't be read.
     fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
 
-    /// What the server on a socket answers to a request, until it closes.
+    /// What the server on a socket, process `server`, answers to a request, until it closes.
     ///
     /// # Errors
-    /// Why it can't be asked.
-    fn ask(&self, socket: &str, request: &str) -> Reading;
+    /// Why it can't be asked; `Denied` when another process serves the socket, or another user's.
+    fn ask(&self, socket: &str, server: u32, request: &str) -> Reading;
+
+    /// The names in a folder of our own; none where there is no such folder.
+    ///
+    /// # Errors
+    /// When others than root and this user could have made what is in it, or why it can't be read.
+    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted>;
+
+    /// The text of a file of our own, if there is one.
+    ///
+    /// # Errors
+    /// As [`Self::own_names`].
+    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted>;
 
     /// The decimal number in a file.
     fn number(&self, path: &str) -> Option<i64> {
@@ -90,11 +104,11 @@ pub trait Host: Look {
     /// What the kernel refused, or a text that is none of these.
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()>;
 
-    /// Tells the server on a socket something, and waits until it has taken it.
+    /// Tells the server on a socket, process `server`, something, and waits until it has taken it.
     ///
     /// # Errors
     /// Why there is no telling it.
-    fn tell(&self, socket: &str, message: &str) -> io::Result<()>;
+    fn tell(&self, socket: &str, server: u32, message: &str) -> io::Result<()>;
 
     /// Makes a file of our own where none is, all of it or nothing, and on disk when this returns;
     /// its folder too, for this user alone. It is held until the result is dropped.

@@ -5,7 +5,8 @@
 //! setup ─▶ SLEEP 10 IRQ 7 LOAD 0 DIFF 0 CLASS 0 BANNED 00000008   then it closes
 //! settings cpus 2-3 ─▶                                            then it closes
 //! ```
-//! From its `sock_handle()` and irqbalance(1), section API. It takes what it is told when it looks
+//! Root's only: another user's process may have its name. From its `sock_handle()` and
+//! irqbalance(1), section API. It takes what it is told when it looks
 //! at the interrupts next, SLEEP seconds apart, and answers with what is in force until then. It
 //! hears root only. Versions before 1.6 have the socket elsewhere, 1.6 frees a list before it reads
 //! it, and one started by hand may have no socket with a name: these have to be told by their
@@ -19,9 +20,12 @@ use std::{io, time::Duration};
 use crate::{
     cpus::Cpus,
     host::{Host, Look, Reading, Unread},
-    partition,
-    plan::ThreadStat,
+    own_dir, partition,
+    plan::{self, ThreadStat},
 };
+
+/// Its name in procfs.
+pub(crate) const NAME: &str = "irqbalance";
 
 /// The text of an empty ban list.
 const NONE: &str = "none";
@@ -56,17 +60,28 @@ pub(crate) fn banned(look: &dyn Look, pid: u32, start_ticks: u64) -> Reading {
 }
 
 fn answered(look: &dyn Look, pid: u32) -> Result<Cpus, Unread> {
-    let answer = look.ask(&socket(pid), "setup")?;
+    let answer = look.ask(&socket(pid), pid, "setup")?;
     let (_, mask) = answer.rsplit_once("BANNED ").ok_or(Unread::Refused)?;
     Cpus::from_mask(mask).ok_or(Unread::Refused)
 }
 
 fn still_runs(look: &dyn Look, pid: u32, start_ticks: u64) -> Result<(), Unread> {
     let stat = ThreadStat::read(look, pid)?;
-    match !stat.is_ending && stat.start_ticks == start_ticks {
+    let runs = !stat.is_ending && stat.start_ticks == start_ticks;
+    match runs && is_of_root(look, pid)? {
         true => Ok(()),
         false => Err(Unread::Missing),
     }
+}
+
+/// Whether root runs a process, or this user: with the user's rights in all respects, so that it
+/// was started by no other.
+///
+/// # Errors
+/// Why procfs doesn't show it.
+pub(crate) fn is_of_root(look: &dyn Look, pid: u32) -> Result<bool, Unread> {
+    let users = plan::users(look, pid)?;
+    Ok(!users.is_empty() && users.into_iter().all(own_dir::is_trusted))
 }
 
 /// Makes `cpus`, as [`banned`] gives them, its list. Its own, which it has from its environment or
@@ -79,12 +94,12 @@ pub(crate) fn ban(host: &dyn Host, pid: u32, cpus: &str) -> io::Result<()> {
         false => cpus,
     };
     // 1.7 and 1.8 read on behind the end: a blank ends the list for them.
-    host.tell(&socket(pid), &format!("settings cpus {list} "))
+    host.tell(&socket(pid), pid, &format!("settings cpus {list} "))
 }
 
 /// How often to look whether it has taken a list.
 pub(crate) fn looks(look: &dyn Look, pid: u32) -> u128 {
-    let answer = look.ask(&socket(pid), "setup").unwrap_or_default();
+    let answer = look.ask(&socket(pid), pid, "setup").unwrap_or_default();
     let mut words = answer
         .split_whitespace()
         .skip_while(|word| *word != "SLEEP");

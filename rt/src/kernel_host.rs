@@ -2,10 +2,10 @@
 //! The running host, or a directory tree that stands for it (for looking).
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, Read, Write},
     os::unix::{
-        fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt},
+        fs::{FileExt, MetadataExt, PermissionsExt},
         net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -16,11 +16,14 @@ use vcpufreq_device::host::HostRoot;
 
 use crate::{
     host::{Held, Host, Look, Reading, Unread},
+    own_dir::{self, OwnDir, Untrusted},
     sys, value,
 };
 
 /// How long a server may take: it has one thread, which may be at other work.
 const ANSWER: Duration = Duration::from_secs(5);
+/// The longest text that is read, in bytes: procfs also shows what other users' processes made.
+const LONGEST: u64 = 16 << 20;
 
 /// The host below a root; `/` is the running one.
 #[derive(Clone, Debug, Default)]
@@ -37,16 +40,54 @@ impl KernelHost {
         self.0.join(Path::new(path))
     }
 
-    /// Says something to a server, and hears it until it closes. A server that asks the kernel who
-    /// it was (SO_PASSCRED of unix(7)) is told.
-    fn talk(&self, socket: &str, text: &str) -> io::Result<String> {
-        let mut stream = UnixStream::connect(self.path(socket))?;
+    /// The folder of a file of our own, if it is there, and the file's name in it.
+    fn own<'a>(&self, path: &'a str) -> Result<Option<(OwnDir, &'a str)>, Untrusted> {
+        let (dir, name) = parts(path);
+        let dir = OwnDir::open(&self.path(dir))?;
+        Ok(dir.map(|dir| (dir, name)))
+    }
+
+    /// Opens and locks a file of our own.
+    fn locked(
+        &self,
+        path: &str,
+        lock: fn(&File) -> Result<(), fs::TryLockError>,
+    ) -> io::Result<Held> {
+        let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
+        let file = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?;
+        lock(&file)?;
+        still_there(&dir, name, file)
+    }
+
+    /// Says something to the server `pid`, and hears it until it closes. A server that asks the
+    /// kernel for the sender (SO_PASSCRED of unix(7)) gets it.
+    fn talk(&self, socket: &str, pid: u32, text: &str) -> io::Result<String> {
+        let path = self.path(socket);
+        own_dir::check_socket(&path)?;
+        let mut stream = UnixStream::connect(path)?;
+        let (server, user) = sys::server_of(&stream)?;
+        if server != pid || !own_dir::is_trusted(user) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
         stream.write_all(text.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        bounded(stream)
+    }
+}
+
+/// The folder and the name of an absolute path.
+fn parts(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("/", path))
+}
+
+/// All of a text, which may not be longer than [`LONGEST`].
+fn bounded(source: impl Read) -> io::Result<String> {
+    let mut text = Vec::new();
+    source.take(LONGEST + 1).read_to_end(&mut text)?;
+    match text.len() as u64 > LONGEST {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(String::from_utf8_lossy(&text).into_owned()),
     }
 }
 
@@ -62,8 +103,8 @@ impl From<io::Error> for Unread {
 
 impl Look for KernelHost {
     fn read(&self, path: &str) -> Reading {
-        let text = fs::read(self.path(path))?;
-        Ok(String::from_utf8_lossy(&text).trim().to_owned())
+        let text = bounded(File::open(self.path(path))?)?;
+        Ok(text.trim().to_owned())
     }
 
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
@@ -94,8 +135,22 @@ impl Look for KernelHost {
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    fn ask(&self, socket: &str, request: &str) -> Reading {
-        Ok(self.talk(socket, request)?)
+    fn ask(&self, socket: &str, server: u32, request: &str) -> Reading {
+        Ok(self.talk(socket, server, request)?)
+    }
+
+    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
+        match OwnDir::open(&self.path(dir))? {
+            Some(dir) => dir.names(),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted> {
+        match self.own(path)? {
+            Some((dir, name)) => dir.read(name),
+            None => Ok(None),
+        }
     }
 }
 
@@ -122,134 +177,156 @@ impl Host for KernelHost {
         sys::set_scheduler(pid, policy, priority)
     }
 
-    fn tell(&self, socket: &str, message: &str) -> io::Result<()> {
-        self.talk(socket, message).map(drop)
+    fn tell(&self, socket: &str, server: u32, message: &str) -> io::Result<()> {
+        self.talk(socket, server, message).map(drop)
     }
 
     fn create(&self, path: &str, text: &str) -> io::Result<Held> {
-        let path = self.path(path);
-        let dir = path.parent().unwrap_or(Path::new("/"));
-        match DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let unfinished = unfinished(&path);
-        let mut file = only_mine(&unfinished)?;
+        let (dir, name) = parts(path);
+        let dir = OwnDir::make(&self.path(dir))?;
+        let unfinished = unfinished(name);
+        let mut file = only_mine(&dir, &unfinished)?;
         file.lock()?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         // Unlike a rename, a link never takes another's place.
-        let linked = fs::hard_link(&unfinished, &path);
-        fs::remove_file(&unfinished)?;
+        let linked = dir.link(&unfinished, name);
+        dir.remove(&unfinished)?;
         linked?;
-        File::open(dir)?.sync_all()?;
+        dir.sync()?;
         Ok(Held(file))
     }
 
     fn hold(&self, path: &str) -> io::Result<Held> {
-        let file = File::open(self.path(path))?;
-        file.try_lock()?;
-        still_there(&self.path(path), file)
+        self.locked(path, File::try_lock)
     }
 
     fn share(&self, path: &str) -> io::Result<Held> {
-        let file = File::open(self.path(path))?;
-        file.try_lock_shared()?;
-        still_there(&self.path(path), file)
+        self.locked(path, File::try_lock_shared)
     }
 
     fn replace(&self, path: &str, text: &str) -> io::Result<()> {
-        let path = self.path(path);
-        let unfinished = unfinished(&path);
-        let mut file = File::create(&unfinished)?;
+        let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
+        let unfinished = unfinished(name);
+        let mut file = only_mine(&dir, &unfinished)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&unfinished, &path)?;
-        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+        dir.rename(&unfinished, name)?;
+        dir.sync()
     }
 
     fn discard(&self, path: &str) -> io::Result<()> {
-        let path = self.path(path);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let Some((dir, name)) = self.own(path)? else {
+            return Ok(());
+        };
+        dir.remove(name)?;
+        match remove_abandoned(&dir, &unfinished(name)) {
+            // Another process is making the next one.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => {
+                dir.leave();
+                Ok(())
+            }
         }
-        match remove_abandoned(&unfinished(&path)) {
-            // Somebody is making the next one.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => leave(&path),
-        }
-        Ok(())
     }
 
     fn discard_unfinished(&self, path: &str) -> io::Result<()> {
-        let path = self.path(path);
-        match remove_abandoned(&unfinished(&path)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => leave(&path),
-        }
+        let Some((dir, name)) = self.own(path)? else {
+            return Ok(());
+        };
+        remove_abandoned(&dir, &unfinished(name))?;
+        dir.leave();
         Ok(())
     }
 }
 
-/// Removes the folder of `path`, when nothing is in it.
-fn leave(path: &Path) {
-    if let Some(dir) = path.parent() {
-        // Refused while there are other files.
-        let _ = fs::remove_dir(dir);
-    }
-}
-
-/// A file that is locked, if its path still leads to it: who had it locked before may have removed
-/// it, and then the lock holds nobody off.
-fn still_there(path: &Path, file: File) -> io::Result<Held> {
-    let (locked, there) = (file.metadata()?, fs::metadata(path)?);
+/// A file that is locked, if its name still leads to it: the process that had it locked before may
+/// have removed it, and then the lock keeps no other process out.
+fn still_there(dir: &OwnDir, name: &str, file: File) -> io::Result<Held> {
+    let there = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?.metadata()?;
+    let locked = file.metadata()?;
     match (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
         true => Ok(Held(file)),
         false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
-/// A file that is being written.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_extension("new")
+/// The name of a file that is being written: `rt.new` of `rt.json`.
+fn unfinished(name: &str) -> String {
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    format!("{stem}.new")
 }
 
-/// A new file at `path`; what a killed process left there goes.
-fn only_mine(path: &Path) -> io::Result<File> {
-    let new = || File::options().write(true).create_new(true).open(path);
-    match new() {
+/// A new file; what a killed process left there goes.
+fn only_mine(dir: &OwnDir, name: &str) -> io::Result<File> {
+    match dir.create(name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            remove_abandoned(path)?;
-            new()
+            remove_abandoned(dir, name)?;
+            dir.create(name)
         }
         made => made,
     }
 }
 
-/// Removes a file that nobody holds.
-fn remove_abandoned(path: &Path) -> io::Result<()> {
-    File::open(path)?.try_lock()?;
-    fs::remove_file(path)
+/// Removes a file that no process holds; one that isn't there is removed.
+fn remove_abandoned(dir: &OwnDir, name: &str) -> io::Result<()> {
+    let Some(file) = dir.file(name)? else {
+        return Ok(());
+    };
+    file.try_lock()?;
+    dir.remove(name)
 }
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a lock that holds nobody off is none.
+    //! Promises: a lock that keeps no other process out is none; a server is asked only if it is
+    //! the process that is meant.
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
     fn a_lock_on_a_file_that_another_has_taken_the_place_of() {
-        let dir = tempfile::tempdir().unwrap();
-        let (path, other) = (dir.path().join("rt.json"), dir.path().join("other"));
-        fs::write(&path, "old").unwrap();
-        let opened = || File::open(&path).unwrap();
-        assert!(still_there(&path, opened()).is_ok());
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = OwnDir::make(&temporary.path().join("own")).unwrap();
+        dir.create("rt.json").unwrap();
+        let opened = || dir.file("rt.json").unwrap().unwrap();
+        assert!(still_there(&dir, "rt.json", opened()).is_ok());
         let old = opened();
-        fs::write(&other, "new").unwrap();
-        fs::rename(&other, &path).unwrap();
-        let held = still_there(&path, old);
+        dir.create("other").unwrap();
+        dir.rename("other", "rt.json").unwrap();
+        let held = still_there(&dir, "rt.json", old);
         assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn another_processs_socket_is_not_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("sock")).unwrap();
+        let answers = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut message = [0; 16];
+                let length = stream.read(&mut message).unwrap();
+                heard.push(message[..length].to_vec());
+                drop(stream.write_all(b"yes"));
+            }
+            heard
+        });
+        let host = KernelHost::at(dir.path());
+        let own = std::process::id();
+        assert_eq!(host.ask("/sock", own + 1, "who"), Err(Unread::Denied));
+        assert_eq!(host.ask("/sock", own, "who").as_deref(), Ok("yes"));
+        assert_eq!(answers.join().unwrap(), [&b""[..], b"who"]);
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert_eq!(host.ask("/file", own, "who"), Err(Unread::Denied));
+    }
+
+    #[test]
+    fn what_is_read_is_bounded() {
+        assert!(bounded(io::repeat(b'x').take(LONGEST)).is_ok());
+        assert!(bounded(io::repeat(b'x')).is_err());
     }
 }

@@ -117,6 +117,9 @@ impl Partition {
     ) -> Result<Self, PartitionError> {
         let online = list(look, ONLINE).ok_or(PartitionError::Unknown)?;
         let present = list(look, PRESENT).unwrap_or_else(|| online.clone());
+        if guests.is_empty() {
+            return Err(PartitionError::NoGuest);
+        }
         check_guests(&guests)?;
         if housekeeping.as_ref().is_some_and(Cpus::is_empty) {
             return Err(PartitionError::EmptyHousekeeping);
@@ -151,6 +154,17 @@ impl Partition {
         }
     }
 
+    /// Of a host without real-time guests.
+    ///
+    /// # Errors
+    /// When the host doesn't say which CPUs it has.
+    pub fn without_guests(look: &dyn Look) -> Result<Self, PartitionError> {
+        Ok(Self {
+            guests: Vec::new(),
+            housekeeping: list(look, ONLINE).ok_or(PartitionError::Unknown)?,
+        })
+    }
+
     /// All guests' real-time CPUs.
     #[must_use]
     pub fn rt(&self) -> Cpus {
@@ -164,8 +178,8 @@ fn all_cpus(guests: &[Guest]) -> Cpus {
         .fold(Cpus::default(), |all, guest| all.or(&guest.cpus))
 }
 
-fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
-    if all_cpus(guests).is_empty() || guests.iter().any(|guest| guest.cpus.is_empty()) {
+pub(crate) fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
+    if guests.iter().any(|guest| guest.cpus.is_empty()) {
         return Err(PartitionError::NoGuest);
     }
     for (n, second) in guests.iter().enumerate() {

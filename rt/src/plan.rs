@@ -108,7 +108,7 @@ impl Target {
                 pid, start_ticks, ..
             } => {
                 let thread = ThreadStat::read(look, *pid)?;
-                if thread.start_ticks != *start_ticks {
+                if thread.start_ticks != *start_ticks || !thread.is_kernel_thread {
                     return Err(Unread::Missing);
                 }
                 thread.scheduling.ok_or(Unread::Refused)
@@ -137,11 +137,18 @@ pub(crate) struct ThreadStat {
     pub is_ending: bool,
     /// Field 3: a kernel thread that is parked, and does nothing.
     pub is_parked: bool,
+    /// Fields 9 and 4: a kernel thread that kthreadd made. A process can take a kernel thread's
+    /// name, but neither this flag nor this parent.
+    pub is_kernel_thread: bool,
     /// Fields 41 and 40; `None` for other policies than OTHER, FIFO, RR.
     pub scheduling: Option<String>,
 }
 
+/// Flags of the kernel's sched.h.
 const PF_EXITING: u32 = 0x4;
+const PF_KTHREAD: u32 = 0x0020_0000;
+/// The process that makes all other kernel threads.
+const KTHREADD: &str = "2";
 
 impl ThreadStat {
     pub(crate) fn read(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
@@ -159,10 +166,23 @@ impl ThreadStat {
             has_ended,
             is_ending: has_ended || flags & PF_EXITING != 0,
             is_parked: *field(3)? == "P",
+            is_kernel_thread: flags & PF_KTHREAD != 0 && *field(4)? == KTHREADD,
             scheduling: policy
                 .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),
         })
     }
+}
+
+/// The users of a process, by proc_pid_status(5): real, effective, saved, and for files.
+///
+/// # Errors
+/// Why procfs doesn't show them.
+pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
+    let text = look.read(&format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let numbers = line.ok_or(Unread::Refused)?.split_whitespace();
+    let users = numbers.map(|number| number.parse().map_err(|_| Unread::Refused));
+    users.collect()
 }
 
 /// One change.
@@ -223,6 +243,8 @@ pub enum Finding {
     Hand(String),
     /// Nothing to change, but good to know.
     Note(String),
+    /// A process that has the name of one that a setting is about, and is left alone.
+    Impostor(String),
 }
 
 /// A plan.
@@ -248,6 +270,14 @@ impl Plan {
         self.settings.iter().flat_map(|setting| {
             let changes = setting.changes.iter();
             changes.map(move |change| (setting.name, change))
+        })
+    }
+
+    /// The processes that have the name of one that a setting is about, and are left alone.
+    pub fn impostors(&self) -> impl Iterator<Item = &str> {
+        self.findings.iter().filter_map(|finding| match finding {
+            Finding::Impostor(what) => Some(&**what),
+            _ => None,
         })
     }
 }

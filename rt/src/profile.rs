@@ -12,6 +12,10 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("iq-9075", include_str!("../profiles/iq-9075.toml")),
     ("iq-8275", include_str!("../profiles/iq-8275.toml")),
     ("xeon-e5", include_str!("../profiles/xeon-e5.toml")),
+    (
+        "no-fair-server",
+        include_str!("../profiles/no-fair-server.toml"),
+    ),
 ];
 
 /// A profile.
@@ -103,8 +107,10 @@ pub struct Settings {
     pub timer_migration: Option<u8>,
     /// `kernel.sched_rt_runtime_us`; -1 is no limit.
     pub rt_runtime_us: Option<i64>,
-    /// Runtime of the fair and ext servers of each RT CPU, in ns per their period; 0 is none.
+    /// Runtime of the fair and ext servers, in ns per their period; 0 is none.
     pub fair_server_runtime_ns: Option<u64>,
+    /// Of which CPUs.
+    pub fair_server_cpus: Scope,
     /// Where unbound kernel work runs.
     pub workqueues: Option<Place>,
     /// Where interrupts go that can be moved, new ones too.
@@ -258,6 +264,18 @@ impl Settings {
             (_, Some(0)) => Some("fair-server-runtime-ns = 0"),
             _ => None,
         }
+    }
+
+    /// Whether they are of use without a real-time guest: they are about the servers of all CPUs,
+    /// and nothing else.
+    #[must_use]
+    pub fn need_no_guest(&self) -> bool {
+        let servers = Self {
+            fair_server_runtime_ns: self.fair_server_runtime_ns,
+            fair_server_cpus: Scope::All,
+            ..Self::default()
+        };
+        *self == servers
     }
 
     fn check(&self, name: &str) -> Result<(), ProfileError> {

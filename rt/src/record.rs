@@ -8,17 +8,20 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    host::{Host, Look, Unread},
+    host::{Host, Look},
     irqbalance,
-    partition::Partition,
+    own_dir::Untrusted,
+    partition::{self, Partition, PartitionError},
     plan::Target,
     profile::Profile,
+    targets,
 };
 
 /// Where the records of root's VMMs are, `PID.json`.
 pub const DIR: &str = "/run/vcpufreq";
-/// Where the record is, beside those of VMMs.
-pub const PATH: &str = "/run/vcpufreq/rt.json";
+/// Where the record is. Its directory is no VMM's: a service manager that makes and removes the
+/// VMM's (systemd's `RuntimeDirectory=`) would give it to another user, or lose the old values.
+pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
 /// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
 /// work item.
 const LOOKS: u128 = 50;
@@ -60,9 +63,20 @@ pub enum RecordError {
     /// It can't be read.
     #[error("{PATH} can't be read; run as root")]
     Denied,
+    /// Another user may have written it.
+    #[error(transparent)]
+    Untrusted(Untrusted),
     /// It isn't one.
     #[error("{PATH} is no record of this program's ({0}); remove it by hand if it is not needed")]
     Wrong(String),
+    /// It names what no setting changes.
+    #[error(
+        "{PATH} names {0}, which this program never changes; look at what made it, then remove it"
+    )]
+    Foreign(String),
+    /// It names what can't be part of a path.
+    #[error("{PATH} names guests that can't be ({0}); look at what made it, then remove it")]
+    Guests(PartitionError),
     /// The boot can't be told.
     #[error("{BOOT_ID} can't be read; mount /proc")]
     NoBootId,
@@ -72,14 +86,27 @@ impl Record {
     /// The record on this host, if there is one.
     ///
     /// # Errors
-    /// When it can't be read or isn't one.
+    /// When it can't be read, isn't one, or can't be this program's.
     pub fn read(look: &dyn Look) -> Result<Option<Self>, RecordError> {
-        match look.read(PATH) {
-            Ok(text) => serde_json::from_str(&text)
-                .map(Some)
-                .map_err(|error| RecordError::Wrong(error.to_string())),
-            Err(Unread::Missing) => Ok(None),
-            Err(_) => Err(RecordError::Denied),
+        let text = match look.own_file(PATH) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(None),
+            Err(why) if why.is_denied() => return Err(RecordError::Denied),
+            Err(why) => return Err(RecordError::Untrusted(why)),
+        };
+        let record: Self =
+            serde_json::from_str(&text).map_err(|error| RecordError::Wrong(error.to_string()))?;
+        record.check()?;
+        Ok(Some(record))
+    }
+
+    /// Whether it names only what the settings change: a record is written to the host as root.
+    pub(crate) fn check(&self) -> Result<(), RecordError> {
+        partition::check_guests(&self.partition.guests).map_err(RecordError::Guests)?;
+        let targets = self.entries.iter().map(|entry| &entry.target);
+        match targets.into_iter().find(|target| !targets::is_ours(target)) {
+            Some(target) => Err(RecordError::Foreign(target.name())),
+            None => Ok(()),
         }
     }
 
@@ -117,7 +144,11 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
         },
         Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
-        Target::Thread { pid, .. } => host.schedule(*pid, value),
+        // Again: while the others were written, its number may have become another's.
+        Target::Thread { pid, .. } => match target.now(host) {
+            Ok(_) => host.schedule(*pid, value),
+            Err(_) => Err(io::ErrorKind::NotFound.into()),
+        },
         Target::BannedCpus { pid, .. } => irqbalance::ban(host, *pid, value),
     };
     written.map_err(|error| error.to_string())?;

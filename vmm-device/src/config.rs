@@ -33,7 +33,8 @@ pub struct DeviceConfig {
     pub headroom: Headroom,
     /// What cur_perf tells.
     pub report: Report,
-    /// How often a vCPU's requests reach the host; without one, as often as it makes them.
+    /// How often the requests that a vCPU writes reach the host, and for each domain those of the
+    /// VM; without one, as often as they are made.
     pub rate_limit: Option<RateLimit>,
 }
 

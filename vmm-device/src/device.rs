@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
 use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
-use crate::limit::{Bucket, Clock, Monotonic};
+use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Demand, Report};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
@@ -39,6 +39,7 @@ pub struct Device<A, S, E> {
     /// What a guest reads without an exit, once there is such memory.
     pub(crate) pages: OnceLock<RegisterPages>,
     clock: Time,
+    limit: Option<Limit>,
 }
 
 /// The clock, which has no debug text.
@@ -70,6 +71,7 @@ pub(crate) struct Vcpu {
     /// cur_perf as last learned, kHz; never 0.
     pub cur_perf: AtomicU32,
     domain: usize,
+    /// Pays for the requests that this vCPU writes.
     bucket: Bucket,
     counters: Counters,
 }
@@ -92,6 +94,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         Ok(Self {
             vcpus: vcpus.collect(),
             domains: numbers.iter().copied().map(Domain::new).collect(),
+            limit: config
+                .rate_limit
+                .map(|limit| Limit::new(limit, numbers.len())),
             config,
             outside: Counter::default(),
             actuator,
@@ -154,10 +159,16 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Writes a register of `vcpu`; dropped when there is no such vCPU. For set_perf, makes one
-    /// host call when the domain's demand changes, and a few more when other vCPUs ask
-    /// for the same domain meanwhile.
+    /// Writes a register of `vcpu` for a writer that isn't known: [`Self::write_by`], where the
+    /// limit charges the domain.
     pub fn write(&self, vcpu: VcpuId, reg: WriteReg, value: u32) {
+        self.write_by(None, vcpu, reg, value);
+    }
+
+    /// Writes a register of `vcpu`, on behalf of the vCPU `by`, whose requests the limit counts;
+    /// dropped when there is no such register. For set_perf, makes one host call when the domain's
+    /// demand changes, and a few more when other vCPUs ask for the same domain meanwhile.
+    pub fn write_by(&self, by: Option<VcpuId>, vcpu: VcpuId, reg: WriteReg, value: u32) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;
         };
@@ -170,7 +181,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                     khz: Khz(value),
                 });
                 let khz = Khz(value);
-                self.limited_request(domain, Request { vcpu, khz });
+                self.limited_request(domain, Request { vcpu, by, khz });
             }
             WriteReg::PerftblSel => {
                 page.selected.store(value, Relaxed);
@@ -211,7 +222,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             return;
         };
         let domain = &self.domains[page.domain];
-        if domain.inherit(Request { vcpu, khz }) {
+        let by = None;
+        if domain.inherit(Request { vcpu, by, khz }) {
             page.counters.requests.bump();
             self.settle(domain);
         }
@@ -239,7 +251,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let now = self.clock.0.now_ns();
         let waits = self.domains.iter().filter_map(|domain| {
             let request = domain.take_held()?;
-            match self.take_token(request, now) {
+            match self.take_token(domain, request, now) {
                 Ok(()) => {
                     self.settle(domain);
                     None
@@ -261,9 +273,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             self.show_selected(vcpu);
         }
         for domain in &self.domains {
-            if let Some(Request { vcpu, .. }) = domain.newest().filter(Request::asks) {
+            if let Some(newest) = domain.newest().filter(Request::asks) {
                 let khz = Khz(0);
-                self.request(domain, Request { vcpu, khz });
+                self.request(domain, Request { khz, ..newest });
             }
         }
     }
@@ -315,7 +327,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// A guest's request: into force if there is a token for it, or when there is one.
     fn limited_request(&self, domain: &Domain, request: Request) {
-        if self.take_token(request, self.clock.0.now_ns()).is_ok() {
+        let now = self.clock.0.now_ns();
+        if self.take_token(domain, request, now).is_ok() {
             return self.request(domain, request);
         }
         self.publish(domain, request);
@@ -327,12 +340,13 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         });
     }
 
-    fn take_token(&self, request: Request, now_ns: u64) -> Result<(), u64> {
-        let bucket = &self.vcpus[request.vcpu.index()].bucket;
-        match self.config.rate_limit {
-            Some(limit) => bucket.take(limit, now_ns),
-            None => Ok(()),
-        }
+    fn take_token(&self, domain: &Domain, request: Request, now_ns: u64) -> Result<(), u64> {
+        let Some(limit) = &self.limit else {
+            return Ok(());
+        };
+        let writer = request.by.and_then(|by| self.vcpus.get(by.index()));
+        let payer = writer.map_or(&domain.bucket, |writer| &writer.bucket);
+        limit.take(payer, now_ns)
     }
 
     pub(crate) fn request(&self, domain: &Domain, request: Request) {

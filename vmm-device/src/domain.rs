@@ -13,7 +13,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use crate::limit::Bucket;
 use crate::policy::Demand;
+use crate::regs::MAX_VCPUS;
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
@@ -25,6 +27,8 @@ pub(crate) const ROUNDS: u32 = 4;
 pub(crate) struct Request {
     /// The member whose register was written.
     pub vcpu: VcpuId,
+    /// The vCPU that wrote it, if that is known: of any domain.
+    pub by: Option<VcpuId>,
     /// The value written; 0 takes the domain's request back.
     pub khz: Khz,
 }
@@ -47,6 +51,8 @@ pub(crate) struct Domain {
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
     held: AtomicBool,
+    /// Pays for requests of unknown writers.
+    pub bucket: Bucket,
 }
 
 impl Domain {
@@ -57,6 +63,7 @@ impl Domain {
             in_force: Mutex::new(None),
             last_round: AtomicBool::new(false),
             held: AtomicBool::new(false),
+            bucket: Bucket::default(),
         }
     }
 
@@ -174,14 +181,22 @@ impl Newest {
     }
 }
 
+/// The writer, plus 1: in the 14 bits between `vcpu` and [`PENDING`].
+const BY: u32 = 48;
+const BY_MASK: u16 = (1 << 14) - 1;
+const _: () = assert!(MAX_VCPUS < 1 << 14);
+
 fn pack(request: Request) -> u64 {
-    SOME | u64::from(request.vcpu.0) << 32 | u64::from(request.khz.0)
+    let by = request.by.map_or(0, |by| (by.0 + 1) & BY_MASK);
+    SOME | u64::from(by) << BY | u64::from(request.vcpu.0) << 32 | u64::from(request.khz.0)
 }
 
 fn unpack(word: u64) -> Request {
-    let [k0, k1, k2, k3, v0, v1, ..] = word.to_le_bytes();
+    let [k0, k1, k2, k3, v0, v1, b0, b1] = word.to_le_bytes();
+    let by = u16::from_le_bytes([b0, b1]) & BY_MASK;
     Request {
         vcpu: VcpuId(u16::from_le_bytes([v0, v1])),
+        by: by.checked_sub(1).map(VcpuId),
         khz: Khz(u32::from_le_bytes([k0, k1, k2, k3])),
     }
 }
@@ -206,6 +221,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_request_is_what_was_packed() {
+        let last = VcpuId(511);
+        for (vcpu, by, khz) in [(VcpuId(0), None, 0), (last, Some(last), u32::MAX)] {
+            let khz = Khz(khz);
+            let request = Request { vcpu, by, khz };
+            assert_eq!(unpack(pack(request) | PENDING), request);
+        }
+    }
+
     /// A writer that comes while the other one is about to leave must not be left alone.
     #[test]
     fn nothing_is_pending_when_all_writers_have_returned() {
@@ -224,7 +249,11 @@ mod tests {
                         for _ in 0..u32::from(vcpu.0) * (round % 64) {
                             std::hint::spin_loop();
                         }
-                        domain.publish(Request { vcpu, khz });
+                        domain.publish(Request {
+                            vcpu,
+                            by: Some(vcpu),
+                            khz,
+                        });
                         domain.settle(|_, in_force| in_force);
                         meet(writing, 2 * round);
                         if vcpu.0 == 0 && domain.newest.is_pending() {

@@ -118,7 +118,7 @@ pub struct DirTree {
 #[cfg(feature = "host")]
 impl DirTree {
     /// What a new group's control files hold.
-    pub const FILES: [(&str, &str); 9] = [
+    pub const FILES: [(&str, &str); 10] = [
         ("cgroup.type", "domain\n"),
         ("cgroup.controllers", "cpu\n"),
         ("cgroup.subtree_control", "\n"),
@@ -126,6 +126,7 @@ impl DirTree {
         ("cgroup.procs", ""),
         ("cgroup.threads", ""),
         ("cgroup.pressure", "1\n"),
+        ("cpu.stat", "usage_usec 0\nuser_usec 0\n"),
         ("cpu.uclamp.min", "0.00\n"),
         ("cpu.uclamp.max", "max\n"),
     ];

@@ -34,7 +34,9 @@
 //! let device = Device::new(config, Arc::clone(&actuator), source, NoEvents)?;
 //! let region = MmioRegion::new(Arc::new(device));
 //!
-//! region.write(REG_SET_PERF, &900_000u32.to_le_bytes());
+//! // On the thread of vCPU 0, which the limit charges.
+//! let by = Some(VcpuId(0));
+//! region.write_by(by, REG_SET_PERF, &900_000u32.to_le_bytes());
 //! assert_eq!(actuator.applied()[0].1.min.get(), 164);
 //! # Ok(())
 //! # }
@@ -65,7 +67,7 @@ pub use config::{ConfigError, DeviceConfig, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, Standing};
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
-pub use limit::{Clock, Monotonic, RateLimit};
+pub use limit::{Clock, Monotonic, Pace, RateLimit};
 pub use mmio::{MmioRegion, region_size};
 pub use pages::{PageMemory, PagesError, RegisterPages};
 pub use policy::{

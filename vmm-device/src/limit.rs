@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A limit on how often a vCPU's requests reach the host: a token bucket in one word.
+//! A limit on how often a guest's requests reach the host: token buckets of one word each.
 //!
 //! The word is the time at which the bucket is full again (generic cell rate algorithm): a request
 //! takes it one token's time further, and has to wait while it is more than a whole bucket ahead.
+//!
+//! A request takes a token of the vCPU that writes it and one of the VM. The register that is
+//! written pays nothing: a vCPU that writes every page has one bucket. Where the writer isn't
+//! known, the domain pays in its place.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +16,8 @@ use std::time::Instant;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How many requests of a vCPU reach the host.
+/// How many requests reach the host: of a vCPU, or of a domain. Those of a VM are bounded by this
+/// times its domains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
     /// Tokens a second: requests for ever.
@@ -21,13 +26,32 @@ pub struct RateLimit {
     pub burst: NonZeroU32,
 }
 
+/// A limit as a bucket needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Time for which a token lasts; at least 1.
+    pub token_ns: u64,
+    /// How far ahead of that a bucket may be.
+    pub slack_ns: u64,
+}
+
 impl RateLimit {
-    fn token_ns(self) -> u64 {
-        (SECOND_NS / u64::from(self.per_second.get())).max(1)
+    /// Of a vCPU or a domain.
+    #[must_use]
+    pub fn each(self) -> Pace {
+        self.times(NonZeroU32::MIN)
     }
 
-    fn slack_ns(self) -> u64 {
-        self.token_ns() * u64::from(self.burst.get() - 1)
+    /// Of a VM with this many domains.
+    #[must_use]
+    pub fn times(self, domains: NonZeroU32) -> Pace {
+        let per_second = u64::from(self.per_second.get()) * u64::from(domains.get());
+        let token_ns = (SECOND_NS / per_second).max(1);
+        let more = u64::from(self.burst.get()) * u64::from(domains.get()) - 1;
+        Pace {
+            token_ns,
+            slack_ns: token_ns.saturating_mul(more),
+        }
     }
 }
 
@@ -53,7 +77,7 @@ impl Clock for Monotonic {
     }
 }
 
-/// One vCPU's bucket, full at first.
+/// A bucket, full at first.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket(AtomicU64);
 
@@ -62,19 +86,58 @@ impl Bucket {
     ///
     /// # Errors
     /// When the next one will be there.
-    pub fn take(&self, limit: RateLimit, now_ns: u64) -> Result<(), u64> {
-        let latest = now_ns.saturating_add(limit.slack_ns());
+    pub fn take(&self, pace: Pace, now_ns: u64) -> Result<(), u64> {
+        let latest = now_ns.saturating_add(pace.slack_ns);
         let took = self.0.fetch_update(Relaxed, Relaxed, |full_at| {
-            (full_at <= latest).then(|| full_at.max(now_ns) + limit.token_ns())
+            (full_at <= latest).then(|| full_at.max(now_ns) + pace.token_ns)
         });
         took.map(|_| ())
-            .map_err(|full_at| full_at - limit.slack_ns())
+            .map_err(|full_at| full_at.saturating_sub(pace.slack_ns))
+    }
+
+    /// Gives a token back that was taken for nothing. Those that others have taken since stay
+    /// taken.
+    fn give_back(&self, pace: Pace) {
+        self.0.fetch_sub(pace.token_ns, Relaxed);
+    }
+}
+
+/// A VM's limit: its own bucket, and how fast that and the others fill.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    each: Pace,
+    all: Pace,
+    vm: Bucket,
+}
+
+impl Limit {
+    pub fn new(limit: RateLimit, domains: usize) -> Self {
+        let domains = u32::try_from(domains).ok().and_then(NonZeroU32::new);
+        Self {
+            each: limit.each(),
+            all: limit.times(domains.unwrap_or(NonZeroU32::MIN)),
+            vm: Bucket::default(),
+        }
+    }
+
+    /// Takes a token of `payer` and one of the VM, or none.
+    ///
+    /// # Errors
+    /// When to try again.
+    pub fn take(&self, payer: &Bucket, now_ns: u64) -> Result<(), u64> {
+        payer.take(self.each, now_ns)?;
+        self.vm
+            .take(self.all, now_ns)
+            .inspect_err(|_| payer.give_back(self.each))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! A burst at once, then one each token's time; an idle bucket holds no more than a burst.
+    //! A burst at once, then one each token's time; an idle bucket holds no more than a burst. A
+    //! token that the VM refuses isn't taken of the payer. Takers at the same time lose no charge.
+    use std::thread;
+
     use super::*;
 
     const LIMIT: RateLimit = RateLimit {
@@ -83,17 +146,19 @@ mod tests {
     };
 
     fn burst(bucket: &Bucket, now: u64) -> usize {
-        (0..10).filter(|_| bucket.take(LIMIT, now).is_ok()).count()
+        let pace = LIMIT.each();
+        (0..10).filter(|_| bucket.take(pace, now).is_ok()).count()
     }
 
     #[test]
     fn a_burst_then_the_rate() {
         let bucket = Bucket::default();
         assert_eq!(burst(&bucket, 5), 3);
-        assert_eq!(bucket.take(LIMIT, 5), Err(1_000_005));
-        assert_eq!(bucket.take(LIMIT, 1_000_004), Err(1_000_005));
-        assert_eq!(bucket.take(LIMIT, 1_000_005), Ok(()));
-        assert_eq!(bucket.take(LIMIT, 1_000_005), Err(2_000_005));
+        let pace = LIMIT.each();
+        assert_eq!(bucket.take(pace, 5), Err(1_000_005));
+        assert_eq!(bucket.take(pace, 1_000_004), Err(1_000_005));
+        assert_eq!(bucket.take(pace, 1_000_005), Ok(()));
+        assert_eq!(bucket.take(pace, 1_000_005), Err(2_000_005));
     }
 
     #[test]
@@ -101,5 +166,38 @@ mod tests {
         let bucket = Bucket::default();
         assert_eq!(burst(&bucket, 0), 3);
         assert_eq!(burst(&bucket, 3600 * SECOND_NS), 3);
+    }
+
+    #[test]
+    fn what_the_vm_refuses_costs_the_payer_nothing() {
+        let limit = Limit::new(LIMIT, 1);
+        let (first, second) = (Bucket::default(), Bucket::default());
+        for _ in 0..3 {
+            assert_eq!(limit.take(&first, 0), Ok(()));
+        }
+        for _ in 0..10 {
+            assert_eq!(limit.take(&second, 0), Err(1_000_000));
+        }
+        // It has its burst still, when the VM's bucket is full again.
+        assert_eq!(burst(&second, 3_000_000), 3);
+    }
+
+    #[test]
+    fn takers_at_the_same_time_lose_no_charge() {
+        const TRIES: u32 = 50_000;
+        // The VM has fewer tokens than its vCPUs together.
+        let limit = RateLimit {
+            per_second: NonZeroU32::MIN,
+            burst: NonZeroU32::new(TRIES).unwrap(),
+        };
+        let (limit, payers) = (Limit::new(limit, 2), [(); 4].map(|()| Bucket::default()));
+        let granted: usize = thread::scope(|scope| {
+            let takers = payers.each_ref().map(|payer| {
+                let take = || limit.take(payer, 0).is_ok();
+                scope.spawn(move || (0..TRIES).filter(|_| take()).count())
+            });
+            takers.into_iter().map(|taker| taker.join().unwrap()).sum()
+        });
+        assert_eq!(granted, usize::try_from(2 * TRIES).unwrap());
     }
 }

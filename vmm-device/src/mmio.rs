@@ -60,15 +60,21 @@ impl<A: Actuator, S: Source, E: Events> MmioRegion<A, S, E> {
         }
     }
 
-    /// A guest's write of `data` at `offset` in the region. What is not in the contract is
-    /// dropped.
+    /// [`Self::write_by`] a vCPU that isn't known.
     pub fn write(&self, offset: u64, data: &[u8]) {
+        self.write_by(None, offset, data);
+    }
+
+    /// The vCPU `by` writes `data` at `offset` in the region. What is not in the contract is
+    /// dropped.
+    pub fn write_by(&self, by: Option<VcpuId>, offset: u64, data: &[u8]) {
         let (vcpu, in_page) = self.split(offset);
         self.device.count_exit(vcpu, true);
         let reg = WriteReg::decode(in_page, data.len());
         match (vcpu, reg, <[u8; 4]>::try_from(data)) {
             (Some(vcpu), Some(reg), Ok(bytes)) => {
-                self.device.write(vcpu, reg, u32::from_le_bytes(bytes));
+                let value = u32::from_le_bytes(bytes);
+                self.device.write_by(by, vcpu, reg, value);
             }
             (vcpu, ..) => self.device.illegal(&Event::IllegalAccess {
                 vcpu,

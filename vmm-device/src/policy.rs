@@ -35,7 +35,7 @@ pub enum Report {
     /// What the vCPU gets, as it is.
     Exact,
     /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
-    /// those that it may ask for.
+    /// those that it may ask for. With a table of one entry that is any: as [`Report::Exact`].
     #[default]
     Table,
     /// What its domain asked for, and the maximum until it asks: nothing of the host.
@@ -82,9 +82,13 @@ impl Demand {
     };
 }
 
-/// The entry of the table of `spec` that is nearest to `khz`; of two, the higher.
+/// The entry of the table of `spec` that is nearest to `khz`; of two, the higher. A table of one
+/// entry has no steps, since any performance up to it may be asked for: `khz` as it is.
 #[must_use]
 pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
+    if let [_] = spec.table.entries() {
+        return khz;
+    }
     let nearest = spec.table.entries().iter().rev();
     let nearest = nearest.min_by_key(|entry| entry.0.abs_diff(khz.0));
     nearest.copied().unwrap_or(khz)

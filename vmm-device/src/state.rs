@@ -161,6 +161,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         for saved in &state.requests {
             let request = Request {
                 vcpu: VcpuId(saved.vcpu),
+                by: None,
                 khz: Khz(saved.khz),
             };
             let domain = self.domains.iter().find(|d| d.id().0 == saved.domain);

@@ -3,7 +3,9 @@
 //! where not, what is made and written and in which order, and that all of it goes away again.
 #![cfg(feature = "host")]
 
+use std::ffi::CString;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -33,8 +35,48 @@ impl Host {
         host.write("proc/self/cgroup", "0::/unit\n");
         fs::create_dir_all(host.path("sys/fs")).expect("a directory");
         host.group("");
+        // As the kernel's.
+        fs::remove_file(host.cg("cgroup.type")).expect("a file");
         host.group("unit");
         host
+    }
+
+    /// This process in `/vms.slice/vm.service`, which systemd has handed over to it; `None` where
+    /// the file system of the directory has no extended attributes.
+    fn delegated() -> Option<Self> {
+        let host = Self::new();
+        host.set("cgroup.subtree_control", "cpu\n");
+        for group in ["vms.slice", "vms.slice/vm.service"] {
+            host.group(group);
+        }
+        host.set("vms.slice/cpu.uclamp.min", "max\n");
+        host.set("vms.slice/cgroup.subtree_control", "cpu\n");
+        let own = format!("{}\n", process::id());
+        host.set("vms.slice/vm.service/cgroup.procs", &own);
+        host.write("proc/self/cgroup", "0::/vms.slice/vm.service\n");
+        host.mark("vms.slice/vm.service").then_some(host)
+    }
+
+    /// As systemd marks a group with Delegate=.
+    fn mark(&self, path: &str) -> bool {
+        let path = CString::new(self.cg(path).as_os_str().as_bytes()).expect("a path");
+        // SAFETY: both strings end with a zero, and the value is one byte long.
+        let ret = unsafe {
+            libc::setxattr(
+                path.as_ptr(),
+                c"user.delegate".as_ptr(),
+                c"1".as_ptr().cast(),
+                1,
+                0,
+            )
+        };
+        if ret != 0 {
+            println!(
+                "SKIP: no extended attributes in {}",
+                self.dir.path().display()
+            );
+        }
+        ret == 0
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -69,12 +111,22 @@ impl Host {
         text.trim().to_owned()
     }
 
+    /// In the root, which is named.
     fn place(&self) -> Placement {
-        Placement::find(&self.root()).expect("a place")
+        self.named("/sys/fs/cgroup").expect("a place")
     }
 
     fn error(&self) -> CgroupError {
-        Placement::find(&self.root()).expect_err("no place")
+        self.named("/sys/fs/cgroup").expect_err("no place")
+    }
+
+    fn named(&self, parent: &str) -> Result<Placement, CgroupError> {
+        Placement::find(&self.root(), Some(Path::new(parent)))
+    }
+
+    /// By itself.
+    fn found(&self) -> Result<Placement, CgroupError> {
+        Placement::find(&self.root(), None)
     }
 
     /// Domains 7, 7 and 3, with a thread for the vCPUs 0 and 2.
@@ -114,18 +166,140 @@ fn no_groups_left(host: &Host) -> bool {
 }
 
 #[test]
-fn the_place_is_beside_the_processes_own_group() {
-    let host = Host::new();
-    host.group("user");
-    host.group("user/me");
-    host.set("user/cpu.uclamp.min", "max\n");
-    host.write("proc/self/cgroup", "5:cpuset:/x\n0::/user/me\n");
-    let place = host.place();
-    assert_eq!(place.parent, host.cg("user"));
-    assert_eq!(place.origin, host.cg("user/me"));
+fn the_place_is_in_the_processes_own_group_if_that_is_delegated() {
+    let Some(host) = Host::delegated() else {
+        return;
+    };
+    let place = host.found().unwrap();
+    let own = host.cg("vms.slice/vm.service");
+    assert_eq!((&place.parent, &place.origin), (&own, &own));
     assert!(place.enables_cpu);
-    host.set("user/cgroup.subtree_control", "cpuset cpu\n");
-    assert!(!host.place().enables_cpu);
+    // Another process in it would be in the way.
+    host.set("vms.slice/vm.service/cgroup.procs", "1\n");
+    let error = host.found().unwrap_err();
+    assert!(matches!(error, CgroupError::InternalProcesses { .. }));
+}
+
+#[test]
+fn a_delegated_group_is_emptied_and_its_cap_lifted_until_the_end() {
+    let Some(host) = Host::delegated() else {
+        return;
+    };
+    let unit = "vms.slice/vm.service";
+    let place = host.found().unwrap();
+    // The guardian.
+    let mut child = process::Command::new("sleep").arg("60").spawn().unwrap();
+    let both = format!("{}\n{}\n", process::id(), child.id());
+    host.set(&format!("{unit}/cgroup.procs"), &both);
+    let made = CgroupActuator::create(&host.tree, &place, &[DomainId(0)]);
+    // The fake keeps the last one that was moved.
+    let rest = host.get(&format!("{unit}/{}/rest/cgroup.procs", own_group()));
+    assert_eq!(rest, child.id().to_string());
+    child.kill().and_then(|()| child.wait()).unwrap();
+    let record = made.unwrap().record().unwrap().clone();
+    assert_eq!(host.get(&format!("{unit}/cgroup.subtree_control")), "+cpu");
+    assert_eq!(host.get(&format!("{unit}/cpu.uclamp.min")), "max");
+    remove(&host.tree, &record).unwrap();
+    assert_eq!(host.get(&format!("{unit}/cgroup.subtree_control")), "-cpu");
+    assert_eq!(host.get(&format!("{unit}/cpu.uclamp.min")), "0");
+    assert!(!record.group.exists());
+}
+
+#[test]
+fn a_cap_that_an_administrator_has_lifted_stays_lifted() {
+    let Some(host) = Host::delegated() else {
+        return;
+    };
+    let (unit, min) = (
+        "vms.slice/vm.service",
+        "vms.slice/vm.service/cpu.uclamp.min",
+    );
+    host.set(min, "max\n");
+    let own = format!("{}\n", process::id());
+    host.set(&format!("{unit}/cgroup.procs"), &own);
+    let place = host.found().unwrap();
+    let made = CgroupActuator::create(&host.tree, &place, &[DomainId(0)]).unwrap();
+    remove(&host.tree, made.record().unwrap()).unwrap();
+    assert_eq!(host.get(min).trim(), "max");
+}
+
+#[test]
+fn a_namespaces_root_is_not_the_hosts() {
+    let host = Host::new();
+    host.write("proc/self/cgroup", "0::/\n");
+    assert_eq!(host.found().unwrap().parent, host.cg(""));
+    // The host's root has no type; a group that a namespace shows in its place has one.
+    host.set("cgroup.type", "domain\n");
+    let error = host.found().unwrap_err();
+    assert!(matches!(error, CgroupError::NotDelegated { .. }), "{error}");
+}
+
+#[test]
+fn a_place_beside_the_own_group_is_taken_if_it_is_delegated_and_nothing_limits() {
+    let Some(host) = Host::delegated() else {
+        return;
+    };
+    // As with DelegateSubgroup=.
+    let (unit, own) = ("vms.slice/vm.service", "vms.slice/vm.service/vmm");
+    host.group(own);
+    host.set(&format!("{unit}/cgroup.procs"), "");
+    host.set(&format!("{unit}/cpu.uclamp.min"), "max\n");
+    host.write("proc/self/cgroup", &format!("0::/{own}\n"));
+    let place = host.found().unwrap();
+    assert_eq!((place.parent, place.origin), (host.cg(unit), host.cg(own)));
+    host.set(&format!("{own}/memory.max"), "4096\n");
+    let error = host.found().unwrap_err().to_string();
+    assert!(error.contains("vmm has memory.max 4096"), "{error}");
+}
+
+#[test]
+fn what_is_not_delegated_is_left_alone() {
+    let host = Host::new();
+    for group in ["user", "user/app", "user/app/shell"] {
+        host.group(group);
+        host.set(&format!("{group}/cpu.uclamp.min"), "max\n");
+    }
+    host.write("proc/self/cgroup", "0::/user/app/shell\n");
+    // Below a manager's mark, the owner of a group doesn't matter.
+    if !host.mark("user") {
+        return;
+    }
+    let error = host.found().unwrap_err();
+    assert!(matches!(error, CgroupError::NotDelegated { .. }), "{error}");
+    for word in ["user/app/shell", "Delegate=cpu", "--cgroup-parent"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_named_place_ends_no_limit() {
+    let host = Host::new();
+    host.group("unit/inner");
+    host.write("proc/self/cgroup", "0::/unit/inner\n");
+    assert_eq!(host.place().parent, host.cg(""));
+    for (file, text) in [
+        ("unit/memory.max", "1073741824\n"),
+        ("unit/inner/cpu.max", "50000 100000\n"),
+        ("unit/pids.max", "64\n"),
+        ("unit/cpuset.cpus", "0-1\n"),
+    ] {
+        host.set(file, text);
+        let error = host.error();
+        assert!(matches!(error, CgroupError::LeavesLimit { .. }), "{file}");
+        let (group, name) = file.rsplit_once('/').unwrap();
+        let said = format!("{group} has {name} {}", text.trim());
+        assert!(error.to_string().contains(&said), "{error}");
+        fs::remove_file(host.cg(file)).unwrap();
+    }
+    // A limit above the named group stays in force.
+    host.set("unit/memory.max", "4096\n");
+    host.set("unit/cpu.uclamp.min", "max\n");
+    let place = host.named("/sys/fs/cgroup/unit").unwrap();
+    assert_eq!(place.parent, host.cg("unit"));
+    for wrong in ["/proc", "/sys/fs/cgroup/none", "unit"] {
+        let error = host.named(wrong).unwrap_err();
+        assert!(matches!(error, CgroupError::NoGroup { .. }), "{error}");
+    }
 }
 
 #[test]
@@ -134,7 +308,7 @@ fn a_process_in_the_root_group_finds_its_place_there() {
     host.write("proc/self/cgroup", "0::/\n");
     // The root may have processes.
     host.set("cgroup.procs", "1\n2\n");
-    let place = host.place();
+    let place = host.found().unwrap();
     assert_eq!((&place.parent, &place.origin), (&host.cg(""), &host.cg("")));
 }
 
@@ -144,10 +318,7 @@ fn a_place_below_a_capped_group_is_not_used() {
     host.group("user");
     host.group("user/me");
     host.write("proc/self/cgroup", "0::/user/me\n");
-    assert_eq!(host.place().parent, host.cg(""), "the root is not below it");
-    // Without the root there is no place, and the cap is the reason.
-    host.set("cgroup.controllers", "memory\n");
-    let error = host.error();
+    let error = host.named("/sys/fs/cgroup/user").unwrap_err();
     assert!(
         matches!(&error, CgroupError::Capped { value, .. } if value == "0.00"),
         "{error}"
@@ -208,19 +379,16 @@ fn a_parent_with_processes_or_of_another_type_is_not_used() {
     host.group("user");
     host.group("user/me");
     host.set("user/cpu.uclamp.min", "100.00\n");
-    host.set("cgroup.controllers", "\n");
     host.write("proc/self/cgroup", "0::/user/me\n");
     host.set("user/cgroup.procs", "99\n");
-    assert!(matches!(
-        host.error(),
-        CgroupError::InternalProcesses { .. }
-    ));
+    let error = || host.named("/sys/fs/cgroup/user").unwrap_err();
+    assert!(matches!(error(), CgroupError::InternalProcesses { .. }));
     host.set("user/cgroup.procs", "");
     host.set("user/cgroup.type", "domain threaded\n");
-    assert!(matches!(host.error(), CgroupError::NotADomain { .. }));
+    assert!(matches!(error(), CgroupError::NotADomain { .. }));
     host.set("user/cgroup.type", "domain\n");
     fs::remove_file(host.cg("user/cpu.uclamp.min")).unwrap();
-    assert!(matches!(host.error(), CgroupError::NoUclamp { .. }));
+    assert!(matches!(error(), CgroupError::NoUclamp { .. }));
 }
 
 #[test]
@@ -231,7 +399,8 @@ fn blanks_in_the_mount_point_are_understood() {
         "proc/self/mountinfo",
         "30 22 0:27 / /sys/fs/c\\040g rw - cgroup2 none rw\n",
     );
-    assert_eq!(host.place().parent, host.path("sys/fs/c g"));
+    let place = host.named("/sys/fs/c g").unwrap();
+    assert_eq!(place.parent, host.path("sys/fs/c g"));
 }
 
 #[test]
@@ -548,6 +717,11 @@ fn leftovers_are_groups_of_dead_processes_and_nobody_elses() {
         host.group(group);
     }
     host.set("vcpufreq.40/cgroup.events", "populated 1\nfrozen 0\n");
+    let ran = "usage_usec 12\nuser_usec 3\n";
+    host.set("unit/vcpufreq.20/cpu.stat", ran);
+    host.set("vcpufreq.30/cpu.stat", ran);
+    host.set("vcpufreq.40/cpu.stat", ran);
+    host.set("vcpufreq.50/cpu.stat", ran);
     let found = leftovers(&host.root()).unwrap();
     let group = host.cg("unit/vcpufreq.20");
     assert_eq!(
@@ -559,6 +733,18 @@ fn leftovers_are_groups_of_dead_processes_and_nobody_elses() {
     );
     remove(&host.tree, &found[0].record()).unwrap();
     assert!(!group.exists());
+}
+
+/// A VMM of another PID namespace, between making its group and moving there, looked dead.
+#[test]
+fn a_group_that_is_just_being_made_is_no_leftover() {
+    let host = Host::new();
+    for group in ["vcpufreq.20", "vcpufreq.20/rest"] {
+        host.group(group);
+        assert_eq!(leftovers(&host.root()).unwrap(), []);
+    }
+    host.set("vcpufreq.20/cpu.stat", "usage_usec 1\nuser_usec 0\n");
+    assert_eq!(leftovers(&host.root()).unwrap().len(), 1, "it has run");
 }
 
 fn facts(uclamp: bool, place: Result<Placement, CgroupError>) -> ActuatorFacts {

@@ -75,6 +75,22 @@ fn util(value: u16) -> Util {
 }
 
 #[test]
+fn a_limit_keeps_the_process_out_of_a_partition() {
+    let host = Host::new();
+    let root = HostRoot::at(host.dir.path());
+    let procfs = host.dir.path().join("proc/self");
+    fs::create_dir_all(&procfs).expect("a directory");
+    let mounts = "30 22 0:27 / /cgroup rw - cgroup2 cgroup2 rw\n";
+    fs::write(procfs.join("mountinfo"), mounts).expect("a file");
+    fs::write(procfs.join("cgroup"), "0::/origin\n").expect("a file");
+    let here = || PartitionGroups::here(&root, host.path("top"), PID, vec![RT]);
+    assert_eq!(here().expect("groups").origin, host.path("origin"));
+    fs::write(host.path("origin/pids.max"), "64\n").expect("a file");
+    let error = here().expect_err("a limit").to_string();
+    assert!(error.contains("origin has pids.max 64"), "{error}");
+}
+
+#[test]
 fn real_time_domains_are_on_the_isolated_side() {
     let host = Host::new();
     host.made();

@@ -207,6 +207,23 @@ fn a_cpufreq_driver_loaded_anew_is_found_by_a_refresh() {
 }
 
 #[test]
+fn a_cpu_that_comes_online_after_the_start_has_its_own_capacity() {
+    let host = Host::new();
+    // As Linux shows a CPU that is offline in a policy that isn't.
+    host.write("sys/devices/system/cpu/online", "0,2-3\n");
+    fs::remove_file(host.path("sys/devices/system/cpu/cpu1/cpu_capacity")).unwrap();
+    let source = host.source();
+    host.thread_on(1);
+    let error = SourceError::NoFrequency { pcpu: 1, errno: 0 };
+    assert_eq!(source.sample(VcpuId(0)), Err(error));
+    host.write("sys/devices/system/cpu/online", "0-3\n");
+    host.cpu(1, "cpu_capacity", CAPACITY[1]);
+    assert_eq!(source.refresh(), 4);
+    let capacity = source.sample(VcpuId(0)).unwrap().capacity;
+    assert_eq!(capacity, Util::new(329).unwrap());
+}
+
+#[test]
 fn without_capacities_all_cpus_are_the_biggest() {
     let host = Host::new();
     fs::remove_file(host.path("sys/devices/system/cpu/cpu0/cpu_capacity")).unwrap();

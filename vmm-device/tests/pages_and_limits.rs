@@ -98,7 +98,14 @@ impl Bench {
     }
 
     fn ask(&self, vcpu: u16, khz: u32) {
-        self.device.write(VcpuId(vcpu), WriteReg::SetPerf, khz);
+        self.ask_for(Some(vcpu), vcpu, khz);
+    }
+
+    /// `by` writes the register of `vcpu`.
+    fn ask_for(&self, by: Option<u16>, vcpu: u16, khz: u32) {
+        let by = by.map(VcpuId);
+        let vcpu = VcpuId(vcpu);
+        self.device.write_by(by, vcpu, WriteReg::SetPerf, khz);
     }
 
     fn pass(&self, ns: u64) {
@@ -109,6 +116,12 @@ impl Bench {
     fn floors(&self) -> Vec<u16> {
         let applied = self.actuator.applied();
         applied.iter().map(|(_, demand)| demand.min.get()).collect()
+    }
+
+    /// Requests that had a token.
+    fn carried_out(&self) -> u64 {
+        let counters = [0, 1, 2].map(|vcpu| self.counters(vcpu));
+        counters.iter().map(|c| c.applied + c.unchanged).sum()
     }
 
     fn counters(&self, vcpu: u16) -> CounterSnapshot {
@@ -280,6 +293,72 @@ fn one_vcpu_does_not_use_up_anothers_tokens() {
     bench.ask(2, 1_800_000);
     assert_eq!(bench.counters(2).applied, 1);
     assert_eq!(bench.counters(0).applied, 2);
+}
+
+#[test]
+fn a_vcpu_that_writes_every_page_has_its_own_rate() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    // 100 ms of a request each 10 µs, to all three registers in turn.
+    for turn in 0..10_000 {
+        let register = u16::try_from(turn % 3).unwrap();
+        bench.ask_for(Some(0), register, TABLE[turn / 3 % 3]);
+        bench.device.settle_held();
+        bench.pass(10_000);
+    }
+    let calls = bench.carried_out();
+    assert!((100..=102).contains(&calls), "{calls}");
+    // Another writer has its own tokens, and the VM some for it.
+    let before = bench.floors().len();
+    bench.ask(2, 777_000);
+    assert_eq!(bench.floors().len(), before + 1);
+}
+
+#[test]
+fn a_vm_has_the_rate_of_its_domains() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    // 100 ms in which three vCPUs write as fast as they can; there are two domains.
+    for turn in 0..10_000 {
+        let vcpu = u16::try_from(turn % 3).unwrap();
+        bench.ask(vcpu, TABLE[turn / 3 % 3]);
+        bench.device.settle_held();
+        bench.pass(10_000);
+    }
+    let calls = bench.carried_out();
+    assert!((200..=204).contains(&calls), "{calls}");
+}
+
+#[test]
+fn where_the_writer_is_not_known_its_domain_pays() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for khz in TABLE {
+        for register in 0..3 {
+            bench.ask_for(None, register, khz);
+        }
+    }
+    let limited = [0, 1, 2].map(|vcpu| bench.counters(vcpu).limited);
+    // Two at once of the registers of the first domain, two of the other's.
+    assert_eq!(limited.iter().sum::<u64>(), 9 - 4);
+    assert_eq!(limited[2], 1);
+    // A writer that isn't there is none that is known.
+    bench.ask_for(Some(99), 2, 1_000_000);
+    assert_eq!(bench.counters(2).limited, 2);
+}
+
+#[test]
+fn what_waits_is_charged_to_its_writer() {
+    let bench = bench(Report::Exact, Some(LIMIT));
+    for khz in TABLE {
+        bench.ask_for(Some(2), 0, khz);
+    }
+    bench.pass(MS);
+    assert_eq!(bench.device.settle_held(), None);
+    // That was the token which vCPU 2 had by then; vCPU 0 has its burst.
+    bench.ask(2, 600_000);
+    bench.ask(0, 700_000);
+    assert_eq!(
+        (bench.counters(2).limited, bench.counters(0).limited),
+        (1, 1)
+    );
 }
 
 #[test]

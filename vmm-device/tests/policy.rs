@@ -191,3 +191,19 @@ proptest! {
         prop_assert_eq!(performance(&spec, &pcpu), Some(khz));
     }
 }
+
+#[test]
+fn the_nearest_entry_is_one_of_a_table_that_has_steps() {
+    let rows = [
+        (BIG, 1_000_000, 700_000),
+        (BIG, 1_050_000, 1_400_000),
+        (BIG, 4_000_000, 2_800_000),
+        // One entry: what it gets, also above its maximum.
+        (NO_TABLE, 333, 333),
+        (NO_TABLE, 1024, 1024),
+        (NO_TABLE, 2048, 2048),
+    ];
+    for (table, khz, told) in rows {
+        assert_eq!(nearest_entry(&spec(1024, table), Khz(khz)), Khz(told));
+    }
+}

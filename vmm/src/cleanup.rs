@@ -11,11 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    errno::Errno,
+    sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
+};
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord};
 
 use crate::{
     facts::HostTree,
-    state::{self, Record, Standing, StateDir},
+    state::{self, NoRecord, Record, Standing, StateDir},
 };
 
 /// How long processes that were just killed may take to leave their cgroup.
@@ -38,8 +42,18 @@ pub struct Cleaner<'a> {
     pub host: &'a HostTree,
     /// How cgroups are removed.
     pub tree: &'a dyn CgroupTree,
+    /// Whether there is a cgroup at a path, or nothing.
+    pub may_be_group: fn(&Path) -> bool,
     /// How long to wait for processes that are ending.
     pub patience: Duration,
+}
+
+/// In cgroup v2 only the kernel makes files.
+fn may_be_group(path: &Path) -> bool {
+    match statfs(path) {
+        Ok(found) => found.filesystem_type() == CGROUP2_SUPER_MAGIC,
+        Err(error) => error == Errno::ENOENT,
+    }
 }
 
 impl<'a> Cleaner<'a> {
@@ -48,6 +62,7 @@ impl<'a> Cleaner<'a> {
         Self {
             host,
             tree: &host::KernelTree,
+            may_be_group,
             patience: PATIENCE,
         }
     }
@@ -55,16 +70,36 @@ impl<'a> Cleaner<'a> {
     /// Removes what all records of dead VMMs name.
     ///
     /// # Errors
-    /// When the records can't be listed.
+    /// When the records can't be listed, or one isn't a VMM's; nothing is removed then.
     pub fn by_records(&self, dir: &StateDir) -> anyhow::Result<Cleaned> {
         let mut cleaned = Cleaned::default();
-        for (path, record) in dir.list()? {
+        let records = dir.list()?;
+        for (path, record) in &records {
+            if let Ok(record) = record {
+                self.check(path, record)?;
+            }
+        }
+        for (path, record) in records {
             match record {
                 Ok(record) => self.by_record(&path, &record, &mut cleaned),
                 Err(why) => self.unreadable(&path, &why, &mut cleaned),
             }
         }
         Ok(cleaned)
+    }
+
+    /// Whether what a record names are cgroups: what is in one is moved, and it is removed.
+    ///
+    /// # Errors
+    /// When something else is there.
+    pub fn check(&self, path: &Path, record: &Record) -> Result<(), NoRecord> {
+        match record.paths().find(|path| !(self.may_be_group)(path)) {
+            Some(what) => Err(NoRecord::Foreign {
+                record: path.to_owned(),
+                what: what.to_owned(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Removes what one record names, and the record, if its VMM is dead.
@@ -119,10 +154,8 @@ impl<'a> Cleaner<'a> {
     /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
     /// undo what another guest has set by then. `None` when there is nothing left to do.
     fn claim(&self, path: &Path) -> io::Result<Option<File>> {
-        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-        let file = match File::open(path) {
-            Err(error) if gone(&error) => return Ok(None),
-            file => file?,
+        let Some(file) = state::open(path)? else {
+            return Ok(None);
         };
         let deadline = Instant::now() + self.patience;
         while let Err(error) = file.try_lock() {
@@ -176,6 +209,7 @@ impl<'a> Cleaner<'a> {
                 origin: leftover.group.parent().unwrap_or(&leftover.group).into(),
                 group: leftover.group,
                 enabled_cpu: false,
+                raised_min: false,
             };
             if let Err(error) = self.groups(&groups, cleaned) {
                 cleaned.left.push(error.to_string());

@@ -74,6 +74,7 @@ impl Scene {
             group: self.cgroup("vcpufreq.7"),
             origin: self.cgroup("stranger"),
             enabled_cpu: false,
+            raised_min: false,
         };
         let groups = Some(groups);
         let record = Record {
@@ -101,6 +102,7 @@ impl Scene {
         let cleaner = Cleaner {
             host: &host,
             tree: &Directories,
+            may_be_group: |path| !path.exists() || path.join("cgroup.procs").exists(),
             patience: Duration::from_millis(20),
         };
         cleaner.by_records(&self.state).unwrap()

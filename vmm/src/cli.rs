@@ -8,6 +8,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::{
     bench::BenchArgs,
     config::ConfigError,
+    console_choice::ConsoleChoice,
     options::{Actuator, Clamp, Report, RunOptions, one_line},
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
@@ -22,11 +23,13 @@ Exit codes:
   2  error: one line on stderr with the cause and the next step";
 
 const RUN_HELP: &str = "\
-A vCPU mirrors one pCPU: the largest of those that it may run on (--pin; all
+A vCPU is like one pCPU: the largest of those that it may run on (--pin; all
 online ones without). Unless told otherwise it has that pCPU's capacity and may
 ask for any frequency up to that pCPU's maximum. With --host-topology it has
 the pCPU's whole table and cluster too, and vCPUs that are pinned within one
-cpufreq policy share a domain.
+cpufreq policy share a domain. That is the default where each vCPU is pinned
+within one policy and none has a --table, --domain or --capacity; the first
+line on stderr names what was chosen.
 
 VCPUS is a number or a list, as in --pin 0-1=2-3.
 
@@ -145,6 +148,10 @@ pub struct RunArgs {
     /// How requests reach the host's scheduler [default: auto]
     #[arg(long, value_name = "HOW")]
     pub actuator: Option<Actuator>,
+    /// The cgroup in which the VM's are made, by its whole path [default: the
+    /// VMM's own, or the one around it, if delegated]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
     /// How accesses reach the device: the best that the host offers, or this
     /// one [default: auto]
     #[arg(long, value_name = "PATH")]
@@ -158,8 +165,9 @@ pub struct RunArgs {
     /// What the guest reads of its frequency [default: table]
     #[arg(long, value_name = "WHAT")]
     pub report: Option<Report>,
-    /// Requests of a vCPU that reach the host, a second and at once; 0: all
-    /// [default: 5000:500]
+    /// Requests that a vCPU writes, and of the VM for each domain, that reach
+    /// the host, a second and at once; 0: all
+    /// [default: 1000:100]
     #[arg(long, value_name = "N[:BURST]")]
     pub rate_limit: Option<Rate>,
     /// Answer cur_perf and set_perf by hypercall, too
@@ -171,6 +179,10 @@ pub struct RunArgs {
     /// Write the guest's device tree
     #[arg(long, value_name = "FILE")]
     pub dump_dtb: Option<PathBuf>,
+    /// The guest's console: stdio, none, or a file that takes output up to a
+    /// size in MiB, or with M or G; the rest is dropped [default: stdio]
+    #[arg(long, value_name = "stdio|none|file:PATH,max=SIZE")]
+    pub console: Option<ConsoleChoice>,
     /// KVM device [default: /dev/kvm]
     #[arg(long, value_name = "PATH")]
     pub kvm_device: Option<PathBuf>,
@@ -185,9 +197,10 @@ pub struct VcpuArgs {
     /// Leave the virtual cpufreq device out
     #[arg(long)]
     pub no_bridge: bool,
-    /// Mirror the capacities, tables and domains of the pCPUs
-    #[arg(long)]
-    pub host_topology: bool,
+    /// Mirror the tables, clusters and domains of the pCPUs, or don't [default: true
+    /// where each vCPU is pinned within one cpufreq policy]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub host_topology: Option<bool>,
     /// pCPUs that vCPUs may run on, as 0=2-3; may be repeated, like those below
     #[arg(long, value_name = "VCPUS=PCPUS")]
     pub pin: Vec<PerVcpu<CpuList>>,
@@ -241,6 +254,7 @@ impl RunArgs {
             mem: self.mem,
             clamp: self.clamp,
             actuator: self.actuator,
+            cgroup_parent: self.cgroup_parent.clone(),
             path: self.path,
             bpf_object: self.bpf_object.clone(),
             explain: self.explain.then_some(true),
@@ -249,6 +263,7 @@ impl RunArgs {
             hypercalls: self.hypercalls.then_some(true),
             events: self.events.clone(),
             dump_dtb: self.dump_dtb.clone(),
+            console: self.console.clone(),
             kvm_device: self.kvm_device.clone(),
             resume_latency_us: self.resume_latency_us,
             hugepages: self.hugepages,
@@ -271,7 +286,7 @@ impl VcpuArgs {
     fn options(&self) -> RunOptions {
         let mut options = RunOptions {
             cpus: self.cpus,
-            host_topology: self.host_topology.then_some(true),
+            host_topology: self.host_topology,
             no_bridge: self.no_bridge.then_some(true),
             ..RunOptions::default()
         };
@@ -370,10 +385,12 @@ mod tests {
             "--resume-latency-us=50",
             "--hugepages=2M",
             "--hypercalls",
+            "--console=file:log,max=2M",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
             rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\nhypercalls=true\n\
+            console='file:log,max=2'\n\
             [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
             ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
             rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n";
@@ -381,10 +398,22 @@ mod tests {
     }
 
     #[test]
+    fn the_hosts_topology_can_be_refused() {
+        let said = |flags: &[&str]| run_options(flags).host_topology;
+        assert_eq!(said(&[]), None);
+        assert_eq!(said(&["--host-topology"]), Some(true));
+        assert_eq!(said(&["--host-topology=true"]), Some(true));
+        assert_eq!(said(&["--host-topology=false"]), Some(false));
+        let toml = RunOptions::from_toml("host-topology = false").unwrap();
+        assert_eq!(toml.host_topology, Some(false));
+    }
+
+    #[test]
     fn usage_errors_are_one_line() {
         for (flags, help) in [
             (&["run", "--nope"][..], "vcpufreq run --help"),
             (&["run", "--pin", "0"], "vcpufreq run --help"),
+            (&["run", "--console", "file:log"], "vcpufreq run --help"),
             (&["rt", "plan", "--nope"], "vcpufreq rt plan --help"),
             (
                 &["rt", "report", "--time", "soon"],

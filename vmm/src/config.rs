@@ -11,7 +11,9 @@ use thiserror::Error;
 use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
-use crate::{path::PathChoice, rt_config::RtConfig, rt_options::RtPolicy};
+use crate::{
+    console_choice::ConsoleChoice, path::PathChoice, rt_config::RtConfig, rt_options::RtPolicy,
+};
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;
@@ -28,11 +30,12 @@ pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
 /// Where the programs of the path `bpf` are installed.
 pub const DEFAULT_BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq_host.bpf.o";
 
-/// The default limit on a vCPU's requests. schedutil in a guest makes 1,000 a
-/// second at most, as long as nobody sets its rate_limit_us.
+/// The default limit on requests: of a vCPU, and of a VM for each of its domains.
+/// schedutil in a guest makes 1,000 a second for a domain at most, unless its
+/// rate_limit_us is set.
 pub const DEFAULT_RATE_LIMIT: RateLimit = RateLimit {
-    per_second: NonZeroU32::new(5000).unwrap(),
-    burst: NonZeroU32::new(500).unwrap(),
+    per_second: NonZeroU32::new(1000).unwrap(),
+    burst: NonZeroU32::new(100).unwrap(),
 };
 
 /// One vCPU, checked.
@@ -74,6 +77,8 @@ pub struct RunConfig {
     pub mem_mib: u64,
     /// Its vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: Vec<VcpuConfig>,
+    /// What its vCPUs were made like, and why, in a line.
+    pub likeness: String,
     /// Whether the guest gets PSCI's standby as an idle state: only a
     /// `PREEMPT_RT` kernel is better off with it ([`vcpufreq_dt::MachineFacts`]).
     pub standby: bool,
@@ -83,6 +88,8 @@ pub struct RunConfig {
     pub clamp: ClampMode,
     /// How requests reach the host's scheduler.
     pub actuator: ActuatorChoice,
+    /// The cgroup in which its own are made, if the user names one.
+    pub cgroup_parent: Option<PathBuf>,
     /// How accesses reach the device.
     pub path: PathChoice,
     /// The programs of the path `bpf`, [`DEFAULT_BPF_OBJECT`] unless told.
@@ -99,6 +106,8 @@ pub struct RunConfig {
     pub events: Option<PathBuf>,
     /// Where to write the guest's device tree, as a dtb.
     pub dump_dtb: Option<PathBuf>,
+    /// What is at the other end of the guest's console.
+    pub console: ConsoleChoice,
     /// Whether the guest is told its stolen time (`KVM_ARM_VCPU_PVTIME`).
     pub pvtime: bool,
     /// Its real-time side.
@@ -122,6 +131,11 @@ pub enum ConfigError {
     /// No kernel was named.
     #[error("no kernel is given; name an arm64 Image with --kernel FILE")]
     NoKernel,
+    /// Cgroups have a place and no use.
+    #[error(
+        "--cgroup-parent is where requests become clamps of cgroups; leave it or --actuator out"
+    )]
+    NoCgroups,
     /// The config file can't be read.
     #[error("config file {} can't be read: {source}; check the path and its permissions", path.display())]
     Unreadable {

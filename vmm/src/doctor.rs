@@ -10,13 +10,16 @@ use crate::{
     doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
     facts::Policy,
     parse::CpuList,
-    path::{self, Needs, Offer, Path},
+    path::{self, Needs, Offer, Path, PathChoice},
 };
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
+    /// Not here, which limits no guest that doesn't need it.
+    #[serde(rename = "n/a")]
+    Absent,
     /// Nothing to change.
     Good,
     /// Guests run, with a limit.
@@ -52,6 +55,13 @@ impl Finding {
         }
     }
 
+    fn absent(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            level: Level::Absent,
+            ..Self::good(subject, what, why)
+        }
+    }
+
     fn limit(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             level: Level::Limit,
@@ -81,6 +91,7 @@ pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
     found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
     found.push(drivers(facts));
     found.push(governors(facts));
+    found.extend(facts.floors.iter().map(floor::finding));
     found.extend([capacities(facts), energy_model(facts), headroom(facts)]);
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
     found
@@ -91,7 +102,7 @@ pub fn exit_code(findings: &[Finding]) -> u8 {
     match findings.iter().map(|finding| finding.level).max() {
         Some(Level::Blocker) => 2,
         Some(Level::Limit) => 1,
-        Some(Level::Good) | None => 0,
+        Some(Level::Absent | Level::Good) | None => 0,
     }
 }
 
@@ -156,24 +167,57 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
         domains: count(facts.cpus.policies.len()),
         pcpus: count(facts.cpus.cpus.len()),
     };
-    let offers = path::offers(facts.bpf.clone(), &facts.paths, &needs, facts.open_files);
-    let finding = |Offer { path, possible }| {
-        let subject = match path {
-            Path::Exit => return None,
-            Path::Kernel => "path kernel",
-            Path::Bpf => "path bpf",
-        };
-        Some(match possible {
-            Ok(how) => Finding::good(subject, "possible", how),
-            // What isn't in this program is no fault of the host.
-            Err(why) if path == Path::Bpf && !cfg!(feature = "bpf") => {
-                Finding::good(subject, "not possible", why)
+    let offers = |bpf| path::offers(bpf, &facts.paths, &needs, facts.open_files);
+    let offered = offers(facts.bpf.clone());
+    let used = path::choose(PathChoice::Auto, &offered).unwrap_or_default();
+    let with_bpf = path::choose(PathChoice::Auto, &offers(Ok(String::new())));
+    let finding = |Offer { path, possible }| match possible {
+        Ok(how) if path == used => Some(Finding::good("path", used.to_string(), how)),
+        Err(why) if path > used => Some(match path {
+            Path::Bpf if !facts.bpf_built => {
+                let allowed = facts.btf && bpf_permitted(facts) && with_bpf == Ok(Path::Bpf);
+                bpf_not_built(allowed)
             }
-            Err(why) => Finding::limit(subject, "not possible", why)
-                .change("do what the reason says; until then it is the next path's turn"),
-        })
+            _ => better_path(facts, path, used, &why),
+        }),
+        _ => None,
     };
-    offers.into_iter().filter_map(finding).collect()
+    offered.into_iter().filter_map(finding).collect()
+}
+
+/// A path that would be better than the one in use.
+fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Finding {
+    let subject = match path {
+        Path::Bpf => "path bpf",
+        Path::Exit | Path::Kernel => "path kernel",
+    };
+    let (cause, step) = match why.rsplit_once("; ") {
+        Some((cause, step)) => (cause, step.to_owned()),
+        None => (
+            why,
+            format!("put that right; until then guests take {used}"),
+        ),
+    };
+    match &facts.paths {
+        // No change of the host's gives its CPUs that.
+        Ok(paths) if path == Path::Bpf && !paths.coherent => {
+            Finding::absent(subject, "not for these CPUs", cause)
+        }
+        _ => Finding::limit(subject, "not possible", cause).change(step),
+    }
+}
+
+/// What isn't in this program is no fault of the host.
+fn bpf_not_built(allowed: bool) -> Finding {
+    let why = match allowed {
+        true => "this host allows it, and it is the best",
+        false => "this host doesn't allow it either",
+    };
+    let finding = Finding::absent("path bpf", "not in this program", why);
+    match allowed {
+        true => finding.change("cargo build --release -p vcpufreq --features bpf"),
+        false => finding,
+    }
 }
 
 fn uclamp(facts: &DoctorFacts) -> Finding {
@@ -204,7 +248,7 @@ fn uclamp_limit(facts: &DoctorFacts) -> Finding {
         )
         .change("sysctl kernel.sched_util_clamp_min=1024 kernel.sched_util_clamp_max=1024"),
         (Some(_), Some(_)) => Finding::good(NAME, "none", "requests up to 1024 have effect"),
-        _ => Finding::good(NAME, "not there", "they come with uclamp"),
+        _ => Finding::absent(NAME, "not there", "they come with uclamp"),
     }
 }
 
@@ -220,7 +264,10 @@ fn cgroup(facts: &DoctorFacts) -> Finding {
             error.clone(),
             "requests go to the thread (--actuator thread), which dips the frequency at each change",
         )
-        .change("run as root on cgroup v2 with the cpu controller, or in a delegated subtree"),
+        .change(
+            "start the VMM by a systemd unit with Delegate=cpu (docs/vcpufreq@.service), or with \
+             --cgroup-parent",
+        ),
     }
 }
 
@@ -299,7 +346,7 @@ fn capacities(facts: &DoctorFacts) -> Finding {
     const NAME: &str = "cpu capacity";
     let unknown = facts.cpus.cpus.iter().all(|cpu| cpu.capacity.is_none());
     if unknown {
-        return Finding::good(
+        return Finding::absent(
             NAME,
             "not told",
             "all CPUs count as 1024, as on symmetric machines",
@@ -339,7 +386,7 @@ fn energy_model(facts: &DoctorFacts) -> Finding {
                 "the guest's OPP tables get the power",
             ),
         },
-        EnergyModel::Hidden => Finding::good(
+        EnergyModel::Hidden => Finding::absent(
             NAME,
             "can't be seen",
             "debugfs is not readable; as root the guest's OPP tables get the power",
@@ -380,11 +427,15 @@ fn btf(facts: &DoctorFacts) -> Finding {
     .change("use a kernel with CONFIG_DEBUG_INFO_BTF")
 }
 
-fn bpf(facts: &DoctorFacts) -> Finding {
+/// To this user, by a kernel that has it.
+fn bpf_permitted(facts: &DoctorFacts) -> bool {
     let has = |bit: u32| facts.capabilities >> bit & 1 == 1;
-    let allowed = has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON);
+    facts.bpf_syscall && (has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON))
+}
+
+fn bpf(facts: &DoctorFacts) -> Finding {
     let why = "requests can't be handled inside the kernel, only by an exit to the VMM";
-    match (facts.bpf_syscall, allowed) {
+    match (facts.bpf_syscall, bpf_permitted(facts)) {
         (false, _) => Finding::limit("bpf", "not in this kernel", why)
             .change("use a kernel with CONFIG_BPF_SYSCALL"),
         (true, false) => Finding::limit("bpf", "not permitted to this user", why)
@@ -397,7 +448,7 @@ fn realtime(facts: &DoctorFacts) -> Finding {
     if facts.realtime {
         return Finding::good("rt kernel", "yes", "PREEMPT_RT: fit for real-time guests");
     }
-    Finding::good("rt kernel", "no", "fine unless the guest is real-time")
+    Finding::absent("rt kernel", "no", "fine unless the guest is real-time")
 }
 
 /// The report for people: a line per finding, with the change below it.
@@ -405,6 +456,7 @@ pub fn text(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let mark = match finding.level {
+            Level::Absent => "n/a    ",
             Level::Good => "ok     ",
             Level::Limit => "limit  ",
             Level::Blocker => "BLOCKER",
@@ -419,6 +471,9 @@ pub fn text(findings: &[Finding]) -> String {
     }
     text
 }
+
+#[path = "doctor_floor.rs"]
+mod floor;
 
 #[cfg(test)]
 #[path = "doctor_tests.rs"]

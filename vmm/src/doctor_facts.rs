@@ -10,7 +10,9 @@ use vcpufreq_device::{Headroom, host};
 
 use crate::{
     bridge::{self, BpfPlan},
-    config, energy_model,
+    config,
+    dl_server::{self, PolicyFloor},
+    energy_model,
     facts::{HostCpus, HostTree},
     sys,
     vm::probe::PathFacts,
@@ -106,7 +108,7 @@ pub struct Live {
 impl Live {
     /// Asks the running kernel. Starts and ends a thread; changes nothing.
     pub fn ask(kvm_device: &Path) -> Self {
-        let offer = host::ActuatorFacts::probe(&host::HostRoot::default());
+        let offer = host::ActuatorFacts::probe(&host::HostRoot::default(), None);
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
@@ -134,6 +136,8 @@ pub struct DoctorFacts {
     pub paths: Result<PathFacts, String>,
     /// How BPF would work here, or why it doesn't.
     pub bpf: Result<String, String>,
+    /// Whether this program has the path `bpf`.
+    pub bpf_built: bool,
     /// Files that this process may have open.
     pub open_files: u64,
     /// Whether a thread can be clamped, or why not.
@@ -146,6 +150,8 @@ pub struct DoctorFacts {
     pub cgroup: Result<String, String>,
     /// CPUs and cpufreq policies.
     pub cpus: HostCpus,
+    /// Below which frequency each policy's busy CPUs don't go.
+    pub floors: Vec<PolicyFloor>,
     /// The host's energy model.
     pub energy_model: EnergyModel,
     /// `kernel.sched_energy_aware`; `None` where it says nothing.
@@ -169,17 +175,20 @@ impl DoctorFacts {
     pub fn read(root: &HostTree, arch: &str, live: Live) -> Self {
         let mode = kvm_mode(&root.text("proc/cmdline").unwrap_or_default());
         let kernel_release = root.text("proc/sys/kernel/osrelease").unwrap_or_default();
+        let cpus = HostCpus::read(root);
         Self {
             arch: arch.to_owned(),
             kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
             paths: live.paths,
             bpf: live.bpf,
+            bpf_built: cfg!(feature = "bpf"),
             open_files: sys::open_files_at_most(),
             uclamp: live.uclamp,
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
             cgroup: live.cgroup,
-            cpus: HostCpus::read(root),
+            floors: dl_server::floors(root, &cpus),
+            cpus,
             energy_model: performance_domains(root),
             // Empty on a machine that could not schedule energy-aware anyway.
             energy_aware: root
@@ -203,10 +212,16 @@ impl DoctorFacts {
 
 /// The headroom rule of a kernel release.
 pub fn headroom_of(release: &str) -> Option<Headroom> {
+    let (major, minor) = version_of(release)?;
+    Some(Headroom::for_kernel(major, minor))
+}
+
+/// Major and minor number of a kernel release.
+pub fn version_of(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let major = numbers.next()?.parse().ok()?;
     let minor = numbers.next()?.parse().ok()?;
-    Some(Headroom::for_kernel(major, minor))
+    Some((major, minor))
 }
 
 fn kvm_mode(cmdline: &str) -> String {

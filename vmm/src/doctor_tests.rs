@@ -11,6 +11,7 @@ fn good_host() -> FakeHost {
     let host = FakeHost::two_plus_two();
     host.energy_model(0, "0x1", &[(600_000, 1)]);
     host.energy_model(2, "0x1", &[(700_000, 1)]);
+    host.fair_server(50, 1000);
     for (path, text) in [
         ("proc/sys/kernel/osrelease", "7.2.12+deb13-arm64\n"),
         ("proc/sys/kernel/sched_util_clamp_min", "1024\n"),
@@ -142,6 +143,70 @@ fn what_a_tree_lacks_is_found() {
     }
 }
 
+fn floors_of(host: &FakeHost) -> Vec<Finding> {
+    let all = findings(&facts(host)).into_iter();
+    all.filter(|found| found.subject == "fair server").collect()
+}
+
+#[test]
+fn opps_below_what_is_reserved_are_named_with_what_to_change() {
+    let host = good_host();
+    let levels = |host: &FakeHost| floors_of(host).iter().map(|f| f.level).collect::<Vec<_>>();
+    assert_eq!(levels(&host), [Level::Good; 2]);
+    host.write("sys/devices/system/cpu/cpu0/cpu_capacity", "80");
+    host.write("sys/devices/system/cpu/cpu1/cpu_capacity", "80");
+    let found = only_finding(&facts(&host));
+    assert_eq!(
+        found.what,
+        "CPUs 0-1: 51 of capacity 80 (1147.5 MHz) is reserved"
+    );
+    assert!(found.why.contains("run at 1400 MHz at least"), "{found:?}");
+    assert!(
+        found.why.contains("a request for 600, 1000 MHz"),
+        "{found:?}"
+    );
+    let change = found.change.unwrap();
+    assert!(
+        change.contains("rt apply --profile no-fair-server"),
+        "{change}"
+    );
+    assert!(change.contains("rt restore"), "{change}");
+    host.fair_server(0, 1000);
+    assert_eq!(levels(&host), [Level::Good; 2]);
+    assert!(floors_of(&host)[0].what.contains("nothing is reserved"));
+}
+
+#[test]
+fn a_floor_that_is_not_readable_is_unknown_and_a_kernel_without_servers_has_none() {
+    let host = good_host();
+    host.remove("sys/kernel/debug/sched");
+    for (capacity, why) in [("329", "no OPP would be below"), ("80", "600, 1000 MHz")] {
+        for cpu in 0..2 {
+            host.write(
+                &format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"),
+                capacity,
+            );
+        }
+        let found = &floors_of(&host)[0];
+        assert_eq!(found.level, Level::Limit);
+        assert!(
+            found.what.contains("unknown, by default 51 of"),
+            "{found:?}"
+        );
+        assert!(found.why.contains(why), "{found:?}");
+        assert!(
+            found.change.as_ref().unwrap().contains("as root"),
+            "{found:?}"
+        );
+    }
+    host.write("proc/sys/kernel/osrelease", "6.11.4");
+    let found = floors_of(&host);
+    assert!(found.iter().all(|f| f.level == Level::Absent), "{found:?}");
+    let text = text(&found);
+    assert!(text.lines().all(|line| line.starts_with("n/a  ")), "{text}");
+    assert_eq!(exit_code(&found), 0);
+}
+
 #[test]
 fn what_the_running_kernel_lacks_is_found() {
     let with = |change: &dyn Fn(&mut Live)| {
@@ -167,6 +232,71 @@ fn what_the_running_kernel_lacks_is_found() {
     let protected = with(&|live| live.kvm.as_mut().unwrap().readonly_slots = false);
     assert_eq!((protected.subject, protected.level), ("kvm", Level::Limit));
     assert!(protected.why.contains("read-only memory slots"));
+}
+
+/// The findings of a good host about paths, with this done to its facts.
+fn paths_of(change: &dyn Fn(&mut DoctorFacts)) -> Vec<(&'static str, Level, String)> {
+    let mut facts = facts(&good_host());
+    change(&mut facts);
+    let found = findings(&facts).into_iter();
+    let found = found.filter(|finding| finding.subject.starts_with("path"));
+    let found = found.map(|finding| {
+        let Finding { what, change, .. } = finding;
+        let text = [what, change.unwrap_or_default()].join("|");
+        (finding.subject, finding.level, text)
+    });
+    found.collect()
+}
+
+#[test]
+fn the_path_in_use_is_told_and_what_the_best_one_lacks() {
+    let refused = |why: &str| Err::<String, _>(why.to_owned());
+    assert_eq!(paths_of(&|_| ()), [("path", Level::Good, "bpf|".into())]);
+    let kernel = || ("path", Level::Good, "kernel|".to_owned());
+    let built = paths_of(&|facts| {
+        facts.bpf_built = true;
+        facts.bpf = refused("no BPF object; name it with --bpf-object");
+    });
+    let lacks = "not possible|name it with --bpf-object".to_owned();
+    assert_eq!(built, [("path bpf", Level::Limit, lacks), kernel()]);
+    let not_built = paths_of(&|facts| {
+        facts.bpf_built = false;
+        facts.bpf = refused("built without");
+    });
+    let step = "not in this program|cargo build --release -p vcpufreq --features bpf".to_owned();
+    assert_eq!(not_built, [("path bpf", Level::Absent, step), kernel()]);
+    let neither = paths_of(&|facts| {
+        facts.bpf_built = false;
+        facts.bpf = refused("built without");
+        facts.btf = false;
+    });
+    let nothing = "not in this program|".to_owned();
+    assert_eq!(neither, [("path bpf", Level::Absent, nothing), kernel()]);
+    let old_cpus = paths_of(&|facts| {
+        facts.bpf_built = true;
+        facts.paths.as_mut().unwrap().coherent = false;
+    });
+    let nothing = "not for these CPUs|".to_owned();
+    assert_eq!(old_cpus, [("path bpf", Level::Absent, nothing), kernel()]);
+}
+
+#[test]
+fn what_is_not_here_is_not_called_good() {
+    let mut facts = facts(&good_host());
+    facts.bpf_built = false;
+    facts.bpf = Err("built without".to_owned());
+    facts.realtime = false;
+    let findings = findings(&facts);
+    assert_eq!(exit_code(&findings), 0);
+    let text = text(&findings);
+    let marked = |mark: &str| text.lines().filter(|line| line.starts_with(mark)).count();
+    assert_eq!(marked("n/a "), 2, "{text}");
+    let wrong = |line: &&str| line.starts_with("ok") && line.contains("not ");
+    assert_eq!(text.lines().find(wrong), None);
+    let json = serde_json::to_value(&findings).unwrap();
+    let rows = json.as_array().unwrap().iter();
+    let absent = rows.filter(|row| row["level"] == "n/a");
+    assert_eq!(absent.count(), 2);
 }
 
 #[test]

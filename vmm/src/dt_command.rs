@@ -9,7 +9,8 @@ use crate::{
     guest_topology,
     options::{RunOptions, VcpuOptions},
     parse::CpuList,
-    resolve,
+    resolve::{self, Likeness},
+    run::warn,
 };
 
 /// The device tree that the arguments ask for, as it is printed.
@@ -29,6 +30,7 @@ pub fn dt(args: &DtArgs, root: &HostTree) -> anyhow::Result<Vec<u8>> {
     let standby = true;
     let machine = guest_topology::machine(&vcpus, base, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
+    warn(&Likeness::of(&options, &host, count).text(&vcpus));
     Ok(match args.format {
         DtFormat::Dts => vcpufreq_dt::dts(&machine).into_bytes(),
         DtFormat::Dtb => vcpufreq_dt::dtb(&machine).context("can't make the device tree")?,
@@ -94,6 +96,19 @@ mod tests {
         ]);
         assert_eq!(dts.matches("device_type = \"cpu\"").count(), 1, "{dts}");
         assert!(dts.contains("b000000"), "{dts}");
+    }
+
+    #[test]
+    fn pinned_vcpus_mirror_their_pcpus_unless_told() {
+        let dts = text(&["--cpus=2", "--pin=0=0", "--pin=1=2"]);
+        assert_eq!(dts.matches("opp-shared").count(), 2, "{dts}");
+        let dts = text(&[
+            "--cpus=2",
+            "--pin=0=0",
+            "--pin=1=2",
+            "--host-topology=false",
+        ]);
+        assert_eq!(dts.matches("opp-shared").count(), 0, "{dts}");
     }
 
     #[test]

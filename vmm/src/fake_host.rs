@@ -54,6 +54,20 @@ impl FakeHost {
         }
     }
 
+    /// Runtime and period of the fair servers of CPUs 0 to 3, in ms.
+    pub fn fair_server(&self, runtime_ms: u64, period_ms: u64) {
+        for cpu in 0..4 {
+            self.server("fair_server", cpu, (runtime_ms, period_ms));
+        }
+    }
+
+    /// Of one server of one CPU.
+    pub fn server(&self, name: &str, cpu: u32, (runtime_ms, period_ms): (u64, u64)) {
+        let dir = format!("sys/kernel/debug/sched/{name}/cpu{cpu}");
+        self.write(&format!("{dir}/runtime"), format!("{runtime_ms}000000\n"));
+        self.write(&format!("{dir}/period"), format!("{period_ms}000000\n"));
+    }
+
     /// A table of (kHz, µV, µW) in the device tree, and the CPU's link to it.
     pub fn opp_node(&self, cpu: u32, opps: &[(u32, u32, u32)]) {
         let base = "sys/firmware/devicetree/base";

@@ -26,7 +26,7 @@ use anyhow::{Context, bail};
 use crate::{
     cleanup::{Cleaned, Cleaner},
     facts::HostTree,
-    state::{self, Standing},
+    state::{self, NoRecord, Standing},
     sys,
     vm::sys::{set_terminal, terminal_settings},
 };
@@ -167,6 +167,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
     let mut cleaned = Cleaned::default();
     match state::read(path) {
         Ok(record) => {
+            cleaner.check(path, &record)?;
             // Its files are closed a moment before the process is gone.
             while record.owner.standing(&host.look()) == Standing::InUse {
                 sleep(LOOK_EVERY);
@@ -174,7 +175,8 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
             cleaner.by_record(path, &record, &mut cleaned);
         }
         // Removed by the VMM itself, or never finished.
-        Err(_) => state::remove(path)?,
+        Err(NoRecord::Gone | NoRecord::Wrong(_)) => state::remove(path)?,
+        Err(why) => return Err(why.into()),
     }
     if let Some(left) = cleaned.left.first() {
         bail!("{left}");

@@ -105,6 +105,7 @@ fn doctor(json: bool) -> anyhow::Result<u8> {
             "kernel_release": facts.kernel_release,
             "arch": facts.arch,
             "kvm": facts.kvm.as_ref().ok(),
+            "floors": facts.floors,
             "findings": findings,
             "exit_code": code,
         });

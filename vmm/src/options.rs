@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::{
     config::ConfigError,
+    console_choice::ConsoleChoice,
     parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
     rt_options::{PageSize, ResumeLatency, RtPolicy},
@@ -93,7 +94,7 @@ pub struct RunOptions {
     pub cpus: Option<u32>,
     /// Memory.
     pub mem: Option<MemSize>,
-    /// Mirror the pCPUs' capacities, tables and domains.
+    /// Mirror the pCPUs' tables, clusters and domains; as pins allow, unless told.
     pub host_topology: Option<bool>,
     /// Leave the cpufreq device out.
     pub no_bridge: Option<bool>,
@@ -101,6 +102,8 @@ pub struct RunOptions {
     pub clamp: Option<Clamp>,
     /// How requests reach the host's scheduler.
     pub actuator: Option<Actuator>,
+    /// Where its cgroups are made.
+    pub cgroup_parent: Option<PathBuf>,
     /// How accesses reach the device.
     pub path: Option<PathChoice>,
     /// The programs of the path `bpf`.
@@ -117,6 +120,8 @@ pub struct RunOptions {
     pub events: Option<PathBuf>,
     /// Where the device tree goes.
     pub dump_dtb: Option<PathBuf>,
+    /// What is at the other end of the console.
+    pub console: Option<ConsoleChoice>,
     /// The KVM device.
     pub kvm_device: Option<PathBuf>,
     /// Wake-up latency of the real-time vCPUs' pCPUs.
@@ -181,6 +186,7 @@ impl RunOptions {
             no_bridge: self.no_bridge.or(file.no_bridge),
             clamp: self.clamp.or(file.clamp),
             actuator: self.actuator.or(file.actuator),
+            cgroup_parent: self.cgroup_parent.or(file.cgroup_parent),
             path: self.path.or(file.path),
             bpf_object: self.bpf_object.or(file.bpf_object),
             explain: self.explain.or(file.explain),
@@ -189,6 +195,7 @@ impl RunOptions {
             hypercalls: self.hypercalls.or(file.hypercalls),
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
+            console: self.console.or(file.console),
             kvm_device: self.kvm_device.or(file.kvm_device),
             resume_latency_us: self.resume_latency_us.or(file.resume_latency_us),
             hugepages: self.hugepages.or(file.hugepages),

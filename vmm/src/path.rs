@@ -35,11 +35,6 @@ pub enum PathChoice {
     Kernel,
     /// Reads and writes handled by BPF in the kernel.
     Bpf,
-    /// As `exit`, but each read opens and parses sysfs: a yardstick, as VMMs do
-    /// it that came before.
-    #[serde(rename = "exit-sysfs")]
-    #[value(hide = true)]
-    ExitSysfs,
 }
 
 impl fmt::Display for Path {
@@ -69,10 +64,10 @@ impl Needs {
     /// Open files that the path `kernel` takes: an eventfd for each entry, an
     /// epoll set for each domain, two perf events for each vCPU and one for
     /// each pCPU. And what the VMM has open anyway: for each vCPU the vCPU, its
-    /// thread's stat and two files of its clamp, for each pCPU its frequency,
-    /// and under 64 others.
+    /// thread's stat and two files of its clamp, for each pCPU its frequency
+    /// and a file that goes with it, and under 64 others.
     pub fn open_files(&self) -> u64 {
-        self.entries + self.domains + 6 * self.vcpus + 2 * self.pcpus + 64
+        self.entries + self.domains + 6 * self.vcpus + 3 * self.pcpus + 64
     }
 }
 
@@ -157,7 +152,7 @@ fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, S
 pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     let wanted = match choice {
         PathChoice::Auto => None,
-        PathChoice::Exit | PathChoice::ExitSysfs => Some(Path::Exit),
+        PathChoice::Exit => Some(Path::Exit),
         PathChoice::Kernel => Some(Path::Kernel),
         PathChoice::Bpf => Some(Path::Bpf),
     };

@@ -9,7 +9,9 @@
 //! fastest, then the first. That pCPU's capacity and frequencies are the
 //! vCPU's unless the user gives others. With `--host-topology` the vCPU also
 //! gets the pCPU's whole table and cluster, and vCPUs that are pinned within
-//! one policy share a domain, whose number is that of its first vCPU.
+//! one policy share a domain, whose number is that of its first vCPU; real-time
+//! ones have one of their own. That is the default where each vCPU is pinned
+//! within one policy and none is described by the user ([`Likeness`]).
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -18,6 +20,10 @@ use vcpufreq_device::{
     host::ActuatorChoice,
 };
 use vcpufreq_dt::Opp;
+
+mod likeness;
+
+pub use likeness::Likeness;
 
 use crate::{
     config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
@@ -43,6 +49,7 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
     Placement::new(&image, initrd.as_ref(), mem_mib)?;
     let vcpus = vcpus(options, host, count)?;
+    let likeness = Likeness::of(options, host, count).text(&vcpus);
     // A kernel without a banner may be any.
     let preempt_rt = image.preempt_rt()?.unwrap_or(true);
     Ok(RunConfig {
@@ -51,11 +58,13 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
         initrd: options.initrd.clone(),
         cmdline,
         mem_mib,
+        likeness,
         standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         bridge: !options.no_bridge.unwrap_or(false),
         clamp: clamp_mode(options.clamp),
-        actuator: actuator_choice(options.actuator),
+        actuator: actuator_choice(options)?,
+        cgroup_parent: options.cgroup_parent.clone(),
         path: options.path.unwrap_or_default(),
         bpf_object: options
             .bpf_object
@@ -70,6 +79,7 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
         hypercalls: options.hypercalls.unwrap_or(false),
         events: options.events.clone(),
         dump_dtb: options.dump_dtb.clone(),
+        console: options.console.clone().unwrap_or_default(),
         pvtime: true,
         kvm_device: options
             .kvm_device
@@ -98,7 +108,7 @@ pub fn vcpus(
 ) -> Result<Vec<VcpuConfig>, ConfigError> {
     let mut plan = Plan {
         host,
-        mirror: options.host_topology.unwrap_or(false),
+        mirror: Likeness::of(options, host, count).mirrors(),
         bridge: !options.no_bridge.unwrap_or(false),
         domains: BTreeMap::new(),
         clusters: BTreeMap::new(),
@@ -160,12 +170,16 @@ fn report(report: Option<options::Report>) -> Report {
     }
 }
 
-fn actuator_choice(actuator: Option<Actuator>) -> ActuatorChoice {
-    match actuator {
-        Some(Actuator::Cgroup) => ActuatorChoice::Cgroup,
-        Some(Actuator::Thread) => ActuatorChoice::Thread,
-        Some(Actuator::None) => ActuatorChoice::Nothing,
-        Some(Actuator::Auto) | None => ActuatorChoice::Auto,
+/// A place that is named is the one, or there is an error.
+fn actuator_choice(options: &RunOptions) -> Result<ActuatorChoice, ConfigError> {
+    let named = options.cgroup_parent.is_some();
+    match options.actuator {
+        Some(Actuator::Thread | Actuator::None) if named => Err(ConfigError::NoCgroups),
+        Some(Actuator::Cgroup) => Ok(ActuatorChoice::Cgroup),
+        Some(Actuator::Thread) => Ok(ActuatorChoice::Thread),
+        Some(Actuator::None) => Ok(ActuatorChoice::Nothing),
+        Some(Actuator::Auto) | None if named => Ok(ActuatorChoice::Cgroup),
+        Some(Actuator::Auto) | None => Ok(ActuatorChoice::Auto),
     }
 }
 
@@ -174,8 +188,8 @@ struct Plan<'a> {
     host: &'a HostCpus,
     mirror: bool,
     bridge: bool,
-    /// The domain of a policy: its first vCPU.
-    domains: BTreeMap<u32, u32>,
+    /// The domain of a policy's vCPUs, real-time ones apart: the first of them.
+    domains: BTreeMap<(u32, bool), u32>,
     /// The cluster of a policy.
     clusters: BTreeMap<u32, u32>,
 }
@@ -190,7 +204,7 @@ impl<'a> Plan<'a> {
         Ok(VcpuConfig {
             capacity: capacity(vcpu, options, &opps, pcpu.zip(Some(policy)))?,
             opps,
-            domain: DomainId(options.domain.unwrap_or_else(|| self.domain(vcpu, &pin))),
+            domain: DomainId(self.domain(vcpu, options)),
             cluster: self.cluster(policy),
             pin: pin.0,
             rt: options.rt,
@@ -254,15 +268,15 @@ impl<'a> Plan<'a> {
         Ok(opps)
     }
 
-    fn domain(&mut self, vcpu: u32, pin: &CpuList) -> u32 {
-        let policies = pin.0.iter().map(|cpu| self.host.policy_of(*cpu));
-        let mut ids = policies.map(|policy| policy.map(|policy| policy.id));
-        let first = ids.next().flatten().filter(|_| self.mirror);
-        match first {
-            Some(id) if ids.all(|other| other == Some(id)) => {
-                *self.domains.entry(id).or_insert(vcpu)
+    fn domain(&mut self, vcpu: u32, options: &VcpuOptions) -> u32 {
+        let policy = policy_of_pin(self.host, options).filter(|_| self.mirror);
+        match (options.domain, policy) {
+            (Some(domain), _) => domain,
+            (None, Some(policy)) => {
+                let key = (policy, options.rt.is_some());
+                *self.domains.entry(key).or_insert(vcpu)
             }
-            _ => vcpu,
+            (None, None) => vcpu,
         }
     }
 
@@ -273,6 +287,14 @@ impl<'a> Plan<'a> {
         let next = u32::try_from(self.clusters.len()).unwrap_or(u32::MAX);
         *self.clusters.entry(policy.id).or_insert(next)
     }
+}
+
+/// The policy of all pCPUs that the vCPU is pinned to, if there is one.
+fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
+    let pin = options.pin.as_ref()?;
+    let mut ids = pin.0.iter().map(|cpu| Some(host.policy_of(*cpu)?.id));
+    let first = ids.next()??;
+    ids.all(|id| id == Some(first)).then_some(first)
 }
 
 /// A table of one entry: no table, any frequency up to it.

@@ -56,7 +56,7 @@ fn vcpus_within_one_policy_share_a_domain() {
 
 #[test]
 fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
-    let vcpus = resolve("cpus = 2\n[vcpu.0-1]\npin = 0").unwrap();
+    let vcpus = resolve("cpus = 2\nhost-topology = false\n[vcpu.0-1]\npin = 0").unwrap();
     assert_eq!(
         (vcpus[0].domain, vcpus[1].domain),
         (DomainId(0), DomainId(1))
@@ -64,6 +64,49 @@ fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
     assert_eq!((vcpus[0].cluster, vcpus[1].cluster), (0, 0));
     assert_eq!(khz(&vcpus[1]), [1_800_000]);
     assert_eq!(vcpus[1].capacity.get(), 329);
+}
+
+/// Whether the vCPUs of these options mirror, and why.
+fn likeness(toml: &str) -> Likeness {
+    let host = HostCpus::read(&FakeHost::two_plus_two().root());
+    let options = options(toml);
+    Likeness::of(&options, &host, vcpu_count(&options).unwrap())
+}
+
+#[test]
+fn vcpus_mirror_the_host_by_default_where_they_are_pinned() {
+    use Likeness::{Asked, Described, NotPinned, Pinned};
+    let rows = [
+        ("", NotPinned, 1),
+        ("host-topology = true", Asked(true), 5),
+        ("[vcpu.0]\npin = 0", Pinned, 4),
+        ("[vcpu.0]\npin = '2-3'", Pinned, 5),
+        ("[vcpu.0]\npin = 3\nipc-ratio = 0.5", Pinned, 5),
+        ("[vcpu.0]\npin = '1-2'", NotPinned, 1),
+        ("cpus = 2\n[vcpu.0]\npin = 0", NotPinned, 1),
+        ("host-topology = false\n[vcpu.0]\npin = 0", Asked(false), 1),
+        ("[vcpu.0]\npin = 0\ntable = [900000, 1800000]", Described, 2),
+        ("[vcpu.0]\npin = 0\ncapacity = 5", Described, 1),
+        ("[vcpu.0]\npin = 0\ndomain = 5", Described, 1),
+    ];
+    for (toml, expected, entries) in rows {
+        assert_eq!(likeness(toml), expected, "{toml}");
+        let vcpus = resolve(toml).unwrap();
+        assert_eq!(vcpus[0].opps.len(), entries, "{toml}");
+        let text = expected.text(&vcpus);
+        assert!(!text.contains('\n') && !text.contains("  "), "{text}");
+    }
+}
+
+#[test]
+fn a_real_time_vcpu_shares_no_domain_with_others() {
+    let rt = "rt = 'fifo:1'";
+    let vcpus = resolve(&format!(
+        "cpus = 4\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 1\n{rt}\n\
+         [vcpu.2]\npin = 2\n{rt}\n[vcpu.3]\npin = 3\n{rt}"
+    ));
+    let domains: Vec<_> = vcpus.unwrap().iter().map(|vcpu| vcpu.domain.0).collect();
+    assert_eq!(domains, [0, 1, 2, 2]);
 }
 
 #[test]
@@ -196,4 +239,27 @@ fn standby_is_for_kernels_that_need_it() {
     assert!(standby("", ""), "any kernel");
     let rt = "[vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\nrt = 'fifo:1'";
     assert!(standby(&banner("PREEMPT"), rt), "a real-time vCPU");
+}
+
+#[test]
+fn a_cgroup_that_is_named_is_the_one_or_an_error() {
+    let rows = [
+        ("", Some(ActuatorChoice::Auto)),
+        ("cgroup-parent = '/x'", Some(ActuatorChoice::Cgroup)),
+        (
+            "cgroup-parent = '/x'\nactuator = 'auto'",
+            Some(ActuatorChoice::Cgroup),
+        ),
+        ("cgroup-parent = '/x'\nactuator = 'thread'", None),
+        ("cgroup-parent = '/x'\nactuator = 'none'", None),
+    ];
+    for (toml, expected) in rows {
+        let choice = actuator_choice(&options(toml));
+        assert_eq!(choice.as_ref().ok(), expected.as_ref(), "{toml}");
+        let why = choice.err().map(|error| error.to_string());
+        assert!(
+            why.is_none_or(|why| why.contains("--cgroup-parent")),
+            "{toml}"
+        );
+    }
 }

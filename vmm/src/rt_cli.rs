@@ -153,14 +153,18 @@ impl RtArgs {
             profile = profile.with(&path.display().to_string(), file.settings)?;
         }
         let from_file = file.guest.into_iter();
-        let guests = match self.guest.as_slice() {
+        let guests: Vec<Guest> = match self.guest.as_slice() {
             [] => from_file.map(|(name, cpus)| Guest { name, cpus }).collect(),
             flags => flags.iter().map(|guest| guest.0.clone()).collect(),
         };
         let housekeeping = self.housekeeping.clone().or(file.housekeeping);
-        let unthrottled = profile.settings.unthrottled();
+        let settings = &profile.settings;
+        let partition = match guests.is_empty() && housekeeping.is_none() {
+            true if settings.need_no_guest() => Partition::without_guests(look)?,
+            _ => Partition::new(look, guests, housekeeping, settings.unthrottled())?,
+        };
         Ok(Wanted {
-            partition: Partition::new(look, guests, housekeeping, unthrottled)?,
+            partition,
             profile_name,
             profile,
         })
@@ -195,7 +199,7 @@ pub fn profiles(name: Option<&str>) -> anyhow::Result<String> {
         let mut text = String::new();
         for (name, _) in SHIPPED {
             let description = Profile::shipped(name)?.description;
-            text += &format!("{name:<10}{description}\n");
+            text += &format!("{name:<16}{description}\n");
         }
         return Ok(text);
     };

@@ -116,6 +116,9 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     for unseen in &hidden {
         eprintln!("vcpufreq: {}: {}", unseen.path, unseen.why);
     }
+    for impostor in plan.impostors() {
+        eprintln!("vcpufreq: {impostor}");
+    }
     let report = json!({
         "made": applied.made, "closed_record_of_earlier_boot": applied.closed_earlier_boot,
     });

@@ -12,8 +12,8 @@ use std::{fs, io, path::PathBuf, process, sync::Arc};
 
 use anyhow::{Context, bail};
 use vcpufreq_device::{
-    DomainId, Util, VcpuId,
-    host::{HostRoot, KernelTree, PartitionGroups},
+    DomainId, VcpuId,
+    host::{HostActuator, HostRoot, KernelTree, PartitionGroups},
 };
 use vcpufreq_rt::Record;
 
@@ -96,9 +96,12 @@ impl RtGuest {
         self.partition.as_ref()
     }
 
-    /// Lower bounds of the vCPUs' requests.
-    pub fn floors(&self) -> Vec<Util> {
-        self.config.floors.clone()
+    /// The actuator as this guest needs it: no request undercuts a floor, and beside a real-time
+    /// vCPU each vCPU asks for its own domain alone.
+    pub fn actuator(&self, actuator: HostActuator) -> HostActuator {
+        actuator
+            .with_floors(self.config.floors.clone())
+            .for_real_time_guest(!self.cpus.is_empty())
     }
 
     /// Takes this process off the real-time pCPUs; its later threads and the guardian with it.
@@ -286,6 +289,10 @@ impl Hooks for RtHooks {
             })?;
         }
         self.inner.on_vcpu_thread(vcpu, tid)
+    }
+
+    fn on_vcpu_moved(&self, vcpu: VcpuId) {
+        self.inner.on_vcpu_moved(vcpu);
     }
 
     fn on_reset(&self) {

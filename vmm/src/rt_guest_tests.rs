@@ -2,8 +2,18 @@
 //! Promises: a real-time guest that can't be is refused, with one line that says why; and being
 //! real-time keeps nothing from the bridge that it is told otherwise.
 
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
 
+use vcpufreq_device::{
+    ClampMode, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion, NoEvents,
+    PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, Report, Util, VcpuSpec,
+    fakes::{DirTree, FixedSource},
+    host::{ActuatorKind, CgroupTree as _, Placement},
+    region_size,
+};
 use vcpufreq_rt::{Guest, Partition, Profile};
 
 use super::*;
@@ -152,6 +162,81 @@ fn what_was_applied_is_not_asked_for_again() {
     assert!(guest(None).not_apart().contains("rt apply --guest NAME=3"));
 }
 
+fn of(toml: &str) -> RtGuest {
+    let (vcpus, config) = parts(toml, 512).unwrap();
+    RtGuest {
+        config,
+        policies: vcpus.iter().map(|vcpu| vcpu.rt).collect(),
+        domains: vcpus.iter().map(|vcpu| vcpu.domain).collect(),
+        cpus: rt_pcpus(&vcpus),
+        partition: None,
+        without_cpuset: None,
+    }
+}
+
+/// What a guest is told by its second vCPU's register, by an exit and from its page: `bpf` and
+/// `kernel` show the same pages.
+fn features(actuator: HostActuator) -> [u32; 2] {
+    let spec = |domain| VcpuSpec {
+        table: PerfTable::try_from(vec![Khz(1000), Khz(2000)]).unwrap(),
+        capacity: Util::MAX,
+        domain: DomainId(domain),
+    };
+    let config = DeviceConfig {
+        vcpus: vec![spec(0), spec(1)],
+        mode: ClampMode::Floor,
+        headroom: Headroom::None,
+        report: Report::Exact,
+        rate_limit: None,
+    };
+    let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();
+    let device = Arc::new(device);
+    let words = usize::try_from(region_size(2)).unwrap() / 4;
+    let memory: Box<[AtomicU32]> = (0..words).map(|_| AtomicU32::new(0)).collect();
+    let memory = Arc::new(memory);
+    let pages = RegisterPages::new(Box::new(memory.clone()), 2).unwrap();
+    device.attach_pages(pages).unwrap();
+    let offset = REGION_STRIDE + REG_FEATURES;
+    let mut exited = [0; 4];
+    MmioRegion::new(device).read(offset, &mut exited);
+    let word = usize::try_from(offset / 4).unwrap();
+    [
+        u32::from_le_bytes(exited),
+        u32::from_le(memory[word].load(Relaxed)),
+    ]
+}
+
+// It was offered outside of partitions, and by the thread actuator.
+#[test]
+fn beside_a_real_time_vcpu_each_asks_for_its_own_domain_whatever_the_actuator() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = DirTree::default();
+    let groups = |name: &str| {
+        let parent = dir.path().join(name);
+        tree.make(&parent).unwrap();
+        ActuatorKind::Cgroup(Placement {
+            origin: parent.clone(),
+            parent,
+            enables_cpu: false,
+            raises_min: false,
+        })
+    };
+    let rt = "cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0";
+    let other = "cpus=2\n[vcpu.0]\npin=3\n[vcpu.1]\npin=0";
+    for (toml, told) in [(rt, 0), (other, FEATURE_ANY_CPU)] {
+        let guest = of(toml);
+        for kind in [
+            groups(if told == 0 { "rt" } else { "other" }),
+            ActuatorKind::Thread,
+            ActuatorKind::Nothing,
+        ] {
+            let actuator = HostActuator::build(&kind, &tree, &guest.domains).unwrap();
+            let features = features(guest.actuator(actuator));
+            assert_eq!(features, [told; 2], "{toml}: {kind:?}");
+        }
+    }
+}
+
 /// What the bridge would have heard.
 #[derive(Default)]
 struct Heard(Mutex<Vec<&'static str>>);
@@ -171,6 +256,10 @@ impl Hooks for Heard {
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         self.note("thread");
         Ok(())
+    }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {
+        self.note("moved");
     }
 
     fn on_reset(&self) {
@@ -198,21 +287,13 @@ impl Hooks for Heard {
 
 #[test]
 fn the_bridge_hears_of_every_moment() {
-    let toml = "cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0";
-    let (vcpus, config) = parts(toml, 512).unwrap();
-    let rt = RtGuest {
-        config,
-        policies: vcpus.iter().map(|vcpu| vcpu.rt).collect(),
-        domains: vec![DomainId(0), DomainId(1)],
-        cpus: vec![3],
-        partition: None,
-        without_cpuset: None,
-    };
+    let rt = of("cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0");
     let heard = Arc::new(Heard::default());
     let hooks = rt.hooks(heard.clone());
     // The one that isn't real-time: the test's own thread is left as it is.
     hooks.on_vcpu_thread_start(VcpuId(1), 0).unwrap();
     hooks.on_vcpu_thread(VcpuId(1), 0).unwrap();
+    hooks.on_vcpu_moved(VcpuId(1));
     hooks.on_reset();
     hooks.on_path_lost();
     assert_eq!(hooks.hypercalls(), Hypercalls::WritesInKernel);
@@ -223,6 +304,7 @@ fn the_bridge_hears_of_every_moment() {
         [
             "start",
             "thread",
+            "moved",
             "reset",
             "path lost",
             "hypercalls",

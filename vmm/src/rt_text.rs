@@ -5,6 +5,9 @@ use vcpufreq_rt::{Absent, Checked, Effect, Finding, Partition, Plan, PlannedSett
 
 /// `for plc on CPU 3; housekeeping on 0-2; profile kvm-rt`
 fn heading(partition: &Partition, profile: &str) -> String {
+    if partition.guests.is_empty() {
+        return format!("for CPU {}; profile {profile}\n", partition.housekeeping);
+    }
     let guests = partition.guests.iter();
     let guests: Vec<String> = guests
         .map(|guest| format!("{} on CPU {}", guest.name, guest.cpus))
@@ -49,6 +52,7 @@ fn not_by_us(plan: &Plan) -> String {
             Finding::Firmware(said) => ("firmware", said),
             Finding::Hand(said) => ("by hand", said),
             Finding::Note(said) => ("note", said),
+            Finding::Impostor(said) => ("impostor", said),
         };
         text += &format!("{kind}: {said}\n");
     }

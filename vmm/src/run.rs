@@ -24,6 +24,7 @@ use crate::{
     bridge::{self, BpfPlan, Bridge, BridgeDevice, KernelPlan, Plans},
     cli::RunArgs,
     config::RunConfig,
+    dl_server,
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
     facts::{HostCpus, HostTree},
@@ -34,12 +35,18 @@ use crate::{
     rt_guest::RtGuest,
     run_report::{Observer, Summary},
     sys,
-    vm::{self, Hooks, VmError, layout, probe::PathFacts},
+    vm::{
+        self, Hooks, VmError, hypercall::Hypercalls, in_kernel::InKernel, layout, probe::PathFacts,
+    },
 };
 
 /// Tells the user something that ends nothing.
 pub fn warn(text: &str) {
-    eprintln!("vcpufreq: {text}");
+    eprintln!("{}", warning(text));
+}
+
+fn warning(text: &str) -> String {
+    format!("vcpufreq: {text}")
 }
 
 /// Runs a guest; returns the exit code.
@@ -56,7 +63,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let cpus = HostCpus::read(&host);
     let config = resolve::run_config(&args.options()?, &cpus)?;
     check_kvm(&config)?;
-    let offer = config.bridge.then(|| Offer::of_host(&config)).transpose()?;
+    let mut offer = config.bridge.then(|| Offer::of_host(&config)).transpose()?;
+    let clamps = |offer: &&mut Offer| offer.chosen.kind != ActuatorKind::Nothing;
+    if let Some(offer) = offer.as_mut().filter(clamps).filter(|_| config.explain) {
+        offer.notes.extend(floors(&config, &host, &cpus));
+    }
     if std::env::consts::ARCH != "aarch64" {
         let arch = std::env::consts::ARCH;
         return Err(VmError::NotThereYet { arch }.into());
@@ -111,6 +122,12 @@ fn run_and_report(
     offer: Option<Offer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
+    if config.bridge {
+        warn(&config.likeness);
+    }
+    for line in offer.iter().flat_map(|offer| &offer.notes) {
+        eprintln!("{line}");
+    }
     let (observer, writer) = observe(config)?;
     let ran = run_guest((config, host, rt), offer, &observer);
     let written = writer.map(EventWriter::finish).transpose();
@@ -126,13 +143,16 @@ struct Offer {
     source: SysfsSource,
     /// The paths that may be taken.
     plans: Plans,
+    /// What there is to say of these once nothing hinders the guest.
+    notes: Vec<String>,
 }
 
 impl Offer {
     fn of_host(config: &RunConfig) -> anyhow::Result<Self> {
         const NEXT: &str = "or run without the bridge (--no-bridge)";
         let root = HostRoot::default();
-        let chosen = host::choose(config.actuator, ActuatorFacts::probe(&root)).map_err(|why| {
+        let facts = ActuatorFacts::probe(&root, config.cgroup_parent.as_deref());
+        let chosen = host::choose(config.actuator, facts).map_err(|why| {
             anyhow::anyhow!(
                 "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
             )
@@ -140,21 +160,16 @@ impl Offer {
         if chosen.kind == ActuatorKind::Nothing && config.rt.has_floor() {
             bail!("--actuator none can't keep a --floor; leave one of them out");
         }
-        if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
-            warn(&chosen.reason);
-        }
+        let mut notes = Vec::new();
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
-        let source = match config.path {
-            PathChoice::ExitSysfs => source.opening_each_time(),
-            _ => source,
-        };
-        let plans = choose_path(config)?;
+        let plans = choose_path(config, &mut notes)?;
         Ok(Self {
             chosen,
             source,
             plans,
+            notes,
         })
     }
 
@@ -167,8 +182,8 @@ impl Offer {
     }
 }
 
-/// Which paths the guest's accesses may take.
-fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
+/// Which paths the guest's accesses may take; `notes` gets what there is to say of it.
+fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Plans> {
     let bpf = BpfPlan {
         object: config.bpf_object.clone(),
         hypercalls: config.hypercalls,
@@ -178,7 +193,7 @@ fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
     let offers = path::offers(bridge::offer_bpf(&bpf), &facts, &needs(config), files);
     let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
     if config.explain {
-        eprintln!("{}", path::explain(&offers, taken));
+        notes.push(path::explain(&offers, taken));
     }
     let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
     let clean = facts.is_ok_and(|facts| !facts.coherent);
@@ -186,13 +201,22 @@ fn choose_path(config: &RunConfig) -> anyhow::Result<Plans> {
         && config.path == PathChoice::Auto
         && let Some(why) = path::why_not(&offers, Path::Kernel)
     {
-        warn(&format!("each access exits to the VMM: {why}"));
+        notes.push(warning(&format!("each access exits to the VMM: {why}")));
     }
     Ok(Plans {
         bpf: (taken == Path::Bpf).then_some(bpf),
         only_bpf: config.path == PathChoice::Bpf,
         kernel: (taken >= Path::Kernel && offered(Path::Kernel)).then_some(KernelPlan { clean }),
     })
+}
+
+/// Says how far down clamps hold on the pCPUs that vCPUs may be on.
+fn floors(config: &RunConfig, host: &HostTree, cpus: &HostCpus) -> Vec<String> {
+    let mut pcpus = config.pinned();
+    if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
+        pcpus = cpus.online().0;
+    }
+    dl_server::explain(&dl_server::floors(host, cpus), &pcpus, config.clamp)
 }
 
 fn needs(config: &RunConfig) -> Needs {
@@ -214,7 +238,8 @@ fn needs(config: &RunConfig) -> Needs {
 /// Opens KVM and lets it go again: the guest's is opened when all else is there.
 fn check_kvm(config: &RunConfig) -> anyhow::Result<()> {
     let path = &config.kvm_device;
-    let version = vm::open_kvm(path)?.get_api_version();
+    let kvm = vm::open_kvm(path)?;
+    let version = kvm.get_api_version();
     if version != KvmFacts::API_VERSION {
         bail!(
             "{} is no usable KVM device (API version {version}, not {}); give one with --kvm-device, usually /dev/kvm",
@@ -222,7 +247,7 @@ fn check_kvm(config: &RunConfig) -> anyhow::Result<()> {
             KvmFacts::API_VERSION
         );
     }
-    Ok(())
+    Ok(vm::arch::check_memory(&kvm, config.mem_mib)?)
 }
 
 fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWriter>)> {
@@ -244,6 +269,7 @@ fn run_guest(
     offer: Option<Offer>,
     observer: &Arc<Observer>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
+    let console = config.console.open()?;
     let base = config.bridge.then_some(layout::CPUFREQ_BASE);
     let machine = guest_topology::machine(&config.vcpus, base, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
@@ -262,11 +288,16 @@ fn run_guest(
                 .map_or_else(|| Arc::new(NoBridge) as Arc<dyn Hooks>, Bridge::hooks),
         ),
         cpufreq,
+        console,
     };
     let report = vm::run(config, &machine, &guest);
     let summary = bridge.map(Bridge::stop);
     let report = report?;
-    let summary = summary.map(|summary| summary.with_unclaimed(report.unclaimed));
+    let summary = summary.map(|summary| summary.with_guest(&report));
+    if report.console_dropped > 0 {
+        let dropped = report.console_dropped;
+        warn(&format!("console: {dropped} bytes found its file full"));
+    }
     if let Some(message) = report.reason.message() {
         warn(&message);
     }
@@ -286,7 +317,7 @@ fn make_device(
         ..resolve::device_config(&config.vcpus, config.clamp, headroom)?
     };
     let actuator = make_actuator(config, rt, &offer.chosen)?;
-    let actuator = actuator.with_floors(rt.floors());
+    let actuator = rt.actuator(actuator);
     let source = Arc::new(offer.source);
     Ok(Device::new(device, actuator, source, observer.clone())?)
 }
@@ -297,12 +328,17 @@ fn make_actuator(
     chosen: &Chosen,
 ) -> anyhow::Result<HostActuator> {
     let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
-    if let Some(groups) = rt
-        .partition()
-        .filter(|_| matches!(chosen.kind, ActuatorKind::Cgroup(_)))
-    {
+    // The groups of a partition need no place of their own.
+    let grouped = matches!(
+        config.actuator,
+        ActuatorChoice::Auto | ActuatorChoice::Cgroup
+    );
+    if let Some(groups) = rt.partition().filter(|_| grouped) {
         return HostActuator::in_partition(groups, &domains)
             .context("can't clamp in the real-time partition; see vcpufreq rt check");
+    }
+    if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
+        warn(&chosen.reason);
     }
     let build = |kind| HostActuator::build(kind, &KernelTree, &domains);
     match build(&chosen.kind) {
@@ -320,9 +356,27 @@ fn make_actuator(
 struct NoBridge;
 
 impl Hooks for NoBridge {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_reset(&self) {}
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
         warn(text);

@@ -18,7 +18,7 @@ use vcpufreq_device::{
     Source, VcpuId,
 };
 
-use crate::{events::EventQueue, run::warn, sys, watch::HostChange};
+use crate::{events::EventQueue, run::warn, sys, vm::RunReport, watch::HostChange};
 
 /// Sees every event on the thread on which it happens; on a vCPU's it takes no
 /// lock and calls nothing but the clock.
@@ -235,6 +235,7 @@ pub struct Summary {
     sum: CounterSnapshot,
     outside: u64,
     unclaimed: u64,
+    resets: u64,
     lost_on_host: [u64; 2],
 }
 
@@ -267,10 +268,15 @@ impl Summary {
         }
     }
 
-    /// The same with the accesses that no device claimed.
+    /// The same with what the virtual machine counted: resets, and accesses that no device
+    /// claimed.
     #[must_use]
-    pub fn with_unclaimed(self, unclaimed: u64) -> Self {
-        Self { unclaimed, ..self }
+    pub fn with_guest(self, report: &RunReport) -> Self {
+        Self {
+            unclaimed: report.unclaimed,
+            resets: report.resets,
+            ..self
+        }
     }
 
     /// Requests that the host refused.
@@ -302,7 +308,7 @@ impl fmt::Display for Summary {
             f,
             "requests {}: applied {}, unchanged {}, superseded {}, coalesced {}, refused {}, \
              not applicable {}, delayed by the limit {}; illegal accesses {}, accesses of no device {}, \
-             unreadable frequencies {}, governors lost {}, pinnings lost {}",
+             unreadable frequencies {}, resets {}, governors lost {}, pinnings lost {}",
             sum.requests,
             sum.applied,
             sum.unchanged,
@@ -314,6 +320,7 @@ impl fmt::Display for Summary {
             sum.illegal + self.outside,
             self.unclaimed,
             sum.source_failures,
+            self.resets,
             self.lost_on_host[0],
             self.lost_on_host[1],
         )
@@ -333,6 +340,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::vm::ExitReason;
 
     fn device(observer: &Arc<Observer>) -> Device<impl Actuator, impl Source, Arc<Observer>> {
         let spec = |domain| VcpuSpec {
@@ -398,9 +406,16 @@ mod tests {
             let vcpu = VcpuId(0);
             observer.host_changed(HostChange::Pin { vcpu, pinned }, "a pinning");
         }
-        let summary = Summary::default().on_host(&observer).with_unclaimed(7);
+        let report = RunReport {
+            reason: ExitReason::PowerOff,
+            resets: 3,
+            unclaimed: 7,
+            console_dropped: 0,
+        };
+        let summary = Summary::default().on_host(&observer).with_guest(&report);
         let text = summary.to_string();
         assert!(text.contains("accesses of no device 7, "), "{text}");
+        assert!(text.contains(", resets 3, "), "{text}");
         assert!(
             text.ends_with("governors lost 2, pinnings lost 1"),
             "{text}"

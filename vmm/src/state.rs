@@ -8,19 +8,22 @@
 //! stale. After another boot nothing is left but the record itself.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
-    path::{Path, PathBuf},
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::MetadataExt,
+    path::{Component, Path, PathBuf},
 };
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::GroupRecord;
 
-use crate::{facts::HostTree, rt_traces::RtTraces};
+use crate::{
+    facts::HostTree,
+    rt_traces::{InPartition, RtTraces},
+};
 
-use vcpufreq_rt::GuestCpus;
+use vcpufreq_rt::{GuestCpus, OwnDir, Untrusted};
 pub use vcpufreq_rt::{Owner, Standing};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
@@ -35,6 +38,9 @@ pub struct Groups {
     pub origin: PathBuf,
     /// Whether the cpu controller was switched on for them.
     pub enabled_cpu: bool,
+    /// Whether `cpu.uclamp.min` of `origin` was raised for them.
+    #[serde(default)]
+    pub raised_min: bool,
 }
 
 /// What a VMM is about to make.
@@ -71,6 +77,7 @@ impl From<GroupRecord> for Groups {
             group: record.group,
             origin: record.origin,
             enabled_cpu: record.enabled_cpu,
+            raised_min: record.raised_min,
         }
     }
 }
@@ -81,6 +88,7 @@ impl From<&Groups> for GroupRecord {
             group: groups.group.clone(),
             origin: groups.origin.clone(),
             enabled_cpu: groups.enabled_cpu,
+            raised_min: groups.raised_min,
         }
     }
 }
@@ -135,19 +143,17 @@ impl StateDir {
     /// Writes a record, all of it or nothing.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// What the file system refused, or that the directory isn't this user's alone.
     pub fn write(&self, record: &Record) -> anyhow::Result<()> {
-        let path = self.record_path(record.owner.pid);
+        let name = format!("{}.json", record.owner.pid);
         let text = serde_json::to_string(record)?;
-        let unfinished = unfinished(&path);
+        let unfinished = format!("{name}.new");
         let written = || {
-            let made = DirBuilder::new().mode(0o700).create(&self.0);
-            match made {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            fs::write(&unfinished, &text)?;
-            fs::rename(&unfinished, &path)
+            let dir = OwnDir::make(&self.0)?;
+            // Of a process that was killed, or of the last try.
+            dir.remove(&unfinished)?;
+            dir.create(&unfinished)?.write_all(text.as_bytes())?;
+            dir.rename(&unfinished, &name)
         };
         // The last user of the directory may remove it between two steps.
         let again = |error: io::Error| match error.kind() {
@@ -155,6 +161,7 @@ impl StateDir {
             _ => Err(error),
         };
         written().or_else(again).with_context(|| {
+            let path = self.0.join(&name);
             format!(
                 "{} can't be written; make its directory writable",
                 path.display()
@@ -164,58 +171,161 @@ impl StateDir {
 
     /// All records, and the files that should be records and aren't. Records
     /// that come or go meanwhile may be missing.
+    ///
+    /// # Errors
+    /// When others than root and this user could have written one of them, or one names what no
+    /// VMM makes: then none counts.
     pub fn list(&self) -> anyhow::Result<Vec<(PathBuf, anyhow::Result<Record>)>> {
-        let entries = match fs::read_dir(&self.0) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => {
-                bail!(
-                    "{} can't be read: {error}; check its permissions",
-                    self.0.display()
-                )
-            }
+        let Some(dir) = OwnDir::open(&self.0)? else {
+            return Ok(Vec::new());
         };
-        let mut paths: Vec<_> = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
+        let mut paths: Vec<_> = dir
+            .names()?
+            .iter()
+            .map(|name| self.0.join(name))
             .filter(|path| pid_of(path).is_some())
             .collect();
         paths.sort();
-        let read = paths.into_iter().map(|path| {
-            let record = read(&path);
-            (path, record)
-        });
-        let gone = |record: &anyhow::Result<Record>| {
-            let error = record.as_ref().err().and_then(|error| error.downcast_ref());
-            error.is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::NotFound)
-        };
-        Ok(read.filter(|(_, record)| !gone(record)).collect())
+        let mut records = Vec::new();
+        for path in paths {
+            let record = match read_in(&dir, &path) {
+                Err(NoRecord::Gone) => continue,
+                Err(why @ NoRecord::Wrong(_)) => Err(why.into()),
+                record => Ok(record?),
+            };
+            records.push((path, record));
+        }
+        Ok(records)
     }
+
+    /// The socket of the VMM `pid`, if root or this user made it.
+    ///
+    /// # Errors
+    /// When others may have.
+    pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
+        let path = self.socket_path(pid);
+        if OwnDir::open(&self.0)?.is_none() {
+            return Ok(path);
+        }
+        match vcpufreq_rt::check_socket(&path) {
+            // Connecting says so.
+            Err(why) if why.is_missing() => Ok(path),
+            checked => checked.map(|()| path),
+        }
+    }
+}
+
+/// Why there is no record.
+#[derive(Debug, thiserror::Error)]
+pub enum NoRecord {
+    /// There is no file.
+    #[error("it is gone")]
+    Gone,
+    /// Another user may have written it.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    /// It names what no VMM makes.
+    #[error(
+        "{} names {}, which no VMM makes; look at what made it, then remove it",
+        record.display(), what.display()
+    )]
+    Foreign {
+        /// The record.
+        record: PathBuf,
+        /// What it names.
+        what: PathBuf,
+    },
+    /// It isn't one.
+    #[error("{0}")]
+    Wrong(String),
 }
 
 /// Reads a record.
 ///
 /// # Errors
 /// When it can't be read, or isn't one, or is not under its own number.
-pub fn read(path: &Path) -> anyhow::Result<Record> {
-    if is_unfinished(path) {
-        bail!("it is not finished");
-    }
-    let record: Record = serde_json::from_str(&fs::read_to_string(path)?)?;
-    if Some(record.owner.pid) != pid_of(path) {
-        bail!("it is the record of process {}", record.owner.pid);
-    }
-    match &record.groups {
-        Some(groups) if !is_ours(groups, record.owner.pid) => {
-            Err(anyhow!("{} is no cgroup of ours", groups.group.display()))
-        }
-        _ => Ok(record),
+pub fn read(path: &Path) -> Result<Record, NoRecord> {
+    match directory_of(path)? {
+        Some(dir) => read_in(&dir, path),
+        None => Err(NoRecord::Gone),
     }
 }
 
-/// A record can only name the group of its own process.
-fn is_ours(groups: &Groups, pid: u32) -> bool {
-    let name = groups.group.file_name().and_then(|name| name.to_str());
-    name == Some(&format!("{}{pid}", vcpufreq_device::host::GROUP_PREFIX))
+fn read_in(dir: &OwnDir, path: &Path) -> Result<Record, NoRecord> {
+    let wrong = |why: String| Err(NoRecord::Wrong(why));
+    if is_unfinished(path) {
+        return wrong("it is not finished".to_owned());
+    }
+    let text = dir.read(name_of(path))?.ok_or(NoRecord::Gone)?;
+    let record: Record = match serde_json::from_str(&text) {
+        Ok(record) => record,
+        Err(why) => return wrong(why.to_string()),
+    };
+    if Some(record.owner.pid) != pid_of(path) {
+        return wrong(format!("it is the record of process {}", record.owner.pid));
+    }
+    match record.foreign() {
+        Some(what) => Err(NoRecord::Foreign {
+            record: path.to_owned(),
+            what: what.to_owned(),
+        }),
+        None => Ok(record),
+    }
+}
+
+/// Opens a record, if it is there.
+///
+/// # Errors
+/// When it isn't trusted.
+pub fn open(path: &Path) -> Result<Option<File>, Untrusted> {
+    match directory_of(path)? {
+        Some(dir) => dir.file(name_of(path)),
+        None => Ok(None),
+    }
+}
+
+fn directory_of(path: &Path) -> Result<Option<OwnDir>, Untrusted> {
+    OwnDir::open(path.parent().unwrap_or(path))
+}
+
+fn name_of(path: &Path) -> &str {
+    // What isn't text has no number, so it is no record.
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
+}
+
+impl Record {
+    /// A path in it that isn't one of the groups that process makes, comes from, or is put into.
+    fn foreign(&self) -> Option<&Path> {
+        let own = format!("{}{}", vcpufreq_device::host::GROUP_PREFIX, self.owner.pid);
+        let is_plain = |path: &Path| {
+            let mut parts = path.components();
+            path.is_absolute()
+                && parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        };
+        let is_own = |path: &Path| name_of(path) == own;
+        let is_partition = |path: &Path| name_of(path).starts_with("vcpufreq-rt.");
+        let groups = self.groups.as_ref();
+        let own = groups
+            .map(|groups| &*groups.group)
+            .filter(|path| !is_own(path));
+        let top = self.partition().map(|partition| &*partition.top);
+        let top = top.filter(|path| !is_partition(path));
+        let mut paths = self.paths();
+        own.or(top).or_else(|| paths.find(|path| !is_plain(path)))
+    }
+
+    fn partition(&self) -> Option<&InPartition> {
+        self.rt.as_ref()?.partition.as_ref()
+    }
+
+    /// The cgroups that it names.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let groups = self.groups.iter().flat_map(|g| [&*g.group, &*g.origin]);
+        let partition = self.partition().into_iter();
+        groups.chain(partition.flat_map(|p| [&*p.top, &*p.origin]))
+    }
 }
 
 /// Removes a record, what a killed writer left of it, and its VMM's socket.
@@ -223,22 +333,25 @@ fn is_ours(groups: &Groups, pid: u32) -> bool {
 /// # Errors
 /// What the file system refused.
 pub fn remove(path: &Path) -> io::Result<()> {
-    remove_file(&unfinished(path))?;
-    remove_file(&socket_of(path))?;
-    remove_file(path)
+    remove_all(&[&unfinished(path), &socket_of(path), path])
 }
 
 /// Removes a file of the directory, if it is there, and the directory when that
 /// was the last one.
 pub fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    remove_all(&[path])
+}
+
+/// Removes these files of one directory, and that when nothing else is in it.
+fn remove_all(paths: &[&Path]) -> io::Result<()> {
+    let Some(dir) = paths.first().map(|path| directory_of(path)).transpose()? else {
+        return Ok(());
+    };
+    let Some(dir) = dir else { return Ok(()) };
+    for path in paths {
+        dir.remove(name_of(path))?;
     }
-    if let Some(dir) = path.parent() {
-        // Refused while there are other files.
-        let _ = fs::remove_dir(dir);
-    }
+    dir.leave();
     Ok(())
 }
 

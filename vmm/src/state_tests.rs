@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A record is written whole, read back, and stands or falls with its process.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::fake_host::FakeHost;
 
@@ -28,6 +30,7 @@ fn record(pid: u32) -> Record {
             group: format!("/sys/fs/cgroup/vcpufreq.{pid}").into(),
             origin: "/sys/fs/cgroup/init".into(),
             enabled_cpu: true,
+            raised_min: false,
         }),
         rt: None,
         pinned: Vec::new(),
@@ -113,11 +116,9 @@ fn a_record_that_names_what_is_not_its_own_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let state = StateDir::at(dir.path());
     let write = |record: &Record, pid| {
-        fs::write(
-            state.record_path(pid),
-            serde_json::to_string(record).unwrap(),
-        )
-        .unwrap();
+        let path = state.record_path(pid);
+        fs::write(&path, serde_json::to_string(record).unwrap()).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         read(&state.record_path(pid))
     };
     assert!(write(&record(7), 7).is_ok());

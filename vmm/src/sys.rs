@@ -5,6 +5,8 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 
 /// CLOCK_MONOTONIC in ns, the clock of the kernel's trace events with
 /// `trace_clock=mono`. Through the vDSO: no system call.
@@ -53,6 +55,36 @@ pub fn open_files_at_most() -> u64 {
     }
 }
 
+/// The user that this process acts as.
+pub fn own_uid() -> u32 {
+    // SAFETY: geteuid has no arguments and can't fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The user that the process at the other end of `socket` acted as when it connected.
+pub fn peer_uid(socket: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes at most `len` bytes at the pointer, the size of `peer`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    match result {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Leaves the session of the terminal and of whoever started this process.
 pub fn leave_session() -> io::Result<()> {
     // SAFETY: setsid has no arguments and touches no memory of ours.
@@ -77,6 +109,34 @@ pub fn ignore_group_signals() {
         // ignored, so the call can't fail.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+}
+
+/// Gives memory that was allocated and freed back to the host. glibc keeps what lies below
+/// something that is still in use.
+#[cfg(feature = "bpf")]
+pub fn give_back_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it touches free memory only; what it returns is whether there was any.
+        unsafe { libc::malloc_trim(0) };
+    }
+}
+
+/// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
+#[cfg(test)]
+pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let uid = libc::c_long::from(uid);
+            // SAFETY: the call has no memory arguments. Unlike the C library's function it is of
+            // the calling thread alone.
+            match unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) } {
+                0 => Ok(act()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+        thread.join().expect("the thread doesn't panic")
+    })
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ impl Vmm {
             group: group.clone(),
             origin: cgroups.to_owned(),
             enabled_cpu: false,
+            raised_min: false,
         });
         let record = Record {
             owner,

@@ -24,6 +24,10 @@ fn tree() -> TempDir {
         ("proc/sys/vm/swappiness", "10\n"),
         ("proc/version", "Linux version 7.2 SMP PREEMPT_RT\n"),
         ("proc/cmdline", "quiet\n"),
+        (
+            "sys/kernel/debug/sched/fair_server/cpu1/runtime",
+            "50000000\n",
+        ),
     ] {
         write(&dir, path, text);
     }
@@ -73,6 +77,10 @@ fn refusals_are_one_line_each() {
         (&["plan", "--guest=plc=9"], "CPU 9 doesn't exist"),
         (&["plan", "--guest=a=3", "--guest=b=2-3"], "is wanted by b"),
         (&["plan"], "no guest has a CPU"),
+        (
+            &["plan", "--profile=no-fair-server", "--housekeeping=0"],
+            "no guest has a CPU",
+        ),
         (&["plan", "--guest=3"], "NAME=CPUS"),
         (&["plan", PLC, "--profile=nope"], "there are kvm-rt"),
         (&["plan", PLC, "--profile=./nope"], "check the path"),
@@ -106,6 +114,19 @@ fn a_plan_says_old_and_new_and_the_command_line() {
     let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(json["plan"]["settings"][0]["name"], "timer-migration");
     assert_eq!(json["plan"]["settings"][0]["changes"][0]["want"], "0");
+}
+
+#[test]
+fn the_servers_of_all_cpus_need_no_guest() {
+    let dir = tree();
+    let text = stdout(&rt(dir.path(), &["plan", "--profile=no-fair-server"]));
+    for line in [
+        "for CPU 0-3; profile no-fair-server",
+        "  /sys/kernel/debug/sched/fair_server/cpu1/runtime: 50000000 → 0",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("reboot"), "{text}");
 }
 
 #[test]
@@ -152,7 +173,7 @@ fn shipped_profiles_are_printed() {
         output.expect("the program starts")
     };
     let names = stdout(&program(&["rt", "profiles"]));
-    assert_eq!(names.lines().count(), 5, "{names}");
+    assert_eq!(names.lines().count(), 6, "{names}");
     let one = program(&["rt", "profiles", "iq-8275"]);
     assert!(stdout(&one).contains("rt-runtime-us = -1"));
     assert_eq!(program(&["rt", "profiles", "nope"]).status.code(), Some(2));

@@ -2,7 +2,8 @@
 //! What the virtual machine promises of the terminal that it was started on:
 //! raw while the guest runs, and as it was before when the machine has ended,
 //! whichever way. Signals and Ctrl-A x are seen whatever the guest does: when
-//! nobody reads what it prints, and when all it does is reset.
+//! nobody reads what it prints, and when all it does is reset. A signal that
+//! isn't to end the machine loses nothing of what a guest prints.
 //!
 //! The test runs itself again, on a pseudo-terminal, as a program with a
 //! guest; without a usable /dev/kvm it says that it is skipped.
@@ -13,7 +14,7 @@
 )]
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use tempfile::TempDir;
+use vcpufreq::vm::console_output::ConsoleEnd;
+use vcpufreq::vm::hypercall::Hypercalls;
+use vcpufreq::vm::in_kernel::InKernel;
 use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
@@ -37,6 +41,7 @@ const GUEST: &str = "VCPUFREQ_TEST_GUEST";
 /// And the file that it waits for before it panics.
 const RAW_SEEN: &str = "VCPUFREQ_TEST_RAW_SEEN";
 const TEST: &str = "a_terminal_is_put_back_however_the_machine_ends";
+const COUNT_TEST: &str = "a_signal_loses_no_output";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Spins, prints for ever, or resets at once.
@@ -72,12 +77,19 @@ const FAULT: &[u8] = &[0x0f, 0x0b];
 /// `mov byte ds:[0], '.'` and back to it.
 const PRINT: &[u8] = &[0xc6, 0x06, 0x00, 0x00, 0x2e, 0xeb, 0xf9];
 
+/// `mov ds:[0], al`, `inc al` and back to it.
+const COUNT: &[u8] = &[0xa2, 0x00, 0x00, 0xfe, 0xc0, 0xeb, 0xf9];
+
 /// May panic on the main thread when the guest resets.
 struct AtReset {
     panics: bool,
 }
 
 impl Hooks for AtReset {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
@@ -92,6 +104,18 @@ impl Hooks for AtReset {
         panic!("as the test wants");
     }
 
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
+
     fn on_warning(&self, _text: &str) {}
 }
 
@@ -102,10 +126,12 @@ fn run_guest(kind: &str) {
             panics: kind == "resets once",
         }),
         cpufreq: None,
+        console: ConsoleEnd::default(),
     };
     let code = match kind {
         "spins" => SPIN,
         "prints" => PRINT,
+        "counts" => COUNT,
         _ => FAULT,
     };
     let mut guest = Guest { code };
@@ -158,6 +184,66 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "{what} takes too long");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A line of the status of the child's first vCPU.
+fn vcpu_status(child: &Child, key: &str) -> (i32, String) {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let mut tasks = tasks.map(|task| task.unwrap().path());
+    let task = tasks
+        .find(|task| std::fs::read_to_string(task.join("comm")).unwrap().trim() == "vcpu0")
+        .unwrap();
+    let status = std::fs::read_to_string(task.join("status")).unwrap();
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix(key)).unwrap();
+    let tid = task.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    (tid, value.trim().to_owned())
+}
+
+// A migration's signal that met a write was taken for the end: the byte was lost.
+#[test]
+fn a_signal_loses_no_output() {
+    if let Ok(kind) = std::env::var(GUEST) {
+        return run_guest(&kind);
+    }
+    if let Err(error) = Kvm::new().and_then(|kvm| kvm.create_vm()) {
+        println!("SKIP: no usable /dev/kvm: {error}");
+        return;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", COUNT_TEST, "--nocapture"])
+        .env(GUEST, "counts")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = Program(child.unwrap());
+    let mut output = child.0.stdout.take().unwrap();
+    wait_until_full(&output);
+    for _ in 0..5 {
+        let asleep = || vcpu_status(&child.0, "State:").1.starts_with('S');
+        wait_until("the write", asleep);
+        let waits = || vcpu_status(&child.0, "voluntary_ctxt_switches:");
+        let (tid, before) = waits();
+        // SAFETY: tgkill has no memory arguments; the child hasn't been waited for.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_tgkill,
+                child.0.id(),
+                tid,
+                vcpufreq::vm::kick_signal(),
+            )
+        };
+        assert_eq!(result, 0);
+        wait_until("the next wait", || waits().1 != before);
+    }
+    // The test harness of the program prints something first, without a zero.
+    let mut bytes = vec![0; 100_000];
+    output.read_exact(&mut bytes).unwrap();
+    let first = bytes.iter().position(|byte| *byte == 0).unwrap();
+    let mut counted = (0..=u8::MAX).cycle().zip(&bytes[first..]);
+    let lost = counted.position(|(expected, byte)| expected != *byte);
+    assert_eq!(lost, None, "of {} bytes", bytes.len() - first);
 }
 
 fn signal(child: &Child, signal: i32) {

@@ -49,13 +49,32 @@ impl HostBpf {
         ) else {
             return Settled::Nothing;
         };
-        if waiting.not_before_ns.is_some() {
+        if let Some(due_ns) = waiting.not_before_ns {
+            self.charge(waiting, due_ns);
             vcpu.deferred.store(0, SeqCst);
             self.grant(Some(waiting.vcpu), waiting.domain, domain);
         } else {
             domain.pending.store(0, SeqCst);
         }
         self.settle(waiting.domain, apply)
+    }
+
+    /// Charges a request that had no token when it was made, and was due at `due_ns`: its writer and
+    /// the VM may owe for it.
+    fn charge(&self, waiting: &Waiting, due_ns: u64) {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let limit = policies.get(waiting.vcpu.index()).and_then(|p| p.limit);
+        let (Some(limit), Some(vm)) = (limit, self.vm.get(0)) else {
+            return;
+        };
+        let payer = self.vcpus.get(waiting.by.index()).map(|by| &by.due_ns);
+        let payer = payer.map(|payer| (payer, limit.each()));
+        let all = (&vm.due_ns, limit.times(self.domain_count()));
+        for (bucket, pace) in payer.into_iter().chain([all]) {
+            let later = |due: u64| Some(due.max(due_ns).saturating_add(pace.token_ns));
+            // Always adds.
+            let _ = bucket.fetch_update(SeqCst, SeqCst, later);
+        }
     }
 
     /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does: what was asked

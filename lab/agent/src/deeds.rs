@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
@@ -14,6 +14,13 @@ use crate::load::{self, Load};
 use crate::sys::Registers;
 use crate::sysfs;
 use crate::timing;
+
+/// A 16550's interrupt enable register, and what Linux' driver has there while the port is open
+/// and sends nothing: received data, line status.
+const IER: usize = 1;
+const IER_OF_LINUX: u8 = 5;
+/// For an answer to be on its way.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// The loads that are running, by the name that the scenario gave them.
 #[derive(Debug, Default)]
@@ -137,6 +144,21 @@ impl Deeds {
             }
             ["flood", cpu, address, low, high] => {
                 Load::repeat(cpu.parse()?, writes(address, low, high)?)
+            }
+            // The UART's interrupt enable register and its empty receive buffer in turn, for so
+            // long. The console is quiet before and after, for the answers.
+            ["flood-uart", cpu, address, ms] => {
+                let (page, _) = register(address)?;
+                let start = Instant::now() + QUIET;
+                let flood = start..start + Duration::from_millis(ms.parse()?);
+                Load::repeat(cpu.parse()?, move || {
+                    if flood.contains(&Instant::now()) {
+                        page.write_byte(IER, IER_OF_LINUX);
+                        page.read_byte(0);
+                    } else {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                })
             }
             // Stores in one register what is new in another.
             ["echo", cpu, from, to] => {

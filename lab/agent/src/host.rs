@@ -23,8 +23,15 @@ use crate::{sysfs, uclamp};
 /// The second serial port: results, a line of JSON each.
 const RESULTS: &str = "/dev/ttyAMA1";
 
-/// The host's first process.
+/// The host's init system, where a scenario wants one.
+const SYSTEMD: &str = "/usr/lib/systemd/systemd";
+
+/// The host's first process, or a service of its init system, which is started first then.
 pub fn main() {
+    if is_init() && Path::new(SYSTEMD).exists() {
+        let failed = Command::new(SYSTEMD).arg("--log-target=console").exec();
+        println!("{SYSTEMD}: {failed}");
+    }
     if let Err(error) = carry_out() {
         report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
     }
@@ -35,12 +42,18 @@ pub fn main() {
     power_off(RebootMode::RB_POWER_OFF);
 }
 
+fn is_init() -> bool {
+    std::process::id() == 1
+}
+
 fn carry_out() -> Result<()> {
-    mount_kernel_files()?;
-    mount_at("tmpfs", "/run")?;
-    // As on every system: a new tmpfs is everybody's.
-    std::fs::set_permissions("/run", Permissions::from_mode(0o755))?;
-    mount_at("cgroup2", "/sys/fs/cgroup")?;
+    if is_init() {
+        mount_all()?;
+    } else {
+        mount_traces()?;
+        // In the root group, as without an init system: all scenarios count on that.
+        sysfs::write("/sys/fs/cgroup/cgroup.procs", std::process::id())?;
+    }
     raw_result_port()?;
     let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;
     calm_kernel()?;
@@ -92,11 +105,24 @@ fn carry_out() -> Result<()> {
     Ok(())
 }
 
+fn mount_all() -> Result<()> {
+    mount_kernel_files()?;
+    mount_at("tmpfs", "/run")?;
+    // As on every system: a new tmpfs is everybody's.
+    std::fs::set_permissions("/run", Permissions::from_mode(0o755))?;
+    mount_at("cgroup2", "/sys/fs/cgroup")
+}
+
 /// The file systems that every kernel offers.
 pub fn mount_kernel_files() -> Result<()> {
     mount_at("proc", "/proc")?;
     mount_at("sysfs", "/sys")?;
     mount_at("devtmpfs", "/dev")?;
+    mount_traces()
+}
+
+/// Those that systemd mounts by units that aren't here.
+fn mount_traces() -> Result<()> {
     mount_at("debugfs", "/sys/kernel/debug")?;
     mount_at("tracefs", "/sys/kernel/tracing")
 }

@@ -68,7 +68,7 @@ fn has_name(name: &str, cpu: u32) -> bool {
 }
 
 /// Field 9 of a thread's stat; the name before it can hold anything.
-fn is_kernels(stat: &str) -> bool {
+pub fn is_kernels(stat: &str) -> bool {
     let fields = stat.rsplit_once(')').map(|(_, rest)| rest);
     let flags = fields.and_then(|rest| rest.split_whitespace().nth(6));
     let flags = flags.and_then(|flags| flags.parse::<u64>().ok());

@@ -195,10 +195,6 @@ pub fn pin(cpu: u32) -> Result<()> {
 }
 
 /// Lets the calling thread run on every CPU.
-#[cfg_attr(
-    not(feature = "bpf"),
-    expect(dead_code, reason = "for those scenarios")
-)]
 pub fn unpin() -> Result<()> {
     let mut set = CpuSet::new();
     for cpu in 0..CpuSet::count() {

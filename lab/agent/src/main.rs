@@ -6,8 +6,10 @@
 //! and powers off. In the guest it does what the host's scenario asks for,
 //! line by line over the console.
 
+mod crosvm;
 mod deeds;
 mod exits;
+mod fair_server;
 mod guest;
 mod guest_shell;
 mod host;

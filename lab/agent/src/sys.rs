@@ -60,6 +60,80 @@ pub fn set_clamp(min: u32, max: u32) -> Result<()> {
     })
 }
 
+/// Sets a thread's policy with a priority of its range, and its nice value.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn set_policy_of(tid: i32, (policy, priority, nice): (i32, i32, i32)) -> Result<()> {
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
+    let policy = policy | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: `param` lives over the call, which only reads it.
+    let set = unsafe { libc::sched_setscheduler(tid, policy, &raw const param) };
+    ensure!(
+        set == 0,
+        "sched_setscheduler: {}",
+        std::io::Error::last_os_error()
+    );
+    // SAFETY: takes plain numbers.
+    let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), nice) };
+    ensure!(set == 0, "setpriority: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// A thread's policy, priority and nice value.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn policy_of(tid: i32) -> (i32, i32, i32) {
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: takes and returns plain numbers.
+    let policy = unsafe { libc::sched_getscheduler(tid) };
+    // SAFETY: `param` is this function's own, and written by the call alone.
+    unsafe { libc::sched_getparam(tid, &raw mut param) };
+    // SAFETY: takes and returns plain numbers.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.cast_unsigned()) };
+    let policy = policy & !libc::SCHED_RESET_ON_FORK;
+    (policy, param.sched_priority, nice)
+}
+
+/// Sets an open file of the host module up, for so many vCPUs and domains.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Result<()> {
+    /// `VCPUFREQ_HOST_VM`
+    const SET_UP: libc::Ioctl = 0x4008_cf00;
+    let argument = [vcpus, domains];
+    // SAFETY: the driver reads two words, which outlive the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), SET_UP, &raw const argument) };
+    if result == 0 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
+
+/// Binds a domain of the host module to the thread that asks.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn bind_thread(file: &File, domain: u32) -> std::io::Result<()> {
+    /// `VCPUFREQ_HOST_BIND`
+    const BIND: libc::Ioctl = 0x4010_cf01;
+    let argument = [domain, 1, 0, 0];
+    // SAFETY: the driver reads four words, which outlive the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), BIND, &raw const argument) };
+    if result == 0 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
+
 /// Makes the calling thread SCHED_DEADLINE with this share of its time.
 #[cfg_attr(
     not(feature = "bpf"),
@@ -177,6 +251,24 @@ impl Registers {
         let register = unsafe { self.page.add(offset / 4) };
         // SAFETY: mapped and aligned.
         unsafe { register.read_volatile() }
+    }
+
+    /// Reads a device's register of one byte.
+    pub fn read_byte(&self, offset: usize) -> u8 {
+        // SAFETY: within the page, as its bound says, and mapped.
+        unsafe { self.byte(offset).read_volatile() }
+    }
+
+    /// Writes a device's register of one byte.
+    pub fn write_byte(&self, offset: usize, value: u8) {
+        // SAFETY: within the page, as its bound says, and mapped.
+        unsafe { self.byte(offset).write_volatile(value) };
+    }
+
+    fn byte(&self, offset: usize) -> *mut u8 {
+        assert!(offset < PAGE);
+        // SAFETY: within the page, as asserted.
+        unsafe { self.page.as_ptr().cast::<u8>().add(offset) }
     }
 
     /// Writes a byte, and eight, where a register has four.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::time::TimeSpec;
 
+use crate::crosvm::vcpu_name;
 use crate::sysfs;
 
 const TRACING: &str = "/sys/kernel/tracing";
@@ -66,6 +67,15 @@ pub struct Tick {
     pub cpu: u32,
 }
 
+/// A thread is woken, from `sched:sched_waking`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waking {
+    /// The pCPU that wakes it.
+    pub cpu: u32,
+    /// The thread's name.
+    pub thread: String,
+}
+
 /// A span of time, in µs of CLOCK_MONOTONIC.
 pub type Span = (u64, u64);
 
@@ -84,6 +94,8 @@ pub struct Seen {
     pub idles: Vec<Idle>,
     /// All ticks, where these are traced.
     pub ticks: Vec<Tick>,
+    /// All wakings of threads, where these are traced.
+    pub wakings: Vec<Waking>,
 }
 
 impl Seen {
@@ -108,6 +120,9 @@ impl Seen {
                 .map(parse_idle)
                 .collect::<Result<_>>()?,
             ticks: named(TICK).map(parse_tick).collect::<Result<_>>()?,
+            wakings: named(": sched_waking: ")
+                .map(parse_waking)
+                .collect::<Result<_>>()?,
         })
     }
 
@@ -154,7 +169,7 @@ impl Seen {
     /// For how long of a span these pCPUs ran anything but vCPUs, in µs.
     pub fn others_ran(&self, cpus: &[u32], span: Span) -> u64 {
         let other =
-            |(name, _): &(String, i32)| !name.starts_with("vcpu") && !name.starts_with("swapper/");
+            |(name, _): &(String, i32)| vcpu_name(name).is_none() && !name.starts_with("swapper/");
         let mut total = 0;
         for cpu in cpus {
             let mut since = span.0;
@@ -211,6 +226,11 @@ impl Trace {
     /// That of frequencies and of who runs, with the host's ticks.
     pub fn start_with_ticks() -> Result<Self> {
         Self::start_with(&["events/timer/hrtimer_expire_entry/enable"])
+    }
+
+    /// The same, with who is woken from where.
+    pub fn start_with_wakings() -> Result<Self> {
+        Self::start_with(&["events/sched/sched_waking/enable"])
     }
 
     fn start_with(more: &[&str]) -> Result<Self> {
@@ -284,6 +304,18 @@ fn parse_tick(line: &str) -> Result<Tick> {
     Ok(Tick {
         time_us: time_us(head)?,
         cpu: cpu_of(head).with_context(wrong)?,
+    })
+}
+
+/// `  lab-agent-1  [003] d.h3.  12.345678: sched_waking: comm=requests pid=99 prio=120
+/// target_cpu=000`
+fn parse_waking(line: &str) -> Result<Waking> {
+    let wrong = || format!("trace line '{line}'");
+    let (head, tail) = line.split_once(": sched_waking: ").with_context(wrong)?;
+    let (name, _) = tail.rsplit_once(" pid=").with_context(wrong)?;
+    Ok(Waking {
+        cpu: cpu_of(head).with_context(wrong)?,
+        thread: name.strip_prefix("comm=").with_context(wrong)?.to_owned(),
     })
 }
 
@@ -376,6 +408,17 @@ mod tests {
             khz: 1_800_000,
         };
         assert_eq!(parse(line).unwrap(), event);
+    }
+
+    #[test]
+    fn a_waking_of_the_trace() {
+        let line = " lab-agent-1 [003] d.h3. 1.000002: sched_waking: comm=requests pid=99 prio=120 \
+                    target_cpu=000";
+        let waking = Waking {
+            cpu: 3,
+            thread: "requests".to_owned(),
+        };
+        assert_eq!(parse_waking(line).unwrap(), waking);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::fair_server::SwitchedOff;
 use crate::load::Load;
 use crate::scenarios::Policy;
 use crate::{sys, sysfs};
@@ -66,36 +67,51 @@ fn others_online() -> Result<Vec<String>> {
 
 /// The CPUs on which a ceiling of 0 doesn't bring a busy task's policy to its
 /// minimum.
+///
+/// The scheduler's servers are off meanwhile: what they reserve holds a small CPU above its
+/// minimum, as a clamp without effect does.
 pub fn cpus_that_disobey() -> Result<Vec<u32>> {
     if !Path::new(RT_DEFAULT).exists() {
         return Ok(Vec::new());
     }
+    let servers = SwitchedOff::all()?;
+    let wrong = try_all_cpus();
+    servers.restore()?;
+    wrong
+}
+
+fn try_all_cpus() -> Result<Vec<u32>> {
+    let mut wrong = Vec::new();
+    for policy in Policy::all()? {
+        for &cpu in &policy.cpus {
+            if lowest_khz(&policy, cpu)? != policy.min() {
+                wrong.push(cpu);
+            }
+        }
+    }
+    Ok(wrong)
+}
+
+/// The lowest frequency that a busy task under a ceiling of 0 brings a CPU's policy to.
+pub fn lowest_khz(policy: &Policy, cpu: u32) -> Result<u32> {
     sysfs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu")?;
     fs::create_dir(GROUP)?;
     sysfs::write(format!("{GROUP}/cgroup.type"), "threaded")?;
     sysfs::write(format!("{GROUP}/cpu.uclamp.max"), 0)?;
-    let mut wrong = Vec::new();
-    for policy in Policy::all()? {
-        for &cpu in &policy.cpus {
-            let busy = Load::busy_in(cpu, &format!("{GROUP}/cgroup.threads"));
-            // Another task on a CPU of the policy lifts it for as long as it
-            // runs, this one too, and until its utilization has decayed.
-            let mut obeys = false;
-            for _ in 0..500 {
-                std::thread::sleep(Duration::from_millis(4));
-                obeys |= policy.khz()? == policy.min();
-                if obeys {
-                    break;
-                }
-            }
-            if !obeys {
-                wrong.push(cpu);
-            }
-            busy.stop()?;
+    let busy = Load::busy_in(cpu, &format!("{GROUP}/cgroup.threads"));
+    let mut lowest = u32::MAX;
+    // Another task on a CPU of the policy lifts it for as long as it runs, this
+    // one too, and until its utilization has decayed.
+    for _ in 0..500 {
+        std::thread::sleep(Duration::from_millis(4));
+        lowest = lowest.min(policy.khz()?);
+        if lowest == policy.min() {
+            break;
         }
     }
+    busy.stop()?;
     remove_group()?;
-    Ok(wrong)
+    Ok(lowest)
 }
 
 /// A thread that has ended leaves its cgroup a moment later.

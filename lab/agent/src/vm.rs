@@ -11,6 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
+use crate::crosvm::{self, vcpu_name};
+
 /// Boot of the guest, in the host's (virtual) time.
 const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
@@ -41,6 +43,8 @@ pub struct Setup {
     pub silent: bool,
     /// Memory in MiB, when the usual isn't enough.
     pub mem_mib: Option<u32>,
+    /// crosvm in place of vcpufreq: by the options alone, the usual memory.
+    pub crosvm: bool,
 }
 
 impl Setup {
@@ -69,6 +73,8 @@ pub struct Vm {
     lines: Receiver<String>,
     /// Console lines that weren't answers, for the case of failure.
     heard: Vec<String>,
+    /// The VMM, where that isn't the child: a service's.
+    vmm: Option<u32>,
 }
 
 impl Vm {
@@ -112,12 +118,22 @@ impl Vm {
         let _ = fs::remove_file(EVENTS);
         let mut command = command(setup);
         prepare(&mut command);
+        Self::spawn(&mut command)
+    }
+
+    /// Sets which process the VMM is, where the child is between its console and this process.
+    pub fn set_vmm(&mut self, pid: u32) {
+        self.vmm = Some(pid);
+    }
+
+    /// Starts what a guest's console is the input and output of.
+    pub fn spawn(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("starting vcpufreq run")?;
+            .with_context(|| format!("starting {:?}", command.get_program()))?;
         let input = child.stdin.take();
         let output = child.stdout.take().context("no console")?;
         let (sender, lines) = channel();
@@ -133,12 +149,13 @@ impl Vm {
             input,
             lines,
             heard: Vec::new(),
+            vmm: None,
         })
     }
 
     /// Process id of the VMM.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.vmm.unwrap_or_else(|| self.child.id())
     }
 
     /// Asks the guest to do something; its answer.
@@ -195,7 +212,7 @@ impl Vm {
         let errors = self.child.stderr.take().map(read_all).unwrap_or_default();
         ensure!(
             status.code() == Some(code),
-            "vcpufreq run ended with {status}: {errors}"
+            "the VMM ended with {status}: {errors}"
         );
         Ok(errors)
     }
@@ -235,7 +252,7 @@ impl Vm {
     pub fn vcpu_tid(&self, vcpu: usize) -> Result<i32> {
         let wanted = format!("vcpu{vcpu}");
         let mut threads = threads(self.pid())?.into_iter();
-        let found = threads.find(|(_, name)| *name == wanted);
+        let found = threads.find(|(_, name)| vcpu_name(name) == Some(&wanted));
         found
             .map(|(tid, _)| tid)
             .with_context(|| format!("the VMM has no thread {wanted}"))
@@ -338,15 +355,13 @@ pub fn events() -> Result<Vec<Value>> {
 
 /// `vcpufreq run` with the lab's guest.
 pub fn command(setup: &Setup) -> Command {
+    let kernel = ["/lab/guest-kernel", "/lab/guest-initramfs"];
+    if setup.crosvm {
+        return crosvm::command(kernel, MEM_MIB, CMDLINE, &setup.options);
+    }
     let mut command = Command::new("/bin/vcpufreq");
     command
-        .args([
-            "run",
-            "--kernel",
-            "/lab/guest-kernel",
-            "--initrd",
-            "/lab/guest-initramfs",
-        ])
+        .args(["run", "--kernel", kernel[0], "--initrd", kernel[1]])
         .arg("--mem")
         .arg(setup.mem_mib.unwrap_or(MEM_MIB).to_string())
         .arg("--cmdline")

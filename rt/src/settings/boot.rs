@@ -2,11 +2,7 @@
 //! The kernel's command line: what of the profile's is missing there.
 
 use super::{Context, Sheet, threads};
-use crate::{
-    cpus::Cpus,
-    partition,
-    plan::{Finding, ThreadStat},
-};
+use crate::{cpus::Cpus, partition, plan::Finding};
 
 const CMDLINE: &str = "/proc/cmdline";
 
@@ -103,10 +99,12 @@ fn not_offloaded(cx: &Context, sheet: &mut Sheet, cpus: &str) -> Option<String> 
             return None;
         }
     };
-    let runs = |cpu: u32| {
+    let mut runs = |cpu: u32| {
         let names = [format!("rcuop/{cpu}"), format!("rcuos/{cpu}")];
-        let mut found = threads.iter().filter(|(_, name)| names.contains(name));
-        found.any(|(pid, _)| ThreadStat::read(cx.look, *pid).is_ok_and(|stat| !stat.is_parked))
+        names.iter().any(|name| {
+            let found = threads::kernel_threads(sheet, &threads, name);
+            found.iter().any(|(_, stat)| !stat.is_parked)
+        })
     };
     let without = cpus
         .iter()

@@ -21,17 +21,34 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     if cx.settings().interrupts.is_none() {
         return;
     }
-    let found = match super::threads::named(cx.look, "irqbalance") {
-        Ok(found) => found,
+    let all = match super::threads::all(cx.look) {
+        Ok(all) => all,
         Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
     };
-    for pid in found {
+    for pid in of_root(sheet, &all) {
         match by_socket(cx, sheet, pid) {
             // In the second case it has just ended.
             Ok(()) | Err(Unread::Missing) => {}
             Err(_) => by_hand(cx, sheet, pid),
         }
     }
+}
+
+/// Those that root started, or this user. Another user's process may have the name, and moves no
+/// interrupt: what it answers, and what is in its environment, is its own invention.
+fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    for (pid, _) in all.iter().filter(|(_, name)| name == irqbalance::NAME) {
+        match irqbalance::is_of_root(sheet.look, *pid) {
+            Ok(true) => found.push(*pid),
+            Ok(false) => others.push(*pid),
+            // It has just ended.
+            Err(Unread::Missing) => {}
+            Err(why) => sheet.cannot(format!("/proc/{pid}/status"), why),
+        }
+    }
+    sheet.impostors(irqbalance::NAME, "root's", &others);
+    found
 }
 
 /// At run time, beside what it keeps off already, where it lets us.

@@ -22,13 +22,14 @@ mod watchdogs;
 mod workqueues;
 
 pub(crate) use cpuset::occupied;
+pub use sched::SCHED_DEBUG;
 
 use crate::{
     check::Effect,
     cpus::Cpus,
     host::{Look, Unread},
     partition::{self, Partition},
-    plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, ThreadStat},
+    plan::{self, Absent, Change, Finding, Plan, PlannedSetting, Target},
     profile::{Profile, Scope, Settings},
     value::Format,
 };
@@ -183,22 +184,6 @@ impl Sheet<'_> {
         });
     }
 
-    fn thread(&mut self, pid: u32, name: String, want: &str) {
-        match ThreadStat::read(self.look, pid) {
-            Ok(stat) => {
-                let target = Target::Thread {
-                    pid,
-                    name,
-                    start_ticks: stat.start_ticks,
-                };
-                self.add(target, Some(want.to_owned()));
-            }
-            // It has just ended and needs nothing.
-            Err(Unread::Missing) => {}
-            Err(why) => self.cannot(name, why),
-        }
-    }
-
     fn add(&mut self, target: Target, want: Option<String>) {
         match target.now(self.look) {
             Ok(now) => self.changes.push(Change {
@@ -240,6 +225,24 @@ impl Sheet<'_> {
             self.findings.push(finding);
         }
     }
+
+    /// One finding for all processes that have a name and aren't `what` has it: any user can make
+    /// many.
+    fn impostors(&mut self, name: &str, what: &str, pids: &[u32]) {
+        let (Some(first), more) = (pids.first(), pids.len().saturating_sub(1)) else {
+            return;
+        };
+        let user = plan::users(self.look, *first).ok();
+        let user = user.and_then(|users| users.first().copied());
+        let user = user.map_or_else(String::new, |user| format!(" of user {user}"));
+        let more = match more {
+            0 => String::new(),
+            more => format!(", as are {more} more"),
+        };
+        self.finding(Finding::Impostor(format!(
+            "process {first}{user} is called {name} and is not {what}{more}; it is left alone"
+        )));
+    }
 }
 
 pub(crate) fn plan(cx: &Context) -> Plan {
@@ -264,10 +267,14 @@ pub(crate) fn plan(cx: &Context) -> Plan {
             });
         }
     }
-    sheet.setting = "host";
-    hardware::look(cx, &mut sheet);
-    sheet.setting = "cmdline";
-    let cmdline = boot::missing(cx, &mut sheet);
+    // What only a reboot or people can change is for real-time guests' sake.
+    let mut cmdline = None;
+    if !cx.rt.is_empty() {
+        sheet.setting = "host";
+        hardware::look(cx, &mut sheet);
+        sheet.setting = "cmdline";
+        cmdline = boot::missing(cx, &mut sheet);
+    }
     Plan {
         partition: cx.partition.clone(),
         settings,

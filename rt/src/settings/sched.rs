@@ -2,10 +2,11 @@
 //! The scheduler's own switches: where timers go, and how much of a CPU real-time tasks may have.
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, host::Unread, value::Format};
+use crate::{check::Effect, cpus::Cpus, host::Unread, value::Format};
 
 const KERNEL: &str = "/proc/sys/kernel";
-const DEBUG: &str = "/sys/kernel/debug/sched";
+/// Where the scheduler's servers and switches are, with debugfs mounted.
+pub const SCHED_DEBUG: &str = "/sys/kernel/debug/sched";
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];
 
@@ -24,7 +25,8 @@ pub(super) const UNITS: &[Unit] = &[
     },
     Unit {
         name: "fair-server-runtime-ns",
-        reason: "since Linux 6.12 it is this that stops real-time tasks for others' sake",
+        reason: "since Linux 6.12 it is this that stops real-time tasks for others' sake, and schedutil \
+                 keeps a busy CPU's frequency above it",
         plan: servers,
         effect: by_value,
     },
@@ -36,11 +38,11 @@ fn sysctl(sheet: &mut Sheet, name: &str, want: Option<impl ToString>) {
     }
 }
 
-/// The servers' runtimes on the real-time CPUs; none on a kernel without servers.
+/// The servers' runtimes on these CPUs; none on a kernel without servers.
 ///
 /// Which it is can't be told while debugfs is hidden or not mounted.
-fn server_files(cx: &Context) -> Result<Vec<String>, Unread> {
-    let names = match cx.look.list(DEBUG) {
+fn server_files(cx: &Context, cpus: &Cpus) -> Result<Vec<String>, Unread> {
+    let names = match cx.look.list(SCHED_DEBUG) {
         Err(Unread::Missing) if is_mounted(cx) => Vec::new(),
         Err(Unread::Missing) => return Err(Unread::Refused),
         names => names?,
@@ -49,9 +51,8 @@ fn server_files(cx: &Context) -> Result<Vec<String>, Unread> {
         .into_iter()
         .filter(|server| names.iter().any(|name| name == server));
     let of = |server| {
-        cx.rt
-            .iter()
-            .map(move |cpu| format!("{DEBUG}/{server}/cpu{cpu}/runtime"))
+        cpus.iter()
+            .map(move |cpu| format!("{SCHED_DEBUG}/{server}/cpu{cpu}/runtime"))
     };
     Ok(servers.flat_map(of).collect())
 }
@@ -65,10 +66,10 @@ fn servers(cx: &Context, sheet: &mut Sheet) {
     let Some(want) = cx.settings().fair_server_runtime_ns else {
         return;
     };
-    match server_files(cx) {
+    match server_files(cx, cx.cpus_of(cx.settings().fair_server_cpus)) {
         Ok(files) if files.is_empty() => {
             sheet.absent(
-                format!("{DEBUG}/fair_server"),
+                format!("{SCHED_DEBUG}/fair_server"),
                 "before Linux 6.12 there is none",
             );
         }
@@ -77,9 +78,9 @@ fn servers(cx: &Context, sheet: &mut Sheet) {
                 sheet.file(path, Format::Text, want);
             }
         }
-        Err(Unread::Denied) => sheet.cannot(DEBUG.to_owned(), Unread::Denied),
+        Err(Unread::Denied) => sheet.cannot(SCHED_DEBUG.to_owned(), Unread::Denied),
         Err(_) => sheet.unseen(
-            DEBUG,
+            SCHED_DEBUG,
             "debugfs is not mounted; mount -t debugfs debugfs /sys/kernel/debug",
         ),
     }
@@ -90,8 +91,10 @@ fn unthrottled(cx: &Context) -> Effect {
     if cx.settings().rt_runtime_us != Some(-1) {
         return Effect::Effective;
     }
-    let Ok(files) = server_files(cx) else {
-        return Effect::Unseen(format!("{DEBUG} can't be read: the fair servers are there"));
+    let Ok(files) = server_files(cx, &cx.rt) else {
+        return Effect::Unseen(format!(
+            "{SCHED_DEBUG} can't be read: the fair servers are there"
+        ));
     };
     for path in files {
         match cx.look.read(&path).as_deref() {

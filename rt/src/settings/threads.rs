@@ -2,7 +2,10 @@
 //! Kernel threads of the real-time CPUs, which must come before a busy vCPU of theirs.
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::host::{Look, Unread};
+use crate::{
+    host::{Look, Unread},
+    plan::{Target, ThreadStat},
+};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
@@ -27,29 +30,40 @@ pub(super) const UNITS: &[Unit] = &[
 
 fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
     let Some(want) = want else { return };
+    let all = match all(cx.look) {
+        Ok(all) => all,
+        Err(why) => return sheet.cannot(format!("/proc ({kind} threads)"), why),
+    };
     for cpu in cx.rt.iter() {
         let name = format!("{kind}/{cpu}");
-        let found = match named(cx.look, &name) {
-            Ok(found) => found,
-            Err(why) => return sheet.cannot(format!("/proc ({name})"), why),
-        };
+        let found = kernel_threads(sheet, &all, &name);
         if found.is_empty() {
             sheet.absent(name.clone(), "this kernel has no such thread");
         }
-        for pid in found {
-            sheet.thread(pid, name.clone(), want);
+        for (pid, stat) in found {
+            let target = Target::Thread {
+                pid,
+                name: name.clone(),
+                start_ticks: stat.start_ticks,
+            };
+            sheet.add(target, Some(want.to_owned()));
         }
     }
 }
 
-/// The processes and kernel threads with this name.
-///
-/// # Errors
-/// As [`all`].
-pub(super) fn named(look: &dyn Look, name: &str) -> Result<Vec<u32>, Unread> {
-    let mut found = all(look)?;
-    found.retain(|(_, of)| of == name);
-    Ok(found.into_iter().map(|(pid, _)| pid).collect())
+/// The kernel threads with this name. Any process can have it too: those are a finding.
+pub(super) fn kernel_threads(
+    sheet: &mut Sheet,
+    all: &[(u32, String)],
+    name: &str,
+) -> Vec<(u32, ThreadStat)> {
+    let look = sheet.look;
+    let named = all.iter().filter(|(_, of)| of == name);
+    let read = named.filter_map(|(pid, _)| Some((*pid, ThreadStat::read(look, *pid).ok()?)));
+    let (threads, others): (Vec<_>, Vec<_>) = read.partition(|(_, stat)| stat.is_kernel_thread);
+    let others: Vec<u32> = others.iter().map(|(pid, _)| *pid).collect();
+    sheet.impostors(name, "a kernel thread", &others);
+    threads
 }
 
 /// All processes and kernel threads, with their names.

@@ -122,7 +122,7 @@ fn applied_is_effective_and_restored_is_as_before() {
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     assert!(made > 40, "{made}");
     assert_eq!(values(&host), before);
-    assert!(!host.snapshot().contains_key("/run/vcpufreq"));
+    assert!(!host.snapshot().contains_key("/run/vcpufreq-rt"));
     assert_eq!(
         restore(&host, &mut |_, _, _| {}).unwrap(),
         Restored::Nothing
@@ -147,7 +147,7 @@ fn nothing_is_touched_that_the_plan_does_not_list() {
             Some(pid) => listed
                 .iter()
                 .any(|name| name.ends_with(&format!("(thread {pid})"))),
-            None => listed.contains(path) || path == "/run/vcpufreq/rt.json",
+            None => listed.contains(path) || path == "/run/vcpufreq-rt/rt.json",
         };
         assert!(known, "{path}");
     }
@@ -181,7 +181,7 @@ fn killed_everywhere(prepare: fn(&FakeKernel), act: fn(&FakeKernel)) -> usize {
                 "step {step}: {restored:?}"
             );
             assert_eq!(values(&host), before, "killed at step {step}, {happens}");
-            assert!(!host.snapshot().contains_key("/run/vcpufreq/rt.json"));
+            assert!(!host.snapshot().contains_key("/run/vcpufreq-rt/rt.json"));
             if all_done {
                 break;
             }
@@ -307,7 +307,7 @@ fn after_a_reboot_nothing_is_written_and_the_record_is_closed() {
         Restored::EarlierBoot
     );
     assert_eq!(values(&host), before);
-    assert_eq!(*host.touched.borrow(), ["/run/vcpufreq/rt.json"]);
+    assert_eq!(*host.touched.borrow(), ["/run/vcpufreq-rt/rt.json"]);
     assert_eq!(
         restore(&host, &mut |_, _, _| {}).unwrap(),
         Restored::Nothing
@@ -406,5 +406,5 @@ fn groups_that_a_killed_guest_left_are_told() {
     assert!(left[0].1.contains("vcpufreq cleanup"), "{left:?}");
     host.remove(&group);
     restore(&host, &mut |_, _, _| {}).unwrap();
-    assert!(!host.snapshot().contains_key("/run/vcpufreq"));
+    assert!(!host.snapshot().contains_key("/run/vcpufreq-rt"));
 }

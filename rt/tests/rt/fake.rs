@@ -12,10 +12,12 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq_rt::{Cpus, Held, Host, KernelHost, Look, Reading, Unread};
+use vcpufreq_rt::{Cpus, Held, Host, KernelHost, Look, Reading, Unread, Untrusted};
 
 pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";
+/// Another user than root and the one that runs the tests.
+pub const STRANGER: u32 = 54_321;
 const WORKQUEUE: &str = "/sys/devices/virtual/workqueue";
 
 fn einval() -> io::Error {
@@ -174,18 +176,44 @@ impl FakeKernel {
         self.put(&format!("{CGROUP}/cpuset.cpus.isolated"), "");
     }
 
+    /// A kernel thread if it is a CPU's, else a process of root's.
     pub fn thread(&self, pid: usize, name: &str, policy: i32, priority: i32) {
         self.put(&format!("/proc/{pid}/comm"), name);
-        let middle = vec!["0"; 36].join(" ");
+        let mut middle = vec!["0"; 36];
+        if name.contains('/') {
+            // kthreadd is its parent, PF_KTHREAD and PF_NO_SETAFFINITY are among its flags.
+            (middle[0], middle[5]) = ("2", "69238848");
+        }
+        self.users(pid, [0; 4]);
+        let middle = middle.join(" ");
         let text = format!("{pid} ({name}) S {middle} {priority} {policy} 0 0");
         self.put(&format!("/proc/{pid}/stat"), &text);
     }
 
+    /// A user's process with a kernel thread's name.
+    pub fn impostor(&self, pid: usize, name: &str) {
+        self.thread(pid, &name.replace('/', "-"), 0, 0);
+        self.put(&format!("/proc/{pid}/comm"), name);
+        self.users(pid, [STRANGER; 4]);
+    }
+
+    pub fn users(&self, pid: usize, users: [u32; 4]) {
+        let [real, effective, saved, files] = users;
+        let status = format!("Name:\tx\nUid:\t{real}\t{effective}\t{saved}\t{files}\nGid:\t0");
+        self.put(&format!("/proc/{pid}/status"), &status);
+    }
+
     /// Sets the scene: no step.
     pub fn put(&self, path: &str, text: &str) {
-        let path = self.real(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, format!("{text}\n")).unwrap();
+        let real = self.real(path);
+        let dir = real.parent().unwrap();
+        fs::create_dir_all(dir).unwrap();
+        fs::write(&real, format!("{text}\n")).unwrap();
+        if path.starts_with("/run/vcpufreq") {
+            let own = |path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+            own(dir, 0o700).unwrap();
+            own(&real, 0o600).unwrap();
+        }
     }
 
     pub fn remove(&self, path: &str) {
@@ -531,8 +559,17 @@ impl Look for FakeKernel {
         self.files.link_name(path)
     }
 
-    fn ask(&self, socket: &str, request: &str) -> Reading {
-        self.files.ask(socket, request)
+    /// The tests' servers are threads of this process.
+    fn ask(&self, socket: &str, _server: u32, request: &str) -> Reading {
+        self.files.ask(socket, std::process::id(), request)
+    }
+
+    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
+        self.files.own_names(dir)
+    }
+
+    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted> {
+        self.files.own_file(path)
     }
 }
 
@@ -572,17 +609,17 @@ impl Host for FakeKernel {
         })
     }
 
-    fn tell(&self, socket: &str, message: &str) -> io::Result<()> {
+    fn tell(&self, socket: &str, _server: u32, message: &str) -> io::Result<()> {
         self.step(socket, || {
             self.is_refused(socket)?;
-            self.files.tell(socket, message)
+            self.files.tell(socket, std::process::id(), message)
         })
     }
 
     fn create(&self, path: &str, text: &str) -> io::Result<Held> {
         let made = RefCell::new(None);
         self.step(path, || {
-            fs::create_dir_all(self.real(Path::new(path).parent().unwrap().to_str().unwrap()))?;
+            fs::create_dir_all(self.real("/run"))?;
             *made.borrow_mut() = Some(self.files.create(path, text)?);
             Ok(())
         })?;

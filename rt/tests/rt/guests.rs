@@ -200,7 +200,7 @@ fn a_folder_that_is_there_already_is_not_taken() {
 #[test]
 fn a_record_that_somebody_makes_is_left_alone() {
     let host = FakeKernel::four();
-    let unfinished = "/run/vcpufreq/rt.new";
+    let unfinished = "/run/vcpufreq-rt/rt.new";
     host.put(unfinished, "{");
     let maker = File::open(host.real(unfinished)).unwrap();
     maker.lock().unwrap();
@@ -209,7 +209,7 @@ fn a_record_that_somebody_makes_is_left_alone() {
     assert!(host.snapshot().contains_key(unfinished));
     drop(maker);
     assert_eq!(try_restore(&host).unwrap(), Restored::Nothing);
-    assert!(!host.snapshot().contains_key("/run/vcpufreq"));
+    assert!(!host.snapshot().contains_key("/run/vcpufreq-rt"));
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl State {
 }
 
 /// Process 900 of a fake host, until dropped.
-struct Irqbalance {
+pub struct Irqbalance {
     state: Arc<Mutex<State>>,
     socket: PathBuf,
     serves: Option<JoinHandle<()>>,
@@ -90,7 +90,7 @@ struct Irqbalance {
 
 impl Irqbalance {
     /// With this list in its environment.
-    fn start(host: &FakeKernel, own: &str) -> Self {
+    pub fn start(host: &FakeKernel, own: &str) -> Self {
         host.thread(900, "irqbalance", 0, 0);
         let environ = match own {
             "" => "PATH=/bin\0".to_owned(),
@@ -113,6 +113,11 @@ impl Irqbalance {
             socket,
             serves: Some(serves),
         }
+    }
+
+    /// What it was told.
+    pub fn settings(&self) -> usize {
+        self.state().settings.len()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -66,7 +66,7 @@ impl Real {
 
     fn setup(&self) -> Option<String> {
         let socket = format!("/run/irqbalance/irqbalance{}.sock", self.0.id());
-        self.host().ask(&socket, "setup").ok()
+        self.host().ask(&socket, self.0.id(), "setup").ok()
     }
 
     fn keeps_off(&self) -> Cpus {

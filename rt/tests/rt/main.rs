@@ -16,11 +16,15 @@ mod governors;
 #[cfg(test)]
 mod guests;
 #[cfg(test)]
+mod impostors;
+#[cfg(test)]
 mod irqbalance;
 #[cfg(test)]
 mod irqbalance_real;
 #[cfg(test)]
 mod partition;
+#[cfg(test)]
+mod planted;
 #[cfg(test)]
 mod profiles;
 #[cfg(test)]

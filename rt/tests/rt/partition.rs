@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promise: a partition that can't be is refused, with one line that says what is wrong.
 
-use vcpufreq_rt::{ApplyError, Cpus, Guest, Partition, PartitionError, Profile, apply, plan};
+use vcpufreq_rt::{
+    ApplyError, Cpus, Guest, Partition, PartitionError, Profile, apply, check, is_ready, plan,
+    restore,
+};
 
 use crate::fake::{CPU, FakeKernel};
 
@@ -94,4 +97,40 @@ fn a_cpu_that_an_earlier_apply_gave_away_is_refused() {
     let in_force = of("b", "2").unwrap_err();
     assert!(in_force.to_string().contains("restore first"), "{in_force}");
     assert_eq!(host.snapshot(), before);
+}
+
+#[test]
+fn the_servers_of_all_cpus_go_and_come_back_without_a_guest() {
+    let host = FakeKernel::four();
+    host.put("/proc/version", "Linux version 7.3.4 #1 SMP PREEMPT");
+    let before = host.snapshot();
+    let profile = Profile::shipped("no-fair-server").unwrap();
+    let partition = Partition::without_guests(&host).unwrap();
+    let planned = plan(&host, &partition, &profile);
+    let names: Vec<String> = planned
+        .changes()
+        .map(|(_, change)| change.target.name())
+        .collect();
+    let files = ["fair_server", "ext_server"].map(|server| {
+        (0..4).map(move |cpu| format!("/sys/kernel/debug/sched/{server}/cpu{cpu}/runtime"))
+    });
+    let files: Vec<String> = files.into_iter().flatten().collect();
+    assert_eq!(names, files);
+    let apply = |plan| apply(&host, plan, ("no-fair-server", &profile), &mut |_, _, _| {});
+    assert_eq!(apply(&planned).unwrap().made, 8);
+    for file in &files {
+        assert_eq!(host.snapshot()[file], "0");
+    }
+    // Neither a PREEMPT_RT kernel nor a command line is missing: there is no real-time guest.
+    let now = plan(&host, &partition, &profile);
+    assert!(is_ready(&now, &check(&host, &now, &profile)));
+    let again = apply(&now).unwrap_err().to_string();
+    assert!(
+        again.contains("no-fair-server") && again.contains("restore first"),
+        "{again}"
+    );
+    restore(&host, &mut |_, _, _| {}).unwrap();
+    let mut after = host.snapshot();
+    after.retain(|path, _| before.contains_key(path));
+    assert_eq!(after, before);
 }

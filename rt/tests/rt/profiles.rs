@@ -7,10 +7,10 @@ use vcpufreq_rt::{IdleStates, Place, Profile, SHIPPED, Scope};
 fn every_shipped_profile_is_right() {
     for (name, _) in SHIPPED {
         let profile = Profile::shipped(name).unwrap();
-        assert!(
-            !profile.description.is_empty() && !profile.cmdline.is_empty(),
-            "{name}"
-        );
+        assert!(!profile.description.is_empty(), "{name}");
+        let real_time = !profile.settings.need_no_guest();
+        assert_eq!(real_time, !profile.cmdline.is_empty(), "{name}");
+        assert_eq!(real_time, *name != "no-fair-server");
     }
 }
 
@@ -101,6 +101,26 @@ fn kvm_rt_has_these_values() {
             "irqaffinity={housekeeping}"
         ]
     );
+}
+
+#[test]
+fn settings_beside_the_servers_of_all_cpus_need_a_guest() {
+    for (text, none) in [
+        ("fair-server-runtime-ns = 0\nfair-server-cpus = 'all'", true),
+        (
+            "fair-server-runtime-ns = 25000000\nfair-server-cpus = 'all'",
+            true,
+        ),
+        ("fair-server-runtime-ns = 0", false),
+        (
+            "fair-server-runtime-ns = 0\nfair-server-cpus = 'all'\nksm = 0",
+            false,
+        ),
+        ("", false),
+    ] {
+        let profile = Profile::parse("test", &format!("[settings]\n{text}")).unwrap();
+        assert_eq!(profile.settings.need_no_guest(), none, "{text}");
+    }
 }
 
 #[test]

@@ -18,10 +18,9 @@
 //! Removing kills nothing: processes move to where the VM's came from, groups are removed. It may
 //! be done by another process, and again when it was interrupted.
 //!
-//! Unprivileged use needs a subtree that belongs to the user: the parent of the process' own
-//! group must be writable, have the cpu controller, and all groups from there to the root must have
-//! `cpu.uclamp.min` at `max`. With systemd, that is a delegated slice
-//! (`Delegate=cpu`) in which an administrator sets that file.
+//! [`Placement`](super::Placement) finds `parent`. Where it is the process' own group,
+//! that has to become empty: the process and its guardian are in `rest` then, and the group's
+//! `cpu.uclamp.min` is `max` for as long.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +29,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::HostRoot;
+use super::cgroup_error::CgroupError;
 use super::placement::cgroup_mount;
 use crate::units::DomainId;
 
@@ -49,6 +49,8 @@ pub struct GroupRecord {
     pub origin: PathBuf,
     /// The cpu controller was off for the children of the group's parent before.
     pub enabled_cpu: bool,
+    /// `cpu.uclamp.min` of the process' own group was 0, and is `max` while the VM's is in it.
+    pub raised_min: bool,
 }
 
 /// A VM's group that nobody uses any more.
@@ -90,81 +92,6 @@ impl CgroupTree for KernelTree {
     }
 }
 
-/// Why a VM can't have groups, or they can't be removed.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// No cgroup v2 at all.
-    #[error("cgroup v2 is not mounted; mount it at /sys/fs/cgroup")]
-    NotMounted,
-    /// The process is in a group that its namespace doesn't show.
-    #[error("this process is in cgroup {group}, outside its cgroup namespace")]
-    OutsideNamespace {
-        /// The group as the kernel names it.
-        group: String,
-    },
-    /// The cpu controller is not to be had.
-    #[error(
-        "{} has no cpu controller; delegate it, or free it from cgroup v1",
-        path.display()
-    )]
-    NoCpuController {
-        /// The group.
-        path: PathBuf,
-    },
-    /// The kernel has no clamps on groups.
-    #[error("{} has no cpu.uclamp.min; the kernel needs CONFIG_UCLAMP_TASK_GROUP", path.display())]
-    NoUclamp {
-        /// The group.
-        path: PathBuf,
-    },
-    /// A group above caps every minimum below it.
-    #[error("{} is {value}, which caps all below it; write max to it", path.display())]
-    Capped {
-        /// The file.
-        path: PathBuf,
-        /// What it holds.
-        value: String,
-    },
-    /// The cpu controller can't be switched on in a group with processes.
-    #[error("{} has processes, so the cpu controller can't be switched on in it", path.display())]
-    InternalProcesses {
-        /// The group.
-        path: PathBuf,
-    },
-    /// A group that can't have domain children.
-    #[error("{} is a cgroup of type '{kind}', not a domain", path.display())]
-    NotADomain {
-        /// The group.
-        path: PathBuf,
-        /// Its type.
-        kind: String,
-    },
-    /// A group that should be gone still has processes or children.
-    #[error("{} is still in use; try again when its processes have ended", path.display())]
-    Busy {
-        /// The group.
-        path: PathBuf,
-    },
-    /// The group that this process would make is there, and somebody is in it.
-    #[error(
-        "{} is the group of a running process that has this one's number in another PID namespace; \
-         start again",
-        path.display()
-    )]
-    Taken {
-        /// The group.
-        path: PathBuf,
-    },
-    /// Any other refusal.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// The file or directory.
-        path: PathBuf,
-        /// What the kernel said.
-        error: io::Error,
-    },
-}
-
 impl Leftover {
     /// What removing it needs. It has no process that could go home.
     #[must_use]
@@ -173,6 +100,7 @@ impl Leftover {
             group: self.group.clone(),
             origin: self.group.clone(),
             enabled_cpu: false,
+            raised_min: false,
         }
     }
 }
@@ -212,22 +140,59 @@ pub(super) fn create(
     pid: u32,
 ) -> Result<(), CgroupError> {
     remove(tree, record)?;
+    make(tree, &record.group)?;
+    make_threaded(tree, &record.rest())?;
+    for process in movers(record, pid)? {
+        write(&record.rest().join("cgroup.procs"), &process)?;
+    }
+    // By now the parent is empty, unless that is the root: with a controller for its children,
+    // a group has no processes.
     if record.enabled_cpu {
         write(&parent_of(record).join("cgroup.subtree_control"), "+cpu")?;
     }
-    make(tree, &record.group)?;
     let file = record.group.join("cpu.uclamp.min");
     if !file.exists() {
         let path = record.group.clone();
         return Err(CgroupError::NoUclamp { path });
     }
-    write(&file, "max")?;
+    // First, so that 'rest' has a minimum of its own and isn't lifted meanwhile.
     write(&record.group.join("cgroup.subtree_control"), "+cpu")?;
-    make_threaded(tree, &record.rest())?;
+    if record.raised_min {
+        write(&record.origin.join("cpu.uclamp.min"), "max")?;
+    }
+    write(&file, "max")?;
     for domain in domains {
         make_threaded(tree, &record.domain(*domain))?;
     }
-    write(&record.rest().join("cgroup.procs"), &pid.to_string())
+    Ok(())
+}
+
+/// The processes that move: `pid`, and from a group that has to become empty its children too,
+/// the guardian. Any other process there is in the way.
+fn movers(record: &GroupRecord, pid: u32) -> Result<Vec<String>, CgroupError> {
+    let own = pid.to_string();
+    if !is_inside(record) {
+        return Ok(vec![own]);
+    }
+    let there = read(&record.origin.join("cgroup.procs"))?;
+    let there: Vec<String> = there.split_whitespace().map(str::to_owned).collect();
+    let ours = |process: &String| *process == own || parent_process(process) == Some(own.clone());
+    if !there.iter().all(ours) {
+        let path = record.origin.clone();
+        return Err(CgroupError::InternalProcesses { path });
+    }
+    Ok(there)
+}
+
+fn parent_process(pid: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Some(parent.trim().to_owned())
+}
+
+/// Whether the VM's group is in its process' own, which isn't the root: that has no type.
+fn is_inside(record: &GroupRecord) -> bool {
+    parent_of(record) == record.origin && record.origin.join("cgroup.type").exists()
 }
 
 /// Removes the groups of `record`, and moves whatever is in them to its origin, or to the group's
@@ -249,6 +214,16 @@ pub fn remove(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupE
 
 fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupError> {
     let group = &record.group;
+    if is_inside(record) {
+        let home = &record.origin;
+        // Refused while another VM there needs it; then the processes can't go home, and the
+        // rmdir below tells.
+        drop(write(&group.join("cgroup.subtree_control"), "-cpu"));
+        drop(write(&home.join("cgroup.subtree_control"), "-cpu"));
+    }
+    if record.raised_min {
+        drop(write(&record.origin.join("cpu.uclamp.min"), "0"));
+    }
     for pid in read(&group.join("cgroup.procs"))?.split_whitespace() {
         let home = write(&record.origin.join("cgroup.procs"), pid);
         let moved = home.or_else(|_| write(&parent_of(record).join("cgroup.procs"), pid));
@@ -275,7 +250,8 @@ fn restore_controller(parent: &Path) {
 }
 
 /// All groups of VMs on the host below `root` that are empty and whose process is dead. A group
-/// that has children of another name is somebody else's.
+/// that has children of another name is of another program; one in which no process has run is just
+/// being made, by a process of another PID namespace.
 ///
 /// # Errors
 /// When there is no cgroup v2 to look into.
@@ -313,7 +289,16 @@ fn is_abandoned(root: &HostRoot, group: &Path, pid: u32) -> bool {
     let alive = root.join(Path::new(&format!("/proc/{pid}"))).exists();
     let events = read(&group.join("cgroup.events"));
     let empty = events.is_ok_and(|text| text.lines().any(|line| line == "populated 0"));
-    !alive && empty
+    !alive && empty && was_used(group)
+}
+
+/// Whether a process has run in `group`: the kernel has counted time of it, in every group.
+fn was_used(group: &Path) -> bool {
+    let stat = read(&group.join("cpu.stat")).unwrap_or_default();
+    let usage = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    usage.is_some_and(|usage| usage.trim() != "0")
 }
 
 pub(super) fn make_threaded(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {

@@ -17,7 +17,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-use super::cgroup::{self, CgroupError, CgroupTree, GroupRecord, write};
+use super::cgroup::{self, CgroupTree, GroupRecord, write};
+use super::cgroup_error::CgroupError;
 use super::placement::Placement;
 use super::sys::{self, Tid};
 use super::text::{errno, percent_bytes};

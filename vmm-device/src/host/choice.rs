@@ -7,8 +7,9 @@ use std::io;
 use std::path::Path;
 
 use super::HostRoot;
-use super::cgroup::{CgroupError, CgroupTree, GroupRecord};
+use super::cgroup::{CgroupTree, GroupRecord};
 use super::cgroup_actuator::CgroupActuator;
+use super::cgroup_error::CgroupError;
 use super::partition::PartitionGroups;
 use super::placement::Placement;
 use super::sys::Tid;
@@ -81,7 +82,7 @@ pub struct HostActuator {
     domains: Box<[DomainId]>,
     /// In order of the vCPUs, as `domains`; empty: none.
     floors: Box<[Util]>,
-    /// Its threads are in a partition.
+    /// Its guest has a real-time vCPU.
     real_time: bool,
 }
 
@@ -94,12 +95,12 @@ enum On {
 }
 
 impl ActuatorFacts {
-    /// Looks at the host below `root`.
+    /// Looks at the host below `root`, for groups in `parent` if that is named.
     #[must_use]
-    pub fn probe(root: &HostRoot) -> Self {
+    pub fn probe(root: &HostRoot, parent: Option<&Path>) -> Self {
         Self {
             uclamp: uclamp_available(),
-            cgroup: Placement::find(root),
+            cgroup: Placement::find(root, parent),
         }
     }
 }
@@ -180,6 +181,16 @@ impl HostActuator {
     pub fn with_floors(self, floors: Vec<Util>) -> Self {
         Self {
             floors: floors.into(),
+            ..self
+        }
+    }
+
+    /// For a guest that has a real-time vCPU, if `real_time`: each vCPU asks for its own domain
+    /// alone, however the host is asked.
+    #[must_use]
+    pub fn for_real_time_guest(self, real_time: bool) -> Self {
+        Self {
+            real_time: self.real_time || real_time,
             ..self
         }
     }
@@ -266,8 +277,8 @@ impl Actuator for HostActuator {
             }),
         }
     }
-    /// But for real-time guests: a vCPU that asked for a real-time one's would exit with that
-    /// one's run queue locked.
+    /// But for real-time guests: a vCPU that asked for a real-time one's domain would exit with
+    /// that one's run queue locked.
     fn serves_any_vcpu(&self) -> bool {
         !self.real_time
     }

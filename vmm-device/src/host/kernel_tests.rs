@@ -19,7 +19,7 @@ fn place() -> Option<Placement> {
         println!("SKIP: VCPUFREQ_TEST_HOST=1 lets this test make cgroups on this machine");
         return None;
     }
-    let place = Placement::find(&HostRoot::default());
+    let place = Placement::find(&HostRoot::default(), None);
     place.map_err(|error| println!("SKIP: {error}")).ok()
 }
 
@@ -90,7 +90,7 @@ fn the_schedulers_clamp_is_the_demand_and_nothing_stays() {
     removed.unwrap();
     assert!(rest.is_none_or(|clamp| clamp == (0, 1024)), "{rest:?}");
     assert!(!actuator.record().unwrap().group.exists());
-    let home = Placement::find(&HostRoot::default()).unwrap();
+    let home = Placement::find(&HostRoot::default(), None).unwrap();
     assert_eq!(home, place, "process and controller are as they were");
 }
 

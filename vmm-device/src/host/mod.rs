@@ -10,9 +10,11 @@
 
 mod cgroup;
 mod cgroup_actuator;
+mod cgroup_error;
 mod choice;
 #[cfg(test)]
 mod kernel_tests;
+mod limits;
 mod partition;
 mod placement;
 mod source;
@@ -23,10 +25,11 @@ mod thread_actuator;
 use std::path::{Path, PathBuf};
 
 pub use cgroup::{
-    CgroupError, CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover,
-    REST_NAME, leftovers, remove,
+    CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
+    leftovers, remove,
 };
 pub use cgroup_actuator::CgroupActuator;
+pub use cgroup_error::CgroupError;
 pub use choice::{
     ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
 };

@@ -18,9 +18,11 @@ use std::path::{Path, PathBuf};
 
 use super::HostRoot;
 use super::cgroup::{
-    CgroupError, CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, children, make_threaded, read,
-    unmake, write,
+    CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, children, make_threaded, read, unmake,
+    write,
 };
+use super::cgroup_error::CgroupError;
+use super::limits::check_kept;
 use super::placement::{cgroup_mount, own_group};
 use crate::units::DomainId;
 
@@ -41,14 +43,16 @@ impl PartitionGroups {
     /// For process `pid`, the calling one, in the partition `top`.
     ///
     /// # Errors
-    /// When its own group can't be told.
+    /// When its own group can't be told, or has a limit that would end with the move.
     pub fn here(
         root: &HostRoot,
         top: PathBuf,
         pid: u32,
         rt: Vec<DomainId>,
     ) -> Result<Self, CgroupError> {
-        let origin = own_group(root, &cgroup_mount(root)?)?;
+        let mount = cgroup_mount(root)?;
+        let origin = own_group(root, &mount)?;
+        check_kept(&mount, &origin, &top)?;
         Ok(Self {
             top,
             origin,

@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where in the host's cgroup v2 tree a VM's group can be, if anywhere. Looks only; makes nothing.
 //!
-//! Two places are tried: beside the process' own cgroup (its parent, which a delegated subtree may
-//! own), and the root. What decides, besides permission, is a rule of uclamp: a group's effective
-//! minimum is capped by its parent's, up to the root, and a new group's minimum is 0. So below a
-//! group such as systemd's `user.slice`, whose `cpu.uclamp.min` is 0, no floor has any effect.
+//! A process stays below all groups that limit it. So the place is its own group, or the group
+//! around that where nothing is limited by the own one, and only if that is delegated to it: by
+//! systemd (`Delegate=`, which systemd notes in the attribute `delegate`), or because it belongs to
+//! the process' user. A process in the root finds its place there. Anywhere else a parent has to be
+//! named, and one that would end a limit is refused.
+//!
+//! What decides besides is a rule of uclamp: a group's effective minimum is capped by its parent's,
+//! up to the root, and a new group's minimum is 0. So below a group such as systemd's
+//! `system.slice`, whose `cpu.uclamp.min` is 0, no floor has any effect.
 
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::HostRoot;
-use super::cgroup::{CgroupError, GROUP_PREFIX, GroupRecord, check_unused, has_cpu, read};
+use super::cgroup::{GROUP_PREFIX, GroupRecord, check_unused, has_cpu, read};
+use super::cgroup_error::CgroupError;
+use super::limits::check_kept;
+use super::sys::{attribute_is_one, effective_user};
 
 /// A usable place for VMs' groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,30 +34,25 @@ pub struct Placement {
     pub origin: PathBuf,
     /// Whether the cpu controller must be switched on for the children of `parent`.
     pub enables_cpu: bool,
+    /// Whether `cpu.uclamp.min` of the process' own group must be raised: the VM's will be in it.
+    pub raises_min: bool,
 }
 
 impl Placement {
-    /// Finds a place on the host below `root`.
+    /// Finds a place on the host below `root`; `named` is the parent that the user wants.
     ///
     /// # Errors
-    /// Why the better one of the two places can't be used.
-    pub fn find(root: &HostRoot) -> Result<Self, CgroupError> {
+    /// Why there is none, or why the named one can't be used.
+    pub fn find(root: &HostRoot, named: Option<&Path>) -> Result<Self, CgroupError> {
         let mount = mount_point(root)?;
-        let origin = own_group(root, &mount)?;
-        let beside = match origin.parent() {
-            Some(parent) if origin != mount => parent.to_path_buf(),
-            _ => mount.clone(),
+        let here = Here {
+            origin: own_group(root, &mount)?,
+            mount,
         };
-        let usable = usable(&beside, &mount).map(|enables_cpu| (beside, enables_cpu));
-        let (parent, enables_cpu) = usable.or_else(|first| match usable_root(&mount) {
-            Ok(found) => Ok(found),
-            Err(_) => Err(first),
-        })?;
-        Ok(Self {
-            parent,
-            origin,
-            enables_cpu,
-        })
+        match named {
+            Some(dir) => here.at(here.checked(root, dir)?),
+            None => here.of_its_own(),
+        }
     }
 
     /// What process `pid` would make here, and what undoes it. A guardian can know that before
@@ -59,55 +63,159 @@ impl Placement {
             group: self.parent.join(format!("{GROUP_PREFIX}{pid}")),
             origin: self.origin.clone(),
             enabled_cpu: self.enables_cpu,
+            raised_min: self.raises_min,
         }
     }
 }
 
-fn usable_root(mount: &Path) -> Result<(PathBuf, bool), CgroupError> {
-    usable(mount, mount).map(|enables_cpu| (mount.to_path_buf(), enables_cpu))
+/// Where the calling process is.
+struct Here {
+    mount: PathBuf,
+    origin: PathBuf,
 }
 
-/// Whether a VM's group can be made in `dir`; if so, whether that needs the cpu controller
-/// switched on.
-fn usable(dir: &Path, mount: &Path) -> Result<bool, CgroupError> {
-    let path = dir.to_path_buf();
-    if !has_cpu(&read(&dir.join("cgroup.controllers"))?) {
-        return Err(CgroupError::NoCpuController { path });
+impl Here {
+    /// The first place that the process may use by itself.
+    fn of_its_own(&self) -> Result<Placement, CgroupError> {
+        let origin = self.origin.clone();
+        if origin == self.mount && self.is_root(&origin) {
+            return self.at(origin);
+        }
+        let beside = origin.parent().map(Path::to_path_buf);
+        let beside = beside.filter(|parent| is_delegated(parent, &self.mount));
+        let inside = is_delegated(&origin, &self.mount).then(|| self.at(origin.clone()));
+        match (inside, beside) {
+            (Some(Ok(place)), _) => Ok(place),
+            (inside, Some(parent)) => {
+                let place = self
+                    .keeps_own_limits(&parent)
+                    .and_then(|()| self.at(parent));
+                // The own group is the better place: what is wrong there is what to mend.
+                place.map_err(|error| inside.and_then(Result::err).unwrap_or(error))
+            }
+            (Some(Err(error)), None) => Err(error),
+            (None, None) => Err(CgroupError::NotDelegated { path: origin }),
+        }
     }
-    for group in dir.ancestors().take_while(|group| *group != mount) {
-        check_uncapped(group)?;
+
+    /// Whether `group` is the host's root: a cgroup namespace shows a group at its place, which
+    /// has a type, may have limits, and keeps the rule on processes.
+    fn is_root(&self, group: &Path) -> bool {
+        group == self.mount && !group.join("cgroup.type").exists()
     }
-    for file in ["cgroup.subtree_control", "cgroup.procs"] {
-        let path = dir.join(file);
-        let opened = OpenOptions::new().write(true).open(&path);
-        opened.map_err(|error| CgroupError::File { path, error })?;
+
+    /// Within a subtree that is delegated, limits that can't be seen aren't the host's: those are
+    /// on its top and above, which the process doesn't leave.
+    fn keeps_own_limits(&self, parent: &Path) -> Result<(), CgroupError> {
+        match check_kept(&self.mount, &self.origin, parent) {
+            Err(CgroupError::UnknownLimits { .. }) => Ok(()),
+            kept => kept,
+        }
     }
-    // A process of the same number in another PID namespace may see the same tree.
-    check_unused(&dir.join(format!("{GROUP_PREFIX}{}", std::process::id())))?;
-    let enables_cpu = !has_cpu(&read(&dir.join("cgroup.subtree_control"))?);
-    // The kernel refuses to switch a controller on in a group with processes, but for the root.
-    if enables_cpu && dir != mount && !read(&dir.join("cgroup.procs"))?.is_empty() {
-        return Err(CgroupError::InternalProcesses { path });
+
+    /// The group that the user names, in which the process keeps its limits.
+    fn checked(&self, root: &HostRoot, dir: &Path) -> Result<PathBuf, CgroupError> {
+        let found = dir.is_absolute().then(|| fs::canonicalize(root.join(dir)));
+        let group = found.and_then(Result::ok);
+        let group = group
+            .filter(|group| group.starts_with(&self.mount) && group.join("cgroup.procs").exists());
+        let group = group.ok_or_else(|| CgroupError::NoGroup {
+            path: dir.to_path_buf(),
+            mount: self.mount.clone(),
+        })?;
+        check_kept(&self.mount, &self.origin, &group)?;
+        Ok(group)
     }
-    Ok(enables_cpu)
+
+    /// `parent`, if a VM's group can be made there.
+    fn at(&self, parent: PathBuf) -> Result<Placement, CgroupError> {
+        let path = parent.clone();
+        if !has_cpu(&read(&parent.join("cgroup.controllers"))?) {
+            return Err(CgroupError::NoCpuController { path });
+        }
+        for group in parent.ancestors().take_while(|group| *group != self.mount) {
+            self.check_uncapped(group)?;
+        }
+        for file in ["cgroup.subtree_control", "cgroup.procs"] {
+            check_writable(&parent.join(file))?;
+        }
+        // A process of the same number in another PID namespace may see the same tree.
+        check_unused(&parent.join(format!("{GROUP_PREFIX}{}", std::process::id())))?;
+        let enables_cpu = !has_cpu(&read(&parent.join("cgroup.subtree_control"))?);
+        let processes = read(&parent.join("cgroup.procs"))?;
+        let mut others = processes.split_whitespace();
+        // The kernel refuses to switch a controller on in a group with processes, but for the
+        // root. This one leaves its own.
+        let own = std::process::id().to_string();
+        if enables_cpu
+            && !self.is_root(&parent)
+            && others.any(|pid| parent != self.origin || pid != own)
+        {
+            return Err(CgroupError::InternalProcesses { path });
+        }
+        let is_own = parent == self.origin && !self.is_root(&parent);
+        let raises_min = is_own && !is_max(&read(&parent.join("cpu.uclamp.min"))?);
+        Ok(Placement {
+            parent,
+            origin: self.origin.clone(),
+            enables_cpu,
+            raises_min,
+        })
+    }
+
+    fn check_uncapped(&self, group: &Path) -> Result<(), CgroupError> {
+        let path = group.to_path_buf();
+        let kind = read(&group.join("cgroup.type"))?;
+        if kind.trim() != "domain" {
+            let kind = kind.trim().to_owned();
+            return Err(CgroupError::NotADomain { path, kind });
+        }
+        let file = group.join("cpu.uclamp.min");
+        if !file.exists() {
+            return Err(CgroupError::NoUclamp { path });
+        }
+        let value = read(&file)?.trim().to_owned();
+        let uncapped = is_max(&value);
+        // That of the own group is raised for as long as the VM's is in it.
+        let can_be = *group == self.origin && value == "0.00" && check_writable(&file).is_ok();
+        if !uncapped && !can_be {
+            return Err(CgroupError::Capped { path: file, value });
+        }
+        Ok(())
+    }
 }
 
-fn check_uncapped(group: &Path) -> Result<(), CgroupError> {
-    let path = group.to_path_buf();
-    let kind = read(&group.join("cgroup.type"))?;
-    if kind.trim() != "domain" {
-        let kind = kind.trim().to_owned();
-        return Err(CgroupError::NotADomain { path, kind });
+/// Of a `cpu.uclamp.min`, as the kernel shows it.
+fn is_max(value: &str) -> bool {
+    matches!(value.trim(), "max" | "100.00")
+}
+
+fn check_writable(path: &Path) -> Result<(), CgroupError> {
+    let opened = OpenOptions::new().write(true).open(path);
+    opened.map(drop).map_err(|error| CgroupError::File {
+        path: path.to_path_buf(),
+        error,
+    })
+}
+
+/// Whether `group` is this process' to divide. systemd, also one that a user runs, marks what it
+/// hands over; below it, nothing else is. Without systemd it is the owner that tells, but for root,
+/// which owns all.
+fn is_delegated(group: &Path, mount: &Path) -> bool {
+    if group == mount {
+        return false;
     }
-    let file = group.join("cpu.uclamp.min");
-    if !file.exists() {
-        return Err(CgroupError::NoUclamp { path });
+    let managed = group.ancestors().take_while(|above| *above != mount);
+    if managed.into_iter().any(is_marked) {
+        return is_marked(group);
     }
-    let value = read(&file)?.trim().to_owned();
-    if value != "max" && value != "100.00" {
-        return Err(CgroupError::Capped { path: file, value });
-    }
-    Ok(())
+    let user = effective_user();
+    user != 0 && fs::metadata(group).is_ok_and(|of| of.uid() == user)
+}
+
+fn is_marked(group: &Path) -> bool {
+    let names = [c"user.delegate", c"trusted.delegate"];
+    names.iter().any(|name| attribute_is_one(group, name))
 }
 
 /// Where cgroup v2 is mounted, by proc_pid_mountinfo(5).

@@ -11,7 +11,8 @@
 //! open files (RLIMIT_NOFILE) to the hard one first.
 //!
 //! pCPUs that come and go, and cpufreq drivers that are loaded again, are followed by
-//! [`SysfsSource::refresh`], which belongs on a housekeeping thread.
+//! [`SysfsSource::refresh`], which belongs on a housekeeping thread. A pCPU that was offline at the
+//! last one is unknown: a sample there fails.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +39,6 @@ pub struct SysfsSource {
     pcpus: Box<[RwLock<Option<Pcpu>>]>,
     /// By vCPU number.
     threads: Box<[RwLock<Option<Thread>>]>,
-    opens_each_time: bool,
 }
 
 #[derive(Debug)]
@@ -106,7 +106,6 @@ impl SysfsSource {
             root: root.clone(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
             threads: (0..vcpus).map(|_| RwLock::default()).collect(),
-            opens_each_time: false,
         };
         if source.refresh() == 0 {
             let path = root.cpus();
@@ -115,21 +114,16 @@ impl SysfsSource {
         Ok(source)
     }
 
-    /// Opens the file of the frequency at each read, and what else there is to know of the pCPU: a
-    /// yardstick for what keeping files open saves.
-    #[must_use]
-    pub fn opening_each_time(mut self) -> Self {
-        self.opens_each_time = true;
-        self
-    }
-
     /// Opens every pCPU's files anew and reads its capacity and maximum again; returns how many
     /// pCPUs have a frequency. A read of cur_perf that meets it shows the last value.
     pub fn refresh(&self) -> usize {
         let cpus = self.root.cpus();
+        let online = fs::read_to_string(cpus.join("online"));
+        let online = online.ok().and_then(|text| parse_cpu_list(&text));
         let mut readable = 0;
-        for (number, slot) in self.pcpus.iter().enumerate() {
-            let pcpu = Pcpu::open(&cpus.join(format!("cpu{number}"))).ok();
+        for (number, slot) in (0_u32..).zip(self.pcpus.iter()) {
+            let online = online.as_ref().is_none_or(|list| list.contains(&number));
+            let pcpu = Pcpu::open(&cpus.join(format!("cpu{number}")), online).ok();
             readable += usize::from(pcpu.is_some());
             *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
         }
@@ -171,11 +165,6 @@ impl SysfsSource {
             pcpu: number,
             errno,
         };
-        if self.opens_each_time {
-            let pcpu = Pcpu::open(&self.root.cpus().join(format!("cpu{number}")));
-            let pcpu = pcpu.map_err(|error| unreadable(errno(&error)))?;
-            return pcpu.now(number);
-        }
         let index = usize::try_from(number).map_err(|_| unreadable(0))?;
         let slot = self.pcpus.get(index).ok_or(unreadable(0))?;
         let slot = slot.try_read().map_err(|_| unreadable(libc::EBUSY))?;
@@ -191,7 +180,9 @@ impl Source for SysfsSource {
 }
 
 impl Pcpu {
-    fn open(dir: &Path) -> io::Result<Self> {
+    /// An offline pCPU has the frequency of its policy while other CPUs of that are online, but
+    /// Linux removes its `cpu_capacity` (`drivers/base/arch_topology.c`): then it isn't known.
+    fn open(dir: &Path, online: bool) -> io::Result<Self> {
         let frequency = File::open(dir.join("cpufreq/scaling_cur_freq"))?;
         let khz_max = Khz(read_u32(&File::open(
             dir.join("cpufreq/cpuinfo_max_freq"),
@@ -199,6 +190,7 @@ impl Pcpu {
         // Machines whose CPUs are all alike need not have the file.
         let capacity = match File::open(dir.join("cpu_capacity")) {
             Ok(file) => Util::saturating(read_u32(&file)?.into()),
+            Err(error) if !online => return Err(error),
             Err(_) => Util::MAX,
         };
         Ok(Self {

@@ -4,9 +4,14 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 use std::num::NonZeroI32;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// A thread's number, as the kernel counts them. Never 0, which system calls take for "the
 /// caller", whoever that is.
@@ -116,6 +121,75 @@ pub(super) fn sched_policy(tid: Tid) -> io::Result<i32> {
         return Err(io::Error::last_os_error());
     }
     Ok(ret & !libc::SCHED_RESET_ON_FORK)
+}
+
+/// The user whose rights the caller has.
+pub(super) fn effective_user() -> u32 {
+    // SAFETY: has no arguments and can't fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether the extended attribute `name` of `path` is `1`.
+pub(super) fn attribute_is_one(path: &Path, name: &CStr) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    let mut value = [0u8; 2];
+    // SAFETY: both strings end with a zero; the kernel writes at most the length of `value`.
+    let len = unsafe {
+        libc::getxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            value.as_mut_ptr().cast(),
+            value.len(),
+        )
+    };
+    len == 1 && value[0] == b'1'
+}
+
+/// Whether `dir` is a directory of the kernel's cgroup v2, not one that stands for it.
+pub(super) fn is_cgroup(dir: &File) -> io::Result<bool> {
+    // SAFETY: plain numbers, of which all zeros is a value.
+    let mut stat: libc::statfs = unsafe { zeroed() };
+    // SAFETY: the kernel writes one `statfs` to `stat`, which outlives the call.
+    let ret = unsafe { libc::fstatfs(dir.as_raw_fd(), &raw mut stat) };
+    check(ret.into())?;
+    Ok(stat.f_type == libc::CGROUP2_SUPER_MAGIC)
+}
+
+/// The part of `union bpf_attr` that BPF_PROG_QUERY uses, and zeros.
+#[repr(C)]
+#[derive(Default)]
+struct ProgQuery {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    zeros: [u32; 9],
+}
+
+/// How many BPF programs of `attach_type` are attached to the group `dir` itself. Needs
+/// CAP_NET_ADMIN.
+pub(super) fn attached_programs(dir: &File, attach_type: u32) -> io::Result<u32> {
+    const BPF_PROG_QUERY: libc::c_long = 16;
+    let mut query = ProgQuery {
+        target_fd: dir.as_raw_fd().unsigned_abs(),
+        attach_type,
+        ..ProgQuery::default()
+    };
+    // SAFETY: the kernel reads and writes at most the size that it is told of, that of `query`;
+    // with room for no program it writes no further than that.
+    let ret = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_QUERY,
+            &raw mut query,
+            size_of::<ProgQuery>(),
+        )
+    };
+    check(ret).map(|()| query.prog_cnt)
 }
 
 /// The pCPU that the caller is on.

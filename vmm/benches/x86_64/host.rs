@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
 use vcpufreq::vm::Hooks;
 use vcpufreq::vm::bus::MmioDevice;
+use vcpufreq::vm::hypercall::Hypercalls;
 use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
 use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::fakes::NullActuator;
@@ -29,9 +30,27 @@ impl Events for Silent {
 }
 
 impl Hooks for Silent {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_reset(&self) {}
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
         println!("SKIP: {text}");
@@ -47,8 +66,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// `opening`: each read opens and parses the files.
-    pub fn new(opening: bool) -> anyhow::Result<Self> {
+    pub fn new() -> anyhow::Result<Self> {
         let sysfs = tempfile::tempdir()?;
         let root = sysfs.path();
         let cpus = root.join("sys/devices/system/cpu");
@@ -65,10 +83,7 @@ impl Host {
         let task = root.join(format!("proc/self/task/{tid}"));
         fs::create_dir_all(&task)?;
         fs::copy(format!("/proc/self/task/{tid}/stat"), task.join("stat"))?;
-        let mut source = SysfsSource::new(&HostRoot::at(root), 1)?;
-        if opening {
-            source = source.opening_each_time();
-        }
+        let source = SysfsSource::new(&HostRoot::at(root), 1)?;
         source.register_thread(VcpuId(0), tid)?;
         let config = DeviceConfig {
             vcpus: vec![VcpuSpec {

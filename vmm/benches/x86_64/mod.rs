@@ -32,16 +32,13 @@ fn measure(criterion: &mut Criterion, kvm: &Kvm) -> anyhow::Result<()> {
         .sample_size(50)
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(3));
-    let host = Host::new(false)?;
-    let opening = Host::new(true)?;
+    let host = Host::new()?;
     let kernel = KernelPath::new(&host)?;
     let rows = [
         ("bare-loop", Loop::Empty, &host, None),
         ("bare-load", Loop::Load, &host, None),
         ("exit-read", Loop::Read, &host, None),
         ("exit-write", Loop::Write, &host, None),
-        ("exit-sysfs-read", Loop::Read, &opening, None),
-        ("exit-sysfs-write", Loop::Write, &opening, None),
         ("kernel-read", Loop::Read, &host, Some(&kernel)),
         ("kernel-write", Loop::Write, &host, Some(&kernel)),
     ];

@@ -46,12 +46,36 @@ impl Guest {
             .map(vcpu)
             .collect::<Result<_>>()?;
         let mut guest = Self { console, vcpus };
+        guest.reserve_as_host();
         if bridge {
             guest.console.ask("read /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")
                 .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name the driver with --guest-module")?;
         }
         Ok(guest)
     }
+
+    /// The guest's fair servers reserve what its pCPUs' do: with a floor on one side alone,
+    /// that would be measured. A guest's kernel without them has no floor to lower.
+    fn reserve_as_host(&mut self) {
+        for (vcpu, (pcpu, _)) in self.vcpus.iter().enumerate() {
+            let Ok(ns) = fs::read_to_string(fair_server(pcpu)) else {
+                continue;
+            };
+            let (ns, file) = (ns.trim(), fair_server(vcpu));
+            let own = self.console.ask(&format!("read {file}"));
+            if own.is_ok_and(|own| own != ns)
+                && let Err(error) = self.console.ask(&format!("write {file} {ns}"))
+            {
+                eprintln!("vcpufreq: the guest's fair server isn't as the host's: {error:#}");
+            }
+        }
+    }
+}
+
+/// Where a CPU's fair server is: its reservation is a floor beneath the frequencies of a
+/// small CPU.
+fn fair_server(cpu: impl std::fmt::Display) -> String {
+    format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime")
 }
 
 /// `vcpufreq run` with a vCPU pinned to each pCPU, mirroring it.
@@ -74,6 +98,9 @@ fn command(machine: &Machine, bridge: bool, cmdline: &str, args: &BenchArgs) -> 
     }
     if bridge {
         command.args(["--path", &args.path, "--clamp", args.clamp.name()]);
+        if let Some(parent) = &args.cgroup_parent {
+            command.arg("--cgroup-parent").arg(parent);
+        }
     } else {
         command.arg("--no-bridge");
     }

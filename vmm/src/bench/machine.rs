@@ -31,6 +31,17 @@ impl Cluster {
         self.cpus.first().copied().unwrap_or_default()
     }
 
+    /// The last of them.
+    pub fn last(&self) -> u32 {
+        self.cpus.last().copied().unwrap_or_default()
+    }
+
+    /// Its policy's name, as `policy0`.
+    pub fn policy(&self) -> String {
+        let dir = self.cur_freq.parent().and_then(Path::file_name);
+        dir.unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Power of a busy CPU at a frequency, in µW.
     pub fn uw(&self, khz: u32) -> Option<u64> {
         let mut found = self.power.iter();

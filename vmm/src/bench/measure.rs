@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use super::duty;
 use super::machine::{Cluster, Machine};
 use super::notes::Mark;
+use super::rest::Unsettled;
 use super::scenario::Scenario;
 use super::session::Observed;
 
@@ -166,16 +167,23 @@ impl Observed {
 
     /// Why the state at the start wasn't the settled one: governors that
     /// didn't come down, or a frequency that rose before the load did. Beside
-    /// another load, or held high, no frequency is at its minimum.
-    pub fn not_settled(&self, machine: &Machine, scenario: &Scenario) -> Option<String> {
+    /// another load, or held high, no frequency is where it rests.
+    pub fn not_settled(&self, machine: &Machine, scenario: &Scenario) -> Option<Unsettled> {
         if self.unsettled.is_some() || !scenario.starts_low() {
             return self.unsettled.clone();
         }
         let start = self.start()?;
         let own = machine.cluster_of(start.cpu)?;
+        let number = machine
+            .clusters
+            .iter()
+            .position(|one| one.cpus == own.cpus)?;
         // The wake-up, or what creates the thread, moves the frequency already.
         let khz = self.khz_at(machine, own, start.us.saturating_sub(WAKE_US))?;
-        (khz != own.khz.0).then(|| format!("pCPU {} at {khz} kHz before the load", start.cpu))
+        (khz > *self.khz_at_rest.get(number)?).then(|| Unsettled {
+            why: format!("pCPU {} at {khz} kHz before the load", start.cpu),
+            lasting: false,
+        })
     }
 
     /// The mark `start`, at the moment when the thread got the pCPU.

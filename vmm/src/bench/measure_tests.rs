@@ -8,8 +8,10 @@ use super::machine::{Cluster, GuestFiles, Machine};
 use super::measure::Metric;
 use super::notes::{Mark, Run};
 use super::perfetto::Tracks;
+use super::rest::{Unsettled, settled};
+use super::scenario::{PLAIN, Place, Scenario};
 use super::scenarios::SCENARIOS;
-use super::session::{Observed, settled};
+use super::session::Observed;
 use super::trace::{Change, Seen, Switch};
 
 const LOAD: i32 = 99;
@@ -67,6 +69,8 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
         threads: vec![LOAD],
         khz_before: vec![600, 700],
         clock_error_us: 0,
+        khz_at_rest: vec![600, 700],
+        rest: Vec::new(),
         unsettled: None,
         put_away: Vec::new(),
     }
@@ -178,17 +182,27 @@ fn a_start_above_the_minimum_is_told() {
     let mut high = observed(1, &[]);
     high.khz_before[1] = 1700;
     let why = high.not_settled(&machine(), ramp).unwrap();
-    assert!(why.contains("pCPU 1 at 1700 kHz"), "{why}");
+    assert!(why.why.contains("pCPU 1 at 1700 kHz"), "{why:?}");
+    assert!(!why.lasting);
+    high.khz_at_rest[1] = 1700;
+    assert_eq!(
+        high.not_settled(&machine(), ramp),
+        None,
+        "it can't be lower"
+    );
     let beside = SCENARIOS.iter().find(|one| one.beside.is_some()).unwrap();
     assert_eq!(high.not_settled(&machine(), beside), None);
 }
 
-/// Takes repeats of which these say why they didn't start settled.
+/// Takes repeats of which these say why they didn't start settled: a capital if it stays so.
 fn retaken(whys: &[Option<&str>]) -> (Observed, usize) {
     let mut taken = 0;
     let kept = settled(|| {
         let mut one = observed(1, &[]);
-        one.unsettled = whys[taken].map(str::to_owned);
+        one.unsettled = whys[taken].map(|why| Unsettled {
+            why: why.to_owned(),
+            lasting: why.starts_with(char::is_uppercase),
+        });
         taken += 1;
         Ok(one)
     });
@@ -206,10 +220,42 @@ fn a_repeat_that_did_not_start_settled_is_taken_anew() {
     );
     assert_eq!(taken, 3);
     let (kept, taken) = retaken(&[Some("a"), Some("b"), Some("c"), Some("d"), None]);
+    let why = kept.unsettled.map(|one| one.why);
     assert_eq!(
-        (kept.unsettled.as_deref(), kept.put_away.len(), taken),
+        (why.as_deref(), kept.put_away.len(), taken),
         (Some("d"), 3, 4)
     );
+}
+
+#[test]
+fn what_stays_up_is_waited_for_once_more() {
+    let (kept, taken) = retaken(&[Some("A"), Some("B"), None]);
+    let why = kept.unsettled.map(|one| one.why);
+    assert_eq!(
+        (why.as_deref(), kept.put_away, taken),
+        (Some("B"), vec!["A".into()], 2)
+    );
+    let (kept, taken) = retaken(&[Some("A"), None]);
+    assert_eq!(
+        (kept.unsettled, taken),
+        (None, 2),
+        "it may have been chance"
+    );
+}
+
+#[test]
+fn all_else_is_kept_off_the_cpu_that_the_load_starts_on() {
+    let aside = |place, machine: &Machine| Scenario { place, ..PLAIN }.aside(machine);
+    let lone = machine();
+    assert_eq!(aside(Place::Little, &lone), 1);
+    assert_eq!(aside(Place::Big, &lone), 0);
+    assert_eq!(aside(Place::LittleToAll, &lone), 1);
+    let mut two = machine();
+    two.clusters[0].cpus = vec![0, 2];
+    assert_eq!(aside(Place::LittleToAll, &two), 2);
+    two.clusters.pop();
+    two.clusters[0].cpus.pop();
+    assert_eq!(aside(Place::LittleToAll, &two), 0, "there is one CPU");
 }
 
 #[test]

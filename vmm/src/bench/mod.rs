@@ -7,24 +7,26 @@
 //! host's tracepoints: frequencies, who runs where ──────────────┴▶ measure ─▶ report
 //! ```
 //!
-//! One clock measures all: the host's. It judges nothing; what a figure has
-//! to be is the reader's.
+//! One clock measures all: the host's. The page counts how many times are the
+//! host's within a tick; which bound a figure has to meet is the reader's.
 
+mod chart;
 mod compare;
 mod derived;
 mod duty;
 mod energy;
 mod guest;
 mod hold;
-mod html;
 mod machine;
 mod measure;
 #[cfg(test)]
 mod measure_tests;
 mod notes;
+mod page;
 mod peer;
 mod perfetto;
 mod report;
+mod rest;
 mod scenario;
 mod scenarios;
 mod series;
@@ -73,6 +75,9 @@ pub struct BenchArgs {
     /// How a request becomes a clamp, as --clamp of vcpufreq run
     #[arg(long, value_name = "MODE", default_value = "floor")]
     pub clamp: Clamp,
+    /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
     /// Measure this scenario alone; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
@@ -134,7 +139,7 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     let json = report.json();
     write(args.perfetto.as_deref(), || format!("{}\n", report.trace()))?;
     write(args.out.as_deref(), || format!("{json:#}\n"))?;
-    write(args.html.as_deref(), || html::page(&json))?;
+    write(args.html.as_deref(), || page::page(&json))?;
     print(&report.table())?;
     Ok(u8::from(!report.complete()))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What came of it: `conditions` and `results` as JSON, and a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
@@ -25,6 +25,8 @@ pub struct Report {
     series: Vec<Value>,
     tracks: Tracks,
     clock_error_us: u64,
+    /// What rests above its lowest frequency, and why.
+    rest: BTreeSet<String>,
     /// The highest frequency of each scenario on the host, in kHz.
     host_top: BTreeMap<&'static str, u32>,
 }
@@ -79,6 +81,7 @@ impl Report {
             series: Vec::new(),
             tracks: Tracks::default(),
             clock_error_us: 0,
+            rest: BTreeSet::new(),
             host_top: BTreeMap::new(),
         }
     }
@@ -115,7 +118,7 @@ impl Report {
                     .collect(),
                 unsettled: observed
                     .iter()
-                    .filter_map(|one| one.unsettled.clone())
+                    .filter_map(|one| Some(one.unsettled.as_ref()?.why.clone()))
                     .collect(),
                 retaken: observed
                     .iter()
@@ -125,6 +128,11 @@ impl Report {
         }
         for one in observed {
             self.clock_error_us = self.clock_error_us.max(one.clock_error_us);
+            let rest = one
+                .rest
+                .iter()
+                .map(|rest| format!("{}: {rest}", variant.name()));
+            self.rest.extend(rest);
         }
         // There is nothing to see where frequencies are held.
         let (Some(first), Hold::No) = (observed.first(), scenario.hold) else {
@@ -168,6 +176,7 @@ impl Report {
     pub fn json(&self) -> Value {
         let mut conditions = self.conditions.clone();
         conditions.insert("clock_error_us".to_owned(), self.clock_error_us.into());
+        conditions.insert("rests_above_lowest".to_owned(), json!(self.rest));
         json!({
             "conditions": conditions,
             "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
@@ -206,6 +215,16 @@ impl Report {
                 let _ = write!(text, " {cell:>24}");
             }
             text.push('\n');
+        }
+        for rest in &self.rest {
+            let _ = writeln!(text, "rests above its lowest: {rest}");
+        }
+        let unsettled = self.results.iter().map(|row| (row, &row.unsettled));
+        let mut told = BTreeSet::new();
+        for (row, why) in unsettled.flat_map(|(row, all)| all.iter().map(move |why| (row, why))) {
+            if told.insert((row.scenario, row.variant, why)) {
+                let _ = writeln!(text, "! {} on {}: {why}", row.scenario, row.variant);
+            }
         }
         for failure in &self.failures {
             let word = |name: &str| failure[name].as_str().unwrap_or_default().to_owned();

@@ -2,7 +2,7 @@
 //! What a scenario is: a load, where it runs, under which conditions, and its
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
-use super::machine::Machine;
+use super::machine::{Cluster, Machine};
 use super::measure::Metric;
 use super::session::Variant;
 
@@ -102,14 +102,15 @@ impl Scenario {
         }
     }
 
-    /// A CPU to keep everything else on: of a cluster that isn't measured,
-    /// else the last of the least capable one.
+    /// A CPU to keep everything else on: of a cluster that isn't measured, else
+    /// the last of the least capable one that the load doesn't start on.
     pub fn aside(&self, machine: &Machine) -> u32 {
-        let last = |cpus: &[u32]| cpus.last().copied().unwrap_or_default();
-        match self.place {
-            Place::Little => last(&machine.big().cpus),
-            Place::Big | Place::LittleToAll => last(&machine.little().cpus),
+        if self.place == Place::Little {
+            return machine.big().last();
         }
+        let first = self.first(machine);
+        let mut last = machine.clusters.iter().map(Cluster::last);
+        last.find(|cpu| *cpu != first).unwrap_or(first)
     }
 
     /// Whether a repeat has to start from the lowest frequency: not where it

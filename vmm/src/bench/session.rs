@@ -15,6 +15,7 @@ use super::hold::Held;
 use super::machine::{Cluster, Machine};
 use super::notes::{Mark, Notes, Run};
 use super::peer::Peer;
+use super::rest::{Above, Rounds, Unsettled, settled};
 use super::scenario::{CALM, Hold, Scenario};
 use super::trace::{Seen, Trace};
 
@@ -44,13 +45,11 @@ impl Variant {
     }
 }
 
-/// Rounds of wake-ups until the governors are given up on.
+/// Rounds of wake-ups until the governors are given up on, where each changes something.
 const SETTLE_ROUNDS: u32 = 12;
 /// Wake-ups of each CPU in a round, and µs between them: 0.4 s, in which load
 /// tracking halves 12 times, and util_est loses a quarter at each.
 const WAKES: &str = "20 20000";
-/// Repeats in a row that may be taken anew because they didn't start settled.
-const RETAKES: usize = 3;
 /// Questions for the other clock; the tightest answers count.
 const CLOCK_QUESTIONS: u32 = 6;
 
@@ -60,6 +59,8 @@ pub struct Session<'a> {
     machine: &'a Machine,
     host: Peer,
     guest: Option<Guest>,
+    /// What the last settled state left above its minimum.
+    rest: Vec<Above>,
 }
 
 /// One repeat.
@@ -79,10 +80,14 @@ pub struct Observed {
     pub in_guest: bool,
     /// Each cluster's frequency when the trace began, in kHz.
     pub khz_before: Vec<u32>,
+    /// What each cluster rests at, in kHz: its lowest frequency, or a server's reservation.
+    pub khz_at_rest: Vec<u32>,
+    /// The policies, of host and guest, that rest above their lowest.
+    pub rest: Vec<String>,
     /// How far the marks can be off, in µs: the guest's clock is another.
     pub clock_error_us: u64,
     /// Why the state before wasn't the settled one.
-    pub unsettled: Option<String>,
+    pub unsettled: Option<Unsettled>,
     /// The same of those that were taken before and put away for it.
     pub put_away: Vec<String>,
 }
@@ -106,6 +111,7 @@ impl<'a> Session<'a> {
             machine,
             host,
             guest,
+            rest: Vec::new(),
         })
     }
 
@@ -199,6 +205,8 @@ impl<'a> Session<'a> {
             threads,
             in_guest: self.guest.is_some(),
             khz_before,
+            khz_at_rest: self.khz_at_rest(),
+            rest: self.rest.iter().map(Above::text).collect(),
             clock_error_us,
             unsettled,
             put_away: Vec::new(),
@@ -267,26 +275,61 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Brings every governor to its minimum, and lets all load decay; why
+    /// Brings every governor to where it rests, and lets all load decay; why
     /// not, if they don't get there. Where frequencies are held high and the
     /// threads on one CPU, nothing asks load tracking what it remembers.
-    fn settle(&mut self, scenario: &Scenario) -> Result<Option<String>> {
+    fn settle(&mut self, scenario: &Scenario) -> Result<Option<Unsettled>> {
+        self.rest.clear();
         if scenario.hold == Hold::Max {
             return Ok(None);
         }
-        let mut above = String::new();
+        let mut rounds = Rounds::default();
         for _ in 0..SETTLE_ROUNDS {
-            let mut parts = Vec::new();
-            if let Some(guest) = &mut self.guest {
-                parts.push(guest.console.ask(&format!("settle {WAKES}"))?);
-            }
-            parts.push(self.host.ask(&format!("settle {WAKES}"))?);
-            above = parts.join(" ").trim().to_owned();
-            if above.is_empty() {
-                return Ok(None);
+            let above = self.round()?;
+            if !rounds.go_on(above) {
+                break;
             }
         }
-        Ok(Some(above))
+        if rounds.settled() {
+            self.rest = rounds.above();
+            return Ok(None);
+        }
+        let why = self.ask_both("why-above")?;
+        let named = why.into_iter().filter(|(_, one)| !one.is_empty());
+        let named: Vec<String> = named.map(|(side, why)| format!("{side} {why}")).collect();
+        Ok(Some(Unsettled {
+            why: named.join("; "),
+            lasting: true,
+        }))
+    }
+
+    /// A round of wake-ups, in the guest first; what it left above its minimum.
+    fn round(&mut self) -> Result<Vec<Above>> {
+        let mut above = Vec::new();
+        for (side, answer) in self.ask_both(&format!("settle {WAKES}"))? {
+            let read = Above::read(side, &answer);
+            above.extend(read.with_context(|| format!("not understood: '{answer}'"))?);
+        }
+        Ok(above)
+    }
+
+    /// The answers of the guest, if there is one, and of the host.
+    fn ask_both(&mut self, line: &str) -> Result<Vec<(&'static str, String)>> {
+        let mut answers = Vec::new();
+        if let Some(guest) = &mut self.guest {
+            answers.push(("guest", guest.console.ask(line)?));
+        }
+        answers.push(("host", self.host.ask(line)?));
+        Ok(answers)
+    }
+
+    fn khz_at_rest(&self) -> Vec<u32> {
+        let of = |cluster: &Cluster| {
+            let policy = cluster.policy();
+            let found = self.rest.iter().find_map(|one| one.of_host(&policy));
+            found.unwrap_or(cluster.khz.0)
+        };
+        self.machine.clusters.iter().map(of).collect()
     }
 
     /// Binds this program, the VMM but its vCPUs, and the load programs'
@@ -325,21 +368,5 @@ impl<'a> Session<'a> {
             i64::midpoint(least, most),
             u64::try_from((most - least) / 2000)?,
         ))
-    }
-}
-
-/// A repeat that started from the settled state, or the last of some that
-/// didn't: what else the machine does can't be foreseen. No figure is looked at.
-pub fn settled(mut take: impl FnMut() -> Result<Observed>) -> Result<Observed> {
-    let mut put_away = Vec::new();
-    loop {
-        let mut observed = take()?;
-        match observed.unsettled.take_if(|_| put_away.len() < RETAKES) {
-            Some(why) => put_away.push(why),
-            None => {
-                observed.put_away = put_away;
-                return Ok(observed);
-            }
-        }
     }
 }

@@ -30,6 +30,7 @@ pub struct KernelPath {
     recorder: Option<Arc<Recorder>>,
     changes: Option<Changes>,
     worker: Worker,
+    explain: bool,
 }
 
 impl KernelPath {
@@ -63,16 +64,17 @@ impl KernelPath {
             avoid: guest.pcpus_of_vcpus.clone(),
         })?;
         // The pCPUs that the vCPUs may run on: each event there wakes the worker.
-        let mut pcpus = HostCpus::read(&host).online().0;
+        let pcpus = HostCpus::read(&host).cpus.into_iter();
+        let mut pcpus: Vec<u32> = pcpus.map(|pcpu| pcpu.id).collect();
         if guest.all_pinned {
             pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
         }
         // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
         // vCPU, whose page is looked after each 4 ms anyway.
         pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
-        let changes = Changes::watch(&host, worker.epoll(), &pcpus, vcpus);
+        let changes = Changes::watch(&host, worker.epoll(), pcpus, vcpus);
         if guest.explain {
-            eprintln!("{}", freshness(changes.as_ref().err()));
+            eprintln!("{}", freshness(changes.as_ref()));
         }
         let in_kernel = InKernel {
             pages,
@@ -86,6 +88,7 @@ impl KernelPath {
             recorder,
             changes: changes.ok(),
             worker,
+            explain: guest.explain,
         };
         Ok((path, in_kernel))
     }
@@ -105,11 +108,24 @@ impl KernelPath {
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) {
         let recorded = self.recorder.as_ref().map(|r| r.register_thread(vcpu, tid));
         let watched = self.changes.as_ref().map(|c| c.register_thread(vcpu, tid));
-        let refused = [recorded, watched].into_iter().flatten();
-        for error in refused.filter_map(Result::err) {
-            warn(&format!(
-                "vCPU {vcpu}: {error:#}; the path kernel goes on without, see --explain"
-            ));
+        if let Some(Err(error)) = recorded {
+            warn(&format!("vCPU {vcpu}: {}", order(Some(&error))));
+        }
+        if let Some(Err(error)) = watched {
+            warn(&format!("vCPU {vcpu}: {}", freshness(Err(&error))));
+        }
+    }
+
+    /// Watches pCPUs that have come or gone.
+    pub fn follow_pcpus(&self, pcpus: &[u32]) {
+        let Some(changes) = &self.changes else {
+            return;
+        };
+        let followed = changes.follow(pcpus);
+        if let Err(error) = followed {
+            warn(&freshness(Err(&error)));
+        } else if self.explain {
+            eprintln!("{}", freshness(Ok(changes)));
         }
     }
 
@@ -186,10 +202,16 @@ fn order(unknown: Option<&anyhow::Error>) -> String {
 }
 
 /// How soon cur_perf is true again.
-fn freshness(unknown: Option<&anyhow::Error>) -> String {
-    match unknown {
-        None => "path kernel: cur_perf follows migrations and frequency changes".to_owned(),
-        Some(why) => {
+fn freshness(changes: Result<&Changes, &anyhow::Error>) -> String {
+    match changes.map(Changes::watched) {
+        Ok(pcpus) if pcpus.0.is_empty() => {
+            "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
+                .to_owned()
+        }
+        Ok(pcpus) => format!(
+            "path kernel: cur_perf follows migrations, and frequency changes on CPUs {pcpus}"
+        ),
+        Err(why) => {
             format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")
         }
     }

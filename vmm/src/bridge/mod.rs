@@ -10,6 +10,7 @@
 //! A path that is lost while the guest runs gives way to the next one.
 
 mod kernel;
+mod pcpus;
 mod region;
 mod stats;
 
@@ -32,6 +33,7 @@ use vcpufreq_device::{
 use crate::{
     config::{RunConfig, rt_pcpus},
     facts::HostTree,
+    hotplug::Hotplug,
     housekeeper::Housekeeper,
     run::warn,
     run_report::{Observer, Summary, add},
@@ -157,12 +159,19 @@ impl Bridge {
             kernel: plans.kernel,
             hypercalls: config.hypercalls,
         });
+        let host = HostTree::default();
+        // In this order: what changes from here on is found, what changed before is looked up.
+        let mut hotplug = Hotplug::of_host(&host);
+        device.source().refresh();
         let in_kernel = joint.start_best(plans, size)?;
         let pins: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect();
         let clamped = config.actuator != ActuatorChoice::Nothing;
-        let mut watch = Watch::of_host(&pins, clamped, &HostTree::default());
+        let mut watch = Watch::of_host(&pins, clamped, &host);
         let watched = joint.clone();
-        let look = move || watch.look(&watched.observer, |vcpu| watched.thread(vcpu));
+        let look = move || {
+            watched.follow_pcpus(&hotplug.look());
+            watch.look(&watched.observer, |vcpu| watched.thread(vcpu));
+        };
         let housekeeper = Housekeeper::start(device, observer.clone(), look)?;
         let cpufreq = Cpufreq {
             device: joint.on_bus.clone(),
@@ -331,6 +340,10 @@ impl Joint {
 }
 
 impl Hooks for Joint {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
         self.device

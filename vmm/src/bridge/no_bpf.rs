@@ -44,6 +44,10 @@ impl BpfPath {
         match *self {}
     }
 
+    pub fn follow_pcpus(&self) -> anyhow::Result<()> {
+        match *self {}
+    }
+
     pub fn reset(&self) {
         match *self {}
     }

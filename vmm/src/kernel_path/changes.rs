@@ -4,7 +4,8 @@
 //! another frequency (the tracepoint `power:cpu_frequency`). Needs CAP_PERFMON
 //! and tracefs; without, the worker looks at its period only.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context;
 use vcpufreq_device::{VcpuId, host::Tid};
@@ -12,6 +13,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
 use crate::facts::HostTree;
+use crate::parse::CpuList;
 use crate::vm::kick_signal;
 
 const TRACEPOINT: &str = "sys/kernel/tracing/events/power/cpu_frequency/id";
@@ -23,34 +25,76 @@ pub const CHANGED: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub struct Changes {
     epoll: Arc<Epoll>,
-    _frequencies: Vec<PerfEvent>,
+    /// Number of the tracepoint.
+    id: u64,
+    /// The pCPUs that count, and the events of those that are online.
+    pcpus: Vec<u32>,
+    frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
     threads: Box<[OnceLock<PerfEvent>]>,
 }
 
 impl Changes {
-    /// Watches the frequencies of `pcpus`; `epoll` hears of it.
+    /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it.
     ///
     /// # Errors
     /// Why that can't be watched on this host.
     pub fn watch(
         host: &HostTree,
         epoll: &Arc<Epoll>,
-        pcpus: &[u32],
+        pcpus: Vec<u32>,
         vcpus: u16,
     ) -> anyhow::Result<Self> {
         let id = host.number::<u64>(TRACEPOINT);
         let id = id.context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
-        let event = |pcpu: &u32| {
-            let event = PerfEvent::waking(id, Whose::Pcpu(*pcpu));
-            let event = event.context("perf events aren't permitted (CAP_PERFMON)")?;
-            hear(epoll, &event)?;
-            Ok(event)
-        };
-        Ok(Self {
+        let changes = Self {
             epoll: epoll.clone(),
-            _frequencies: pcpus.iter().map(event).collect::<anyhow::Result<_>>()?,
+            id,
+            frequencies: Mutex::default(),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
-        })
+            pcpus,
+        };
+        changes.follow(&changes.pcpus)?;
+        Ok(changes)
+    }
+
+    /// Watches these pCPUs anew, which have come or gone: the kernel takes a pCPU's events away
+    /// when it goes offline, and doesn't bring them back.
+    ///
+    /// # Errors
+    /// What the kernel said of one of them; the others are watched.
+    pub fn follow(&self, changed: &[u32]) -> anyhow::Result<()> {
+        let mut all = Ok(());
+        let mut frequencies = self.frequencies();
+        for pcpu in changed.iter().filter(|pcpu| self.pcpus.contains(pcpu)) {
+            frequencies.remove(pcpu);
+            match self.frequency(*pcpu) {
+                Ok(Some(event)) => drop(frequencies.insert(*pcpu, event)),
+                Ok(None) => {}
+                Err(error) => all = Err(error),
+            }
+        }
+        all
+    }
+
+    /// The pCPUs that are watched now.
+    pub fn watched(&self) -> CpuList {
+        CpuList(self.frequencies().keys().copied().collect())
+    }
+
+    /// `None` while it is offline.
+    fn frequency(&self, pcpu: u32) -> anyhow::Result<Option<PerfEvent>> {
+        let event = match PerfEvent::waking(self.id, Whose::Pcpu(pcpu)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+            event => event.context("perf events aren't permitted (CAP_PERFMON)")?,
+        };
+        hear(&self.epoll, &event)?;
+        Ok(Some(event))
+    }
+
+    fn frequencies(&self) -> MutexGuard<'_, BTreeMap<u32, PerfEvent>> {
+        // A thread that panicked left each of them whole.
+        let frequencies = self.frequencies.lock();
+        frequencies.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches where the thread of `vcpu` runs. It gets a signal itself, so that

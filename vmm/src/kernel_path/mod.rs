@@ -49,6 +49,7 @@ pub trait Requests: Send + Sync {
 
 impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
     fn request(&self, vcpu: VcpuId, khz: u32) {
+        // An eventfd doesn't tell which vCPU has written.
         self.write(vcpu, WriteReg::SetPerf, khz);
     }
 

@@ -329,34 +329,42 @@ fn time_and_fields(record: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     //! A record is what it says; of a ring only what is new is read, round its
     //! end too.
     use super::*;
 
     const PAGE: usize = 4096;
 
-    /// Of one byte for its fields, at that time.
+    /// Of one byte for its fields, at that time; 32 bytes long.
     fn record(time: u64, field: u8) -> Vec<u8> {
+        let mut fields = [0; 12];
+        fields[0] = field;
+        record_of(time, &fields)
+    }
+
+    /// Of these fields, at that time; the kernel pads it to a multiple of 8 bytes.
+    pub fn record_of(time: u64, fields: &[u8]) -> Vec<u8> {
+        let len = (20 + fields.len()).next_multiple_of(WORD);
         let mut record = Vec::new();
         record.extend(9_u32.to_ne_bytes());
         record.extend([0, 0]);
-        record.extend(32_u16.to_ne_bytes());
+        record.extend(u16::try_from(len).unwrap().to_ne_bytes());
         record.extend(time.to_ne_bytes());
-        record.extend(4_u32.to_ne_bytes());
-        record.extend([field, 0, 0, 0]);
-        record.resize(32, 0);
+        record.extend(u32::try_from(fields.len()).unwrap().to_ne_bytes());
+        record.extend(fields);
+        record.resize(len, 0);
         record
     }
 
     /// A ring of no event's, which the test writes as the kernel does.
-    struct Ring {
-        event: PerfEvent,
+    pub struct Ring {
+        pub event: PerfEvent,
         head: u64,
     }
 
     impl Ring {
-        fn new() -> Self {
+        pub fn new() -> Self {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
             // SAFETY: a fresh mapping where the kernel chooses.
@@ -370,7 +378,7 @@ mod tests {
             Self { event, head: 0 }
         }
 
-        fn write(&mut self, record: &[u8]) {
+        pub fn write(&mut self, record: &[u8]) {
             self.head = self.head.wrapping_sub(record.len() as u64);
             for (i, byte) in (0..).zip(record) {
                 let at = usize::try_from(self.head.wrapping_add(i) % PAGE as u64).unwrap();

@@ -19,7 +19,7 @@ use crate::vm::layout::CPUFREQ_BASE;
 /// Who knows what was written last.
 pub trait LastWrites: Send + Sync {
     /// The newest write to the set_perf of one of `vcpus`; `None` where there is none, or
-    /// it may have gone by. `known` is what was known when the same were asked about
+    /// it may have gone by, or a thread isn't recorded. `known` is what was known when the same were asked about
     /// before, empty at first.
     fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
 }
@@ -119,9 +119,8 @@ impl LastWrites for Recorder {
         };
         known.resize_with(self.threads.len(), Read::default);
         for (thread, read) in self.threads.iter().zip(known.iter_mut()) {
-            if let Some(thread) = thread.get() {
-                thread.catch_up(read, wanted);
-            }
+            // A thread that isn't recorded may have written last, in any vCPU's register.
+            thread.get()?.catch_up(read, wanted);
         }
         // A thread may have written for other domains since, more than is kept of it.
         if known.iter().any(|read| read.lost) {
@@ -159,7 +158,14 @@ fn offset(format: &str, name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    //! A record's fields are where the kernel says; other registers are none.
+    //! A record's fields are where the kernel says; other registers are none. Without the record
+    //! of one thread, none counts.
+    use std::sync::Arc;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::super::Inbox;
+    use super::super::perf::tests::{Ring, record_of};
     use super::*;
 
     const FORMAT: &str = "name: kvm_mmio\nID: 300\nformat:\n\
@@ -188,5 +194,41 @@ mod tests {
         assert_eq!(fields.set_perf(&record(4, 3)), None);
         assert_eq!(fields.set_perf(&[0; 20]), None);
         assert_eq!(offset(FORMAT, "len"), None);
+    }
+
+    /// Of two threads, of which the second has written 2, 3, 2 and the first is recorded as having
+    /// written 1 before; the second one's record is there or isn't.
+    fn after_three_writes(second_is_recorded: bool) -> (u32, bool) {
+        let gpa = CPUFREQ_BASE + REG_SET_PERF;
+        let recorder = Recorder {
+            id: 0,
+            fields: Fields { gpa: 16, value: 24 },
+            filter: String::new(),
+            threads: [OnceLock::new(), OnceLock::new()].into(),
+        };
+        let (mut first, mut second) = (Ring::new(), Ring::new());
+        first.write(&record_of(10, &record(gpa, 1)));
+        for (time, khz) in [(20, 2), (21, 3), (22, 2)] {
+            second.write(&record_of(time, &record(gpa, khz)));
+        }
+        recorder.threads[0].set(first.event).unwrap();
+        if second_is_recorded {
+            recorder.threads[1].set(second.event).unwrap();
+        }
+        let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+        let bells = [1, 2, 3].map(|khz| (VcpuId(0), khz, event()));
+        for khz in [1, 2, 3, 2] {
+            bells[khz - 1].2.write(1).unwrap();
+        }
+        let mut inbox = Inbox::new(bells.to_vec(), Arc::new(recorder)).unwrap();
+        let latest = inbox.take().unwrap();
+        (latest.khz, latest.certain)
+    }
+
+    #[test]
+    fn without_one_threads_record_the_last_write_is_unknown() {
+        assert_eq!(after_three_writes(true), (2, true));
+        // The highest of those that can have been the last.
+        assert_eq!(after_three_writes(false), (3, false));
     }
 }

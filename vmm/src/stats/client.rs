@@ -35,6 +35,9 @@ pub fn ask(path: &Path) -> anyhow::Result<Stats> {
     socket
         .read_to_string(&mut text)
         .context("the VMM doesn't answer; try again")?;
+    if text.is_empty() {
+        bail!("the VMM answers root and its own user alone; ask as one of them");
+    }
     serde_json::from_str(&text).context("the VMM's answer can't be read; is it of another version?")
 }
 
@@ -44,7 +47,7 @@ pub fn ask(path: &Path) -> anyhow::Result<Stats> {
 /// When there is none, or more than one and no `pid`.
 pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(pid) = pid {
-        return Ok(dir.socket_path(pid));
+        return Ok(dir.socket(pid)?);
     }
     let host = HostTree::default();
     let records = dir
@@ -56,7 +59,7 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
         .map(|record| record.owner.pid)
         .collect();
     match running[..] {
-        [pid] => Ok(dir.socket_path(pid)),
+        [pid] => Ok(dir.socket(pid)?),
         [] => bail!("no VMM of this user runs; start one with vcpufreq run"),
         _ => {
             let pids: Vec<_> = running.iter().map(u32::to_string).collect();

@@ -189,10 +189,17 @@ pub trait Measured: Send + Sync {
 #[cfg(test)]
 mod tests {
     //! Promises: what the server sends is what the client reads; a VMM that
-    //! isn't there, or that hangs up, is said in one line; the table has a line
-    //! for each vCPU.
+    //! isn't there, or that hangs up, is said in one line; another user gets
+    //! nothing, a slow reader no more than fits the deadline, and nothing waits
+    //! for it; the table has a line for each vCPU.
 
-    use std::sync::Arc;
+    use std::{
+        fs,
+        io::Read,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
 
     use vcpufreq_device::Histogram;
 
@@ -257,6 +264,74 @@ mod tests {
         let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path).unwrap().pid, 42);
         drop(idle);
+        server.stop();
+    }
+
+    /// What `user` gets.
+    fn read_as(user: u32, path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+        crate::sys::as_user(user, || {
+            let mut answer = Vec::new();
+            let mut socket = UnixStream::connect(path).unwrap();
+            socket.read_to_end(&mut answer).unwrap();
+            answer
+        })
+    }
+
+    #[test]
+    fn another_user_is_told_nothing() {
+        const NOBODY: u32 = 65534;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.sock");
+        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        // What keeps others off is neither directory nor socket.
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+        match read_as(NOBODY, &path) {
+            Ok(answer) => assert!(answer.is_empty(), "{} bytes", answer.len()),
+            Err(error) => println!("SKIP: only root can be another user: {error}"),
+        }
+        if let Ok(refused) = crate::sys::as_user(NOBODY, || ask(&path)) {
+            let line = format!("{:#}", refused.unwrap_err());
+            assert!(line.contains("its own user alone"), "{line}");
+        }
+        assert_eq!(ask(&path).unwrap(), sample());
+        server.stop();
+    }
+
+    /// Counts under a lock, as the bridge does.
+    struct Locked(Mutex<Stats>);
+
+    impl Measured for Locked {
+        fn stats(&self) -> Stats {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    // Each write had a deadline of its own, so that a client that read a little now and then
+    // held the thread, and the end of the VMM, for as long as it liked.
+    #[test]
+    fn a_slow_reader_gets_what_fits_the_deadline_and_holds_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.sock");
+        let many = Stats {
+            vcpus: vec![sample().vcpus[0].clone(); 5_000],
+            ..sample()
+        };
+        let whole = serde_json::to_string(&many).unwrap().len();
+        let measured = Arc::new(Locked(Mutex::new(many)));
+        let server = Server::start(&path, measured.clone()).unwrap();
+        let mut slow = UnixStream::connect(&path).unwrap();
+        let mut piece = [0; 32 << 10];
+        let mut got = slow.read(&mut piece).unwrap();
+        assert!(measured.0.try_lock().is_ok(), "held while it is sent");
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            match slow.read(&mut piece).unwrap() {
+                0 => break,
+                more => got += more,
+            }
+        }
+        assert!(got < whole, "all of {whole} bytes");
         server.stop();
     }
 

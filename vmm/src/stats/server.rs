@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM's end: a socket that tells whoever may read the VMM's records.
+//! The VMM's end: a socket that answers root and the VMM's own user.
 
 use std::{
     fs, io,
@@ -11,16 +11,18 @@ use std::{
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use vcpufreq_device::host;
 
 use super::Measured;
+use crate::sys;
 
-/// How long a client may take to read: what is sent fits a socket's buffer,
-/// unless somebody fills it on purpose.
+/// How long a client may take to read a whole answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// What is sent at once: a wait for the socket's buffer is for no more than this.
+const CHUNK: usize = 4096;
 
 /// The thread that answers.
 pub struct Server {
@@ -83,7 +85,18 @@ impl Server {
 }
 
 fn answer(mut client: UnixStream, measured: &dyn Measured) -> io::Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
+    if ![0, sys::own_uid()].contains(&sys::peer_uid(&client)?) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let text = serde_json::to_string(&measured.stats())?;
-    client.write_all(text.as_bytes())
+    let deadline = Instant::now() + PATIENCE;
+    for chunk in text.as_bytes().chunks(CHUNK) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        client.set_write_timeout(Some(left))?;
+        client.write_all(chunk)?;
+    }
+    Ok(())
 }

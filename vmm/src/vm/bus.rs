@@ -5,11 +5,23 @@
 //! takes no lock. An access that no device claims, or that runs over the end
 //! of one, reads as 0 or is dropped, and is counted.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
-use vcpufreq_device::{Actuator, Events, MmioRegion, Source};
+use vcpufreq_device::{Actuator, Events, MmioRegion, Source, VcpuId};
+
+thread_local! {
+    /// The vCPU that this thread runs. Not an argument of each access: the register region alone
+    /// needs it, below devices that wrap it.
+    static VCPU: Cell<Option<VcpuId>> = const { Cell::new(None) };
+}
+
+/// Accesses that this thread makes from now on are those of `vcpu`.
+pub fn accesses_are_of(vcpu: VcpuId) {
+    VCPU.set(Some(vcpu));
+}
 
 /// Something that answers guest accesses to a range of addresses.
 ///
@@ -32,7 +44,7 @@ impl<A: Actuator, S: Source, E: Events> MmioDevice for MmioRegion<A, S, E> {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        Self::write(self, offset, data);
+        self.write_by(VCPU.get(), offset, data);
     }
 }
 

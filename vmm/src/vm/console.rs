@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's console: a 16550 on the bus, this process's terminal or pipes
-//! at the other end.
+//! at the other end, or what else [`console_output`](super::console_output) writes to.
 //!
 //! Output goes out byte by byte, as the guest writes it; a vCPU waits for
 //! whoever reads it. Input is held back until the guest's driver has turned
@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use vm_superio::Trigger;
-use vm_superio::serial::{Serial, SerialEvents};
+use vm_superio::serial::{NoEvents, Serial};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::MmioDevice;
@@ -35,8 +35,9 @@ const LSR_RECEIVED: u8 = 1;
 /// Line control register, and its bit that puts the divisor in IER's place.
 const LCR: u8 = 3;
 const LCR_DIVISOR: u8 = 0x80;
-/// Modem control register, which can turn the port back on itself.
+/// Modem control register, and its bit that turns the port back on itself.
 const MCR: u8 = 4;
+const MCR_LOOP: u8 = 0x10;
 
 /// Raises the console's interrupt.
 struct Interrupt(EventFd);
@@ -49,49 +50,18 @@ impl Trigger for Interrupt {
     }
 }
 
-/// Says that the guest can take input again.
-struct Room(Arc<EventFd>);
-
-impl SerialEvents for Room {
-    fn buffer_read(&self) {}
-    fn out_byte(&self) {}
-    fn tx_lost_byte(&self) {}
-
-    fn in_buffer_empty(&self) {
-        // Fails when the counter is full only, and then it is readable anyway.
-        let _ = self.0.write(1);
-    }
-}
-
 /// Where the guest's output goes.
 pub type Output = Box<dyn Write + Send>;
 
-/// The program's standard output, unbuffered. A write that a signal interrupts
-/// fails instead of being repeated: a vCPU that waits for a reader, perhaps for
-/// ever, can be stopped.
-pub struct Stdout;
-
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        sys::write(io::stdout().as_fd(), bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::Interrupted => io::Error::other(error),
-            _ => error,
-        })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-type Port = Serial<Interrupt, Room, Output>;
+type Port = Serial<Interrupt, NoEvents, Output>;
 
 /// The console on the bus.
 pub struct Console {
     serial: Mutex<Port>,
-    room: Arc<EventFd>,
-    /// Input found the port in use, and comes again when [`Self::room`] is
-    /// readable.
+    room: EventFd,
+    /// There is input that the port did not take. It comes again when
+    /// [`Self::room`] is readable. Nothing else makes it so: a guest without
+    /// input cannot wake the thread that brings it.
     turned_away: AtomicBool,
 }
 
@@ -99,16 +69,14 @@ impl Console {
     /// A console that writes to `output` and raises its interrupt through
     /// `interrupt`.
     pub fn new(interrupt: EventFd, output: Output) -> io::Result<Self> {
-        let room = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        let serial = Serial::with_events(Interrupt(interrupt), Room(room.clone()), output);
         Ok(Self {
-            serial: Mutex::new(serial),
-            room,
+            serial: Mutex::new(Serial::new(Interrupt(interrupt), output)),
+            room: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             turned_away: AtomicBool::new(false),
         })
     }
 
-    /// Readable when there may be room again.
+    /// Readable when there is room for input that was turned away.
     pub fn room_event(&self) -> &EventFd {
         &self.room
     }
@@ -128,12 +96,13 @@ impl Console {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        self.turned_away.store(false, SeqCst);
         let before = room(&mut port);
         let bytes: Vec<_> = input.iter().copied().take(before).collect();
         // What the port refuses stays in the queue.
         let _ = port.enqueue_raw_bytes(&bytes);
         input.drain(..before.saturating_sub(room(&mut port)));
+        // With the port locked: room is made after this.
+        self.turned_away.store(!input.is_empty(), SeqCst);
     }
 
     fn enter(&self) -> MutexGuard<'_, Port> {
@@ -141,27 +110,29 @@ impl Console {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leave(&self, port: MutexGuard<'_, Port>) {
+    fn leave(&self, mut port: MutexGuard<'_, Port>) {
+        let empty = room(&mut port) > 0 && !has_received(&mut port);
         drop(port);
         fence(SeqCst);
-        if self.turned_away.swap(false, SeqCst) {
-            self.offer_room();
+        if empty && self.turned_away.swap(false, SeqCst) {
+            // Fails when the counter is full only, and then it is readable anyway.
+            let _ = self.room.write(1);
         }
-    }
-
-    fn offer_room(&self) {
-        // Fails when the counter is full only, and then it is readable anyway.
-        let _ = self.room.write(1);
     }
 }
 
 /// How many bytes of input the guest can take now.
 fn room(port: &mut Port) -> usize {
-    if wants_input(port) {
-        port.fifo_capacity()
-    } else {
-        0
+    let turned_back = port.read(MCR) & MCR_LOOP != 0;
+    match wants_input(port) && !turned_back {
+        true => port.fifo_capacity(),
+        false => 0,
     }
+}
+
+/// Whether there is input that the guest hasn't taken.
+fn has_received(port: &mut Port) -> bool {
+    port.read(LSR) & LSR_RECEIVED != 0
 }
 
 /// Whether the guest's driver has turned the receive interrupt on.
@@ -177,7 +148,7 @@ fn wants_input(port: &mut Port) -> bool {
 fn read_register(port: &mut Port, offset: u8) -> u8 {
     let value = port.read(offset);
     let none = offset == IIR && value & IIR_CAUSE == IIR_NONE;
-    if none && wants_input(port) && port.read(LSR) & LSR_RECEIVED != 0 {
+    if none && wants_input(port) && has_received(port) {
         return value & !IIR_CAUSE | IIR_RECEIVED;
     }
     value
@@ -200,9 +171,6 @@ impl MmioDevice for Console {
             // real line.
             let _ = port.write(offset, *byte);
             self.leave(port);
-            if matches!(offset, IER | MCR) {
-                self.offer_room();
-            }
         }
     }
 }
@@ -254,6 +222,16 @@ pub struct Input {
 }
 
 impl Input {
+    /// No input at all: standard input and its terminal are left alone.
+    pub fn none() -> Self {
+        Self {
+            terminal: None,
+            escape: Escape::default(),
+            queue: VecDeque::new(),
+            open: false,
+        }
+    }
+
     /// Takes standard input, its terminal into raw mode if it is one.
     ///
     /// A terminal that belongs to another job is left alone: reading from it
@@ -339,7 +317,7 @@ mod tests {
     //! Input waits until the guest takes it, and in no other way; Ctrl-A x is
     //! found however it is typed; other access widths than a byte do nothing.
 
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
 
     use super::*;
 
@@ -380,11 +358,53 @@ mod tests {
 
     fn input(bytes: &[u8]) -> Input {
         Input {
-            terminal: None,
-            escape: Escape::default(),
             queue: bytes.iter().copied().collect(),
-            open: false,
+            ..Input::none()
         }
+    }
+
+    fn is_woken(console: &Console) -> bool {
+        console.room_event().read().is_ok()
+    }
+
+    // A guest woke the main thread by each write of IER and each empty read.
+    #[test]
+    fn accesses_wake_nobody_without_input_that_was_turned_away() {
+        let (console, ..) = console();
+        let flood = || {
+            for register in 0..8 {
+                for byte in 0..=u8::MAX {
+                    console.write(register, &[byte]);
+                    read(&console, register);
+                }
+            }
+            console.write(u64::from(LCR), &[3]);
+            console.write(u64::from(MCR), &[0]);
+            console.write(u64::from(IER), &[IER_RECEIVED]);
+        };
+        flood();
+        assert!(!is_woken(&console));
+        input(b"hi").feed(&console);
+        assert_eq!([read(&console, 0), read(&console, 0)], *b"hi");
+        assert!(!is_woken(&console), "all of it was taken");
+        flood();
+        assert!(!is_woken(&console));
+    }
+
+    #[test]
+    fn input_beyond_the_fifo_is_asked_for_once_the_fifo_is_empty() {
+        let (console, ..) = console();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        let mut input = input(&[b'x'; 100]);
+        input.feed(&console);
+        let in_fifo = 100 - input.queue.len();
+        for left in (0..in_fifo).rev() {
+            assert!(!is_woken(&console), "{left} more");
+            assert_eq!(read(&console, 0), b'x');
+        }
+        assert!(is_woken(&console));
+        assert_eq!(read(&console, 0), 0);
+        assert!(!is_woken(&console), "once");
     }
 
     #[test]
@@ -417,11 +437,9 @@ mod tests {
 
     #[test]
     fn input_waits_while_the_port_is_turned_back_on_itself() {
-        const LOOP: u8 = 0x10;
         let (console, ..) = console();
         console.write(u64::from(IER), &[IER_RECEIVED]);
-        console.write(u64::from(MCR), &[LOOP]);
-        assert!(console.room_event().read().is_ok());
+        console.write(u64::from(MCR), &[MCR_LOOP]);
         let mut input = input(b"hi");
         input.feed(&console);
         assert_eq!(read(&console, LSR) & 1, 0);
@@ -453,7 +471,6 @@ mod tests {
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let console = Console::new(interrupt, Box::new(Gate(waits, opened))).unwrap();
         console.write(u64::from(IER), &[IER_RECEIVED]);
-        assert!(console.room_event().read().is_ok());
         let mut input = input(b"hi");
         std::thread::scope(|scope| {
             let vcpu = scope.spawn(|| console.write(0, b"o"));
@@ -481,7 +498,7 @@ mod tests {
             while read(&console, LSR) & 1 != 0 {
                 arrived.push(read(&console, 0));
             }
-            assert!(console.room_event().read().is_ok());
+            assert_eq!(is_woken(&console), arrived.len() < sent.len());
         }
         assert_eq!(arrived, sent);
     }

@@ -13,9 +13,13 @@
 #[cfg_attr(target_arch = "aarch64", path = "arch/aarch64/mod.rs")]
 #[cfg_attr(target_arch = "x86_64", path = "arch/x86_64/mod.rs")]
 pub mod arch;
+mod backoff;
 mod banner;
 pub mod bus;
 pub mod console;
+pub mod console_output;
+#[cfg(any(test, target_arch = "aarch64"))]
+mod exit;
 pub mod fdt;
 pub mod hypercall;
 pub mod image;
@@ -45,6 +49,7 @@ use vcpufreq_dt::Machine;
 use crate::config::RunConfig;
 use crate::rt_options::PageSize;
 use bus::{Bus, MmioDevice};
+use console_output::ConsoleEnd;
 use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
 use in_kernel::InKernel;
@@ -52,16 +57,15 @@ pub use supervise::supervise;
 use vcpu::VcpuThreads;
 pub use vcpu::kick_signal;
 
-/// What the rest of the program does at certain moments of a virtual machine.
+/// What the rest of the program does at certain moments of a virtual machine. No method has a
+/// default: hooks that wrap others would lose what they don't forward.
 pub trait Hooks: Send + Sync {
     /// Called once on each vCPU's thread, before it is pinned: here it may be
     /// moved to where it is allowed to be.
     ///
     /// # Errors
     /// Any; the virtual machine isn't started then.
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()>;
 
     /// Called once on each vCPU's thread, which is pinned already and hasn't
     /// run guest code; `tid` is its id in the kernel. The thread stays the
@@ -73,26 +77,22 @@ pub trait Hooks: Send + Sync {
 
     /// Called on a vCPU's thread, before it runs guest code on another pCPU than
     /// before.
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+    fn on_vcpu_moved(&self, vcpu: VcpuId);
 
     /// Called when the guest resets, before it boots again; no vCPU runs.
-    fn on_reset(&self) {}
+    fn on_reset(&self);
 
     /// Called when nobody answers the doorbells of [`in_kernel`] any more, with
     /// KVM's part of it taken back: the device gets all accesses from now on,
     /// and what was signalled before is still unanswered. What KVM shall do
     /// instead, if anything.
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
-        None
-    }
+    fn on_path_lost(&self) -> Option<Arc<InKernel>>;
 
     /// Which hypercalls the guest that boots now has.
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
+    fn hypercalls(&self) -> Hypercalls;
 
     /// Called when the guest has ended, before the vCPU threads end.
-    fn on_end(&self) {}
+    fn on_end(&self);
 
     /// Something that the user should know and that doesn't end anything: the
     /// cause and the next step, in one line.
@@ -105,6 +105,8 @@ pub struct Host {
     pub hooks: Arc<dyn Hooks>,
     /// The vcpufreq registers, if the guest gets them.
     pub cpufreq: Option<Cpufreq>,
+    /// What is at the other end of the guest's console.
+    pub console: ConsoleEnd,
 }
 
 /// The vcpufreq registers, at [`layout::CPUFREQ_BASE`].
@@ -146,6 +148,8 @@ pub struct RunReport {
     pub resets: u64,
     /// Accesses of the guest that no device claimed.
     pub unclaimed: u64,
+    /// Bytes of the console's output that its file had no room for.
+    pub console_dropped: u64,
 }
 
 impl ExitReason {

@@ -2,19 +2,23 @@
 //! The life of a virtual machine, seen from its main thread: start, wait for
 //! something to happen, stop, and perhaps start again.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use kvm_ioctls::{Kvm, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::backoff::Backoff;
 use super::bus::Bus;
-use super::console::{Console, Input, Stdout};
+use super::console::{Console, Input};
+use super::console_output::{ConsoleEnd, Output, Writer};
 use super::in_kernel::{Attached, InKernel};
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use super::{ExitReason, Hooks, Host, RunReport, attach_cpufreq, layout, sys};
+use crate::budget::Budget;
 
 /// Why the vCPUs were stopped.
 enum Ended {
@@ -24,71 +28,169 @@ enum Ended {
 
 /// Runs the guest until it ends for good.
 ///
-/// Standard input and output become the guest's console meanwhile.
+/// Standard input and output become the guest's console meanwhile, unless it has another one.
 ///
 /// # Errors
 /// What KVM or the host refused while the guest was made.
 pub fn supervise(
     guest: &mut dyn Boot,
     kvm: &Kvm,
-    mut threads: VcpuThreads,
+    threads: VcpuThreads,
     host: &Host,
 ) -> anyhow::Result<RunReport> {
-    let signalled =
-        EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).context("can't make an eventfd")?;
-    let signals = sys::EndingSignals::divert_to(signalled.as_raw_fd())
-        .context("can't take over the signals that end a program")?;
-    let mut input = Input::open().context("can't set up the terminal")?;
-    let (mut resets, mut unclaimed) = (0, 0);
-    // What KVM does not do any more in this run it does in no later one.
-    let mut in_kernel = host.cpufreq.as_ref().and_then(|c| c.in_kernel.clone());
-    loop {
-        let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
-            .context("can't make an eventfd")?;
-        let machine = guest.boot(kvm, &interrupt)?;
-        let console =
-            Arc::new(Console::new(interrupt, Box::new(Stdout)).context("can't make the console")?);
+    let output = Output::new(&host.console, threads.stopping(), host.hooks.clone())
+        .context("can't open the console's output")?;
+    let mut life = Life {
+        kvm,
+        host,
+        user: User::attend(&host.console)?,
+        threads,
+        output: Arc::new(output),
+        in_kernel: host.cpufreq.as_ref().and_then(|c| c.in_kernel.clone()),
+        resets: 0,
+        unclaimed: 0,
+    };
+    let reason = life.run(guest)?;
+    Ok(RunReport {
+        reason,
+        resets: life.resets,
+        unclaimed: life.unclaimed,
+        console_dropped: life.output.dropped(),
+    })
+}
+
+/// A virtual machine over all its boots.
+struct Life<'a> {
+    kvm: &'a Kvm,
+    host: &'a Host,
+    user: User,
+    threads: VcpuThreads,
+    output: Arc<Output>,
+    /// What KVM does not do any more in this run it does in no later one.
+    in_kernel: Option<Arc<InKernel>>,
+    resets: u64,
+    unclaimed: u64,
+}
+
+impl Life<'_> {
+    fn run(&mut self, guest: &mut dyn Boot) -> anyhow::Result<ExitReason> {
+        let mut backoff = Backoff::default();
+        loop {
+            let booted = Instant::now();
+            if let Ended::ForGood(reason) = self.once(guest)? {
+                return Ok(reason);
+            }
+            self.resets += 1;
+            let pause = backoff.after(booted.elapsed());
+            if let Some(reason) = self.user.ends_within(pause)? {
+                self.host.hooks.on_end();
+                return Ok(reason);
+            }
+        }
+    }
+
+    /// The bus of one boot, and the console on it.
+    fn devices(&self, interrupt: EventFd) -> anyhow::Result<(Arc<Console>, Arc<Bus>)> {
+        let output = Box::new(Writer(self.output.clone()));
+        let console = Console::new(interrupt, output).context("can't make the console")?;
+        let console = Arc::new(console);
         let mut bus = Bus::new();
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
-        attach_cpufreq(&mut bus, host)?;
-        let bus = Arc::new(bus);
+        attach_cpufreq(&mut bus, self.host)?;
+        Ok((console, Arc::new(bus)))
+    }
+
+    /// From a boot to the next reset or the end.
+    fn once(&mut self, guest: &mut dyn Boot) -> anyhow::Result<Ended> {
+        let interrupt = event()?;
+        let machine = guest.boot(self.kvm, &interrupt)?;
+        let (console, bus) = self.devices(interrupt)?;
         let mut path = KernelPart {
             attached: None,
-            in_kernel: &mut in_kernel,
+            in_kernel: &mut self.in_kernel,
             vm: &machine.vm,
             slot: machine.memory.next_slot(),
-            hooks: &*host.hooks,
+            hooks: &*self.host.hooks,
         };
         path.attach();
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
         });
-        let running = Running(&mut threads);
+        let running = Running(&mut self.threads);
         running.0.start(starts.collect())?;
         let mut watch = Watch {
             threads: running.0,
             console: &console,
-            input: &mut input,
-            signals: (&signals, &signalled),
+            user: &mut self.user,
             path,
         };
         let ended = watch.until_end();
         drop(watch);
         drop(running);
-        unclaimed += bus.unclaimed();
-        match ended? {
-            Ended::Reset => resets += 1,
-            Ended::ForGood(reason) => {
-                host.hooks.on_end();
-                return Ok(RunReport {
-                    reason,
-                    resets,
-                    unclaimed,
-                });
+        self.unclaimed += bus.unclaimed();
+        match ended {
+            Ok(Ended::Reset) => self.host.hooks.on_reset(),
+            Ok(Ended::ForGood(_)) => self.host.hooks.on_end(),
+            Err(_) => {}
+        }
+        ended
+    }
+}
+
+fn event() -> anyhow::Result<EventFd> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).context("can't make an eventfd")
+}
+
+/// What may end the machine: a signal, or Ctrl-A x.
+struct User {
+    input: Input,
+    signals: sys::EndingSignals,
+    signalled: EventFd,
+}
+
+impl User {
+    fn attend(console: &ConsoleEnd) -> anyhow::Result<Self> {
+        let signalled = event()?;
+        let signals = sys::EndingSignals::divert_to(signalled.as_raw_fd())
+            .context("can't take over the signals that end a program")?;
+        let input = match console {
+            ConsoleEnd::Stdio => Input::open().context("can't set up the terminal")?,
+            ConsoleEnd::Nothing | ConsoleEnd::File(_) => Input::none(),
+        };
+        Ok(Self {
+            input,
+            signals,
+            signalled,
+        })
+    }
+
+    /// What to wait for: signals and keys.
+    fn sources(&self) -> [Option<RawFd>; 2] {
+        [Some(self.signalled.as_raw_fd()), self.input.source()]
+    }
+
+    /// Whether the machine shall end, by which of the sources are ready.
+    fn ends(&mut self, [signalled, typed]: [bool; 2]) -> Option<ExitReason> {
+        if signalled && let Some(signal) = self.signals.last() {
+            return Some(ExitReason::Signal(signal));
+        }
+        (typed && self.input.read()).then_some(ExitReason::Quit)
+    }
+
+    /// Waits for `pause`, or until the machine shall end.
+    fn ends_within(&mut self, pause: Duration) -> anyhow::Result<Option<ExitReason>> {
+        let over = Instant::now() + pause;
+        loop {
+            let left = over.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let ready = sys::poll(self.sources(), Some(left));
+            if let Some(reason) = self.ends(ready.context("can't wait for the user")?) {
+                return Ok(Some(reason));
             }
         }
-        host.hooks.on_reset();
     }
 }
 
@@ -132,31 +234,37 @@ impl KernelPart<'_, '_> {
 struct Watch<'a, 'm> {
     threads: &'a mut VcpuThreads,
     console: &'a Console,
-    input: &'a mut Input,
-    signals: (&'a sys::EndingSignals, &'a EventFd),
+    user: &'a mut User,
     path: KernelPart<'a, 'm>,
 }
 
+/// The main thread's share of the time: one part in so many. A guest can wake it as fast as it
+/// accesses its console.
+const SHARE: u32 = 20;
+
 impl Watch<'_, '_> {
     fn until_end(&mut self) -> anyhow::Result<Ended> {
+        let mut budget = Budget::new(SHARE, Instant::now());
+        let mut cpu_before = sys::thread_cpu_time();
         loop {
-            let (signals, signalled) = self.signals;
-            self.input.feed(self.console);
-            let ready = sys::poll([
-                Some(self.threads.wake().as_raw_fd()),
-                Some(signalled.as_raw_fd()),
-                Some(self.console.room_event().as_raw_fd()),
-                self.input.source(),
-                self.path.attached.as_ref().map(|a| a.lost().as_raw_fd()),
-            ]);
-            let [ended, ending, room, typed, lost] = ready.context("can't wait for the guest")?;
+            self.user.input.feed(self.console);
+            let [signalled, typed] = self.user.sources();
+            let waited = sys::poll(
+                [
+                    Some(self.threads.wake().as_raw_fd()),
+                    signalled,
+                    Some(self.console.room_event().as_raw_fd()),
+                    typed,
+                    self.path.attached.as_ref().map(|a| a.lost().as_raw_fd()),
+                ],
+                None,
+            );
+            let [ended, signalled, room, typed, lost] =
+                waited.context("can't wait for the guest")?;
             // The user before the guest: one that does nothing but reset must
             // not keep signals and keys from being seen.
-            if ending && let Some(signal) = signals.last() {
-                return Ok(Ended::ForGood(ExitReason::Signal(signal)));
-            }
-            if typed && self.input.read() {
-                return Ok(Ended::ForGood(ExitReason::Quit));
+            if let Some(reason) = self.user.ends([signalled, typed]) {
+                return Ok(Ended::ForGood(reason));
             }
             if ended && let Some(end) = self.first_end() {
                 return Ok(end);
@@ -168,6 +276,9 @@ impl Watch<'_, '_> {
             if lost {
                 self.path.lost();
             }
+            let cpu = sys::thread_cpu_time();
+            let used = cpu.saturating_sub(std::mem::replace(&mut cpu_before, cpu));
+            std::thread::sleep(budget.after(used, Instant::now()));
         }
     }
 

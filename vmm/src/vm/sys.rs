@@ -174,8 +174,11 @@ pub fn is_within(tid: i32, pcpus: &[u32]) -> io::Result<bool> {
 }
 
 /// Waits until one of `fds` is ready; returns which are. A signal ends the wait
-/// with nothing ready.
-pub fn poll<const N: usize>(fds: [Option<RawFd>; N]) -> io::Result<[bool; N]> {
+/// with nothing ready, and so does `limit`.
+pub fn poll<const N: usize>(
+    fds: [Option<RawFd>; N],
+    limit: Option<Duration>,
+) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| pollfd {
         // poll skips entries with a negative descriptor.
         fd: fd.unwrap_or(-1),
@@ -183,8 +186,11 @@ pub fn poll<const N: usize>(fds: [Option<RawFd>; N]) -> io::Result<[bool; N]> {
         revents: 0,
     });
     let count = libc::nfds_t::try_from(N).map_err(io::Error::other)?;
+    // Rounded up: a wait of 0 ms would be none.
+    let ms = |limit: Duration| c_int::try_from(limit.as_micros().div_ceil(1000));
+    let limit_ms = limit.map_or(-1, |limit| ms(limit).unwrap_or(c_int::MAX));
     // SAFETY: the kernel writes to `N` entries, which `polled` has.
-    let result = unsafe { libc::poll(polled.as_mut_ptr(), count, -1) };
+    let result = unsafe { libc::poll(polled.as_mut_ptr(), count, limit_ms) };
     match check(result) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
         Err(error) => Err(error),

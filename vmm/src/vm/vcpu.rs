@@ -19,7 +19,7 @@ use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-use super::bus::Bus;
+use super::bus::{Bus, accesses_are_of};
 use super::{Hooks, arch, sys};
 
 /// Why a vCPU no longer runs.
@@ -149,6 +149,12 @@ impl VcpuThreads {
         &self.wake
     }
 
+    /// Set while the vCPUs are being stopped: what keeps a vCPU's thread waiting is to be given
+    /// up at the next signal then.
+    pub fn stopping(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+
     /// A vCPU that has ended since the last call, and why.
     pub fn take_end(&mut self) -> Option<(usize, VcpuEnd)> {
         // Nothing to read means that the ends were taken before: no error.
@@ -270,6 +276,7 @@ impl ThreadBody {
 
     fn prepare(&self) -> anyhow::Result<()> {
         let index = self.index;
+        accesses_are_of(self.vcpu);
         self.hooks.on_vcpu_thread_start(self.vcpu, sys::gettid())?;
         if !self.pin.is_empty() {
             sys::pin_thread(&self.pin).with_context(|| {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::in_kernel::{Doorbell, InKernel, Taken};
+use vcpufreq::vm::in_kernel::{Doorbell, Taken};
 use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::RegisterPages;
 
@@ -230,6 +230,10 @@ struct Drains {
 }
 
 impl Hooks for Drains {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
@@ -243,6 +247,14 @@ impl Hooks for Drains {
         self.inboxes.drain(&*self.device);
         self.next.lock().unwrap().take()
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
         panic!("{text}");
@@ -263,6 +275,7 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
             size: region_size(1),
             in_kernel: path.in_kernel.take(),
         }),
+        console: ConsoleEnd::default(),
     };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     let mut guest = Reboots { codes, boots: 0 };
@@ -424,6 +437,10 @@ struct Warned {
 }
 
 impl Hooks for Warned {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
@@ -432,6 +449,16 @@ impl Hooks for Warned {
         self.lost.fetch_add(1, Ordering::SeqCst);
         self.next.lock().unwrap().take()
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_reset(&self) {}
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
         self.texts.lock().unwrap().push(text.to_owned());
@@ -505,6 +532,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
             size: region_size(1),
             in_kernel: Some(refused(&[None], true)),
         }),
+        console: ConsoleEnd::default(),
     };
     // Waits for 777, resets, and halts.
     let wait = Code::default().wait_for(777).triple_fault();

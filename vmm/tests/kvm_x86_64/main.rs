@@ -18,12 +18,16 @@
 
 mod in_kernel;
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::Bus;
+use vcpufreq::vm::console_output::ConsoleEnd;
+use vcpufreq::vm::hypercall::Hypercalls;
+use vcpufreq::vm::in_kernel::InKernel;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
@@ -31,8 +35,8 @@ use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::{
-    ClampMode, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
-    PerfTable, Report, Util, VcpuId, VcpuSpec, region_size,
+    ClampMode, Clock, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
+    PerfTable, RateLimit, Report, Util, VcpuId, VcpuSpec, region_size,
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -152,6 +156,10 @@ struct Told {
 }
 
 impl Hooks for Told {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         self.threads.lock().unwrap().push((vcpu.0, tid));
         Ok(())
@@ -160,6 +168,18 @@ impl Hooks for Told {
     fn on_reset(&self) {
         self.resets.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
         panic!("{text}");
@@ -196,6 +216,19 @@ struct Bench {
 /// A device with `vcpus` vCPUs of capacity 512 in a domain each, whose pCPU
 /// runs at 1.2 of 1.8 GHz.
 fn bench(vcpus: u32) -> Bench {
+    limited_bench(vcpus, None)
+}
+
+/// A clock that stands still.
+struct Stopped;
+
+impl Clock for Stopped {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+}
+
+fn limited_bench(vcpus: u32, rate_limit: Option<RateLimit>) -> Bench {
     let spec = |domain| VcpuSpec {
         table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
         capacity: Util::new(512).unwrap(),
@@ -206,7 +239,7 @@ fn bench(vcpus: u32) -> Bench {
         mode: ClampMode::Floor,
         headroom: Headroom::for_kernel(7, 2),
         report: Report::Exact,
-        rate_limit: None,
+        rate_limit,
     };
     let (actuator, events) = (Arc::default(), Arc::default());
     let source = FixedSource::new(PcpuPerf {
@@ -219,7 +252,9 @@ fn bench(vcpus: u32) -> Bench {
     Bench {
         actuator,
         events,
-        region: Arc::new(MmioRegion::new(Arc::new(device.unwrap()))),
+        region: Arc::new(MmioRegion::new(Arc::new(
+            device.unwrap().with_clock(Stopped),
+        ))),
     }
 }
 
@@ -256,6 +291,30 @@ fn a_guest_drives_the_vcpufreq_registers() {
     // 512 × 900 MHz / 1800 MHz
     assert_eq!(applied[0].1.min, Util::new(256).unwrap());
     assert_eq!(bus.unclaimed(), 0);
+}
+
+#[test]
+fn a_vcpu_that_writes_anothers_register_pays_for_it() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let bench = limited_bench(
+        2,
+        Some(RateLimit {
+            per_second: NonZeroU32::MIN,
+            burst: NonZeroU32::MIN,
+        }),
+    );
+    let bus = bus_with(&bench);
+    let both = |khz| Code::default().write(0x1004, khz).write(0x04, khz).halt();
+    let one = |code: Code| {
+        let mut machine = machine(&kvm, &[code], CPUFREQ_BASE);
+        assert_eq!(run_to_end(&mut machine, &bus), [(0, VcpuEnd::Halted)]);
+    };
+    one(both(900_000));
+    one(both(1_800_000));
+    let counters = [0, 1].map(|vcpu| bench.region.device().counters(VcpuId(vcpu)).unwrap());
+    // The first write of all had the one token of vCPU 0.
+    assert_eq!(counters.map(|counted| counted.limited), [2, 1]);
+    assert_eq!(bench.actuator.applied().len(), 1);
 }
 
 #[test]
@@ -426,9 +485,27 @@ fn threads_are_pinned_before_they_are_told_of() {
 struct Dies;
 
 impl Hooks for Dies {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         panic!("as the test wants");
     }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_reset(&self) {}
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
 
     fn on_warning(&self, _text: &str) {}
 }
@@ -479,6 +556,7 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
             size: region_size(1),
             in_kernel: None,
         }),
+        console: ConsoleEnd::default(),
     };
     let request = |khz| Code::default().write(0x04, khz).read(0xf000, 0);
     let mut guest = Reboots {
@@ -496,4 +574,75 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
     assert_eq!(told.resets.load(Ordering::Relaxed), 2);
     assert_eq!(told.threads.lock().unwrap().len(), 1);
     assert_eq!(bench.actuator.applied().len(), 3);
+}
+
+/// What a reset may leave behind: open files and threads, counted at each.
+#[derive(Default)]
+struct Costs(Mutex<Vec<[usize; 2]>>);
+
+impl Hooks for Costs {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+    fn on_reset(&self) {
+        let open = ["fd", "task"].map(|what| {
+            let entries = std::fs::read_dir(format!("/proc/self/{what}")).unwrap();
+            entries.count()
+        });
+        self.0.lock().unwrap().push(open);
+    }
+
+    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        None
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        Hypercalls::None
+    }
+
+    fn on_end(&self) {}
+
+    fn on_warning(&self, text: &str) {
+        panic!("{text}");
+    }
+}
+
+/// In a process of its own, for the files and threads of other tests.
+#[test]
+fn a_guest_that_only_resets_slows_down_and_costs_no_more_each_time() {
+    const NAME: &str = "a_guest_that_only_resets_slows_down_and_costs_no_more_each_time";
+    const ALONE: &str = "VCPUFREQ_TEST_ALONE";
+    const RESETS: usize = 8;
+    let Some(kvm) = kvm_or_skip() else { return };
+    if std::env::var_os(ALONE).is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let alone = alone.args(["--exact", NAME]).env(ALONE, "1").output();
+        let output = alone.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        return assert!(output.status.success(), "{said}");
+    }
+    let costs = Arc::new(Costs::default());
+    let host = Host {
+        hooks: costs.clone(),
+        cpufreq: None,
+        console: ConsoleEnd::default(),
+    };
+    let mut codes = vec![Code::default().triple_fault(); RESETS];
+    codes.push(Code::default().halt());
+    let mut guest = Reboots { codes, boots: 0 };
+    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
+    let started = std::time::Instant::now();
+    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    assert_eq!(report.resets, u64::try_from(RESETS).unwrap());
+    // Seven of them made it wait: 10 ms, 20 ms and so on.
+    assert!(started.elapsed() >= 127 * Duration::from_millis(10));
+    let costs = costs.0.lock().unwrap();
+    assert!(costs.iter().all(|cost| *cost == costs[0]), "{costs:?}");
 }

@@ -3,6 +3,7 @@
 //! behind. (All other bad input is tried on any machine: `vmm/tests/bad_input.rs`.)
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use super::{Plan, Policy};
 use crate::sysfs;
 use crate::vm::{Setup, Vm};
 
+const RECORDS: &str = "/run/vcpufreq";
+const NOBODY: u32 = 65534;
 const BAD_TOML: &str = "/run/bad.toml";
 
 /// A vCPU pinned to a pCPU that is offline; online again, the same guest
@@ -44,9 +47,20 @@ pub fn run(plan: &Plan) -> Result<Value> {
     ] {
         cases.push(refused(&setup, &says)?);
     }
+    cases.push(anothers_directory(&setup)?);
     Vm::boot(&setup)?.quit()?;
     let held = cases.iter().all(|case| case["held"] == true);
     Ok(json!({ "held": held, "cases": cases }))
+}
+
+/// Another user's directory in the place of root's records.
+fn anothers_directory(setup: &Setup) -> Result<Value> {
+    fs::create_dir(RECORDS)?;
+    chown(RECORDS, Some(NOBODY), None)?;
+    let says = format!("{RECORDS} belongs to user {NOBODY}, not to root");
+    let case = refused(setup, &[&says]);
+    fs::remove_dir(RECORDS)?;
+    case
 }
 
 /// Starts a VMM that has to refuse: exit code 2, one line that says all of

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::frequency::{host_runs_at, look, stay_off};
 use super::opps::{Row, sweep};
 use super::{Plan, Policy, cur_perf, first_cpus, let_load_decay, registers, set_governor};
+use crate::fair_server;
 use crate::vm::Vm;
 
 /// A guest with a vCPU on the first CPU of each policy boots, answers, and
@@ -100,11 +101,12 @@ pub fn restart(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))
 }
 
-/// What the bridge can't do without, by the names of `vcpufreq doctor`.
-const NEEDED: [&str; 3] = ["kvm", "uclamp", "governor"];
+/// What the bridge can't do without, by the names of `vcpufreq doctor`; the lab's host has the
+/// best path.
+const NEEDED: [&str; 4] = ["kvm", "path", "uclamp", "governor"];
 
 /// What `vcpufreq doctor` says of the lab's host: that a guest can run here
-/// with the bridge.
+/// with the bridge, and each policy's floor.
 pub fn doctor(_plan: &Plan) -> Result<Value> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])
@@ -117,6 +119,11 @@ pub fn doctor(_plan: &Plan) -> Result<Value> {
         findings.any(|one| one["subject"] == **subject && one["level"] == "good")
     };
     let good: Vec<&str> = NEEDED.into_iter().filter(good).collect();
-    let held = matches!(code, Some(0 | 1)) && good == NEEDED;
-    Ok(json!({ "held": held, "exit_code": code, "good": good, "doctor": said }))
+    let mut findings = all.into_iter().flatten();
+    let by_bpf = findings.any(|one| one["subject"] == "path" && one["what"] == "bpf");
+    let (floors_right, floors) = fair_server::doctors(&said)?;
+    let held = matches!(code, Some(0 | 1)) && good == NEEDED && by_bpf && floors_right;
+    Ok(json!({
+        "held": held, "exit_code": code, "good": good, "floors": floors, "doctor": said,
+    }))
 }

@@ -354,7 +354,9 @@ fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
 
 /// Empties the slot that the VMM's stub calls into.
 fn take_program_away() -> Result<()> {
-    let slots = MapInfoIter::default().find(|map| map.name == "slots");
+    // The newest: the kernel may still list that of a VMM that has ended.
+    let all = MapInfoIter::default().filter(|map| map.name == "slots");
+    let slots = all.max_by_key(|map| map.id);
     let slots = slots.ok_or_else(|| anyhow!("no VMM has programs"))?;
     MapHandle::from_map_id(slots.id)?.delete(&0_u32.to_ne_bytes())?;
     Ok(())

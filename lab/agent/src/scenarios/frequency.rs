@@ -10,6 +10,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::{Policy, let_ticks_pass};
+use crate::crosvm::vcpu_name;
 use crate::trace::{FrequencyEvent, Span, Trace, now_us};
 use crate::vm::{Vm, threads};
 
@@ -90,7 +91,7 @@ pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     cpu.set(usize::try_from(other.cpu())?)?;
     for pid in [std::process::id(), vm.pid()] {
         for (tid, name) in threads(pid)? {
-            if !name.starts_with("vcpu") {
+            if vcpu_name(&name).is_none() {
                 sched_setaffinity(Pid::from_raw(tid), &cpu)
                     .with_context(|| format!("moving thread {name}"))?;
             }

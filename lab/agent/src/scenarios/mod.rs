@@ -8,6 +8,7 @@ mod before_entry;
 mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
+mod default_run;
 mod demo;
 mod dips;
 mod domain;
@@ -18,11 +19,13 @@ mod fallbacks;
 mod flood;
 mod frequency;
 mod guest_facts;
+mod hotplug;
 mod idle;
 mod in_force;
 mod kill;
 mod leftovers;
 mod many_vcpus;
+mod memory;
 mod models;
 mod no_exit;
 mod no_uclamp;
@@ -30,11 +33,14 @@ mod opps;
 mod order;
 mod paths;
 mod paths_trace;
+mod peer;
+mod peer_setup;
 mod reports;
 mod rt_app;
 mod rt_causes;
 mod rt_changes;
 mod rt_guest;
+mod rt_impostors;
 mod rt_inventory;
 mod rt_irqbalance;
 mod rt_latency;
@@ -45,6 +51,7 @@ mod rt_settings;
 mod rt_standard;
 mod speed;
 mod stats;
+mod systemd;
 mod thread_actuator;
 mod two_guests;
 mod unpinned;
@@ -55,8 +62,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+pub(crate) use rt_settings::succeeded as rt_command;
+
 use crate::vm::{Setup, Vm};
-use crate::{sysfs, uclamp};
+use crate::{fair_server, sysfs, uclamp};
 
 /// What every scenario of a run shares.
 #[derive(Debug)]
@@ -70,6 +79,13 @@ pub struct Plan {
 
 /// Carries out a scenario by name.
 pub fn run(name: &str, plan: &Plan) -> Result<Value> {
+    match fair_server::scenario_without(name) {
+        Some(name) => fair_server::without(|| scenario(name, plan)),
+        None => scenario(name, plan),
+    }
+}
+
+fn scenario(name: &str, plan: &Plan) -> Result<Value> {
     #[cfg(feature = "bpf")]
     if name == "fallbacks" {
         return fallbacks::run(plan);
@@ -94,19 +110,24 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
         "thread-actuator" => thread_actuator::run(plan),
         "domain" => domain::run(plan),
         "domain:both" => domain::both(plan),
+        "default-run" => default_run::run(plan),
+        "hotplug" => hotplug::run(plan),
         "unpinned" => unpinned::run(plan),
+        "unpinned:rt" => unpinned::beside_real_time(plan),
         "driver" => driver::run(plan),
         "restart" => basics::restart(plan),
         "doctor" => basics::doctor(plan),
-        "flood" | "flood:worker" => flood::run(plan, name),
+        "flood" | "flood:worker" | "flood:uart" => flood::run(plan, name),
+        "memory" => memory::run(plan),
         "no-exit" => no_exit::run(plan),
         "no-uclamp" => no_uclamp::run(plan),
         "order" => order::run(plan),
         "in-force" => in_force::run(plan),
-        "paths" => paths::run(plan, &[]),
-        "paths:yardstick" => paths::run(plan, &["exit-sysfs"]),
+        "paths" => paths::run(plan),
         "paths-trace" => paths_trace::run(plan),
+        "peer" => peer::run(),
         "stats" => stats::run(plan),
+        "systemd" => systemd::run(plan),
         "two-guests" => two_guests::run(plan),
         "host-fails" => failure::host_fails(plan),
         "pin-offline" => bad_input::run(plan),
@@ -222,6 +243,12 @@ impl Policy {
     /// Its highest frequency.
     pub fn max(&self) -> u32 {
         self.opps.last().copied().unwrap_or_default()
+    }
+
+    /// The lowest of its frequencies that is at least this one.
+    pub fn at_least(&self, khz: u32) -> u32 {
+        let mut opps = self.opps.iter().copied();
+        opps.find(|opp| *opp >= khz).unwrap_or_else(|| self.max())
     }
 
     /// The clamp that policy shall compute for a request of a vCPU that

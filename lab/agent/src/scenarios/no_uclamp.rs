@@ -78,13 +78,14 @@ fn doctor() -> Result<(bool, Vec<Value>)> {
         let found = all.into_iter().flatten().find(|f| f["subject"] == subject);
         found.cloned().unwrap_or_default()
     };
-    let (uclamp, bpf) = (of("uclamp"), of("path bpf"));
+    let (uclamp, bpf) = (of("uclamp"), of("path"));
     let says = |what: &str, text: &str| uclamp[what].as_str().is_some_and(|s| s.contains(text));
     let held = output.status.code() == Some(1)
         && uclamp["level"] == "limit"
         && says("what", "not available")
         && says("why", "not applicable")
         && says("change", "CONFIG_UCLAMP_TASK")
-        && bpf["level"] == "good";
+        && bpf["level"] == "good"
+        && bpf["what"] == "bpf";
     Ok((held, vec![uclamp, bpf]))
 }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::frequency::{LOOKS, look_after, stay_off};
 use super::{Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, registers, set_governor};
+use crate::fair_server::floor_khz;
 use crate::trace::{Trace, now_us};
 use crate::vm::{Vm, events};
 
@@ -20,6 +21,8 @@ pub struct Row {
     pub pcpu: u32,
     /// The guest asked for this.
     pub asked: u32,
+    /// What the host then is to run at: that, or more where its fair servers hold the pCPU above.
+    pub wanted: u32,
     /// The clamp in force.
     pub clamp: (u32, u32),
     /// The utilization that the ask stands for, worked out here.
@@ -41,6 +44,7 @@ impl Row {
     pub fn json(&self) -> Value {
         json!({
             "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
+            "wanted_khz": self.wanted,
             "util": self.util, "uclamp_min": self.clamp.0, "uclamp_max": self.clamp.1,
             "host_khz": self.host, "guest_reads_khz": self.read, "looks": self.looks,
         })
@@ -57,10 +61,12 @@ pub fn sweep(
 ) -> Result<Vec<Row>> {
     stay_off(policy, vm)?;
     set_governor(vm, vcpu, "userspace")?;
+    let floor = floor_khz(policy)?;
     let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
     for &asked in policy.opps.iter().chain(down) {
-        let (mut row, mut disturbed) = one_opp(vm, vcpu, policy, asked)?;
+        let wanted = policy.at_least(asked.max(floor));
+        let (mut row, mut disturbed) = one_opp(vm, vcpu, policy, (asked, wanted))?;
         while !right(&row) && disturbed && row.looks < LOOKS {
             // Anew, from another OPP: beside another task in the same bucket
             // a clamp takes effect only once the vCPU has slept.
@@ -71,7 +77,7 @@ pub fn sweep(
             };
             ask_for(vm, vcpu, other)?;
             let looks = row.looks + 1;
-            (row, disturbed) = one_opp(vm, vcpu, policy, asked)?;
+            (row, disturbed) = one_opp(vm, vcpu, policy, (asked, wanted))?;
             row.looks = looks;
         }
         rows.push(row);
@@ -80,7 +86,12 @@ pub fn sweep(
 }
 
 /// Asks, and looks; whether the look was disturbed, too.
-fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row, bool)> {
+fn one_opp(
+    vm: &mut Vm,
+    vcpu: usize,
+    policy: &Policy,
+    (asked, wanted): (u32, u32),
+) -> Result<(Row, bool)> {
     let base = registers(vm)?;
     // What the guest reads may be the frequency of a moment: the host's own
     // tasks move it too. It must be one that there was.
@@ -92,6 +103,7 @@ fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row
         vcpu,
         pcpu: policy.cpu(),
         asked,
+        wanted,
         clamp: vm.clamp(vcpu)?,
         util: policy.util(asked),
         host: look.held.most,
@@ -104,9 +116,10 @@ fn one_opp(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<(Row
 }
 
 impl Row {
-    /// The host runs at exactly what was asked for, and the guest knows it.
+    /// The host runs at exactly what was asked for, or at what its fair servers hold it at, and the
+    /// guest knows it.
     pub fn exact(&self) -> bool {
-        self.host == self.asked && self.clamp == (self.util, self.util) && self.read_true
+        self.host == self.wanted && self.clamp == (self.util, self.util) && self.read_true
     }
 }
 
@@ -120,7 +133,7 @@ pub fn exact(plan: &Plan) -> Result<Value> {
 pub fn floor(plan: &Plan) -> Result<Value> {
     let right = |row: &Row| {
         // What it reads may be older than what the host runs at: it ramps.
-        row.lowest >= row.asked && row.clamp == (row.util, 1024) && row.read >= row.asked
+        row.lowest >= row.wanted && row.clamp == (row.util, 1024) && row.read >= row.asked
     };
     let mut result = every_opp(plan, "floor", right)?;
     let ramps = ramps(plan)?;
@@ -133,24 +146,31 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
-        .with(&["--clamp", clamp]);
+        .with(&["--clamp", clamp, "--explain"]);
     let mut vm = plan.guest(&setup)?;
     let mut rows = Vec::new();
+    let mut floors = 0;
     for (vcpu, policy) in policies.iter().enumerate() {
         vm.ask(format!("start busy busy {vcpu}"))?;
         rows.extend(sweep(&mut vm, vcpu, policy, &right)?);
         vm.ask("stop busy")?;
+        floors += usize::from(floor_khz(policy)? > policy.min());
     }
-    vm.quit()?;
+    let said = vm.quit()?;
+    let named = said.lines().filter(|line| line.contains("holds down to"));
+    let named = named.count();
     let wrong: Vec<Value> = rows
         .iter()
         .filter(|row| !right(row))
         .map(Row::json)
         .collect();
     let looks: u32 = rows.iter().map(|row| row.looks).sum();
+    let below = rows.iter().filter(|row| row.asked < row.wanted).count();
     Ok(json!({
-        "held": wrong.is_empty() && !rows.is_empty(), "looks": looks,
-        "opps_checked": rows.len(), "opps_wrong": wrong.len(), "wrong": wrong,
+        "held": wrong.is_empty() && !rows.is_empty() && named == floors, "looks": looks,
+        "floors": floors, "floors_named_by_explain": named,
+        "opps_checked": rows.len(), "of_them_below_the_fair_servers": below,
+        "opps_wrong": wrong.len(), "wrong": wrong,
     }))
 }
 
@@ -171,10 +191,12 @@ fn ramps(plan: &Plan) -> Result<Value> {
     for (vcpu, policy) in policies.iter().enumerate() {
         stay_off(policy, &vm)?;
         set_governor(&mut vm, vcpu, "userspace")?;
+        let floor = floor_khz(policy)?;
         for &asked in &policy.opps {
+            let wanted = policy.at_least(asked.max(floor));
             let mut ramp = Ramp::default();
             for _ in 0..LOOKS {
-                ramp = Ramp::of(&mut vm, vcpu, policy, asked)?;
+                ramp = Ramp::of(&mut vm, vcpu, policy, (asked, wanted))?;
                 looks += 1;
                 if ramp.without_tick.is_empty() && (ramp.wrong.is_empty() || !ramp.disturbed) {
                     break;
@@ -195,16 +217,16 @@ fn ramps(plan: &Plan) -> Result<Value> {
 
 /// How a vCPU's pCPU went up.
 #[derive(Default)]
-struct Ramp {
+pub(super) struct Ramp {
     /// Moments at which the request alone decided.
-    compared: u32,
+    pub(super) compared: u32,
     /// Moments at which it wasn't right, the vCPU had run for long enough, but
     /// the pCPU hadn't ticked meanwhile: the ramp is taken anew.
-    without_tick: Vec<Value>,
+    pub(super) without_tick: Vec<Value>,
     /// Moments at which the frequency wasn't right.
-    wrong: Vec<Value>,
+    pub(super) wrong: Vec<Value>,
     /// Another task ran beside the vCPU.
-    disturbed: bool,
+    pub(super) disturbed: bool,
 }
 
 /// A clamp shows at the host's next tick at the latest, 4 ms; two, for the
@@ -214,8 +236,23 @@ const IN_FORCE_TICKS: usize = 2;
 /// For what a tick does.
 const TICK_US: u64 = 500;
 
+/// Ticks by which a busy fair thread has asked schedutil: at the first one by which load tracking's
+/// clock, which goes as fast as the pCPU works, has come to another period of 1,024 us (docs/design.md,
+/// "What a clamp does"), and one for the governor's rate limit.
+fn ticks_of_period(policy: &Policy, khz: u32) -> usize {
+    const HOST_TICK_US: u64 = 4_000;
+    let work = HOST_TICK_US * u64::from(policy.capacity) * u64::from(khz);
+    let per_tick_us = (work / 1024 / u64::from(policy.max().max(1))).max(1);
+    usize::try_from(1024_u64.div_ceil(per_tick_us)).unwrap_or(usize::MAX) + 1
+}
+
 impl Ramp {
-    fn of(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<Self> {
+    pub(super) fn of(
+        vm: &mut Vm,
+        vcpu: usize,
+        policy: &Policy,
+        (asked, wanted): (u32, u32),
+    ) -> Result<Self> {
         ask_for(vm, vcpu, asked)?;
         let_load_decay();
         let tid = vm.vcpu_tid(vcpu)?;
@@ -243,13 +280,17 @@ impl Ramp {
             }
             let ticks = seen.ticks_on(policy.cpu(), (since, time - TICK_US));
             let khz = seen.frequency_at(policy.cpu(), time).unwrap_or(at_start);
-            let under = (util + OTHERS_UTIL) * 5 / 4 < policy.util(asked);
+            let under = (util + OTHERS_UTIL) * 5 / 4 < policy.util(wanted);
             let ticked = ticks >= IN_FORCE_TICKS;
+            // So slow a pCPU's load tracking has not come to a period yet.
+            if ticked && ticks < ticks_of_period(policy, khz) {
+                continue;
+            }
             ramp.compared += u32::from(under && ticked);
-            if khz < asked || (under && khz != asked) {
+            if khz < wanted || (under && khz != wanted) {
                 let row = json!({
-                    "asked_khz": asked, "host_khz": khz, "util": util, "ran_us": time - since,
-                    "ticks": ticks,
+                    "asked_khz": asked, "wanted_khz": wanted, "host_khz": khz, "util": util,
+                    "ran_us": time - since, "ticks": ticks,
                 });
                 match ticked {
                     true => ramp.wrong.push(row),

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::kernel_threads::is_kernels;
 use crate::sysfs;
 
 pub(super) type State = BTreeMap<String, String>;
@@ -84,6 +85,10 @@ pub(super) fn everything() -> Result<State> {
         let fixed = ["ktimers/", "rcuc/", "ksoftirqd/"];
         if fixed.iter().any(|kind| name.starts_with(kind)) {
             let stat = sysfs::text(path.join("stat"))?;
+            // Any process can have such a name.
+            if !is_kernels(&stat) {
+                continue;
+            }
             let fields: Vec<&str> = stat.split_whitespace().skip(39).take(2).collect();
             state.insert(name, fields.join(" "));
         }

@@ -22,7 +22,7 @@ use super::rt_settings::{self, json_of, succeeded};
 use super::{Plan, Policy};
 use crate::sysfs;
 
-const RECORD: &str = "/run/vcpufreq/rt.json";
+const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 /// Seconds between two looks of the daemon's at the interrupts.
 const INTERVAL_S: &str = "--interval=1";
 /// Several of them.

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -16,16 +17,17 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::rt_impostors;
 use super::rt_inventory::{State, changes, everything};
 use super::{Plan, Policy};
 use crate::sysfs;
 
-const RECORD: &str = "/run/vcpufreq/rt.json";
-const CONFIG: &str = "/run/rt.toml";
+const RECORD: &str = "/run/vcpufreq-rt/rt.json";
+pub(super) const CONFIG: &str = "/run/rt.toml";
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-const NOBODY: u32 = 65534;
+pub(super) const NOBODY: u32 = 65534;
 
 /// What the lab's kernel starts with is kvm-rt's value: others, so that there is something to write.
 /// A row's maximum is above its minimum, in this order and back.
@@ -68,6 +70,7 @@ fn tried() -> Result<Value> {
     let before = everything()?;
     let unprivileged = without_privilege(&before, cpu)?;
     let (checked, cut_off) = there_and_back(&before, cpu)?;
+    let impostors = rt_impostors::left_alone(&before, cpu)?;
     let performance = with_performance(&before, cpu)?;
     let applies = killed(&before, &[], &["apply", "--config", CONFIG])?;
     let restores = killed(&before, &["apply", "--config", CONFIG], &["restore"])?;
@@ -75,9 +78,10 @@ fn tried() -> Result<Value> {
     let reboot = another_boot(&before)?;
     Ok(json!({
         "held": checked["held"] == true && cut_off && performance && refused && reboot
-            && applies.held() && restores.held() && unprivileged["held"] == true,
+            && applies.held() && restores.held() && unprivileged["held"] == true
+            && impostors["held"] == true,
         "files_compared": before.len(), "unprivileged": unprivileged, "check": checked, "others_are_cut_off": cut_off,
-        "performance_there_and_back": performance,
+        "impostors": impostors, "performance_there_and_back": performance,
         "apply_killed": applies.json(), "restore_killed": restores.json(),
         "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
     }))
@@ -314,10 +318,18 @@ fn another_boot(before: &State) -> Result<bool> {
     let closed = restored?.status.success() && !Path::new(RECORD).exists();
     let untouched = everything()? == applied;
     // This boot's again, or the host would stay as it is.
-    fs::create_dir_all("/run/vcpufreq")?;
-    fs::write(RECORD, record)?;
+    put_back(&record)?;
     succeeded(&["restore"])?;
     Ok(closed && untouched && everything()? == *before)
+}
+
+/// As apply makes it: what others could have written isn't read.
+fn put_back(record: &[u8]) -> Result<()> {
+    let dir = Path::new(RECORD).parent().context("no directory")?;
+    fs::DirBuilder::new().mode(0o700).create(dir)?;
+    let mut file = fs::File::options();
+    let file = file.write(true).create_new(true).mode(0o600).open(RECORD);
+    Ok(file?.write_all(record)?)
 }
 
 fn bind(cpu: u32) -> Result<()> {
@@ -344,7 +356,7 @@ fn output(line: &[&str]) -> Result<Output> {
 }
 
 /// Of a command that has to; what it said on standard error.
-pub(super) fn succeeded(line: &[&str]) -> Result<String> {
+pub(crate) fn succeeded(line: &[&str]) -> Result<String> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(

@@ -3,8 +3,9 @@
 //! also after it moved.
 
 use std::iter;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -60,6 +61,29 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "rows": rows, "moves": moves }))
 }
 
+/// The same by the path `kernel` in a guest whose other vCPU is real-time, on the last pCPU.
+pub fn beside_real_time(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (little, big) = (
+        policies.first().context("no policy")?,
+        policies.last().context("no policy")?,
+    );
+    let [.., rt] = big.cpus[..] else {
+        bail!("the last policy has no CPU");
+    };
+    ensure!(
+        little.cpu() != big.cpu() && rt != big.cpu(),
+        "needs two policies, and two CPUs in the last one: take another topology"
+    );
+    let mut setup = unpinned_page::by_kernel(like(big)).with(&["--rt", "1=fifo:1"]);
+    setup.pins.push(rt.to_string());
+    let mut vm = Vm::start(&setup)?;
+    vm.expect("@ready", BOOT)?;
+    // A real-time thread has no utilization to settle by.
+    vm.settle(1)?;
+    unpinned_page::with_perf_events(plan, vm, (little, big))
+}
+
 /// A guest with a vCPU like a CPU of this policy, that may run anywhere.
 pub fn like(policy: &Policy) -> Setup {
     let table: Vec<String> = policy.opps.iter().map(u32::to_string).collect();
@@ -71,6 +95,8 @@ pub fn like(policy: &Policy) -> Setup {
     setup.with(&["--table", &table, "--capacity", &capacity])
 }
 
+/// Boot of a guest.
+const BOOT: Duration = Duration::from_secs(120);
 /// Moves after which the guest's first read is looked at.
 const MOVES: usize = 10;
 /// A guest's tick.
@@ -166,7 +192,8 @@ pub fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
     u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
-fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
+/// Has the first vCPU's thread run there and nowhere else.
+pub fn move_to(vm: &Vm, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(usize::try_from(cpu)?)?;
     sched_setaffinity(Pid::from_raw(vm.vcpu_tid(0)?), &set).context("moving the vCPU's thread")

@@ -4,8 +4,6 @@
 //! loads all the time, and stores what is new to it in a register, which exits:
 //! so the host's trace has the moment.
 
-use std::process::Command;
-
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
@@ -14,7 +12,7 @@ use super::{Plan, Policy, registers};
 use crate::exits::kvm_statistic;
 use crate::sys::drop_bpf_capabilities;
 use crate::trace::Mmio;
-use crate::vm::Vm;
+use crate::vm::{Setup, Vm};
 
 const MOVES: usize = 20;
 /// perftbl_sel: whatever is written there does no harm, and exits.
@@ -29,19 +27,32 @@ const WORKER: &str = "requests";
 /// the first value is true. Without, the worker looks each tick: within a tick of its first run
 /// since the arrival, for an emulated host runs its CPUs in turn.
 pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
-    let (with, signals) = moves(plan, (little, big), "follows migrations", |_| ())?;
-    let (without, _) = moves(plan, (little, big), "every 4 ms", drop_bpf_capabilities)?;
-    let within_a_tick = |rows: &[Value], key: &str| {
-        rows.iter()
-            .all(|row| row[key].as_u64().is_some_and(|us| us <= TICK_US))
-    };
-    let first_is_true = |rows: &[Value]| rows.iter().all(|row| row["first_is_true"] == true);
-    Ok(json!({
-        "held": within_a_tick(&with, "after_us") && first_is_true(&with)
-            && signals >= MOVES as u64
-            && within_a_tick(&without, "after_run_us"),
-        "with_perf_events": summary(&with), "signals": signals, "without": summary(&without),
-    }))
+    let setup = by_kernel(like(big));
+    let mut result = with_perf_events(plan, Vm::boot(&setup)?, (little, big))?;
+    let vm = Vm::boot_prepared(&setup, drop_bpf_capabilities)?;
+    let (without, _) = moves(plan, vm, (little, big), "every 4 ms")?;
+    let held = result["held"] == true && within_a_tick(&without, "after_run_us");
+    result["held"] = held.into();
+    result["without"] = summary(&without);
+    Ok(result)
+}
+
+/// A guest by that path, which says why.
+pub fn by_kernel(setup: Setup) -> Setup {
+    setup.with(&["--path", "kernel", "--explain"])
+}
+
+/// The part with perf events alone, of such a guest's first vCPU.
+pub fn with_perf_events(plan: &Plan, vm: Vm, ends: (&Policy, &Policy)) -> Result<Value> {
+    let (with, signals) = moves(plan, vm, ends, "follows migrations")?;
+    let first_is_true = with.iter().all(|row| row["first_is_true"] == true);
+    let held = within_a_tick(&with, "after_us") && first_is_true && signals >= MOVES as u64;
+    Ok(json!({ "held": held, "with_perf_events": summary(&with), "signals": signals }))
+}
+
+fn within_a_tick(rows: &[Value], key: &str) -> bool {
+    let mut all = rows.iter().map(|row| row[key].as_u64());
+    all.all(|us| us.is_some_and(|us| us <= TICK_US))
 }
 
 fn summary(rows: &[Value]) -> Value {
@@ -67,12 +78,10 @@ fn middle(rows: &[Value]) -> Option<u64> {
 /// With the number of exits for a signal meanwhile.
 fn moves(
     plan: &Plan,
+    mut vm: Vm,
     (little, big): (&Policy, &Policy),
     said: &str,
-    prepare: impl FnOnce(&mut Command),
 ) -> Result<(Vec<Value>, u64)> {
-    let setup = like(big).with(&["--path", "kernel", "--explain"]);
-    let mut vm = Vm::boot_prepared(&setup, prepare)?;
     plan.load_driver(&mut vm)?;
     let base = registers(&mut vm)?;
     vm.ask(format!("start echo echo 0 {base:#x} {:#x}", base + SELECT))?;

@@ -120,7 +120,9 @@ impl Shared {
             let overtaken = one.count - u64::from(last);
             self.device.count_coalesced(one.vcpu, overtaken);
             if last {
-                self.device.write(one.vcpu, WriteReg::SetPerf, one.khz.0);
+                // The vCPU that calls asks for itself.
+                let (by, khz) = (Some(one.vcpu), one.khz.0);
+                self.device.write_by(by, one.vcpu, WriteReg::SetPerf, khz);
             }
         }
     }

@@ -155,8 +155,11 @@ impl BpfPath {
             vcpus: policies(device, &domains, module.is_some(), observer.writes_events()),
             pcpus: pcpus(&host),
             hypercalls: plan.hypercalls,
+            warn,
         };
         let bpf = HostBpf::start(config, |pcpu| khz_of(&host, pcpu))?;
+        // libbpf had the types of the host's kernel in memory.
+        sys::give_back_freed_memory();
         let bpf = Arc::new(bpf);
         let worker = bpf.worker()?;
         if module.is_some() {
@@ -218,6 +221,16 @@ impl BpfPath {
             known.tid.store(Tid::current().get(), Relaxed);
         }
         Ok(self.shared.host.register_thread(vcpu)?)
+    }
+
+    /// Tells the programs of pCPUs that have come or gone.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn follow_pcpus(&self) -> anyhow::Result<()> {
+        let host = HostTree::default();
+        let khz = |pcpu| khz_of(&host, pcpu);
+        Ok(self.shared.host.set_pcpus(&pcpus(&host), khz)?)
     }
 
     /// Takes the guest's requests back.

@@ -60,10 +60,11 @@ pub(super) fn policies(
     config.vcpus.iter().map(policy).collect()
 }
 
-/// The pCPUs whose frequency the host tells.
+/// The pCPUs whose frequency the host tells. Linux hides an offline one's capacity.
 pub(super) fn pcpus(host: &HostTree) -> Vec<Pcpu> {
     let cpus = HostCpus::read(host);
-    let known = cpus.cpus.iter().filter_map(|cpu| {
+    let online = cpus.cpus.iter().filter(|cpu| cpu.online);
+    let known = online.filter_map(|cpu| {
         Some(Pcpu {
             number: cpu.id,
             capacity: Util::saturating(cpu.capacity_or_full().into()),

@@ -153,6 +153,7 @@ impl Shared {
             waiting.push(Waiting {
                 vcpu,
                 domain: known.domain,
+                by: vcpu,
                 not_before_ns: None,
             });
         })
@@ -244,6 +245,7 @@ impl Shared {
                 waiting.push(Waiting {
                     vcpu,
                     domain: known.domain,
+                    by: vcpu,
                     not_before_ns: Some(sys::monotonic_ns()),
                 });
             }

@@ -14,10 +14,10 @@ const OBJECT: &str = "/lab/bpf/arith.bpf.o";
 /// Results of one call, and bytes of each, as the object has them.
 const RESULTS: u32 = 16_384;
 const RESULT: usize = 16;
-const POLICY: usize = 312;
+const POLICY: usize = 328;
 /// Where a policy has its table, and the table's length.
-const TABLE: usize = 56;
-const TABLE_LEN: usize = 48;
+const TABLE: usize = 72;
+const TABLE_LEN: usize = 64;
 const CPU: usize = 64;
 
 /// A vCPU on a pCPU.
@@ -27,6 +27,8 @@ struct Case {
     clamp: ClampMode,
     headroom: Headroom,
     pcpu: (u16, u32),
+    /// Entries of its table, 1 to 3.
+    entries: usize,
     /// First kHz, distance, and how many calls.
     values: (u32, u32, u32),
 }
@@ -38,6 +40,7 @@ const fn case(perf_max: u32, capacity: u16, pcpu: (u16, u32), values: (u32, u32,
         clamp: ClampMode::Floor,
         headroom: Headroom::None,
         pcpu,
+        entries: 3,
         values,
     }
 }
@@ -47,7 +50,7 @@ const EVERY: (u32, u32, u32) = (0, 1, 172);
 /// All 32 bits, in steps that are prime.
 const SPREAD: (u32, u32, u32) = (1, 131_071, 2);
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     case(2_800_000, 1024, (1024, 2_800_000), EVERY),
     Case {
         clamp: ClampMode::Exact,
@@ -55,6 +58,10 @@ const CASES: [Case; 8] = [
         ..case(1_800_000, 329, (1024, 2_800_000), (0, 1, 111))
     },
     case(1_900_000, 381, (1024, 2_700_000), SPREAD),
+    Case {
+        entries: 1,
+        ..case(2_800_000, 1024, (329, 1_800_000), SPREAD)
+    },
     case(u32::MAX, 1024, (1024, u32::MAX), SPREAD),
     case(u32::MAX, 1, (1024, 1), SPREAD),
     case(6, 1024, (1, u32::MAX), SPREAD),
@@ -104,9 +111,10 @@ fn compute(object: &Object, inputs: &[u8]) -> Result<Vec<u8>> {
 }
 
 impl Case {
-    /// Three entries, as far as the maximum allows.
-    fn table(&self) -> [u32; 3] {
-        [self.perf_max / 3, self.perf_max / 2, self.perf_max]
+    /// The maximum, and below it what makes up the entries, as far as it allows.
+    fn table(&self) -> Vec<u32> {
+        let all = [self.perf_max / 3, self.perf_max / 2, self.perf_max];
+        all[all.len() - self.entries..].to_vec()
     }
 
     fn nearest(&self, khz: u32) -> Result<u32> {
@@ -134,7 +142,7 @@ impl Case {
         for entry in self.table() {
             bytes.extend(entry.to_ne_bytes());
         }
-        bytes[TABLE_LEN] = 3;
+        bytes[TABLE_LEN] = u8::try_from(self.entries).unwrap_or(0);
         bytes.resize(POLICY, 0);
         for value in [self.pcpu.0.into(), self.pcpu.1] {
             bytes.extend(value.to_ne_bytes());

@@ -5,9 +5,12 @@
 //! Where the guest's accesses matter, a VM of a few instructions makes them ([`tiny_vm`]).
 
 mod arith;
+mod ext_server;
 mod group;
 mod light;
+mod limits;
 mod many;
+mod meddling;
 mod others;
 mod page;
 mod refused;
@@ -34,11 +37,14 @@ pub use others::{switches, vmm};
 const BASE: u64 = 0x0a00_0000;
 
 /// Carries out a scenario by name, when it is one of these.
-pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
+pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
     match name {
         "bpf-arithmetic" => Some(arith::run()),
         "bpf-two-vms" => Some(others::two()),
         "bpf-kill" => Some(others::kill()),
+        "bpf-ends" => Some(others::ends(plan)),
+        "bpf-limits" => Some(limits::run()),
+        "bpf-meddling" => Some(meddling::run()),
         "bpf-switch-cost" => Some(others::switch_cost()),
         "bpf-page" => Some(page::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
@@ -47,6 +53,7 @@ pub fn run(name: &str, _plan: &Plan) -> Option<Result<Value>> {
         "bpf-many" => Some(many::run()),
         "wake-cost" => Some(wake::run()),
         "bpf-dip" => Some(light::run()),
+        "ext-server" => Some(ext_server::run()),
         _ => None,
     }
 }
@@ -95,6 +102,7 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         vcpus,
         pcpus: pcpus(policies),
         hypercalls: false,
+        warn: |line| eprintln!("{line}"),
     };
     let khz = |cpu| {
         let mut of = policies.iter().filter(|policy| policy.cpus.contains(&cpu));

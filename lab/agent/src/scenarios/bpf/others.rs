@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
 
+use super::super::first_cpus;
 use super::tiny_vm::{Deed, TinyVm};
-use super::{BASE, Policy, like, start};
+use super::{BASE, Plan, Policy, like, start};
+use crate::vm::Vm;
 use crate::{deeds, load, sysfs};
 
 /// The agent as a VMM of its own: a tiny VM on a pCPU that writes this value so often, or for ever.
@@ -124,6 +126,36 @@ pub fn kill() -> Result<Value> {
     Ok(json!({
         "held": held, "kills": KILLS, "start_virtual_ms": start_ms, "programs_links_maps": { "before": format!("{before:?}"),
         "most": format!("{most:?}"), "after": format!("{after:?}") }, "warnings": silent,
+    }))
+}
+
+/// VMMs that end by themselves: what the kernel lists at once of their programs and maps.
+pub fn ends(plan: &Plan) -> Result<Value> {
+    const ENDS: u32 = 10;
+    const GUESTS: u32 = 2;
+    let mut left = Vec::new();
+    deeds::insmod("vcpufreq_host", "")?;
+    for n in 0..ENDS {
+        let mut child = spawn(2 + n % 2, 900_000, 1)?;
+        ensure!(child.wait()?.success(), "a VMM failed");
+        left.extend(super::left());
+    }
+    // Nothing of theirs holds it any more.
+    let removed = deeds::rmmod("vcpufreq_host").is_ok();
+    if removed {
+        deeds::insmod("vcpufreq_host", "")?;
+    }
+    let setup = plan.mirroring(&first_cpus(&Policy::all()?));
+    for _ in 0..GUESTS {
+        let vm = Vm::boot(&setup.clone().with(&["--path", "bpf"]))?;
+        ensure!(!super::left().is_empty(), "the guest has no programs");
+        vm.quit()?;
+        left.extend(super::left());
+    }
+    deeds::unload_host_module()?;
+    let held = left.is_empty() && removed;
+    Ok(json!({
+        "held": held, "ends": ENDS, "guests": GUESTS, "left": left, "module_removed_at_once": removed,
     }))
 }
 

@@ -19,11 +19,11 @@ use super::{BASE, Policy, like, settled, start};
 use crate::sys::set_deadline;
 use crate::{deeds, load, sysfs};
 
-const SET_PERF: u64 = BASE + 4;
+pub(super) const SET_PERF: u64 = BASE + 4;
 const MANY: u64 = 100_000;
 pub(super) const ONE: VcpuId = VcpuId(0);
 /// set_perf of another vCPU in the same domain.
-const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
+pub(super) const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
 
 pub fn run() -> Result<Value> {
     let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
@@ -48,7 +48,7 @@ pub(super) struct Vcpu {
 }
 
 impl Vcpu {
-    fn new(actuate: ActuateBy) -> Result<Self> {
+    pub fn new(actuate: ActuateBy) -> Result<Self> {
         let policies = Policy::all()?;
         let policy = policies.last().context("no policy")?.clone();
         load::pin(policy.cpu())?;
@@ -73,7 +73,7 @@ impl Vcpu {
         Ok((outcome, ns / deed.times))
     }
 
-    fn counters(&self) -> Result<Counters> {
+    pub fn counters(&self) -> Result<Counters> {
         self.host.counters(ONE).context("no vCPU")
     }
 }
@@ -286,7 +286,9 @@ fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     let wanted = vcpu.policy.util(newer);
     let in_force =
         matches!(settled, Settled::InForce(demand) if u32::from(demand.min.get()) == wanted);
-    let by_kernel = after.in_kernel - before.in_kernel;
+    // Unchanged, where the module finds it in force.
+    let handled = |counted: &Counters| counted.in_kernel + counted.unchanged;
+    let by_kernel = handled(&after) - handled(&before);
     let held = in_force && (calls, by_kernel, clamp) == (2, 1, wanted);
     let row = json!({
         "clamps_of_worker": calls, "outcome": format!("{settled:?}"), "others_by_kernel": by_kernel,
@@ -409,8 +411,17 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
 }
 
 pub(super) fn own_clamp() -> Result<u32> {
+    Ok(own_clamps()?.0)
+}
+
+/// uclamp.min and uclamp.max in force for this thread.
+pub(super) fn own_clamps() -> Result<(u32, u32)> {
     let text = sysfs::text("/proc/thread-self/sched")?;
-    crate::vm::field(&text, "effective uclamp.min")
+    let field = |name| crate::vm::field(&text, name);
+    Ok((
+        field("effective uclamp.min")?,
+        field("effective uclamp.max")?,
+    ))
 }
 
 /// On a host without uclamp.

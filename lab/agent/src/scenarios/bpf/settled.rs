@@ -91,7 +91,11 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
         ))
     };
     let in_force = again(vcpu)?;
-    vcpu.host.settle(0, |_, _| Err(anyhow!("refused")));
+    // The module sees that nothing is in force, whatever it was asked for last.
+    vcpu.host.settle(0, |domain, _| {
+        module.apply(domain, Demand::NONE)?;
+        Err(anyhow!("refused"))
+    });
     let after_failure = again(vcpu)?;
     let last = vcpu.policy.util(last);
     // The newer request has an outcome of its own, and the failure doesn't undo it.

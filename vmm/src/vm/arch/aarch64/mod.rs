@@ -10,8 +10,8 @@ mod registers;
 
 use anyhow::Context;
 use kvm_bindings::{
-    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, KVM_EXIT_ARM_NISV,
-    kvm_enable_cap, kvm_vcpu_events, kvm_vcpu_init,
+    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, kvm_enable_cap,
+    kvm_vcpu_events, kvm_vcpu_init,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader, PE};
@@ -19,6 +19,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
+use super::exit::is_undecoded;
 use super::machine::{Boot, Machine};
 use super::memory::{Access, Memory, Region};
 use super::vcpu::VcpuEnd;
@@ -40,7 +41,6 @@ pub fn linux_guest(boot: LinuxBoot<'_>) -> Result<LinuxGuest<'_>, VmError> {
 
 impl Boot for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine> {
-        self.check_address_space(kvm)?;
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
         hypercall::set_up(&vm, self.boot.hooks.hypercalls())?;
@@ -70,21 +70,24 @@ impl Boot for LinuxGuest<'_> {
     }
 }
 
-impl LinuxGuest<'_> {
-    fn check_address_space(&self, kvm: &Kvm) -> Result<(), VmError> {
-        // Without the extension, KVM gives every guest 40 bits.
-        let bits = match kvm.check_extension(Cap::ArmVmIPASize) {
-            true => u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(40),
-            false => 40,
-        };
-        let max_mib = (1u64 << bits.min(63)).saturating_sub(layout::RAM_BASE) >> 20;
-        let mem_mib = self.boot.place.ram_size >> 20;
-        if mem_mib > max_mib {
-            return Err(VmError::AddressSpace { mem_mib, max_mib });
-        }
-        Ok(())
+/// Whether KVM has addresses for a guest with so much memory.
+///
+/// # Errors
+/// [`VmError::AddressSpace`].
+pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> Result<(), VmError> {
+    // Without the extension, KVM gives every guest 40 bits.
+    let bits = match kvm.check_extension(Cap::ArmVmIPASize) {
+        true => u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(40),
+        false => 40,
+    };
+    let max_mib = (1u64 << bits.min(63)).saturating_sub(layout::RAM_BASE) >> 20;
+    match mem_mib <= max_mib {
+        true => Ok(()),
+        false => Err(VmError::AddressSpace { mem_mib, max_mib }),
     }
+}
 
+impl LinuxGuest<'_> {
     /// Puts kernel, device tree and initrd into `memory`; returns the entry point.
     fn load(&mut self, memory: &Memory) -> anyhow::Result<u64> {
         let LinuxBoot {
@@ -161,7 +164,7 @@ fn report_bad_accesses(vm: &VmFd) {
 
 /// What to do on an exit that only this architecture has.
 pub fn handle_exit(vcpu: &VcpuFd, reason: u32, bus: &Bus) -> Option<VcpuEnd> {
-    if reason != KVM_EXIT_ARM_NISV {
+    if !is_undecoded(reason) {
         return Some(VcpuEnd::Failed(format!(
             "KVM exits for a reason that isn't handled: {reason}"
         )));
@@ -173,7 +176,7 @@ pub fn handle_exit(vcpu: &VcpuFd, reason: u32, bus: &Bus) -> Option<VcpuEnd> {
     match vcpu.set_vcpu_events(&events) {
         Ok(()) => None,
         Err(error) => Some(VcpuEnd::Failed(format!(
-            "the guest made an access that KVM can't decode, and KVM refused an abort: {error}"
+            "the guest made an access that KVM doesn't carry out, and KVM refused an abort: {error}"
         ))),
     }
 }

@@ -1,104 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The report as one page that needs nothing else: a chart of each scenario,
-//! the figures below it. From the report's JSON; the SVG is written by hand.
+//! The charts of the report's page: frequency, requests and placement over
+//! time as SVG, which is written by hand. From the report's JSON.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
-padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
-border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}svg{width:100%;\
-height:auto}svg text{font:12px system-ui,sans-serif;fill:#444}.axis{stroke:#bbb}";
+use super::page::escaped;
 
 /// A variant's name, colour, and dashes.
-const LOOKS: [(&str, &str, &str); 3] = [
+pub const VARIANTS: [(&str, &str, &str); 3] = [
     ("host", "#444444", "none"),
     ("vm", "#d97706", "7 4"),
     ("vm+bridge", "#2563eb", "none"),
 ];
 
 /// In the SVG's own units.
-const LEFT: f64 = 70.0;
+const LEFT: f64 = 84.0;
 const RIGHT: f64 = 930.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 270.0;
 const BAND: f64 = 18.0;
-
-/// The whole page.
-pub fn page(report: &Value) -> String {
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>vcpufreq bench</title>\
-         <style>{STYLE}</style>\n<h1>vcpufreq bench</h1>\n"
-    );
-    let _ = writeln!(page, "<p>{}</p>", conditions(&report["conditions"]));
-    let mut names: Vec<&str> = Vec::new();
-    for row in report["results"].as_array().into_iter().flatten() {
-        let name = row["scenario"].as_str().unwrap_or("?");
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    for name in names {
-        let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
-        for title in titles(report, name) {
-            if title != name {
-                let _ = writeln!(page, "<h3>{}</h3>", escaped(title));
-            }
-            page.push_str(&chart(report, title));
-        }
-        page.push_str(&figures(report, name));
-    }
-    for failure in report["failures"].as_array().into_iter().flatten() {
-        let word = |key: &str| escaped(failure[key].as_str().unwrap_or("?"));
-        let _ = writeln!(
-            page,
-            "<p><b>Failed:</b> {} on {}: {}</p>",
-            word("scenario"),
-            word("variant"),
-            word("error")
-        );
-    }
-    page.push_str("</html>\n");
-    page
-}
-
-fn conditions(conditions: &Value) -> String {
-    let entries = conditions.as_object().into_iter().flatten();
-    let words: Vec<String> = entries
-        .map(|(name, value)| {
-            let text = value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned);
-            format!("<b>{}</b>: {}", escaped(name), escaped(&text))
-        })
-        .collect();
-    words.join(" · ")
-}
-
-fn figures(report: &Value, scenario: &str) -> String {
-    let mut text = "<table><tr><th>variant</th><th>metric</th><th>median</th><th>min</th><th>max</th><th>n</th></tr>\n".to_owned();
-    let rows = report["results"].as_array().into_iter().flatten();
-    for row in rows.filter(|row| row["scenario"] == scenario) {
-        let word = |key: &str| escaped(row[key].as_str().unwrap_or("?"));
-        let value = |key: &str| match row[key].as_f64() {
-            None => "never".to_owned(),
-            Some(us) if row["unit"] == "us" => format!("{:.1} ms", us / 1000.0),
-            Some(value) => format!("{value}"),
-        };
-        let _ = writeln!(
-            text,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            word("variant"),
-            word("metric"),
-            value("median"),
-            value("min"),
-            value("max"),
-            row["n"],
-        );
-    }
-    text + "</table>\n"
-}
+/// Of `pCPU 0` and the space beside it.
+const NAME_WIDTH: f64 = 48.0;
 
 /// Where times and frequencies lie on the chart.
 struct Scale {
@@ -126,7 +50,7 @@ fn points(value: &Value) -> Vec<(f64, f64)> {
 }
 
 /// The cases of a scenario that there are lines of.
-fn titles<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
+pub fn titles<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
     let mut titles: Vec<&str> = Vec::new();
     let series = report["series"].as_array().into_iter().flatten();
     for one in series.filter(|one| one["scenario"] == scenario) {
@@ -138,7 +62,8 @@ fn titles<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
     titles
 }
 
-fn chart(report: &Value, title: &str) -> String {
+/// The chart of one case: a line for each variant, below it where the load ran.
+pub fn chart(report: &Value, title: &str) -> String {
     let series = report["series"].as_array().into_iter().flatten();
     let lines: Vec<&Value> = series.filter(|one| one["title"] == title).collect();
     let clusters = report["conditions"]["clusters"].as_array();
@@ -163,7 +88,7 @@ fn chart(report: &Value, title: &str) -> String {
         escaped(title)
     );
     svg.push_str(&axes(&scale));
-    for (row, (name, colour, dashes)) in LOOKS.iter().enumerate() {
+    for (row, (name, colour, dashes)) in VARIANTS.iter().enumerate() {
         let Some(one) = lines.iter().find(|one| one["variant"] == *name) else {
             continue;
         };
@@ -273,14 +198,20 @@ fn band(
         let (x, to) = (scale.x(us.max(scale.from_us)), scale.x(until));
         let _ = writeln!(
             svg,
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{colour}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>\
-             <text x=\"{:.1}\" y=\"{:.1}\">pCPU {cpu}</text>",
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{colour}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>",
             (to - x).max(0.0),
             BAND - 4.0,
             capacity(report, *cpu) / 1024.0 * 0.6 + 0.05,
-            x + 4.0,
-            y + 11.0
         );
+        // The bar's title names the pCPU where the text would be cut off.
+        if to - x >= NAME_WIDTH {
+            let _ = writeln!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{:.1}\">pCPU {cpu}</text>",
+                x + 4.0,
+                y + 11.0
+            );
+        }
     }
     svg
 }
@@ -298,48 +229,4 @@ fn capacity(report: &Value, cpu: f64) -> f64 {
     own.next()
         .and_then(|cluster| cluster["capacity"].as_f64())
         .unwrap_or(1024.0)
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
-
-#[cfg(test)]
-mod tests {
-    //! The page shows what the report has, and fetches nothing.
-
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_page_has_a_chart_and_needs_no_network() {
-        let report = json!({
-            "conditions": { "host_kernel": "7<", "clusters": [
-                { "cpus": [0], "capacity": 1024, "min_khz": 1_000_000, "max_khz": 2_000_000 }] },
-            "results": [{ "scenario": "big-ramp", "variant": "host", "metric": "to_fmax",
-                "unit": "us", "n": 1, "median": 1000, "min": 1000, "max": null }],
-            "series": [{ "scenario": "big-ramp", "title": "big-ramp", "variant": "host", "lines": {
-                "placement": [[0, 0]], "frequency": [[0, 1_000_000], [1000, 2_000_000]],
-                "requests": [[500, 2_000_000]], "end_us": 2000 } }],
-            "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],
-        });
-        let page = page(&report);
-        for part in [
-            "<svg",
-            "M70.0 151.0",
-            "H500.0V31.9",
-            "<circle",
-            "1.0 ms",
-            "never",
-            "7&lt;",
-            "why",
-        ] {
-            assert!(page.contains(part), "{part}: {page}");
-        }
-        assert!(!page.contains("http"));
-    }
 }

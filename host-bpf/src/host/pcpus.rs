@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the programs know of pCPUs: at the start, and of those that come online later.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use vcpufreq_device::Khz;
+
+use super::{HostBpf, Pcpu};
+use crate::error::BpfError;
+
+impl HostBpf {
+    /// Says what these pCPUs are, of which some were not online before: they have run at other
+    /// frequencies since than a change has told. On return all pages are true.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn set_pcpus(
+        &self,
+        pcpus: &[Pcpu],
+        khz: impl Fn(u32) -> Option<Khz>,
+    ) -> Result<(), BpfError> {
+        self.fill_pcpus(pcpus);
+        self.look_up(pcpus, khz);
+        let programs = self.programs();
+        let mut vcpus = (0..=u16::MAX).zip(self.vcpus.all());
+        vcpus.try_for_each(|(vcpu, _)| programs.loaded.call("vcpufreq_refresh", vcpu))
+    }
+
+    /// Looks the frequencies up that no change has told; a change that comes meanwhile counts.
+    pub(super) fn look_up(&self, pcpus: &[Pcpu], khz: impl Fn(u32) -> Option<Khz>) {
+        for pcpu in pcpus {
+            let Some(cpu) = self.cpu(pcpu.number) else {
+                continue;
+            };
+            let before = cpu.khz.load(SeqCst);
+            if let Some(now) = khz(pcpu.number) {
+                let _ = cpu.khz.compare_exchange(before, now.0, SeqCst, SeqCst);
+            }
+        }
+    }
+
+    pub(super) fn fill_pcpus(&self, pcpus: &[Pcpu]) {
+        for pcpu in pcpus {
+            if let Some(cpu) = self.cpu(pcpu.number) {
+                // Until it has a maximum, nothing is told of a pCPU.
+                cpu.capacity.store(pcpu.capacity.get().into(), SeqCst);
+                cpu.khz_max.store(pcpu.khz_max.0, SeqCst);
+            }
+        }
+    }
+}

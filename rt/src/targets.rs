@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Everything that the settings may change. A record that names anything else isn't carried out,
+//! and neither is a plan that does: restore would refuse its record.
+
+use crate::plan::Target;
+
+/// Files. `*` is any text within one component of the path.
+const FILES: &[&str] = &[
+    "/proc/irq/default_smp_affinity",
+    "/proc/irq/*/smp_affinity",
+    "/proc/sys/kernel/nmi_watchdog",
+    "/proc/sys/kernel/numa_balancing",
+    "/proc/sys/kernel/sched_rt_runtime_us",
+    "/proc/sys/kernel/sched_util_clamp_max",
+    "/proc/sys/kernel/sched_util_clamp_min",
+    "/proc/sys/kernel/sched_util_clamp_min_rt_default",
+    "/proc/sys/kernel/timer_migration",
+    "/proc/sys/kernel/watchdog_cpumask",
+    "/proc/sys/vm/compaction_proactiveness",
+    "/proc/sys/vm/swappiness",
+    "/sys/class/thermal/thermal_zone*/mode",
+    "/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
+    "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
+    "/sys/devices/system/cpu/cpufreq/boost",
+    "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
+    "/sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
+    "/sys/devices/system/cpu/cpufreq/policy*/scaling_min_freq",
+    "/sys/devices/system/cpu/cpufreq/policy*/scaling_setspeed",
+    // A governor's tunables: all policies', or each policy's own.
+    "/sys/devices/system/cpu/cpufreq/*/*",
+    "/sys/devices/system/cpu/cpufreq/policy*/*/*",
+    "/sys/devices/system/cpu/intel_pstate/no_turbo",
+    "/sys/devices/virtual/workqueue/cpumask",
+    "/sys/devices/virtual/workqueue/*/cpumask",
+    "/sys/fs/cgroup/cgroup.subtree_control",
+    "/sys/fs/resctrl/schemata",
+    "/sys/kernel/debug/sched/ext_server/cpu*/runtime",
+    "/sys/kernel/debug/sched/fair_server/cpu*/runtime",
+    "/sys/kernel/mm/ksm/run",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/rcu_expedited",
+    "/sys/kernel/tracing/tracing_on",
+    "/sys/module/kvm/parameters/halt_poll_ns",
+];
+/// Files that show what was written to another one.
+const SHOWN_IN: &[&str] = &["/sys/devices/virtual/workqueue/cpumask_requested"];
+/// Folders that are made.
+const DIRS: &[&str] = &[
+    "/sys/fs/cgroup/vcpufreq-rt.*",
+    "/sys/fs/cgroup/vcpufreq-rt.*/rest",
+    "/sys/fs/cgroup/vcpufreq-rt.*/rt",
+    "/sys/fs/resctrl/vcpufreq-rt",
+];
+/// Kernel threads.
+const THREADS: &[&str] = &["ktimers/*", "rcuc/*", "ksoftirqd/*"];
+
+/// Whether a recorded target is one that the settings change. A file of a folder that is made goes
+/// with the folder, so no record has one.
+pub(crate) fn is_ours(target: &Target) -> bool {
+    match target {
+        Target::File { path, shown_in, .. } => {
+            let shown = shown_in.as_ref();
+            is_one_of(path, FILES) && shown.is_none_or(|path| is_one_of(path, SHOWN_IN))
+        }
+        Target::Dir { path } => is_one_of(path, DIRS),
+        Target::Inside { .. } => false,
+        Target::Thread { name, .. } => is_one_of(name, THREADS),
+        Target::BannedCpus { .. } => true,
+    }
+}
+
+fn is_one_of(path: &str, patterns: &[&str]) -> bool {
+    patterns.iter().any(|pattern| matches(path, pattern))
+}
+
+fn matches(path: &str, pattern: &str) -> bool {
+    let (mut parts, mut wanted) = (path.split('/'), pattern.split('/'));
+    loop {
+        match (parts.next(), wanted.next()) {
+            (None, None) => return true,
+            (Some(part), Some(wanted)) if part_matches(part, wanted) => {}
+            _ => return false,
+        }
+    }
+}
+
+/// `cpu*` of `cpu3`. What `*` stands for is never empty.
+fn part_matches(part: &str, pattern: &str) -> bool {
+    let Some((start, end)) = pattern.split_once('*') else {
+        return part == pattern;
+    };
+    let middle = part
+        .strip_prefix(start)
+        .and_then(|rest| rest.strip_suffix(end));
+    middle.is_some_and(|middle| !middle.is_empty()) && part != "." && part != ".."
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: no path leads out of what the settings change.
+    use super::*;
+    use crate::value::Format;
+
+    fn file(path: &str, shown_in: Option<&str>) -> Target {
+        Target::File {
+            path: path.to_owned(),
+            format: Format::Text,
+            shown_in: shown_in.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn files() {
+        for path in [
+            "/proc/irq/17/smp_affinity",
+            "/proc/sys/vm/swappiness",
+            "/sys/devices/system/cpu/cpu12/cpuidle/state3/disable",
+            "/sys/devices/system/cpu/cpufreq/policy0/schedutil/rate_limit_us",
+            "/sys/devices/system/cpu/cpufreq/ondemand/up_threshold",
+            "/sys/devices/virtual/workqueue/scsi_tmf_0/cpumask",
+        ] {
+            assert!(is_ours(&file(path, None)), "{path}");
+        }
+        for path in [
+            "/etc/shadow",
+            "/proc/sys/kernel/core_pattern",
+            "/proc/sys/kernel/modprobe",
+            "/proc/irq/../smp_affinity",
+            "/proc/irq//smp_affinity",
+            "/proc/irq/17/../../../etc/smp_affinity",
+            "/sys/devices/system/cpu/cpufreq/../../../../../etc/shadow",
+            "/sys/devices/system/cpu/cpufreq/policy0/../..",
+            "/sys/devices/system/cpu/cpu/power/pm_qos_resume_latency_us",
+            "proc/sys/vm/swappiness",
+            "/proc/sys/vm/swappiness/",
+            "",
+        ] {
+            assert!(!is_ours(&file(path, None)), "{path}");
+        }
+        let shown = |path| file("/sys/devices/virtual/workqueue/cpumask", Some(path));
+        assert!(is_ours(&shown(SHOWN_IN[0])) && !is_ours(&shown("/etc/shadow")));
+    }
+
+    #[test]
+    fn folders_and_threads() {
+        let dir = |path: &str| is_ours(&Target::Dir { path: path.into() });
+        assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt") && dir("/sys/fs/resctrl/vcpufreq-rt"));
+        for path in [
+            "/etc",
+            "/sys/fs/cgroup/system.slice",
+            "/sys/fs/cgroup/vcpufreq-rt./rt",
+        ] {
+            assert!(!dir(path), "{path}");
+        }
+        let thread = |name: &str| {
+            let (pid, start_ticks, name) = (7, 0, name.to_owned());
+            is_ours(&Target::Thread {
+                pid,
+                name,
+                start_ticks,
+            })
+        };
+        assert!(thread("rcuc/3") && !thread("sshd") && !thread("rcuc/"));
+        let (path, format, or_at) = ("/proc/sys/vm/swappiness".into(), Format::Text, None);
+        assert!(!is_ours(&Target::Inside {
+            path,
+            format,
+            or_at
+        }));
+    }
+}

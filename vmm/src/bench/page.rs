@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The report as one page that needs nothing else: the verdict, the
+//! conditions, and for each scenario a chart and its figures. From the
+//! report's JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::chart::{VARIANTS, chart, titles};
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
+padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
+border-bottom:1px solid #ddd;vertical-align:top}td:first-child,th:first-child{text-align:left}\
+.wide{overflow-x:auto}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
+padding-left:.8em}.apart{color:#b45309}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
+fill:#444}.axis{stroke:#bbb}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
+@media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .4em}\
+.chart{overflow-x:auto}.chart svg{min-width:620px}}\
+@media print{body{max-width:none;margin:0}h2{break-before:auto;break-after:avoid}svg,tr{break-inside:avoid}}";
+
+/// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be said to be.
+const TICK_US: f64 = 4000.0;
+
+/// The whole page.
+pub fn page(report: &Value) -> String {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>vcpufreq bench</title><style>{STYLE}</style>\n<h1>vcpufreq bench</h1>\n"
+    );
+    page.push_str(&verdict(report));
+    for failure in rows(report, "failures") {
+        let word = |key: &str| escaped(failure[key].as_str().unwrap_or("?"));
+        let _ = writeln!(
+            page,
+            "<p><b>Failed:</b> {} on {}: {}</p>",
+            word("scenario"),
+            word("variant"),
+            word("error")
+        );
+    }
+    page.push_str(&conditions(&report["conditions"]));
+    page.push_str(&legend());
+    for name in scenarios(report) {
+        let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
+        for title in titles(report, name) {
+            if title != name {
+                let _ = writeln!(page, "<h3>{}</h3>", escaped(title));
+            }
+            let _ = writeln!(page, "<div class=\"chart\">{}</div>", chart(report, title));
+        }
+        page.push_str(&figures(report, name));
+    }
+    page.push_str("</html>\n");
+    page
+}
+
+fn rows<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    report[key].as_array().into_iter().flatten()
+}
+
+/// The scenarios, in the report's order.
+fn scenarios(report: &Value) -> Vec<&str> {
+    distinct(rows(report, "results").map(|row| &row["scenario"]))
+}
+
+/// Each text once, in order.
+fn distinct<'a>(values: impl Iterator<Item = &'a Value>) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    for name in values.filter_map(Value::as_str) {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+fn find<'a>(report: &'a Value, of: (&str, &str), variant: &str) -> Option<&'a Value> {
+    rows(report, "results")
+        .find(|row| row["scenario"] == of.0 && row["metric"] == of.1 && row["variant"] == variant)
+}
+
+/// How many of the times are the host's within a tick, and which are not.
+fn verdict(report: &Value) -> String {
+    let (mut compared, mut within_two) = (0, 0);
+    let mut apart = Vec::new();
+    for row in rows(report, "results") {
+        if row["variant"] != "vm+bridge" || row["unit"] != "us" {
+            continue;
+        }
+        let word = |key: &str| row[key].as_str().unwrap_or("?");
+        let of = (word("scenario"), word("metric"));
+        let Some(host) = find(report, of, "host") else {
+            continue;
+        };
+        compared += 1;
+        let (guest, on_host) = (row["median"].as_f64(), host["median"].as_f64());
+        let ticks = match (guest, on_host) {
+            (Some(guest), Some(host)) => (guest - host).abs() / TICK_US,
+            (None, None) => 0.0,
+            _ => f64::INFINITY,
+        };
+        within_two += u32::from(ticks <= 2.0);
+        if ticks > 1.0 {
+            apart.push(format!(
+                "{} {}: {}, host {}",
+                escaped(of.0),
+                escaped(of.1),
+                shown(&row["median"], "us"),
+                shown(&host["median"], "us")
+            ));
+        }
+    }
+    if compared == 0 {
+        return "<p class=\"verdict\">Nothing to compare: this run has no times of both the host \
+                and a guest with the bridge.</p>\n"
+            .to_owned();
+    }
+    let mut text = format!(
+        "<p class=\"verdict\">Guest with the bridge = host: <b>{} of {compared}</b> times within a \
+         tick (4 ms), {within_two} of {compared} within two.</p>\n",
+        compared - apart.len()
+    );
+    if !apart.is_empty() {
+        let _ = writeln!(text, "<ul class=\"apart\"><li>{}</ul>", apart.join("<li>"));
+    }
+    text
+}
+
+/// What the figures hold for, a row each.
+fn conditions(conditions: &Value) -> String {
+    let mut text = "<h2>Conditions</h2>\n<div class=\"wide\"><table class=\"facts\">\n".to_owned();
+    for (name, value) in conditions.as_object().into_iter().flatten() {
+        let shown = match value {
+            Value::Array(clusters) if name == "clusters" => clusters
+                .iter()
+                .map(cluster)
+                .collect::<Vec<_>>()
+                .join("<br>"),
+            value => plain(value),
+        };
+        let _ = writeln!(
+            text,
+            "<tr><th>{}</th><td>{shown}</td></tr>",
+            escaped(&name.replace('_', " "))
+        );
+    }
+    text + "</table></div>\n"
+}
+
+fn cluster(cluster: &Value) -> String {
+    let ghz = |key: &str| cluster[key].as_f64().unwrap_or_default() / 1e6;
+    format!(
+        "CPUs {}: capacity {}, {:.2} to {:.2} GHz",
+        plain(&cluster["cpus"]),
+        plain(&cluster["capacity"]),
+        ghz("min_khz"),
+        ghz("max_khz")
+    )
+}
+
+/// A value as a person writes it.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "not given".to_owned(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        Value::String(text) => escaped(text),
+        Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(", "),
+        Value::Object(entries) => {
+            let line =
+                |(name, value): (&String, &Value)| format!("{}: {}", escaped(name), plain(value));
+            let lines: Vec<_> = entries.iter().map(line).collect();
+            format!(
+                "<details><summary>show</summary>{}</details>",
+                lines.join("<br>")
+            )
+        }
+        Value::Number(number) => number.to_string(),
+    }
+}
+
+fn legend() -> String {
+    let mut text = "<p class=\"legend\">In the charts:".to_owned();
+    for (name, colour, dashes) in VARIANTS {
+        let _ = write!(
+            text,
+            "<svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
+             stroke=\"{colour}\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/></svg>{name}"
+        );
+    }
+    text + ". A line is the frequency of the pCPU that the load runs on. A circle is a request of \
+            the guest. A bar below shows the pCPU that the load runs on; a darker bar is a more \
+            capable pCPU.</p>\n"
+}
+
+/// A row for each metric, a column for each variant.
+fn figures(report: &Value, scenario: &str) -> String {
+    let of_scenario = rows(report, "results").filter(|row| row["scenario"] == scenario);
+    let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min to max)</th>".to_owned();
+    for (name, ..) in VARIANTS {
+        let _ = write!(text, "<th>{name}</th>");
+    }
+    text.push_str("</tr>\n");
+    for metric in distinct(of_scenario.map(|row| &row["metric"])) {
+        let _ = write!(text, "<tr><td>{}</td>", escaped(metric));
+        for (variant, ..) in VARIANTS {
+            let cell = find(report, (scenario, metric), variant).map_or("-".to_owned(), cell);
+            let _ = write!(text, "<td>{cell}</td>");
+        }
+        text.push_str("</tr>\n");
+    }
+    text + "</table></div>\n"
+}
+
+fn cell(row: &Value) -> String {
+    let unit = row["unit"].as_str().unwrap_or_default();
+    let value = |key: &str| shown(&row[key], unit);
+    let unsettled = row["unsettled"]
+        .as_array()
+        .is_some_and(|all| !all.is_empty());
+    format!(
+        "{} ({} to {}){}",
+        value("median"),
+        value("min"),
+        value("max"),
+        if unsettled {
+            " from an unsettled state"
+        } else {
+            ""
+        }
+    )
+}
+
+fn shown(value: &Value, unit: &str) -> String {
+    match (value.as_f64(), unit) {
+        (None, _) => "never".to_owned(),
+        (Some(us), "us") => format!("{:.1} ms", us / 1000.0),
+        (Some(permille), "permille") => format!("{:.1} %", permille / 10.0),
+        (Some(khz), "kHz") => format!("{:.0} MHz", khz / 1000.0),
+        (Some(uj), "uJ") => format!("{:.1} mJ", uj / 1000.0),
+        (Some(value), "share") => format!("{value}"),
+        (Some(value), unit) => format!("{value} {}", escaped(unit)),
+    }
+}
+
+/// Text for HTML.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    //! The page shows what the report has, begins with the verdict, and fetches nothing.
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(variant: &str, median: Option<u64>) -> Value {
+        json!({ "scenario": "big-ramp", "variant": variant, "metric": "to_fmax",
+            "unit": "us", "n": 1, "median": median, "min": median, "max": null })
+    }
+
+    fn report(results: &[Value]) -> Value {
+        json!({
+            "conditions": { "host_kernel": "7<", "speed_model": true, "clusters": [
+                { "cpus": [0, 1], "capacity": 1024, "min_khz": 1_000_000, "max_khz": 2_000_000 }] },
+            "results": results,
+            "series": [{ "scenario": "big-ramp", "title": "big-ramp", "variant": "host", "lines": {
+                "placement": [[0, 0]], "frequency": [[0, 1_000_000], [1000, 2_000_000]],
+                "requests": [[500, 2_000_000]], "end_us": 2000 } }],
+            "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],
+        })
+    }
+
+    #[test]
+    fn a_page_has_a_chart_and_needs_no_network() {
+        let page = page(&report(&[row("host", Some(1000))]));
+        for part in [
+            "<svg",
+            "M84.0 151.0",
+            "H507.0V31.9",
+            "<circle",
+            "1.0 ms",
+            "never",
+            "7&lt;",
+            "why",
+            "<th>speed model</th><td>yes</td>",
+            "CPUs 0, 1: capacity 1024, 1.00 to 2.00 GHz",
+            "Nothing to compare",
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(!page.contains("http") && !page.contains("[{"), "{page}");
+    }
+
+    #[test]
+    fn the_verdict_counts_the_times_within_a_tick() {
+        for (host, guest, wanted, named) in [
+            (Some(100_000), Some(104_000), [1, 1], false),
+            (Some(100_000), Some(104_001), [0, 1], true),
+            (Some(100_000), Some(95_999), [0, 1], true),
+            (Some(100_000), Some(108_001), [0, 0], true),
+            (Some(100_000), None, [0, 0], true),
+            (None, None, [1, 1], false),
+        ] {
+            let [one, two] = wanted;
+            let wanted =
+                format!("<b>{one} of 1</b> times within a tick (4 ms), {two} of 1 within two");
+            let page = page(&report(&[row("host", host), row("vm+bridge", guest)]));
+            assert!(page.contains(&wanted), "{host:?} {guest:?}: {page}");
+            assert_eq!(page.contains("<li>big-ramp to_fmax"), named, "{guest:?}");
+        }
+    }
+}

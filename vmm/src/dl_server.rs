@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the scheduler's deadline servers reserve on this host, from debugfs and sysfs: the fair
+//! server (Linux 6.12) and, while a sched_ext scheduler runs, the ext server (Linux 7.0). What
+//! follows from that is arithmetic (`frequency_floor`).
+
+use serde::Serialize;
+use vcpufreq_device::ClampMode;
+use vcpufreq_rt::SCHED_DEBUG;
+
+use crate::{
+    doctor_facts::version_of,
+    facts::{HostCpus, HostTree, Policy},
+    frequency_floor::{Floor, Reservation, utilization},
+    parse::CpuList,
+};
+
+const RELEASE: &str = "proc/sys/kernel/osrelease";
+const SCHED_EXT: &str = "sys/kernel/sched_ext";
+/// The first kernel with a fair server.
+const SINCE: (u32, u32) = (6, 12);
+
+/// What is reserved of a CPU, in 1024ths of the largest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reserved {
+    /// The kernel has no such server.
+    NoServer,
+    /// As debugfs shows it.
+    Known(u32),
+    /// debugfs isn't readable: what the kernel has without settings.
+    Default(u32),
+}
+
+impl Reserved {
+    /// The number, known or not.
+    pub fn util(self) -> u32 {
+        match self {
+            Self::NoServer => 0,
+            Self::Known(util) | Self::Default(util) => util,
+        }
+    }
+}
+
+/// The floor of one cpufreq policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyFloor {
+    /// Its number, as in `policy4`.
+    pub policy: u32,
+    /// Its CPUs that are online.
+    #[serde(serialize_with = "as_text")]
+    pub cpus: CpuList,
+    /// The most that is reserved of one of them.
+    pub reserved: Reserved,
+    /// What follows from that.
+    #[serde(flatten)]
+    pub floor: Floor,
+}
+
+fn as_text<S: serde::Serializer>(cpus: &CpuList, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(cpus)
+}
+
+/// The floors of all policies that have a CPU online and tell their highest frequency.
+pub fn floors(root: &HostTree, cpus: &HostCpus) -> Vec<PolicyFloor> {
+    let of = |policy| floor(root, cpus, policy);
+    cpus.policies.iter().filter_map(of).collect()
+}
+
+fn floor(root: &HostTree, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
+    let online = cpus.online().0;
+    let own = policy.cpus.0.iter().copied();
+    let own: Vec<u32> = own.filter(|cpu| online.contains(cpu)).collect();
+    let reserved = own.iter().map(|cpu| reserved(root, *cpu)).max()?;
+    let capacity = cpus.cpu(*own.first()?)?.capacity_or_full();
+    let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
+    let floor = Floor::new(reserved.util(), capacity, &opps, policy.top_khz()?);
+    Some(PolicyFloor {
+        policy: policy.id,
+        cpus: CpuList(own),
+        reserved,
+        floor,
+    })
+}
+
+/// What is reserved of one CPU.
+fn reserved(root: &HostTree, cpu: u32) -> Reserved {
+    let server = |name: &str| {
+        let file = |what| root.number(format!("{SCHED_DEBUG}/{name}/cpu{cpu}/{what}"));
+        Some(Reservation {
+            runtime_ns: file("runtime")?,
+            period_ns: file("period")?,
+        })
+    };
+    let (fair, ext) = (server("fair_server"), server("ext_server"));
+    if let Some(fair) = fair {
+        let (fair_runs, ext_runs) = in_force(root);
+        let fair = Some(fair).filter(|_| fair_runs);
+        // Kernels before 7.0 have sched_ext without a server.
+        let ext = ext.filter(|_| ext_runs);
+        return Reserved::Known(utilization(fair.into_iter().chain(ext)));
+    }
+    let release = root.text(RELEASE).unwrap_or_default();
+    match version_of(&release) {
+        Some(version) if version < SINCE => Reserved::NoServer,
+        _ => Reserved::Default(utilization([Reservation::DEFAULT])),
+    }
+}
+
+/// Whether the fair and the ext server have tasks: while a sched_ext scheduler runs, all fair tasks
+/// are its own, unless it takes but those that ask for it.
+fn in_force(root: &HostTree) -> (bool, bool) {
+    let state = root.text(format!("{SCHED_EXT}/state"));
+    let runs = state.is_some_and(|state| state != "disabled");
+    let takes_all = root.number(format!("{SCHED_EXT}/switch_all")) == Some(1);
+    (!(runs && takes_all), runs)
+}
+
+/// How far down clamps of this mode hold, a line for each policy that vCPUs may be on.
+pub fn explain(floors: &[PolicyFloor], pcpus: &[u32], mode: ClampMode) -> Vec<String> {
+    let mode = match mode {
+        ClampMode::Floor => "floor",
+        ClampMode::Exact => "exact",
+    };
+    let line = |of: &PolicyFloor| {
+        let by_default = match of.reserved {
+            Reserved::Default(_) => ", by default (debugfs isn't readable)",
+            Reserved::Known(_) | Reserved::NoServer => "",
+        };
+        let Floor { util, capacity, .. } = of.floor;
+        let holds = match of.floor.opps_below_khz.is_empty() {
+            true => "for every OPP".to_owned(),
+            false => format!(
+                "down to {}: {util} of capacity {capacity} are reserved for fair tasks",
+                mhz(&[of.floor.khz])
+            ),
+        };
+        let cpus = &of.cpus;
+        format!("clamp {mode} on CPUs {cpus} holds {holds}{by_default}; see vcpufreq doctor")
+    };
+    let floors = floors.iter();
+    let concerned = floors.filter(|of| of.cpus.0.iter().any(|cpu| pcpus.contains(cpu)));
+    concerned.map(line).collect()
+}
+
+/// `574.706 MHz`; `300, 574 MHz`.
+pub fn mhz(khz: &[u32]) -> String {
+    let number = |khz: &u32| {
+        let text = format!("{}.{:03}", khz / 1000, khz % 1000);
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    let all: Vec<String> = khz.iter().map(number).collect();
+    format!("{} MHz", all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what is reserved is what the servers that are in force have; what can't be read is
+    //! the kernel's default and called so; a kernel without servers has none.
+    use super::*;
+    use crate::fake_host::FakeHost;
+
+    fn host(release: &str) -> FakeHost {
+        let host = FakeHost::two_plus_two();
+        host.write(RELEASE, release);
+        host
+    }
+
+    fn reserved_of(host: &FakeHost) -> Vec<Reserved> {
+        let root = host.root();
+        let floors = floors(&root, &HostCpus::read(&root));
+        floors.into_iter().map(|floor| floor.reserved).collect()
+    }
+
+    #[test]
+    fn a_policys_is_the_most_of_its_cpus() {
+        let host = host("7.3.4");
+        for (cpu, ms) in [(0, 50), (1, 100), (2, 0), (3, 0)] {
+            host.server("fair_server", cpu, (ms, 1000));
+        }
+        let known = [102, 0].map(Reserved::Known);
+        assert_eq!(reserved_of(&host), known);
+        // An offline CPU runs nothing.
+        host.write("sys/devices/system/cpu/online", "0,2-3");
+        assert_eq!(reserved_of(&host)[0], Reserved::Known(51));
+    }
+
+    #[test]
+    fn only_servers_in_force_count() {
+        let host = host("7.3.4");
+        host.fair_server(50, 1000);
+        for cpu in 0..4 {
+            host.server("ext_server", cpu, (100, 1000));
+        }
+        let state = |state: &str, takes_all: &str| {
+            host.write(&format!("{SCHED_EXT}/state"), state);
+            host.write(&format!("{SCHED_EXT}/switch_all"), takes_all);
+            reserved_of(&host)[0].util()
+        };
+        assert_eq!(reserved_of(&host)[0].util(), 51, "without sched_ext");
+        assert_eq!(state("disabled\n", "0\n"), 51);
+        assert_eq!(state("enabled\n", "1\n"), 102);
+        assert_eq!(state("enabled\n", "0\n"), 153);
+        // Before 7.0 sched_ext had no server.
+        host.remove("sys/kernel/debug/sched/ext_server");
+        assert_eq!(state("enabled\n", "1\n"), 0);
+        assert_eq!(state("enabled\n", "0\n"), 51);
+    }
+
+    #[test]
+    fn what_is_not_readable_is_the_default_where_there_are_servers() {
+        for (release, reserved) in [
+            ("7.3.4+deb13-arm64", Reserved::Default(51)),
+            ("6.12.0", Reserved::Default(51)),
+            ("6.11.9", Reserved::NoServer),
+            ("unknown", Reserved::Default(51)),
+        ] {
+            assert_eq!(reserved_of(&host(release)), [reserved; 2], "{release}");
+        }
+        let half = host("7.3.4");
+        half.fair_server(50, 1000);
+        half.remove("sys/kernel/debug/sched/fair_server/cpu3/period");
+        let expected = [Reserved::Known(51), Reserved::Default(51)];
+        assert_eq!(reserved_of(&half), expected);
+    }
+
+    #[test]
+    fn an_explanation_names_the_floors_of_the_guests_cpus() {
+        let host = host("7.3.4");
+        // 600 of 1,800 MHz is 109 of 329.
+        host.fair_server(120, 1000);
+        let root = host.root();
+        let floors = floors(&root, &HostCpus::read(&root));
+        let little = "clamp exact on CPUs 0-1 holds down to 667.477 MHz: 122 of capacity 329 are \
+                      reserved for fair tasks; see vcpufreq doctor";
+        assert_eq!(explain(&floors, &[1], ClampMode::Exact), [little]);
+        let big = "clamp floor on CPUs 2-3 holds for every OPP; see vcpufreq doctor";
+        assert_eq!(explain(&floors, &[2, 3], ClampMode::Floor), [big]);
+        assert_eq!(explain(&floors, &[0, 2], ClampMode::Floor).len(), 2);
+    }
+
+    #[test]
+    fn frequencies_are_as_precise_as_they_are() {
+        assert_eq!(
+            mhz(&[574_706, 300_000, 1_050, 100_010]),
+            "574.706, 300, 1.05, 100.01 MHz"
+        );
+    }
+}

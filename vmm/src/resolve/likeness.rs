@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Whether vCPUs mirror the host's topology: as the user says, else as their pins allow.
+
+use super::policy_of_pin;
+use crate::{
+    config::VcpuConfig,
+    facts::HostCpus,
+    options::{RunOptions, VcpuOptions},
+    parse::CpuList,
+};
+
+/// Why vCPUs have the tables, clusters and domains of their pCPUs, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeness {
+    /// `--host-topology`.
+    Asked(bool),
+    /// Each vCPU is pinned within one cpufreq policy.
+    Pinned,
+    /// One of them isn't.
+    NotPinned,
+    /// The user gives a table, a domain or a capacity.
+    Described,
+}
+
+impl Likeness {
+    /// Of these options, on this host.
+    pub fn of(options: &RunOptions, host: &HostCpus, count: u32) -> Self {
+        if let Some(asked) = options.host_topology {
+            return Self::Asked(asked);
+        }
+        let described = |vcpu: &VcpuOptions| {
+            vcpu.table.is_some() || vcpu.domain.is_some() || vcpu.capacity.is_some()
+        };
+        if options.vcpus.values().any(described) {
+            return Self::Described;
+        }
+        let mut vcpus = (0..count).map(|vcpu| options.vcpus.get(&vcpu));
+        match vcpus.all(|vcpu| vcpu.is_some_and(|of| policy_of_pin(host, of).is_some())) {
+            true => Self::Pinned,
+            false => Self::NotPinned,
+        }
+    }
+
+    /// Whether they mirror it.
+    pub fn mirrors(self) -> bool {
+        matches!(self, Self::Asked(true) | Self::Pinned)
+    }
+
+    /// The same in a line, for these vCPUs.
+    pub fn text(self, vcpus: &[VcpuConfig]) -> String {
+        let mut pins: Vec<u32> = vcpus.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
+        pins.sort_unstable();
+        pins.dedup();
+        let pcpus = match vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
+            true => "the host's CPUs".to_owned(),
+            false => format!("CPUs {}", CpuList(pins)),
+        };
+        match self {
+            Self::Asked(true) => {
+                format!("the vCPUs mirror {pcpus}: their tables, clusters and domains")
+            }
+            Self::Pinned => format!(
+                "the vCPUs mirror {pcpus}, which they are pinned to: their tables, clusters and \
+                 domains; --host-topology=false leaves these out"
+            ),
+            Self::Asked(false) => "the vCPUs have no tables (--host-topology=false): any \
+                                   frequency up to the maximum, and cur_perf in no steps"
+                .to_owned(),
+            Self::NotPinned => "the vCPUs aren't pinned, each within one cpufreq policy, so they \
+                                have no tables: any frequency up to the maximum, and cur_perf in \
+                                no steps; --pin VCPUS=PCPUS has them mirror their CPUs"
+                .to_owned(),
+            Self::Described => "the vCPUs are as --table, --domain and --capacity describe them; \
+                                --host-topology adds what these leave out"
+                .to_owned(),
+        }
+    }
+}

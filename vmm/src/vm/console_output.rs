@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Where the guest's console output goes: the program's standard output, a file up to a size, or
+//! nowhere. The same for all boots of a guest: what it wrote before a reset counts.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
+
+use super::{Hooks, sys};
+
+/// What is at the other end of the console.
+#[derive(Debug, Default)]
+pub enum ConsoleEnd {
+    /// Standard input and output: the terminal, or pipes.
+    #[default]
+    Stdio,
+    /// Nothing: output is dropped, and nothing is read.
+    Nothing,
+    /// A file takes the output; nothing is read.
+    File(BoundedFile),
+}
+
+/// A file that takes so much output and no more.
+#[derive(Debug)]
+pub struct BoundedFile {
+    /// Where it is, for messages.
+    pub path: PathBuf,
+    /// The file.
+    pub file: File,
+    /// The most that is written to it, in bytes.
+    pub max: u64,
+}
+
+/// The output of one guest.
+pub struct Output {
+    to: Option<File>,
+    /// Bytes that there is still room for.
+    left: AtomicU64,
+    dropped: AtomicU64,
+    /// What to say when the first byte is dropped.
+    full: String,
+    stop: Arc<AtomicBool>,
+    hooks: Arc<dyn Hooks>,
+}
+
+impl Output {
+    /// The output to `end`. While `stop` is set, a write that a signal interrupts is given up; it
+    /// is repeated otherwise.
+    ///
+    /// # Errors
+    /// When the process has no more open files.
+    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, hooks: Arc<dyn Hooks>) -> io::Result<Self> {
+        let (to, max, full) = match end {
+            ConsoleEnd::Stdio => {
+                let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+                (Some(File::from(stdout)), u64::MAX, String::new())
+            }
+            ConsoleEnd::Nothing => (None, u64::MAX, String::new()),
+            ConsoleEnd::File(BoundedFile { path, file, max }) => {
+                let full = format!(
+                    "the guest's console has filled {} with its {max} bytes; what follows is \
+                     dropped, give more with --console",
+                    path.display()
+                );
+                (Some(file.try_clone()?), *max, full)
+            }
+        };
+        Ok(Self {
+            to,
+            left: AtomicU64::new(max),
+            dropped: AtomicU64::new(0),
+            full,
+            stop,
+            hooks,
+        })
+    }
+
+    /// Bytes that the file had no room for.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+
+    fn drop_all(&self, bytes: &[u8]) -> usize {
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if self.dropped.fetch_add(len, Relaxed) == 0 {
+            self.hooks.on_warning(&self.full);
+        }
+        bytes.len()
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(file) = &self.to else {
+            return Ok(bytes.len());
+        };
+        let left = usize::try_from(self.left.load(Relaxed)).unwrap_or(usize::MAX);
+        if left == 0 {
+            return Ok(self.drop_all(bytes));
+        }
+        let room = bytes.len().min(left);
+        let written = sys::write(file.as_fd(), &bytes[..room]).map_err(|error| {
+            let stopped = self.stop.load(Acquire);
+            match error.kind() {
+                // Not `Interrupted`, which `write_all` would repeat.
+                io::ErrorKind::Interrupted if stopped => io::Error::other(error),
+                _ => error,
+            }
+        })?;
+        if self.left.load(Relaxed) != u64::MAX {
+            // One vCPU at a time is at the port.
+            let written = u64::try_from(written).unwrap_or(u64::MAX);
+            self.left.fetch_sub(written, Relaxed);
+        }
+        Ok(written)
+    }
+}
+
+/// The end of it that one boot's port writes to.
+pub struct Writer(pub Arc<Output>);
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A file takes as much as it may, over resets too; the rest is counted, and said once.
+    //! (That a signal loses nothing: `tests/terminal.rs`.)
+
+    use std::sync::Mutex;
+
+    use vcpufreq_device::VcpuId;
+
+    use super::*;
+    use crate::vm::{hypercall::Hypercalls, in_kernel::InKernel};
+
+    #[derive(Default)]
+    struct Said(Mutex<Vec<String>>);
+
+    impl Hooks for Said {
+        fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+
+        fn on_reset(&self) {}
+
+        fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+            None
+        }
+
+        fn hypercalls(&self) -> Hypercalls {
+            Hypercalls::None
+        }
+
+        fn on_end(&self) {}
+
+        fn on_warning(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+
+    fn output(end: &ConsoleEnd) -> (Arc<Output>, Arc<Said>) {
+        let said = Arc::new(Said::default());
+        let output = Output::new(end, Arc::default(), said.clone()).unwrap();
+        (Arc::new(output), said)
+    }
+
+    #[test]
+    fn a_file_takes_its_maximum_and_the_rest_is_counted_and_said_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console");
+        let file = File::create(&path).unwrap();
+        let (name, max) = (path.clone(), 5);
+        let end = ConsoleEnd::File(BoundedFile {
+            path: name,
+            file,
+            max,
+        });
+        let (output, said) = output(&end);
+        Writer(output.clone()).write_all(b"ab").unwrap();
+        assert!(said.0.lock().unwrap().is_empty());
+        // After a reset.
+        let mut port = Writer(output.clone());
+        for _ in 0..3 {
+            port.write_all(b"cdef").unwrap();
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcde");
+        assert_eq!(output.dropped(), 9);
+        let said = said.0.lock().unwrap();
+        let [line] = &said[..] else {
+            panic!("{said:?}")
+        };
+        let parts = [path.to_str().unwrap(), "5 bytes", "--console"];
+        assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+
+    #[test]
+    fn nothing_takes_everything() {
+        let (output, said) = output(&ConsoleEnd::Nothing);
+        Writer(output.clone()).write_all(b"abc").unwrap();
+        assert_eq!(output.dropped(), 0);
+        assert!(said.0.lock().unwrap().is_empty());
+    }
+}
