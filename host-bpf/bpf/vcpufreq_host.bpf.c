@@ -126,7 +126,7 @@ struct {
 	__type(value, __u32);
 } slots SEC(".maps");
 
-/* The module's, see host-module/. */
+/* The module's, see host-bpf/module/. */
 extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
 				 __u64 since_ns) __ksym __weak;
 

@@ -43,7 +43,7 @@ pub enum BpfError {
         wanted: u32,
     },
     /// The kernel module isn't there.
-    #[error("the module vcpufreq_host is not loaded; see host-module/README.md")]
+    #[error("the module vcpufreq_host is not loaded; see host-bpf/module/README.md")]
     NoModule,
     /// The kernel refused something.
     #[error("{what}: {why}")]

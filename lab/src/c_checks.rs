@@ -27,11 +27,11 @@ const LAB_MODULES: ModuleSource = ModuleSource {
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-module", "guest-driver/tests"],
+    folders: &["host-bpf/module", "guest-driver/tests"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
-    folders: &["rt-module", "guest-driver/tests"],
+    folders: &["rt/module", "guest-driver/tests"],
 };
 const BPF: ModuleSource = ModuleSource {
     name: "bpf",

@@ -20,11 +20,11 @@ const HOST_MODULES: ModuleSource = ModuleSource {
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-module"],
+    folders: &["host-bpf/module"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
-    folders: &["rt-module"],
+    folders: &["rt/module"],
 };
 const GUEST_MODULES: ModuleSource = ModuleSource {
     name: "guest-driver",

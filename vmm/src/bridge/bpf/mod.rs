@@ -58,7 +58,7 @@ pub fn offer(plan: &BpfPlan) -> Result<String, String> {
         true => "requests by BPF and the module vcpufreq_host, in force before the guest goes on",
         false => {
             "requests by BPF and a worker, for the module vcpufreq_host isn't loaded (see \
-             host-module/README.md)"
+             host-bpf/module/README.md)"
         }
     };
     Ok(format!("reads from memory that BPF keeps true; {writes}"))

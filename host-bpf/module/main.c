@@ -7,7 +7,7 @@
 
 #include <linux/module.h>
 
-#include "vcpufreq_host.h"
+#include "internal.h"
 
 static int __init vcpufreq_init(void)
 {

@@ -8,8 +8,8 @@
  * call vcpufreq_host_request() in the VMM's threads. All of it ends when the
  * file is closed.
  */
-#ifndef VCPUFREQ_HOST_H
-#define VCPUFREQ_HOST_H
+#ifndef VCPUFREQ_MODULE_H
+#define VCPUFREQ_MODULE_H
 
 #include <linux/ioctl.h>
 #include <linux/types.h>
@@ -54,4 +54,4 @@ struct vcpufreq_host_stats {
 #define VCPUFREQ_HOST_APPLY	_IOW(0xcf, 0x02, struct vcpufreq_host_apply)
 #define VCPUFREQ_HOST_STATS	_IOWR(0xcf, 0x03, struct vcpufreq_host_stats)
 
-#endif /* VCPUFREQ_HOST_H */
+#endif /* VCPUFREQ_MODULE_H */

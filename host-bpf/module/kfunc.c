@@ -15,7 +15,7 @@
 #include <linux/preempt.h>
 #include <linux/sched.h>
 
-#include "vcpufreq_host.h"
+#include "internal.h"
 
 static void vcpufreq_run(struct callback_head *head)
 {

@@ -20,7 +20,7 @@
 #include <linux/timekeeping.h>
 #include <linux/uaccess.h>
 
-#include "vcpufreq_host.h"
+#include "internal.h"
 
 /* By owner; read under RCU, changed under the lock. */
 static DEFINE_HASHTABLE(vcpufreq_vms, 6);

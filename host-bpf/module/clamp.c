@@ -18,7 +18,7 @@
 #include <linux/uio.h>
 #include <uapi/linux/sched/types.h>
 
-#include "vcpufreq_host.h"
+#include "internal.h"
 
 /*
  * Straight to the file's own function, as other writers in the kernel do it:

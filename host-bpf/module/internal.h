@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-#ifndef VCPUFREQ_HOST_INTERNAL_H
-#define VCPUFREQ_HOST_INTERNAL_H
+#ifndef VCPUFREQ_MODULE_INTERNAL_H
+#define VCPUFREQ_MODULE_INTERNAL_H
 
 #include <linux/atomic.h>
 #include <linux/btf.h>
@@ -10,7 +10,7 @@
 #include <linux/task_work.h>
 #include <linux/types.h>
 
-#include "vcpufreq-host.h"
+#include "vcpufreq-module.h"
 
 #define VCPUFREQ_HOST_VCPUS_MAX	512
 
@@ -102,4 +102,4 @@ bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp);
 __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u64 since_ns);
 int vcpufreq_kfunc_init(void);
 
-#endif /* VCPUFREQ_HOST_INTERNAL_H */
+#endif /* VCPUFREQ_MODULE_INTERNAL_H */
