@@ -3,7 +3,7 @@
  * Guest side of the vcpufreq bridge: what the files of the driver share.
  *
  * vcpufreq_of.c     finds the registers in the device tree
- * vcpufreq_host.c   reads what the host tells, and checks all of it
+ * vcpufreq_probe.c  reads what the host tells, and checks all of it
  * vcpufreq_core.c   the cpufreq driver: requests to the host
  * vcpufreq_scale.c  frequency invariance: what the host gives, each tick
  * vcpufreq_em.c     energy model from the device tree's OPPs

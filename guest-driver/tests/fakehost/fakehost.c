@@ -22,7 +22,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 #undef writel_relaxed
 #define writel_relaxed(value, addr) fakehost_write(value, addr)
 
-#include "../../vcpufreq_host.c"
+#include "../../vcpufreq_probe.c"
 #include "../../vcpufreq_scale.c"
 #include "../../vcpufreq_em.c"
 #include "../../vcpufreq_core.c"
