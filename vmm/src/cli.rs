@@ -156,7 +156,7 @@ pub struct RunArgs {
     /// one [default: auto]
     #[arg(long, value_name = "PATH")]
     pub path: Option<PathChoice>,
-    /// The programs of the path bpf [default: /usr/lib/vcpufreq/vcpufreq_host.bpf.o]
+    /// The programs of the path bpf [default: /usr/lib/vcpufreq/vcpufreq.bpf.o]
     #[arg(long, value_name = "FILE")]
     pub bpf_object: Option<PathBuf>,
     /// Say on stderr why each path is taken or not

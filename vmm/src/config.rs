@@ -28,7 +28,7 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
 
 /// Where the programs of the path `bpf` are installed.
-pub const DEFAULT_BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq_host.bpf.o";
+pub const DEFAULT_BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq.bpf.o";
 
 /// The default limit on requests: of a vCPU, and of a VM for each of its domains.
 /// schedutil in a guest makes 1,000 a second for a domain at most, unless its

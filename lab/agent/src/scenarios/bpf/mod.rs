@@ -30,7 +30,7 @@ use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig};
 use super::{Plan, Policy};
 
 /// The object that the lab has built.
-const OBJECT: &str = "/lab/bpf/vcpufreq_host.bpf.o";
+const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
 pub use others::{switches, vmm};
 
 /// Guest address of the registers of the tiny VM.
