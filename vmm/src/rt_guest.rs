@@ -11,9 +11,10 @@
 use std::{fs, io, path::PathBuf, process, sync::Arc};
 
 use anyhow::{Context, bail};
+use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::{
     DomainId, VcpuId,
-    host::{HostActuator, HostRoot, KernelTree, PartitionGroups},
+    host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
 };
 use vcpufreq_rt::Record;
 
@@ -23,7 +24,6 @@ use crate::{
     parse::CpuList,
     rt_config::RtConfig,
     rt_options::RtPolicy,
-    rt_sys,
     rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
     run::warn,
     vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
@@ -175,7 +175,10 @@ impl RtGuest {
                 })?;
             }
         }
-        rt_sys::lock_memory()
+        // What is mapped later is there at once, too.
+        let locked = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE);
+        locked
+            .map_err(io::Error::from)
             .context("can't lock this guest's memory; run as root, or raise the limit (ulimit -l)")
     }
 
@@ -283,7 +286,8 @@ impl Hooks for RtHooks {
 
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         if let Some(policy) = self.policy(vcpu) {
-            rt_sys::schedule(tid, policy).map_err(|error| {
+            let thread = Tid::new(tid).context("a thread's number is above 0")?;
+            policy.attr().set(thread).map_err(|error| {
                 let why = refused(vcpu, policy, &error);
                 anyhow::Error::new(error).context(why)
             })?;

@@ -5,6 +5,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::Deserialize;
+use vcpufreq_device::host::SchedAttr;
 
 /// How the host schedules a real-time vCPU's thread, see sched(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -21,6 +22,31 @@ pub enum RtPolicy {
         /// At most 4 s, the kernel's limit.
         period_us: u32,
     },
+}
+
+impl RtPolicy {
+    /// The scheduling attributes of such a thread. What it forks starts without.
+    #[must_use]
+    pub fn attr(self) -> SchedAttr {
+        let ns = |us: u32| u64::from(us) * 1000;
+        let fixed = |policy, priority| SchedAttr {
+            policy,
+            priority,
+            ..SchedAttr::default()
+        };
+        let attr = match self {
+            Self::Fifo(priority) => fixed(SchedAttr::FIFO, priority),
+            Self::Rr(priority) => fixed(SchedAttr::RR, priority),
+            Self::Deadline {
+                runtime_us,
+                period_us,
+            } => SchedAttr::deadline(ns(runtime_us), ns(period_us)),
+        };
+        SchedAttr {
+            flags: SchedAttr::RESET_ON_FORK,
+            ..attr
+        }
+    }
 }
 
 /// `kernel.sched_deadline_period_max_us` as the kernel has it.

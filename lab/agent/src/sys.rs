@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use vcpufreq_device::host::{SchedAttr, Tid};
 
 /// Whether children of the thread start without its scheduling and clamp.
 pub fn resets_on_fork(tid: i32) -> Result<bool> {
@@ -51,13 +52,8 @@ pub fn set_fifo_priority_of(tid: i32, priority: i32) -> Result<()> {
     expect(dead_code, reason = "for those scenarios")
 )]
 pub fn set_clamp(min: u32, max: u32) -> Result<()> {
-    // KEEP_POLICY, KEEP_PARAMS, UTIL_CLAMP_MIN, UTIL_CLAMP_MAX.
-    sched_setattr(&SchedAttr {
-        flags: 0x8 | 0x10 | 0x20 | 0x40,
-        util_min: min,
-        util_max: max,
-        ..SchedAttr::default()
-    })
+    let clamped = SchedAttr::clamp(min, max).set(Tid::current());
+    clamped.context("sched_setattr")
 }
 
 /// Sets a thread's policy with a priority of its range, and its nice value.
@@ -140,14 +136,9 @@ pub fn bind_thread(file: &File, domain: u32) -> std::io::Result<()> {
     expect(dead_code, reason = "for those scenarios")
 )]
 pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
-    let period_ns = u64::try_from(period.as_nanos())?;
-    sched_setattr(&SchedAttr {
-        policy: 6,
-        runtime_ns: u64::try_from(runtime.as_nanos())?,
-        deadline_ns: period_ns,
-        period_ns,
-        ..SchedAttr::default()
-    })
+    let ns = |time: Duration| u64::try_from(time.as_nanos());
+    let attr = SchedAttr::deadline(ns(runtime)?, ns(period)?);
+    attr.set(Tid::current()).context("sched_setattr")
 }
 
 /// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and
@@ -166,39 +157,6 @@ pub fn drop_bpf_capabilities(command: &mut std::process::Command) {
     };
     // SAFETY: between fork and exec it makes system calls only.
     unsafe { command.pre_exec(drop) };
-}
-
-/// `struct sched_attr` of `<linux/sched/types.h>`.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime_ns: u64,
-    deadline_ns: u64,
-    period_ns: u64,
-    util_min: u32,
-    util_max: u32,
-}
-
-fn sched_setattr(attr: &SchedAttr) -> Result<()> {
-    const SIZE: u32 = 56;
-    const _: () = assert!(size_of::<SchedAttr>() == 56);
-    let attr = SchedAttr {
-        size: SIZE,
-        ..*attr
-    };
-    // SAFETY: the kernel reads as many bytes as the structure says and has.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    ensure!(
-        result == 0,
-        "sched_setattr: {}",
-        std::io::Error::last_os_error()
-    );
-    Ok(())
 }
 
 /// A page of device registers, through /dev/mem.

@@ -159,7 +159,7 @@ impl CgroupActuator {
         let mut none = true;
         for tid in self.threads.of(domain) {
             // A thread that has ended is no reason not to clamp the others.
-            if sys::sched_policy(tid).ok() != Some(sys::SCHED_DEADLINE) {
+            if sys::sched_policy(tid).ok() != Some(libc::SCHED_DEADLINE) {
                 return Ok(());
             }
             none = false;

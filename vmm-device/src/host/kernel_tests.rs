@@ -7,7 +7,6 @@
 
 use std::{fs, io, thread};
 
-use super::sys::{self, SchedAttr};
 use super::*;
 use crate::{Actuator, Demand, DomainId, Util, VcpuId};
 
@@ -39,11 +38,11 @@ fn effective_clamp(tid: Tid) -> Option<(u16, u16)> {
 /// Makes `tid` SCHED_FIFO, which starts with the maximum for its minimum.
 fn become_fifo(tid: Tid) -> io::Result<()> {
     let attr = SchedAttr {
-        policy: 1,
+        policy: SchedAttr::FIFO,
         priority: 10,
         ..SchedAttr::default()
     };
-    sys::sched_setattr(tid, &attr)
+    attr.set(tid)
 }
 
 fn check_clamps(actuator: &CgroupActuator, tid: Tid, kind: &str) {

@@ -36,7 +36,7 @@ pub use choice::{
 pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use source::{SourceSetupError, SysfsSource};
-pub use sys::Tid;
+pub use sys::{SchedAttr, Tid};
 pub use text::{parse_cpu_list, util_percent};
 pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,

@@ -18,31 +18,120 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tid(NonZeroI32);
 
-/// `struct sched_attr` of `include/uapi/linux/sched/types.h`, version 1 (with the clamps).
+/// Scheduling attributes of a thread: `struct sched_attr` of `include/uapi/linux/sched/types.h`,
+/// version 1 (with the clamps). Linux before 5.3 takes it too, as long as the clamps are 0.
+///
+/// All zeros is SCHED_OTHER with nice value 0 and no flag.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SchedAttr {
+pub struct SchedAttr {
+    /// Bytes of this structure; [`SchedAttr::set`] fills it in.
     pub size: u32,
+    /// `SCHED_*` of sched(7).
     pub policy: u32,
+    /// `SCHED_FLAG_*`, see the constants here.
     pub flags: u64,
+    /// -20 to 19, of SCHED_OTHER and SCHED_BATCH.
     pub nice: i32,
+    /// 1 to 99, of SCHED_FIFO and SCHED_RR.
     pub priority: u32,
+    /// Of SCHED_DEADLINE, in ns.
     pub runtime_ns: u64,
+    /// Of SCHED_DEADLINE, in ns from the start of a period.
     pub deadline_ns: u64,
+    /// Of SCHED_DEADLINE, in ns.
     pub period_ns: u64,
+    /// uclamp.min, 0 to 1024; counts with [`SchedAttr::UTIL_CLAMP_MIN`].
     pub util_min: u32,
+    /// uclamp.max, 0 to 1024; counts with [`SchedAttr::UTIL_CLAMP_MAX`].
     pub util_max: u32,
 }
 
-pub(super) const SCHED_DEADLINE: i32 = 6;
-pub(super) const FLAG_RESET_ON_FORK: u64 = 0x01;
-pub(super) const FLAG_KEEP_POLICY: u64 = 0x08;
-pub(super) const FLAG_KEEP_PARAMS: u64 = 0x10;
-pub(super) const FLAG_UTIL_CLAMP_MIN: u64 = 0x20;
-pub(super) const FLAG_UTIL_CLAMP_MAX: u64 = 0x40;
-
 const ATTR_SIZE: u32 = 56;
 const _: () = assert!(size_of::<SchedAttr>() == 56);
+
+impl SchedAttr {
+    /// Children of the thread start as SCHED_OTHER, without a clamp.
+    pub const RESET_ON_FORK: u64 = 0x01;
+    /// `policy` doesn't count; the thread keeps its own.
+    pub const KEEP_POLICY: u64 = 0x08;
+    /// Nice value, priority and the values of SCHED_DEADLINE don't count.
+    pub const KEEP_PARAMS: u64 = 0x10;
+    /// `util_min` counts.
+    pub const UTIL_CLAMP_MIN: u64 = 0x20;
+    /// `util_max` counts.
+    pub const UTIL_CLAMP_MAX: u64 = 0x40;
+    /// The policy SCHED_FIFO.
+    pub const FIFO: u32 = 1;
+    /// The policy SCHED_RR.
+    pub const RR: u32 = 2;
+    /// The policy SCHED_DEADLINE.
+    pub const DEADLINE: u32 = 6;
+
+    /// A clamp alone, each bound 0 to 1024: policy and parameters stay.
+    #[must_use]
+    pub fn clamp(min: u32, max: u32) -> Self {
+        Self {
+            flags: Self::KEEP_POLICY
+                | Self::KEEP_PARAMS
+                | Self::UTIL_CLAMP_MIN
+                | Self::UTIL_CLAMP_MAX,
+            util_min: min,
+            util_max: max,
+            ..Self::default()
+        }
+    }
+
+    /// SCHED_DEADLINE with `runtime_ns` in each `period_ns`; the deadline is the period's end.
+    #[must_use]
+    pub fn deadline(runtime_ns: u64, period_ns: u64) -> Self {
+        Self {
+            policy: Self::DEADLINE,
+            runtime_ns,
+            deadline_ns: period_ns,
+            period_ns,
+            ..Self::default()
+        }
+    }
+
+    /// Those of `tid` now.
+    ///
+    /// # Errors
+    /// ESRCH when there is no such thread.
+    pub fn of(tid: Tid) -> io::Result<Self> {
+        let mut attr = Self::default();
+        // SAFETY: the kernel writes at most the `ATTR_SIZE` bytes it is told of, which is the
+        // size of `attr`, and every bit pattern is a value of its fields.
+        let ret = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getattr,
+                tid.get(),
+                &raw mut attr,
+                ATTR_SIZE,
+                0u32,
+            )
+        };
+        check(ret).map(|()| attr)
+    }
+
+    /// Gives them to `tid`.
+    ///
+    /// # Errors
+    /// ESRCH when there is no such thread; EPERM without CAP_SYS_NICE, or for a SCHED_DEADLINE
+    /// thread that isn't allowed on all CPUs of its root domain; EBUSY when there is no bandwidth
+    /// left for it; EINVAL for values that don't fit the policy; EOPNOTSUPP for clamps on a
+    /// kernel without uclamp.
+    pub fn set(&self, tid: Tid) -> io::Result<()> {
+        let attr = Self {
+            size: ATTR_SIZE,
+            ..*self
+        };
+        // SAFETY: the kernel reads `attr.size` bytes, which is the size of `attr`.
+        let ret =
+            unsafe { libc::syscall(libc::SYS_sched_setattr, tid.get(), &raw const attr, 0u32) };
+        check(ret)
+    }
+}
 
 thread_local! {
     static CURRENT: Cell<Option<Tid>> = const { Cell::new(None) };
@@ -83,34 +172,6 @@ impl std::fmt::Display for Tid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
-}
-
-/// Scheduling attributes of `tid`.
-pub(super) fn sched_getattr(tid: Tid) -> io::Result<SchedAttr> {
-    let mut attr = SchedAttr::default();
-    // SAFETY: the kernel writes at most the `ATTR_SIZE` bytes it is told of, which is the size
-    // of `attr`, and every bit pattern is a value of its fields.
-    let ret = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getattr,
-            tid.get(),
-            &raw mut attr,
-            ATTR_SIZE,
-            0u32,
-        )
-    };
-    check(ret).map(|()| attr)
-}
-
-/// Sets scheduling attributes of `tid`; `attr.size` is filled in here.
-pub(super) fn sched_setattr(tid: Tid, attr: &SchedAttr) -> io::Result<()> {
-    let attr = SchedAttr {
-        size: ATTR_SIZE,
-        ..*attr
-    };
-    // SAFETY: the kernel reads `attr.size` bytes, which is the size of `attr`.
-    let ret = unsafe { libc::syscall(libc::SYS_sched_setattr, tid.get(), &raw const attr, 0u32) };
-    check(ret)
 }
 
 /// Scheduling policy of `tid`, without SCHED_RESET_ON_FORK.

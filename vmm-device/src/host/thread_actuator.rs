@@ -12,7 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::thread;
 
-use super::sys::{self, SchedAttr, Tid};
+use super::sys::{SchedAttr, Tid};
 use super::text::errno;
 use crate::policy::Demand;
 use crate::ports::{ActuateError, Actuator};
@@ -27,14 +27,7 @@ pub(super) const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor i
 /// # Errors
 /// What the kernel said; one without uclamp has no such clamp.
 pub fn clamp_current_thread_to_zero() -> io::Result<()> {
-    let attr = SchedAttr {
-        flags: sys::FLAG_KEEP_POLICY
-            | sys::FLAG_KEEP_PARAMS
-            | sys::FLAG_UTIL_CLAMP_MIN
-            | sys::FLAG_UTIL_CLAMP_MAX,
-        ..SchedAttr::default()
-    };
-    sys::sched_setattr(Tid::current(), &attr)
+    SchedAttr::clamp(0, 0).set(Tid::current())
 }
 
 /// Clamps each thread of a domain.
@@ -109,28 +102,28 @@ impl Actuator for ThreadActuator {
 /// that flag only in a call that gives the policy too, so this is done once; requests keep policy
 /// and parameters.
 pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
-    let attr = sys::sched_getattr(tid)?;
-    if i32::try_from(attr.policy) == Ok(sys::SCHED_DEADLINE) {
+    let attr = SchedAttr::of(tid)?;
+    if attr.policy == SchedAttr::DEADLINE {
         return Ok(());
     }
     let attr = SchedAttr {
         flags: attr.flags
-            | sys::FLAG_RESET_ON_FORK
-            | sys::FLAG_UTIL_CLAMP_MIN
-            | sys::FLAG_UTIL_CLAMP_MAX,
+            | SchedAttr::RESET_ON_FORK
+            | SchedAttr::UTIL_CLAMP_MIN
+            | SchedAttr::UTIL_CLAMP_MAX,
         util_min: Demand::NONE.min.get().into(),
         util_max: Demand::NONE.max.get().into(),
         ..attr
     };
-    sys::sched_setattr(tid, &attr)
+    attr.set(tid)
 }
 
 /// Clamps `tid`, if it isn't yet; false when clamps mean nothing to it.
 fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
     // The kernel accepts clamps for SCHED_DEADLINE and ignores them. The policy can change at any
     // time, so it is looked at each time.
-    let attr = sys::sched_getattr(tid)?;
-    if i32::try_from(attr.policy) == Ok(sys::SCHED_DEADLINE) {
+    let attr = SchedAttr::of(tid)?;
+    if attr.policy == SchedAttr::DEADLINE {
         return Ok(false);
     }
     // A call that changes nothing makes the frequency dip all the same.
@@ -141,16 +134,7 @@ fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
 }
 
 fn set_clamp(tid: Tid, demand: Demand) -> io::Result<()> {
-    let attr = SchedAttr {
-        flags: sys::FLAG_KEEP_POLICY
-            | sys::FLAG_KEEP_PARAMS
-            | sys::FLAG_UTIL_CLAMP_MIN
-            | sys::FLAG_UTIL_CLAMP_MAX,
-        util_min: demand.min.get().into(),
-        util_max: demand.max.get().into(),
-        ..SchedAttr::default()
-    };
-    sys::sched_setattr(tid, &attr)
+    SchedAttr::clamp(demand.min.get().into(), demand.max.get().into()).set(tid)
 }
 
 fn demand_of(attr: &SchedAttr) -> Demand {
@@ -165,10 +149,10 @@ fn demand_of(attr: &SchedAttr) -> Demand {
 /// # Errors
 /// What the kernel said.
 pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
-    let attr = sys::sched_getattr(tid)?;
+    let attr = SchedAttr::of(tid)?;
     Ok(ThreadClamp {
         demand: demand_of(&attr),
-        reset_on_fork: attr.flags & sys::FLAG_RESET_ON_FORK != 0,
+        reset_on_fork: attr.flags & SchedAttr::RESET_ON_FORK != 0,
     })
 }
 
@@ -221,14 +205,7 @@ mod tests {
 
     /// Makes the calling thread SCHED_DEADLINE, which needs privilege.
     fn become_deadline() -> io::Result<()> {
-        let attr = SchedAttr {
-            policy: 6,
-            runtime_ns: 1_000_000,
-            deadline_ns: 100_000_000,
-            period_ns: 100_000_000,
-            ..SchedAttr::default()
-        };
-        sys::sched_setattr(Tid::current(), &attr)
+        SchedAttr::deadline(1_000_000, 100_000_000).set(Tid::current())
     }
 
     #[test]
