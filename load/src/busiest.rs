@@ -77,11 +77,13 @@ fn thread(dir: &Path) -> Option<Thread> {
 mod tests {
     //! What runs is found, with its CPU and its time.
 
+    use vcpufreq_device::host::CpuList;
+
     use super::*;
 
-    fn online() -> Vec<u32> {
+    fn online() -> CpuList {
         let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-        crate::work::cpu_list(&online).unwrap()
+        online.parse().unwrap()
     }
 
     #[test]
@@ -90,7 +92,7 @@ mod tests {
         let own = thread(Path::new("/proc/thread-self")).unwrap();
         assert!(own.ran_ns > 0);
         assert!(own.name.starts_with("busiest::tests:"), "{}", own.name);
-        assert!(online().contains(&own.cpu));
+        assert!(online().contains(own.cpu));
     }
 
     #[test]
@@ -99,7 +101,7 @@ mod tests {
             .args(["-c", "while :; do :; done"])
             .spawn()
             .unwrap();
-        let named = on(&online());
+        let named = on(online().as_slice());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(

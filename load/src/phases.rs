@@ -13,21 +13,22 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
+use vcpufreq_device::host::CpuList;
 
 use crate::device::Device;
 use crate::jobs;
 use crate::notes::Notes;
 use crate::rt_app::RtApp;
-use crate::work::{cpu_list, now_ns, pin_to};
+use crate::work::{now_ns, pin_to};
 
 /// One step of a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Runs on these CPUs alone from now on.
-    Pin(Vec<u32>),
+    Pin(CpuList),
     /// Sleeps, in µs.
     Sleep(u64),
     /// Notes the time under a name.
@@ -63,7 +64,11 @@ fn step(word: &str) -> Result<Step> {
     let (name, value) = word.split_once('=').unwrap_or((word, ""));
     let number = || value.parse().with_context(|| format!("step '{word}'"));
     Ok(match name {
-        "pin" => Step::Pin(cpu_list(value)?),
+        "pin" => {
+            let cpus: CpuList = value.parse()?;
+            ensure!(!cpus.is_empty(), "step '{word}' names no CPU");
+            Step::Pin(cpus)
+        }
         "sleep" => Step::Sleep(number()?),
         "mark" => Step::Mark(value.to_owned()),
         "busy" => Step::Busy(number()?),
@@ -120,7 +125,7 @@ impl Notes {
         let mut weights = Vec::new();
         for (at, step) in steps.iter().enumerate() {
             match step {
-                Step::Pin(cpus) => pin_to(cpus)?,
+                Step::Pin(cpus) => pin_to(cpus.as_slice())?,
                 Step::Sleep(us) => sleep(Duration::from_micros(*us)),
                 Step::Mark(name) => self.mark(name),
                 Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
@@ -263,7 +268,7 @@ mod tests {
         ])
         .unwrap();
         let expected = [
-            Step::Pin(vec![0, 2, 3]),
+            Step::Pin(CpuList::from_iter([0, 2, 3])),
             Step::Sleep(5),
             Step::Mark("start".to_owned()),
             Step::Light(1, 2, 3),

@@ -10,9 +10,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use vcpufreq_device::host::CpuList;
 
 use crate::busiest;
-use crate::work::{cpu_list, pin_to};
+use crate::work::pin_to;
 
 const CPU: &str = "/sys/devices/system/cpu";
 
@@ -20,11 +21,11 @@ const CPU: &str = "/sys/devices/system/cpu";
 pub fn wake_all(wakes: u32, gap: Duration) -> Result<()> {
     let online =
         fs::read_to_string(format!("{CPU}/online")).context("reading which CPUs are online")?;
-    let cpus = cpu_list(&online)?;
+    let cpus: CpuList = online.parse()?;
     std::thread::scope(|scope| {
         let threads: Vec<_> = cpus
             .iter()
-            .map(|&cpu| {
+            .map(|cpu| {
                 scope.spawn(move || {
                     pin_to(&[cpu])?;
                     (0..wakes).for_each(|_| sleep(gap));

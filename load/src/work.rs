@@ -45,32 +45,3 @@ pub fn pin_thread(tid: i32, cpus: &[u32]) -> Result<()> {
     sched_setaffinity(Pid::from_raw(tid), &set)
         .with_context(|| format!("binding thread {tid} to CPUs {cpus:?}"))
 }
-
-/// Numbers as `0,2-3`.
-pub fn cpu_list(text: &str) -> Result<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let wrong = || format!("CPU list '{text}'");
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to): (u32, u32) = (
-            from.parse().with_context(wrong)?,
-            to.parse().with_context(wrong)?,
-        );
-        cpus.extend(from..=to);
-    }
-    Ok(cpus)
-}
-
-#[cfg(test)]
-mod tests {
-    //! CPU lists as the kernel writes them.
-
-    use super::*;
-
-    #[test]
-    fn cpu_lists_are_parsed() {
-        assert_eq!(cpu_list("0,2-4\n").unwrap(), [0, 2, 3, 4]);
-        assert!(cpu_list("").is_err());
-        assert!(cpu_list("0-x").is_err());
-    }
-}

@@ -9,9 +9,9 @@
 
 use serde::Deserialize;
 use thiserror::Error;
+use vcpufreq_device::host::CpuList;
 
 use crate::{
-    cpus::Cpus,
     host::Look,
     own_dir::Untrusted,
     owner::{Owner, Standing},
@@ -29,7 +29,7 @@ pub enum InTheWay {
         /// Its VMM's process.
         pid: u32,
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
     },
     /// Its vCPUs may run there, and were told so.
     #[error("a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first")]
@@ -37,7 +37,7 @@ pub enum InTheWay {
         /// Its VMM's process.
         pid: u32,
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
     },
     /// It was killed, and nobody has brought back yet what it changed there.
     #[error(
@@ -47,7 +47,7 @@ pub enum InTheWay {
         /// What was its VMM's process.
         pid: u32,
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
     },
     /// Whether it runs can't be told.
     #[error(
@@ -57,7 +57,7 @@ pub enum InTheWay {
         /// Its VMM's process.
         pid: u32,
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
     },
     /// A running process has a record that can't be read as one.
     #[error(
@@ -87,9 +87,9 @@ pub struct GuestCpus {
     /// The VMM's process.
     pub owner: Owner,
     /// Those of real-time vCPUs.
-    pub real_time: Cpus,
+    pub real_time: CpuList,
     /// Those that a vCPU is pinned to, real-time or not.
-    pub pinned: Cpus,
+    pub pinned: CpuList,
 }
 
 impl GuestCpus {
@@ -97,7 +97,7 @@ impl GuestCpus {
     ///
     /// # Errors
     /// In what way it has.
-    pub fn check_off(&self, look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+    pub fn check_off(&self, look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
         let (rt, pinned) = (self.real_time.and(cpus), self.pinned.and(cpus));
         let contended = match whose {
             Vcpus::RealTime => rt.clone(),
@@ -141,7 +141,7 @@ struct RealTimeCpus {
 ///
 /// # Errors
 /// The first guest that has one there.
-pub fn check_free(look: &dyn Look, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+pub fn check_free(look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
     let names = match look.own_names(DIR) {
         Ok(names) => names,
         // Only root can change anything, which sees them.
@@ -161,7 +161,7 @@ fn untrusted(why: &Untrusted) -> InTheWay {
     InTheWay::Untrusted(why.to_string())
 }
 
-fn check_one(look: &dyn Look, pid: u32, cpus: &Cpus, whose: Vcpus) -> Result<(), InTheWay> {
+fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
     let text = match look.own_file(&format!("{DIR}/{pid}.json")) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(()),

@@ -16,9 +16,9 @@
 //! doesn't wait any longer, between question and answer ends it.
 
 use std::{io, time::Duration};
+use vcpufreq_device::host::CpuList;
 
 use crate::{
-    cpus::Cpus,
     host::{Host, Look, Reading, Unread},
     own_dir, partition,
     plan::{self, ThreadStat},
@@ -59,10 +59,10 @@ pub(crate) fn banned(look: &dyn Look, pid: u32, start_ticks: u64) -> Reading {
     }
 }
 
-fn answered(look: &dyn Look, pid: u32) -> Result<Cpus, Unread> {
+fn answered(look: &dyn Look, pid: u32) -> Result<CpuList, Unread> {
     let answer = look.ask(&socket(pid), pid, "setup")?;
     let (_, mask) = answer.rsplit_once("BANNED ").ok_or(Unread::Refused)?;
-    Cpus::from_mask(mask).ok_or(Unread::Refused)
+    CpuList::from_mask(mask).ok_or(Unread::Refused)
 }
 
 fn still_runs(look: &dyn Look, pid: u32, start_ticks: u64) -> Result<(), Unread> {
@@ -87,7 +87,7 @@ pub(crate) fn is_of_root(look: &dyn Look, pid: u32) -> Result<bool, Unread> {
 /// Makes `cpus`, as [`banned`] gives them, its list. Its own, which it has from its environment or
 /// the kernel, is given back as such: it follows these again.
 pub(crate) fn ban(host: &dyn Host, pid: u32, cpus: &str) -> io::Result<()> {
-    let own = |own: Cpus| text(&own) == cpus;
+    let own = |own: CpuList| text(&own) == cpus;
     // It can be told no empty list: an empty one is its own.
     let list = match cpus == NONE || by_itself(host, pid).is_ok_and(own) {
         true => "NULL",
@@ -113,7 +113,7 @@ pub(crate) fn looks(look: &dyn Look, pid: u32) -> u128 {
 ///
 /// # Errors
 /// Why its environment can't be read.
-pub(crate) fn by_itself(look: &dyn Look, pid: u32) -> Result<Cpus, Unread> {
+pub(crate) fn by_itself(look: &dyn Look, pid: u32) -> Result<CpuList, Unread> {
     let environ = look.read(&environ(pid))?;
     let list = |name: &str| {
         let path = format!("/sys/devices/system/cpu/{name}");
@@ -127,23 +127,23 @@ pub(crate) fn environ(pid: u32) -> String {
 }
 
 /// The CPUs that an environment of irqbalance's bans, by either of its two variables.
-fn told(environ: &str) -> Option<Cpus> {
+fn told(environ: &str) -> Option<CpuList> {
     environ.split('\0').find_map(|pair| {
         let (name, value) = pair.split_once('=')?;
         match name {
             "IRQBALANCE_BANNED_CPULIST" => value.parse().ok(),
-            "IRQBALANCE_BANNED_CPUS" => Cpus::from_mask(value),
+            "IRQBALANCE_BANNED_CPUS" => CpuList::from_mask(value),
             _ => None,
         }
     })
 }
 
 /// A list of banned CPUs with others.
-pub(crate) fn with(banned: &str, cpus: &Cpus) -> String {
-    text(&banned.parse::<Cpus>().unwrap_or_default().or(cpus))
+pub(crate) fn with(banned: &str, cpus: &CpuList) -> String {
+    text(&banned.parse::<CpuList>().unwrap_or_default().or(cpus))
 }
 
-fn text(cpus: &Cpus) -> String {
+fn text(cpus: &CpuList) -> String {
     match cpus.is_empty() {
         true => NONE.to_owned(),
         false => cpus.to_string(),

@@ -15,7 +15,6 @@
 
 mod apply;
 mod check;
-mod cpus;
 mod guests;
 mod gzip;
 mod host;
@@ -38,7 +37,6 @@ mod value;
 
 pub use apply::{Applied, ApplyError, apply};
 pub use check::{Checked, Effect, check, is_ready};
-pub use cpus::Cpus;
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
 pub use in_force::{InForce, InForceError};
@@ -56,3 +54,4 @@ pub use restore::{RestoreError, Restored, restore};
 pub use settings::SCHED_DEBUG;
 pub use smi::smis;
 pub use value::Format;
+pub use vcpufreq_device::host::CpuList;

@@ -3,8 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use vcpufreq_device::host::CpuList;
 
-use crate::{cpus::Cpus, host::Look};
+use crate::host::Look;
 
 /// The online CPUs, as the kernel lists them.
 pub(crate) const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -19,7 +20,7 @@ pub struct Guest {
     /// Its name: letters, digits, `-` and `_`, up to 32.
     pub name: String,
     /// Its real-time CPUs.
-    pub cpus: Cpus,
+    pub cpus: CpuList,
 }
 
 /// A host divided into real-time CPUs and housekeeping CPUs.
@@ -29,7 +30,7 @@ pub struct Partition {
     /// The guests.
     pub guests: Vec<Guest>,
     /// What interrupts, kernel threads and everything else is left.
-    pub housekeeping: Cpus,
+    pub housekeeping: CpuList,
 }
 
 /// Why a partition can't be.
@@ -48,13 +49,13 @@ pub enum PartitionError {
     #[error("CPU {missing} doesn't exist here; this host has {present}")]
     NoSuchCpu {
         /// Those that don't exist.
-        missing: Cpus,
+        missing: CpuList,
         /// Those that do.
-        present: Cpus,
+        present: CpuList,
     },
     /// CPUs that are switched off.
     #[error("CPU {0} is offline; bring it online or choose another")]
-    Offline(Cpus),
+    Offline(CpuList),
     /// Housekeeping was named, with no CPU.
     #[error(
         "housekeeping has no CPU; name at least one, or leave it out for all that no guest has"
@@ -66,7 +67,7 @@ pub enum PartitionError {
     )]
     NoHousekeeping {
         /// The online CPUs.
-        online: Cpus,
+        online: CpuList,
     },
     /// As above, where real-time tasks could then stop the machine.
     #[error(
@@ -82,7 +83,7 @@ pub enum PartitionError {
     )]
     Taken {
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
         /// Who has them.
         first: String,
         /// Who wants them too.
@@ -94,7 +95,7 @@ pub enum PartitionError {
     )]
     Both {
         /// The contended CPUs.
-        cpus: Cpus,
+        cpus: CpuList,
         /// Whose they are.
         guest: String,
     },
@@ -112,7 +113,7 @@ impl Partition {
     pub fn new(
         look: &dyn Look,
         guests: Vec<Guest>,
-        housekeeping: Option<Cpus>,
+        housekeeping: Option<CpuList>,
         unthrottled: Option<&'static str>,
     ) -> Result<Self, PartitionError> {
         let online = list(look, ONLINE).ok_or(PartitionError::Unknown)?;
@@ -121,7 +122,7 @@ impl Partition {
             return Err(PartitionError::NoGuest);
         }
         check_guests(&guests)?;
-        if housekeeping.as_ref().is_some_and(Cpus::is_empty) {
+        if housekeeping.as_ref().is_some_and(CpuList::is_empty) {
             return Err(PartitionError::EmptyHousekeeping);
         }
         let rt = all_cpus(&guests);
@@ -167,15 +168,15 @@ impl Partition {
 
     /// All guests' real-time CPUs.
     #[must_use]
-    pub fn rt(&self) -> Cpus {
+    pub fn rt(&self) -> CpuList {
         all_cpus(&self.guests)
     }
 }
 
-fn all_cpus(guests: &[Guest]) -> Cpus {
+fn all_cpus(guests: &[Guest]) -> CpuList {
     guests
         .iter()
-        .fold(Cpus::default(), |all, guest| all.or(&guest.cpus))
+        .fold(CpuList::default(), |all, guest| all.or(&guest.cpus))
 }
 
 pub(crate) fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
@@ -206,6 +207,6 @@ pub(crate) fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
 }
 
 /// The CPU list in a file.
-pub(crate) fn list(look: &dyn Look, path: &str) -> Option<Cpus> {
+pub(crate) fn list(look: &dyn Look, path: &str) -> Option<CpuList> {
     look.read(path).ok()?.parse().ok()
 }

@@ -4,10 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    cpus::Cpus,
-    host::{Look, Unread},
-};
+use vcpufreq_device::host::CpuList;
+
+use crate::host::{Look, Unread};
 
 /// MSR_SMI_COUNT: bits 31 to 0, since reset.
 const REGISTER: u64 = 0x34;
@@ -32,7 +31,7 @@ pub(crate) fn count(look: &dyn Look, cpu: u32) -> Result<u64, Unread> {
 /// How many each CPU has had since reset; `None` where they aren't counted, or this user can't see
 /// it.
 #[must_use]
-pub fn smis(look: &dyn Look, cpus: &Cpus) -> Option<BTreeMap<u32, u64>> {
+pub fn smis(look: &dyn Look, cpus: &CpuList) -> Option<BTreeMap<u32, u64>> {
     if !is_counted(look) {
         return None;
     }

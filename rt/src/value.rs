@@ -4,8 +4,7 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
-
-use crate::cpus::Cpus;
+use vcpufreq_device::host::CpuList;
 
 /// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +59,9 @@ impl Format {
     pub fn same(self, a: &str, b: &str) -> bool {
         match self {
             Self::Mask => {
-                a == b || Cpus::from_mask(a).is_some_and(|a| Some(a) == Cpus::from_mask(b))
+                a == b || CpuList::from_mask(a).is_some_and(|a| Some(a) == CpuList::from_mask(b))
             }
-            Self::List => a == b || a.parse::<Cpus>().is_ok_and(|a| Ok(a) == b.parse()),
+            Self::List => a == b || a.parse::<CpuList>().is_ok_and(|a| Ok(a) == b.parse()),
             Self::Schemata => ways(a) == ways(b),
             Self::Text | Self::Choice | Self::CpusetController | Self::CpuController => a == b,
         }

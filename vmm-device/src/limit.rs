@@ -35,6 +35,15 @@ pub struct Pace {
     pub slack_ns: u64,
 }
 
+impl Pace {
+    /// When a bucket that is full at `full_at` is full again after a token has been taken at
+    /// `now_ns`, whether it had one or not; in ns of the same clock.
+    #[must_use]
+    pub fn charged(self, full_at: u64, now_ns: u64) -> u64 {
+        full_at.max(now_ns).saturating_add(self.token_ns)
+    }
+}
+
 impl RateLimit {
     /// Of a vCPU or a domain.
     #[must_use]
@@ -89,7 +98,7 @@ impl Bucket {
     pub fn take(&self, pace: Pace, now_ns: u64) -> Result<(), u64> {
         let latest = now_ns.saturating_add(pace.slack_ns);
         let took = self.0.fetch_update(Relaxed, Relaxed, |full_at| {
-            (full_at <= latest).then(|| full_at.max(now_ns) + pace.token_ns)
+            (full_at <= latest).then(|| pace.charged(full_at, now_ns))
         });
         took.map(|_| ())
             .map_err(|full_at| full_at.saturating_sub(pace.slack_ns))

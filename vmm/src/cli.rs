@@ -4,13 +4,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use vcpufreq_device::host::CpuList;
 
 use crate::{
     bench::BenchArgs,
     config::ConfigError,
     console_choice::ConsoleChoice,
     options::{Actuator, Clamp, Report, RunOptions, one_line},
-    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
+    parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
     rt_cli::RtCommand,
     rt_options::{PageSize, ResumeLatency, RtPolicy},

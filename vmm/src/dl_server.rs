@@ -5,13 +5,13 @@
 
 use serde::Serialize;
 use vcpufreq_device::ClampMode;
+use vcpufreq_device::host::CpuList;
 use vcpufreq_rt::SCHED_DEBUG;
 
 use crate::{
     doctor_facts::version_of,
     facts::{HostCpus, HostTree, Policy},
     frequency_floor::{Floor, Reservation, utilization},
-    parse::CpuList,
 };
 
 const RELEASE: &str = "proc/sys/kernel/osrelease";
@@ -47,17 +47,12 @@ pub struct PolicyFloor {
     /// Its number, as in `policy4`.
     pub policy: u32,
     /// Its CPUs that are online.
-    #[serde(serialize_with = "as_text")]
     pub cpus: CpuList,
     /// The most that is reserved of one of them.
     pub reserved: Reserved,
     /// What follows from that.
     #[serde(flatten)]
     pub floor: Floor,
-}
-
-fn as_text<S: serde::Serializer>(cpus: &CpuList, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(cpus)
 }
 
 /// The floors of all policies that have a CPU online and tell their highest frequency.
@@ -67,16 +62,14 @@ pub fn floors(root: &HostTree, cpus: &HostCpus) -> Vec<PolicyFloor> {
 }
 
 fn floor(root: &HostTree, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
-    let online = cpus.online().0;
-    let own = policy.cpus.0.iter().copied();
-    let own: Vec<u32> = own.filter(|cpu| online.contains(cpu)).collect();
-    let reserved = own.iter().map(|cpu| reserved(root, *cpu)).max()?;
-    let capacity = cpus.cpu(*own.first()?)?.capacity_or_full();
+    let own = policy.cpus.and(&cpus.online());
+    let reserved = own.iter().map(|cpu| reserved(root, cpu)).max()?;
+    let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();
     let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
     let floor = Floor::new(reserved.util(), capacity, &opps, policy.top_khz()?);
     Some(PolicyFloor {
         policy: policy.id,
-        cpus: CpuList(own),
+        cpus: own,
         reserved,
         floor,
     })
@@ -138,7 +131,7 @@ pub fn explain(floors: &[PolicyFloor], pcpus: &[u32], mode: ClampMode) -> Vec<St
         format!("clamp {mode} on CPUs {cpus} holds {holds}{by_default}; see vcpufreq doctor")
     };
     let floors = floors.iter();
-    let concerned = floors.filter(|of| of.cpus.0.iter().any(|cpu| pcpus.contains(cpu)));
+    let concerned = floors.filter(|of| of.cpus.iter().any(|cpu| pcpus.contains(&cpu)));
     concerned.map(line).collect()
 }
 

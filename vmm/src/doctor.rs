@@ -5,11 +5,11 @@
 
 use serde::Serialize;
 use vcpufreq_device::Headroom;
+use vcpufreq_device::host::CpuList;
 
 use crate::{
     doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
     facts::Policy,
-    parse::CpuList,
     path::{self, Needs, Offer, Path, PathChoice},
 };
 
@@ -163,7 +163,7 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
     let tables = facts.cpus.policies.iter();
     let needs = Needs {
         vcpus: count(facts.cpus.cpus.len()),
-        entries: tables.map(|p| count(p.opps.len() * p.cpus.0.len())).sum(),
+        entries: tables.map(|p| count(p.opps.len() * p.cpus.len())).sum(),
         domains: count(facts.cpus.policies.len()),
         pcpus: count(facts.cpus.cpus.len()),
     };
@@ -276,7 +276,7 @@ fn per_policy(policies: &[Policy], value: impl Fn(&Policy) -> &str) -> String {
     let mut groups: Vec<(String, CpuList)> = Vec::new();
     for policy in policies {
         match groups.iter_mut().find(|(name, _)| name == value(policy)) {
-            Some((_, cpus)) => cpus.0.extend(&policy.cpus.0),
+            Some((_, cpus)) => *cpus = cpus.or(&policy.cpus),
             None => groups.push((value(policy).to_owned(), policy.cpus.clone())),
         }
     }
@@ -289,10 +289,10 @@ fn per_policy(policies: &[Policy], value: impl Fn(&Policy) -> &str) -> String {
 fn drivers(facts: &DoctorFacts) -> Finding {
     const NAME: &str = "cpufreq driver";
     let policies = &facts.cpus.policies;
-    let mut uncovered = facts.cpus.online();
-    uncovered
-        .0
-        .retain(|cpu| facts.cpus.policy_of(*cpu).is_none());
+    let online = facts.cpus.online().into_iter();
+    let uncovered: CpuList = online
+        .filter(|cpu| facts.cpus.policy_of(*cpu).is_none())
+        .collect();
     if policies.is_empty() {
         return Finding::limit(
             NAME,
@@ -302,7 +302,7 @@ fn drivers(facts: &DoctorFacts) -> Finding {
         .change("load the cpufreq driver of this machine; in a VM, its host has it");
     }
     let what = per_policy(policies, |policy| &policy.driver);
-    if !uncovered.0.is_empty() {
+    if !uncovered.is_empty() {
         let why = format!("CPUs {uncovered} have no policy: vCPUs there read no frequency");
         return Finding::limit(NAME, what, why).change("pin vCPUs to CPUs that have a policy");
     }

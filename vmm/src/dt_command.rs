@@ -2,13 +2,13 @@
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
 use anyhow::Context;
+use vcpufreq_device::host::CpuList;
 
 use crate::{
     cli::{DtArgs, DtFormat},
     facts::{HostCpus, HostTree},
     guest_topology,
     options::{RunOptions, VcpuOptions},
-    parse::CpuList,
     resolve::{self, Likeness},
     run::warn,
 };
@@ -39,14 +39,14 @@ pub fn dt(args: &DtArgs, root: &HostTree) -> anyhow::Result<Vec<u8>> {
 
 /// One vCPU for each online pCPU.
 fn mirror(host: &HostCpus) -> RunOptions {
-    let online = host.online().0;
+    let online = host.online();
     RunOptions {
         cpus: u32::try_from(online.len()).ok(),
         host_topology: Some(true),
         vcpus: (0..)
             .zip(online)
             .map(|(vcpu, pcpu)| {
-                let pin = Some(CpuList(vec![pcpu]));
+                let pin = Some(CpuList::from_iter([pcpu]));
                 let options = VcpuOptions {
                     pin,
                     ..VcpuOptions::default()

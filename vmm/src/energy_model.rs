@@ -3,7 +3,9 @@
 //! `energy_model/cpuN/ps:KHZ/{frequency,power}`, one directory per performance
 //! domain, named after its first CPU.
 
-use crate::{facts::HostTree, parse::CpuList};
+use vcpufreq_device::host::CpuList;
+
+use crate::facts::HostTree;
 
 /// Where debugfs has the performance domains.
 pub const DIR: &str = "sys/kernel/debug/energy_model";
@@ -17,8 +19,8 @@ const ARTIFICIAL: u32 = 1 << 2;
 /// `cpus`, in no order. Empty without a model, or when its power is in
 /// another unit.
 pub fn of_cpus(root: &HostTree, cpus: &CpuList) -> Vec<(u32, u32)> {
-    let dir = |cpu: &u32| format!("{DIR}/cpu{cpu}");
-    let Some(dir) = cpus.0.iter().map(dir).find(|dir| root.path(dir).is_dir()) else {
+    let dir = |cpu| format!("{DIR}/cpu{cpu}");
+    let Some(dir) = cpus.iter().map(dir).find(|dir| root.path(dir).is_dir()) else {
         return Vec::new();
     };
     let flags = root.text(format!("{dir}/flags")).unwrap_or_default();

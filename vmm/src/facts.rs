@@ -8,10 +8,11 @@
 
 use std::path::{Path, PathBuf};
 
+use vcpufreq_device::host::CpuList;
 use vcpufreq_dt::Opp;
 use vcpufreq_rt::KernelHost;
 
-use crate::{energy_model, opp_node, parse::CpuList};
+use crate::{energy_model, opp_node};
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
@@ -103,13 +104,13 @@ impl HostCpus {
         let present = list("present").unwrap_or_else(|| online.clone());
         let cpu = |id| Pcpu {
             id,
-            online: online.0.contains(&id),
+            online: online.contains(id),
             capacity: root
                 .number(format!("{CPU_DIR}/cpu{id}/cpu_capacity"))
                 .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
         };
         Self {
-            cpus: present.0.into_iter().map(cpu).collect(),
+            cpus: present.into_iter().map(cpu).collect(),
             policies: policies(root),
         }
     }
@@ -122,14 +123,14 @@ impl HostCpus {
     /// Online CPUs.
     pub fn online(&self) -> CpuList {
         let online = self.cpus.iter().filter(|cpu| cpu.online);
-        CpuList(online.map(|cpu| cpu.id).collect())
+        online.map(|cpu| cpu.id).collect()
     }
 
     /// The policy of a CPU.
     pub fn policy_of(&self, cpu: u32) -> Option<&Policy> {
         self.policies
             .iter()
-            .find(|policy| policy.cpus.0.contains(&cpu))
+            .find(|policy| policy.cpus.contains(cpu))
     }
 }
 
@@ -185,7 +186,7 @@ fn policy(root: &HostTree, id: u32) -> Option<Policy> {
 /// those of the device tree: with what the other two know of each.
 fn opps(root: &HostTree, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
     let model = energy_model::of_cpus(root, cpus);
-    let node = cpus.0.iter().find_map(|cpu| opp_node::of_cpu(root, *cpu));
+    let node = cpus.iter().find_map(|cpu| opp_node::of_cpu(root, cpu));
     let node = node.unwrap_or_default();
     let mut khz: Vec<u32> = [
         listed,

@@ -10,8 +10,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use vcpufreq_device::host::CpuList;
+
 use crate::facts::HostTree;
-use crate::parse::CpuList;
 
 /// What is looked at: a file of each pCPU.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ impl Hotplug {
     /// Of all pCPUs that this host can have, as they are now.
     pub fn of_host(host: &HostTree) -> Self {
         let possible = host.number::<CpuList>("sys/devices/system/cpu/possible");
-        let pcpus = possible.unwrap_or_default().0.into_iter().map(|number| {
+        let pcpus = possible.unwrap_or_default().into_iter().map(|number| {
             let path = format!("sys/devices/system/cpu/cpu{number}/topology/core_id");
             Pcpu {
                 number,

@@ -5,11 +5,12 @@
 use std::{collections::BTreeMap, path::Path, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, de::Error};
+use vcpufreq_device::host::CpuList;
 
 use crate::{
     config::ConfigError,
     console_choice::ConsoleChoice,
-    parse::{CpuList, IpcRatio, MemSize, PerVcpu, Rate, Table},
+    parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
     rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
@@ -164,8 +165,8 @@ impl RunOptions {
         field: impl Fn(&mut VcpuOptions) -> &mut Option<T>,
     ) {
         for flag in flags {
-            for vcpu in &flag.vcpus.0 {
-                *field(self.vcpu_mut(*vcpu)) = Some(flag.value.clone());
+            for vcpu in flag.vcpus.iter() {
+                *field(self.vcpu_mut(vcpu)) = Some(flag.value.clone());
             }
         }
     }
@@ -216,7 +217,7 @@ fn by_vcpu<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<u32, VcpuOpti
         let list: CpuList = list
             .parse()
             .map_err(|why| D::Error::custom(format!("[vcpu.{list}]: {why}")))?;
-        for vcpu in list.0 {
+        for vcpu in list {
             vcpus.entry(vcpu).or_default().fill_from(options.clone());
         }
     }

@@ -1,62 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The value syntax that the command line and the TOML file share: CPU lists,
-//! performance tables, memory sizes, ratios. From text to checked types.
+//! The value syntax that the command line and the TOML file share: performance
+//! tables, memory sizes, ratios. From text to checked types.
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use serde::Deserialize;
-use vcpufreq_device::RateLimit;
+use vcpufreq_device::{
+    RateLimit,
+    host::{CpuList, CpuListError},
+};
 use vcpufreq_dt::Opp;
-
-/// The largest CPU number that is accepted; Linux counts in less than 16 bits.
-const MAX_CPU: u32 = 65_535;
-
-/// CPUs in the kernel's list syntax, `0,2-3`: rising, without doubles.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "Text")]
-pub struct CpuList(pub Vec<u32>);
-
-impl FromStr for CpuList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut cpus = Vec::new();
-        for part in text.trim().split(',').filter(|part| !part.is_empty()) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (cpu_number(first)?, cpu_number(last)?);
-            if first > last {
-                return Err(format!("CPU range {part} runs backwards"));
-            }
-            cpus.extend(first..=last);
-        }
-        cpus.sort_unstable();
-        cpus.dedup();
-        Ok(Self(cpus))
-    }
-}
-
-fn cpu_number(text: &str) -> Result<u32, String> {
-    match text.trim().parse() {
-        Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
-        _ => Err(format!("'{text}' is no CPU number")),
-    }
-}
-
-impl fmt::Display for CpuList {
-    /// The kernel's list syntax, ranges joined.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs = self.0.chunk_by(|a, b| a + 1 == *b);
-        for (n, run) in runs.enumerate() {
-            let comma = if n == 0 { "" } else { "," };
-            match run {
-                [one] => write!(f, "{comma}{one}")?,
-                [first, .., last] => write!(f, "{comma}{first}-{last}")?,
-                [] => {}
-            }
-        }
-        Ok(())
-    }
-}
 
 /// A TOML value that may be written as a string or as a bare number.
 #[derive(Deserialize)]
@@ -90,7 +43,7 @@ macro_rules! from_text {
         }
     )*};
 }
-from_text!(CpuList, Table, MemSize, IpcRatio, Rate);
+from_text!(Table, MemSize, IpcRatio, Rate);
 
 /// A limit on requests: `PER_SECOND` or `PER_SECOND:BURST`; 0 is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -265,8 +218,8 @@ impl<T: FromStr<Err: fmt::Display>> FromStr for PerVcpu<T> {
         let (vcpus, value) = text
             .split_once('=')
             .ok_or_else(|| format!("'{text}' lacks its vCPU; write VCPU=VALUE"))?;
-        let vcpus: CpuList = vcpus.parse()?;
-        if vcpus.0.is_empty() {
+        let vcpus: CpuList = vcpus.parse().map_err(|why: CpuListError| why.to_string())?;
+        if vcpus.is_empty() {
             return Err(format!("'{text}' lacks its vCPU; write VCPU=VALUE"));
         }
         let value = value.parse().map_err(|why: T::Err| why.to_string())?;
@@ -279,10 +232,6 @@ mod tests {
     //! Each syntax gives the value it says, and nothing else is taken.
 
     use super::*;
-
-    fn cpus(text: &str) -> Vec<u32> {
-        text.parse::<CpuList>().unwrap().0
-    }
 
     #[test]
     fn limits() {
@@ -297,23 +246,6 @@ mod tests {
         for text in ["", "x", "-1", "5:0", "5:", "5000000000"] {
             let why = text.parse::<Rate>().unwrap_err();
             assert!(why.contains("N:BURST"), "{why}");
-        }
-    }
-
-    #[test]
-    fn a_cpu_list_is_the_kernels() {
-        assert_eq!(cpus("0,2-3"), [0, 2, 3]);
-        assert_eq!(cpus("3,1,1-2\n"), [1, 2, 3]);
-        assert_eq!(cpus(""), Vec::<u32>::new());
-        for bad in ["a", "3-1", "-1", "1-", "0x1", "65536", "0-99999999"] {
-            assert!(bad.parse::<CpuList>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_cpu_list_prints_as_it_reads() {
-        for text in ["0", "0-3", "0,2-3", "0,2,4-6,9", ""] {
-            assert_eq!(text.parse::<CpuList>().unwrap().to_string(), text);
         }
     }
 
@@ -366,7 +298,8 @@ mod tests {
     #[test]
     fn a_flag_names_its_vcpus() {
         let pin: PerVcpu<CpuList> = "0-1=2-3".parse().unwrap();
-        assert_eq!((pin.vcpus.0, pin.value.0), (vec![0, 1], vec![2, 3]));
+        assert_eq!(pin.vcpus.as_slice(), [0, 1]);
+        assert_eq!(pin.value.as_slice(), [2, 3]);
         for bad in ["0", "=1", "x=1", "0=x"] {
             assert!(bad.parse::<PerVcpu<CpuList>>().is_err(), "{bad}");
         }

@@ -25,11 +25,12 @@ mod likeness;
 
 pub use likeness::Likeness;
 
+use vcpufreq_device::host::CpuList;
+
 use crate::{
     config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
     facts::{HostCpus, Pcpu, Policy},
     options::{self, Actuator, Clamp, RunOptions, VcpuOptions},
-    parse::CpuList,
     rt_config::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
 };
@@ -206,14 +207,14 @@ impl<'a> Plan<'a> {
             opps,
             domain: DomainId(self.domain(vcpu, options)),
             cluster: self.cluster(policy),
-            pin: pin.0,
+            pin: pin.into_iter().collect(),
             rt: options.rt,
         })
     }
 
     fn check_pin(&self, vcpu: u32, pin: &CpuList) -> Result<(), ConfigError> {
         let online = || self.host.online().to_string();
-        for &pcpu in &pin.0 {
+        for pcpu in pin.iter() {
             match self.host.cpu(pcpu) {
                 None => {
                     let online = online();
@@ -233,7 +234,7 @@ impl<'a> Plan<'a> {
     fn mirrored(&self, pin: &CpuList) -> Option<&'a Pcpu> {
         let host = self.host;
         let speed = |id| host.policy_of(id).and_then(Policy::top_khz);
-        let allowed = |cpu: &&Pcpu| cpu.online && (pin.0.is_empty() || pin.0.contains(&cpu.id));
+        let allowed = |cpu: &&Pcpu| cpu.online && (pin.is_empty() || pin.contains(cpu.id));
         host.cpus
             .iter()
             .filter(allowed)
@@ -292,7 +293,7 @@ impl<'a> Plan<'a> {
 /// The policy of all pCPUs that the vCPU is pinned to, if there is one.
 fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
     let pin = options.pin.as_ref()?;
-    let mut ids = pin.0.iter().map(|cpu| Some(host.policy_of(*cpu)?.id));
+    let mut ids = pin.iter().map(|cpu| Some(host.policy_of(cpu)?.id));
     let first = ids.next()??;
     ids.all(|id| id == Some(first)).then_some(first)
 }

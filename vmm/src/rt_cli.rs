@@ -10,7 +10,8 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
-use vcpufreq_rt::{Cpus, Guest, Look, Partition, Profile, SHIPPED};
+use vcpufreq_device::host::{CpuList, CpuListError};
+use vcpufreq_rt::{Guest, Look, Partition, Profile, SHIPPED};
 
 use crate::{options::one_line, rt_report::ReportArgs};
 
@@ -85,7 +86,7 @@ pub struct RtArgs {
     pub guest: Vec<GuestArg>,
     /// CPUs for all else [default: those that no guest has]
     #[arg(long, value_name = "CPUS")]
-    pub housekeeping: Option<Cpus>,
+    pub housekeeping: Option<CpuList>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -105,7 +106,7 @@ impl FromStr for GuestArg {
         let (name, cpus) = text.split_once('=').ok_or("write it as NAME=CPUS")?;
         Ok(Self(Guest {
             name: name.to_owned(),
-            cpus: cpus.parse()?,
+            cpus: cpus.parse().map_err(|why: CpuListError| why.to_string())?,
         }))
     }
 }
@@ -114,8 +115,8 @@ impl FromStr for GuestArg {
 #[serde(deny_unknown_fields, default)]
 struct RtFile {
     profile: Option<String>,
-    housekeeping: Option<Cpus>,
-    guest: BTreeMap<String, Cpus>,
+    housekeeping: Option<CpuList>,
+    guest: BTreeMap<String, CpuList>,
     settings: toml::Table,
 }
 

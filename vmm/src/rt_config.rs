@@ -2,12 +2,12 @@
 //! What is wanted of real-time vCPUs, checked: from options to a plan, without looking at the host.
 
 use thiserror::Error;
+use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{DomainId, Util};
 
 use crate::{
     config::VcpuConfig,
     options::RunOptions,
-    parse::CpuList,
     rt_options::{PageSize, ResumeLatency},
 };
 
@@ -147,7 +147,7 @@ fn check_pins(vcpus: &[VcpuConfig], online: &CpuList) -> Result<(), RtError> {
         }
         taken.push(pcpu);
     }
-    if !taken.is_empty() && online.0.iter().all(|cpu| taken.contains(cpu)) {
+    if !taken.is_empty() && online.iter().all(|cpu| taken.contains(&cpu)) {
         return Err(RtError::NoHousekeeping(online.clone()));
     }
     Ok(())

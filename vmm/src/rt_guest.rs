@@ -12,6 +12,7 @@ use std::{fs, io, path::PathBuf, process, sync::Arc};
 
 use anyhow::{Context, bail};
 use nix::sys::mman::{MlockAllFlags, mlockall};
+use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{
     DomainId, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
@@ -21,7 +22,6 @@ use vcpufreq_rt::Record;
 use crate::{
     config::{RunConfig, VcpuConfig, rt_pcpus},
     facts::HostTree,
-    parse::CpuList,
     rt_config::RtConfig,
     rt_options::RtPolicy,
     rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
@@ -118,9 +118,8 @@ impl RtGuest {
         let allowed: CpuList = allowed
             .and_then(|list| list.parse().ok())
             .unwrap_or_default();
-        let mut rest = allowed.0;
-        rest.retain(|cpu| !self.cpus.contains(cpu));
-        pin_thread(&rest).context(
+        let rest = allowed.without(&self.cpus.iter().copied().collect());
+        pin_thread(rest.as_slice()).context(
             "this process may run on the real-time CPUs only; start it where it may run on others",
         )
     }
@@ -184,7 +183,7 @@ impl RtGuest {
 
     /// That others may run on these CPUs, and what keeps them off.
     fn not_apart(&self) -> String {
-        let cpus = CpuList(self.cpus.clone());
+        let cpus: CpuList = self.cpus.iter().copied().collect();
         match &self.without_cpuset {
             Some(profile) => format!(
                 "CPU {cpus} is not set apart for this guest: profile {profile}, which was applied, makes no cpuset; add cpuset = \"isolated\" to its settings, or boot with isolcpus={cpus}"

@@ -214,7 +214,7 @@ fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Pl
 fn floors(config: &RunConfig, host: &HostTree, cpus: &HostCpus) -> Vec<String> {
     let mut pcpus = config.pinned();
     if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
-        pcpus = cpus.online().0;
+        pcpus = cpus.online().into_iter().collect();
     }
     dl_server::explain(&dl_server::floors(host, cpus), &pcpus, config.clamp)
 }

@@ -14,11 +14,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{VcpuId, host::Tid};
 
 use crate::{
     facts::{HostCpus, HostTree},
-    parse::CpuList,
     run_report::Observer,
     vm::sys,
 };
@@ -80,14 +80,14 @@ impl Watch {
             .filter(|(_, pin)| !pin.is_empty())
             .map(|(vcpu, pin)| Pin::new(vcpu, pin))
             .collect();
-        let on = |cpu: &u32| everywhere || pins.iter().any(|pin| pin.pcpus.0.contains(cpu));
+        let on = |cpu| everywhere || pins.iter().any(|pin| pin.pcpus.contains(cpu));
         let policies = match clamped {
             true => HostCpus::read(host).policies,
             false => Vec::new(),
         };
         let policies = policies
             .into_iter()
-            .filter(|policy| policy.cpus.0.iter().any(on));
+            .filter(|policy| policy.cpus.iter().any(on));
         let governors = policies.map(|policy| Governor::new(host, policy.id, policy.cpus));
         Self {
             governors: governors.collect(),
@@ -107,7 +107,7 @@ impl Watch {
                 continue;
             };
             // A thread that has ended is nowhere.
-            if let Ok(within) = sys::is_within(tid.get(), &pin.pcpus.0) {
+            if let Ok(within) = sys::is_within(tid.get(), pin.pcpus.as_slice()) {
                 let again = |pcpus: &[u32]| sys::pin(tid.get(), pcpus);
                 for (change, text) in pin.found(within, again) {
                     observer.host_changed(change, &text);
@@ -171,7 +171,7 @@ impl Pin {
     fn new(vcpu: VcpuId, pcpus: &[u32]) -> Self {
         Self {
             vcpu,
-            pcpus: CpuList(pcpus.to_vec()),
+            pcpus: pcpus.iter().copied().collect(),
             pinned: true,
         }
     }
@@ -187,7 +187,7 @@ impl Pin {
         if self.pinned && !within {
             changes.push(self.change(false));
         }
-        if !self.pinned && (within || again(&self.pcpus.0).is_ok()) {
+        if !self.pinned && (within || again(self.pcpus.as_slice()).is_ok()) {
             changes.push(self.change(true));
         }
         changes

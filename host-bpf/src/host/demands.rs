@@ -71,7 +71,7 @@ impl HostBpf {
         let payer = payer.map(|payer| (payer, limit.each()));
         let all = (&vm.due_ns, limit.times(self.domain_count()));
         for (bucket, pace) in payer.into_iter().chain([all]) {
-            let later = |due: u64| Some(due.max(due_ns).saturating_add(pace.token_ns));
+            let later = |due| Some(pace.charged(due, due_ns));
             // Always adds.
             let _ = bucket.fetch_update(SeqCst, SeqCst, later);
         }

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use thiserror::Error;
-
-use crate::cpus::Cpus;
+use vcpufreq_device::host::CpuList;
 
 /// How long a test goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +20,7 @@ pub enum Length {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     /// A thread is measured on each of these.
-    pub cpus: Cpus,
+    pub cpus: CpuList,
     /// Where cyclictest's own main thread runs; `None` where the kernel puts it.
     pub main: Option<u32>,
     /// How long.

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Serialize;
+use vcpufreq_device::host::CpuList;
 
 use super::{
     cause::Cause,
@@ -11,7 +12,6 @@ use super::{
     machine::Machine,
     script::{Hackbench, Load},
 };
-use crate::cpus::Cpus;
 
 /// How many causes of one latency a line has; JSON has all.
 const TOLD: usize = 3;
@@ -46,9 +46,9 @@ pub struct Conditions {
     /// What `apply` set here, by its profile; `None` when nothing is applied.
     pub profile: Option<String>,
     /// The CPUs that were measured.
-    pub cpus: Cpus,
+    pub cpus: CpuList,
     /// Those that had the load.
-    pub others: Cpus,
+    pub others: CpuList,
     /// stress-ng's share of each of them.
     pub load_percent: u8,
     /// hackbench's size.

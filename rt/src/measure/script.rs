@@ -3,9 +3,9 @@
 //! run `sh` there can measure there.
 
 use serde::Serialize;
+use vcpufreq_device::host::CpuList;
 
 use super::cyclictest::{Length, Test};
-use crate::cpus::Cpus;
 
 /// What the other CPUs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -47,7 +47,7 @@ pub struct Beside {
     /// Which load.
     pub load: Load,
     /// Where.
-    pub cpus: Cpus,
+    pub cpus: CpuList,
     /// How busy stress-ng keeps each of them, 1..=100.
     pub percent: u8,
     /// How much hackbench does.

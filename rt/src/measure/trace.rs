@@ -8,8 +8,7 @@ use std::{
     thread,
     time::Duration,
 };
-
-use crate::cpus::Cpus;
+use vcpufreq_device::host::CpuList;
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-rt-";
@@ -115,7 +114,7 @@ impl Trace {
     ///
     /// # Errors
     /// What the kernel refused; without root, everything.
-    pub fn start(cpus: &Cpus) -> io::Result<Self> {
+    pub fn start(cpus: &CpuList) -> io::Result<Self> {
         remove_stale();
         let own = format!("{PREFIX}{}", std::process::id());
         let trace = Self {
@@ -148,7 +147,7 @@ impl Trace {
     /// Enlarges the buffers of the measured CPUs. A worker on each CPU does that for the kernel: where
     /// a real-time thread never sleeps, as a polling guest's, it would be waited for without end. There
     /// the buffer stays as instances have it, 1.4 MiB.
-    fn enlarge(&self, cpus: &Cpus) -> io::Result<()> {
+    fn enlarge(&self, cpus: &CpuList) -> io::Result<()> {
         let stat = || fs::read_to_string("/proc/stat");
         let before = stat()?;
         thread::sleep(LOOK);
@@ -214,10 +213,8 @@ fn idle_ticks(stat: &str, cpu: u32) -> Option<u64> {
 }
 
 /// A filter for migrations of these CPUs' threads; of others there may be more than the buffer holds.
-fn to_or_from(cpus: &Cpus) -> String {
-    let list = cpus.to_string();
-    let ranges = list.split(',').map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
+fn to_or_from(cpus: &CpuList) -> String {
+    let ranges = cpus.ranges().map(|(first, last)| {
         let within = |field| format!("({field} >= {first} && {field} <= {last})");
         format!("{} || {}", within("orig_cpu"), within("dest_cpu"))
     });

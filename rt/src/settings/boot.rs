@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's command line: what of the profile's is missing there.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, threads};
-use crate::{cpus::Cpus, partition, plan::Finding};
+use crate::{partition, plan::Finding};
 
 const CMDLINE: &str = "/proc/cmdline";
 
@@ -84,14 +86,14 @@ fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
     let path = format!("/sys/devices/system/cpu/{file}");
     let has = cx.look.read(&path).ok()?;
     let in_force = partition::list(cx.look, &path).unwrap_or_default();
-    let wanted: Cpus = wanted.parse().ok()?;
+    let wanted: CpuList = wanted.parse().ok()?;
     (!wanted.without(&in_force).is_empty()).then(|| format!("{path} has '{has}'"))
 }
 
 /// The callbacks of an offloaded CPU are done by a thread, `rcuop/N` or, in a kernel that isn't
 /// preemptible, `rcuos/N`; others have none, or a parked one (rcu_spawn_cpu_nocb_kthread()).
 fn not_offloaded(cx: &Context, sheet: &mut Sheet, cpus: &str) -> Option<String> {
-    let cpus: Cpus = cpus.parse().ok()?;
+    let cpus: CpuList = cpus.parse().ok()?;
     let threads = match threads::all(cx.look) {
         Ok(threads) => threads,
         Err(why) => {
@@ -145,7 +147,7 @@ fn same(a: Option<String>, b: Option<String>) -> bool {
     let (Some(a), Some(b)) = (&a, &b) else {
         return a == b;
     };
-    a == b || a.parse::<Cpus>().is_ok_and(|a| Ok(a) == b.parse())
+    a == b || a.parse::<CpuList>().is_ok_and(|a| Ok(a) == b.parse())
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@
 //! from a parent partition. Threaded, because a process' threads may only be in groups of one
 //! threaded domain.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit};
 use crate::{
     check::Effect,
-    cpus::Cpus,
     host::{Look, Unread},
     partition::{self, Partition},
     plan::Finding,
@@ -132,7 +133,8 @@ fn effect(cx: &Context) -> Effect {
         let path = format!("{top}/rt/cpuset.cpus.partition");
         match cx.look.read(&path).as_deref() {
             Ok("isolated") => {
-                let cpus: Option<Cpus> = isolated.as_ref().ok().and_then(|text| text.parse().ok());
+                let cpus: Option<CpuList> =
+                    isolated.as_ref().ok().and_then(|text| text.parse().ok());
                 let left = guest.cpus.without(&cpus.unwrap_or_default());
                 if !left.is_empty() {
                     return Effect::Not(format!(

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Frequencies: limits, utilization clamps, turbo, schedutil's rate limit.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit, by_value, governor::can_be};
-use crate::{cpus::Cpus, plan::Finding, profile::Frequency, value::Format};
+use crate::{plan::Finding, profile::Frequency, value::Format};
 
 pub(super) const CPU: &str = "/sys/devices/system/cpu";
 const KERNEL: &str = "/proc/sys/kernel";
@@ -65,14 +67,14 @@ fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
 }
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
+pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
     let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
     names.retain(|name| name.starts_with("policy"));
     names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
     let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
     let with_cpus = dirs.filter_map(|dir| {
         let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
-        let cpus: Cpus = text.replace(' ', ",").parse().ok()?;
+        let cpus: CpuList = text.replace(' ', ",").parse().ok()?;
         Some((dir, cpus))
     });
     with_cpus
@@ -81,7 +83,7 @@ pub(super) fn policies(cx: &Context, cpus: &Cpus) -> Vec<(String, Cpus)> {
 }
 
 /// Those whose frequencies are set.
-pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, Cpus)> {
+pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
     let cpus = cx.cpus_of(cx.settings().frequency_cpus);
     let found = policies(cx, cpus);
     if found.is_empty() {

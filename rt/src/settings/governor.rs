@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cpufreq governor: who decides a CPU's frequency, and whether that shows.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{
     Context, Sheet, Unit,
     frequency::{CPU, policies, wanted},
 };
-use crate::{check::Effect, cpus::Cpus, host::Unread, plan::Finding, value::Format};
+use crate::{check::Effect, host::Unread, plan::Finding, value::Format};
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "governor",
@@ -83,7 +85,7 @@ fn effect(cx: &Context) -> Effect {
 struct Policy<'a> {
     cx: &'a Context<'a>,
     dir: &'a str,
-    own: &'a Cpus,
+    own: &'a CpuList,
 }
 
 impl Policy<'_> {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, boot, numa};
-use crate::{cpus::Cpus, gzip, host::Unread, plan::Finding, smi};
+use crate::{gzip, host::Unread, plan::Finding, smi};
 
 const CPU: &str = "/sys/devices/system/cpu";
 /// There with CONFIG_IKCONFIG_PROC.
@@ -84,7 +86,7 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
         let Ok(text) = cx.look.read(&path) else {
             continue;
         };
-        let core: Cpus = text.parse().unwrap_or_default();
+        let core: CpuList = text.parse().unwrap_or_default();
         let others = core.without(&[cpu].into_iter().collect()).and(&cx.online);
         let Some(first) = others.iter().next() else {
             continue;

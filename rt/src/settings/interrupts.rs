@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Interrupts that can go to several CPUs.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit};
-use crate::{check::Effect, cpus::Cpus, host::Unread, value::Format};
+use crate::{check::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/proc/irq";
 
@@ -26,7 +28,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             continue;
         }
         let now = cx.look.read(&path).ok();
-        match now.as_deref().and_then(Cpus::from_mask) {
+        match now.as_deref().and_then(CpuList::from_mask) {
             // It can't reach a real-time CPU: whoever put it there had a reason.
             Some(cpus) if cpus.and(&cx.rt).is_empty() => {
                 sheet.file(path, Format::Mask, cpus.mask());
@@ -53,7 +55,7 @@ fn effect(cx: &Context) -> Effect {
             Err(Unread::Missing) => format!("{DIR}/{irq}/smp_affinity"),
             _ => path,
         };
-        match cx.look.read(&path).map(|mask| Cpus::from_mask(&mask)) {
+        match cx.look.read(&path).map(|mask| CpuList::from_mask(&mask)) {
             Ok(Some(cpus)) if cpus.and(&cx.rt).is_empty() => {}
             Ok(Some(cpus)) => {
                 let reached = cpus.and(&cx.rt);

@@ -24,9 +24,10 @@ mod workqueues;
 pub(crate) use cpuset::occupied;
 pub use sched::SCHED_DEBUG;
 
+use vcpufreq_device::host::CpuList;
+
 use crate::{
     check::Effect,
-    cpus::Cpus,
     host::{Look, Unread},
     partition::{self, Partition},
     plan::{self, Absent, Change, Finding, Plan, PlannedSetting, Target},
@@ -39,8 +40,8 @@ pub(crate) struct Context<'a> {
     pub look: &'a dyn Look,
     pub partition: &'a Partition,
     pub profile: &'a Profile,
-    pub rt: Cpus,
-    pub online: Cpus,
+    pub rt: CpuList,
+    pub online: CpuList,
 }
 
 impl<'a> Context<'a> {
@@ -59,11 +60,11 @@ impl<'a> Context<'a> {
         &self.profile.settings
     }
 
-    fn housekeeping(&self) -> &Cpus {
+    fn housekeeping(&self) -> &CpuList {
         &self.partition.housekeeping
     }
 
-    fn cpus_of(&self, scope: Scope) -> &Cpus {
+    fn cpus_of(&self, scope: Scope) -> &CpuList {
         match scope {
             Scope::Rt => &self.rt,
             Scope::All => &self.online,

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, cpuset};
-use crate::{cpus::Cpus, host::Look, plan::Finding};
+use crate::{host::Look, plan::Finding};
 
 const NODES: &str = "/sys/devices/system/node";
 /// What is smaller is no guest's memory, but the VMM's own.
@@ -16,7 +18,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
         return;
     }
     for guest in &cx.partition.guests {
-        let near = |(_, cpus): &(&u32, &Cpus)| !cpus.and(&guest.cpus).is_empty();
+        let near = |(_, cpus): &(&u32, &CpuList)| !cpus.and(&guest.cpus).is_empty();
         let of: Vec<u32> = nodes.iter().filter(near).map(|(node, _)| *node).collect();
         let (name, list) = (&guest.name, listed(&of));
         if of.len() > 1 {
@@ -50,7 +52,7 @@ fn listed(nodes: &[u32]) -> String {
     names.join(" and ")
 }
 
-fn nodes(look: &dyn Look) -> BTreeMap<u32, Cpus> {
+fn nodes(look: &dyn Look) -> BTreeMap<u32, CpuList> {
     let names = look.list(NODES).unwrap_or_default();
     let cpus = |name: &String| {
         let node = name.strip_prefix("node")?.parse().ok()?;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The scheduler's own switches: where timers go, and how much of a CPU real-time tasks may have.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, cpus::Cpus, host::Unread, value::Format};
+use crate::{check::Effect, host::Unread, value::Format};
 
 const KERNEL: &str = "/proc/sys/kernel";
 /// Where the scheduler's servers and switches are, with debugfs mounted.
@@ -41,7 +43,7 @@ fn sysctl(sheet: &mut Sheet, name: &str, want: Option<impl ToString>) {
 /// The servers' runtimes on these CPUs; none on a kernel without servers.
 ///
 /// Which it is can't be told while debugfs is hidden or not mounted.
-fn server_files(cx: &Context, cpus: &Cpus) -> Result<Vec<String>, Unread> {
+fn server_files(cx: &Context, cpus: &CpuList) -> Result<Vec<String>, Unread> {
     let names = match cx.look.list(SCHED_DEBUG) {
         Err(Unread::Missing) if is_mounted(cx) => Vec::new(),
         Err(Unread::Missing) => return Err(Unread::Refused),

@@ -3,6 +3,8 @@
 //! a zone whose mode is disabled isn't looked at at all (`__thermal_zone_device_update`), its
 //! critical trip included.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit};
 use crate::{check::Effect, plan::Finding, value::Format};
 
@@ -36,7 +38,7 @@ fn slows(cx: &Context, cpu: u32) -> bool {
     cx.rt.contains(cpu)
         || cpus
             .parse()
-            .is_ok_and(|cpus: crate::cpus::Cpus| !cpus.and(&cx.rt).is_empty())
+            .is_ok_and(|cpus: CpuList| !cpus.and(&cx.rt).is_empty())
 }
 
 /// The zones that use one of these devices.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kernel work that is bound to no CPU.
 
+use vcpufreq_device::host::CpuList;
+
 use super::{Context, Sheet, Unit};
-use crate::{check::Effect, cpus::Cpus, host::Unread, value::Format};
+use crate::{check::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/sys/devices/virtual/workqueue";
 
@@ -45,7 +47,7 @@ fn own_masks(cx: &Context, names: &[String]) -> Vec<String> {
 /// A queue's work runs on its own mask's CPUs as far as the common mask has them.
 fn effect(cx: &Context) -> Effect {
     let mask = |path: &str| match cx.look.read(path) {
-        Ok(text) => Cpus::from_mask(&text).ok_or(Unread::Refused),
+        Ok(text) => CpuList::from_mask(&text).ok_or(Unread::Refused),
         Err(why) => Err(why),
     };
     let Ok(common) = mask(&format!("{DIR}/cpumask")) else {

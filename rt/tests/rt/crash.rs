@@ -88,7 +88,7 @@ fn values(host: &FakeKernel) -> BTreeMap<String, String> {
     let mut all = host.snapshot();
     for (path, text) in &mut all {
         if path.ends_with("smp_affinity") {
-            *text = vcpufreq_rt::Cpus::from_mask(text).unwrap().mask();
+            *text = vcpufreq_rt::CpuList::from_mask(text).unwrap().mask();
         }
         // Where the hardware sends an interrupt is the kernel's choice.
         if path.ends_with("effective_affinity") {

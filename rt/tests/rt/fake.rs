@@ -12,7 +12,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq_rt::{Cpus, Held, Host, KernelHost, Look, Reading, Unread, Untrusted};
+use vcpufreq_rt::{CpuList, Held, Host, KernelHost, Look, Reading, Unread, Untrusted};
 
 pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";
@@ -326,11 +326,11 @@ impl FakeKernel {
             return Err(io::ErrorKind::NotFound.into());
         }
         let (folder, name) = path.rsplit_once('/').unwrap();
-        let mask = || Cpus::from_mask(value).ok_or(io::ErrorKind::InvalidInput);
+        let mask = || CpuList::from_mask(value).ok_or(io::ErrorKind::InvalidInput);
         match name {
             "smp_affinity" => {
                 let cpus = mask()?;
-                let first = cpus.iter().take(1).collect::<Cpus>();
+                let first = cpus.iter().take(1).collect::<CpuList>();
                 self.put(&format!("{folder}/effective_affinity"), &first.mask());
                 self.put(path, &format!("0000{}", cpus.mask()));
             }
@@ -471,7 +471,7 @@ impl FakeKernel {
 
     /// The CPUs of all isolated groups, below the root.
     fn isolate(&self) {
-        let mut isolated = Cpus::default();
+        let mut isolated = CpuList::default();
         for (path, text) in self.snapshot() {
             if path.ends_with("/cpuset.cpus.partition") && text == "isolated" {
                 let cpus = path.replace(".partition", "");
@@ -488,7 +488,7 @@ impl FakeKernel {
     fn workqueue_mask(&self) {
         let requested = self.text(&format!("{WORKQUEUE}/cpumask_requested"));
         let isolated = self.text(&format!("{CGROUP}/cpuset.cpus.isolated"));
-        let mask = Cpus::from_mask(&requested).unwrap();
+        let mask = CpuList::from_mask(&requested).unwrap();
         let mask = mask.without(&isolated.parse().unwrap());
         self.put(&format!("{WORKQUEUE}/cpumask"), &mask.mask());
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use vcpufreq_rt::{
-    Applied, Cpus, Effect, Finding, Look as _, Partition, Plan, Profile, Restored, apply, check,
+    Applied, CpuList, Effect, Finding, Look as _, Partition, Plan, Profile, Restored, apply, check,
     is_ready, plan, restore,
 };
 
@@ -31,11 +31,11 @@ type End = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct State {
     /// From the environment.
-    own: Cpus,
+    own: CpuList,
     /// `banned_cpumask_from_ui`.
     told: Option<String>,
     /// `banned_cpus`.
-    in_force: Cpus,
+    in_force: CpuList,
     /// Answers until the next scan; none is due at 0.
     scan_in: u32,
     /// A sender other than root.
@@ -98,7 +98,7 @@ impl Irqbalance {
         };
         host.put("/proc/900/environ", &environ);
         host.put("/run/irqbalance/beside", "");
-        let own: Cpus = own.parse().unwrap();
+        let own: CpuList = own.parse().unwrap();
         let state = Arc::new(Mutex::new(State {
             own: own.clone(),
             in_force: own,

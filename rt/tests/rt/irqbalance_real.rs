@@ -10,7 +10,7 @@ use std::{
 };
 
 use vcpufreq_rt::{
-    Cpus, KernelHost, Look, Partition, Profile, Restored, Target, apply, check, plan, restore,
+    CpuList, KernelHost, Look, Partition, Profile, Restored, Target, apply, check, plan, restore,
 };
 
 use crate::partition::guest;
@@ -69,9 +69,9 @@ impl Real {
         self.host().ask(&socket, self.0.id(), "setup").ok()
     }
 
-    fn keeps_off(&self) -> Cpus {
+    fn keeps_off(&self) -> CpuList {
         let setup = self.setup().unwrap();
-        Cpus::from_mask(setup.rsplit_once("BANNED ").unwrap().1).unwrap()
+        CpuList::from_mask(setup.rsplit_once("BANNED ").unwrap().1).unwrap()
     }
 }
 

@@ -2,7 +2,7 @@
 //! Promise: a partition that can't be is refused, with one line that says what is wrong.
 
 use vcpufreq_rt::{
-    ApplyError, Cpus, Guest, Partition, PartitionError, Profile, apply, check, is_ready, plan,
+    ApplyError, CpuList, Guest, Partition, PartitionError, Profile, apply, check, is_ready, plan,
     restore,
 };
 
@@ -75,7 +75,7 @@ fn throttling_off_without_housekeeping_is_said_as_such() {
 fn housekeeping_is_what_guests_leave() {
     let host = FakeKernel::four();
     let partition = Partition::new(&host, vec![guest("a", "3")], None, None).unwrap();
-    assert_eq!(partition.housekeeping, "0-2".parse::<Cpus>().unwrap());
+    assert_eq!(partition.housekeeping, "0-2".parse::<CpuList>().unwrap());
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod cgroup;
 mod cgroup_actuator;
 mod cgroup_error;
 mod choice;
+mod cpu_list;
 #[cfg(test)]
 mod kernel_tests;
 mod limits;
@@ -33,11 +34,12 @@ pub use cgroup_error::CgroupError;
 pub use choice::{
     ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
 };
+pub use cpu_list::{CpuList, CpuListError};
 pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use source::{SourceSetupError, SysfsSource};
 pub use sys::{SchedAttr, Tid};
-pub use text::{parse_cpu_list, util_percent};
+pub use text::util_percent;
 pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
 };

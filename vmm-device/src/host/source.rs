@@ -23,8 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use super::HostRoot;
+use super::cpu_list::CpuList;
 use super::sys::{self, Tid};
-use super::text::{errno, parse_cpu_list, read_u32};
+use super::text::{errno, read_u32};
 use crate::ports::{PcpuPerf, Source, SourceError};
 use crate::units::{Khz, Util, VcpuId};
 
@@ -98,10 +99,11 @@ impl SysfsSource {
     pub fn new(root: &HostRoot, vcpus: u16) -> Result<Self, SourceSetupError> {
         let path = root.cpus().join("possible");
         let list = fs::read_to_string(&path).and_then(|text| {
-            parse_cpu_list(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+            let list: Result<CpuList, _> = text.parse();
+            list.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
         });
         let list = list.map_err(|error| SourceSetupError::NoCpuList { path, error })?;
-        let count = list.last().map_or(0, |last| last + 1);
+        let count = list.iter().last().map_or(0, |last| last + 1);
         let source = Self {
             root: root.clone(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
@@ -119,10 +121,10 @@ impl SysfsSource {
     pub fn refresh(&self) -> usize {
         let cpus = self.root.cpus();
         let online = fs::read_to_string(cpus.join("online"));
-        let online = online.ok().and_then(|text| parse_cpu_list(&text));
+        let online: Option<CpuList> = online.ok().and_then(|text| text.parse().ok());
         let mut readable = 0;
         for (number, slot) in (0_u32..).zip(self.pcpus.iter()) {
-            let online = online.as_ref().is_none_or(|list| list.contains(&number));
+            let online = online.as_ref().is_none_or(|list| list.contains(number));
             let pcpu = Pcpu::open(&cpus.join(format!("cpu{number}")), online).ok();
             readable += usize::from(pcpu.is_some());
             *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;

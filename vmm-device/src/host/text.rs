@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel's text formats: bounded reads of one small number, lists of CPUs, and percentages.
+//! The kernel's text formats: bounded reads of one small number, and percentages.
 
 #![forbid(unsafe_code)]
 
@@ -24,26 +24,6 @@ pub(super) fn read_u32(file: &File) -> io::Result<u32> {
 /// The error number of `error`; 0 for one that the kernel didn't give.
 pub(super) fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(0)
-}
-
-/// The CPU numbers of a list like `0-2,5`, as sysfs and procfs write them. `None` when it isn't
-/// one, or names a CPU above 65535. Empty for an empty list.
-#[must_use]
-pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Some(Vec::new());
-    }
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last {
-            return None;
-        }
-        cpus.extend((first..=last).map(u32::from));
-    }
-    Some(cpus)
 }
 
 /// `util` as `cpu.uclamp.min` and `.max` take it: percent with two decimals, such as `32.13`.
@@ -101,23 +81,6 @@ mod tests {
             assert_eq!(kernel_reads(&plain), util.get().into());
             assert_eq!(kernel_reads(fixed), util.get().into());
             assert_eq!(fixed, format!("{plain:0>6}"));
-        }
-    }
-
-    #[test]
-    fn cpu_lists_read_as_the_kernel_writes_them() {
-        let cases: [(&str, Option<&[u32]>); 8] = [
-            ("0-3\n", Some(&[0, 1, 2, 3])),
-            ("0", Some(&[0])),
-            ("0-1,4,6-7", Some(&[0, 1, 4, 6, 7])),
-            ("\n", Some(&[])),
-            ("3-1", None),
-            ("a", None),
-            ("0-", None),
-            ("0-99999", None),
-        ];
-        for (text, cpus) in cases {
-            assert_eq!(parse_cpu_list(text).as_deref(), cpus, "{text:?}");
         }
     }
 }

@@ -154,13 +154,7 @@ fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     let online = cpus.online();
     let mut found = Vec::new();
     for policy in &cpus.policies {
-        let own: Vec<u32> = policy
-            .cpus
-            .0
-            .iter()
-            .copied()
-            .filter(|cpu| online.0.contains(cpu))
-            .collect();
+        let own: Vec<u32> = policy.cpus.and(&online).into_iter().collect();
         let dir = PathBuf::from(format!(
             "sys/devices/system/cpu/cpufreq/policy{}",
             policy.id

@@ -204,7 +204,7 @@ fn order(unknown: Option<&anyhow::Error>) -> String {
 /// How soon cur_perf is true again.
 fn freshness(changes: Result<&Changes, &anyhow::Error>) -> String {
     match changes.map(Changes::watched) {
-        Ok(pcpus) if pcpus.0.is_empty() => {
+        Ok(pcpus) if pcpus.is_empty() => {
             "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
                 .to_owned()
         }

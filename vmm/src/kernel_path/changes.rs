@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context;
+use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{VcpuId, host::Tid};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
 use crate::facts::HostTree;
-use crate::parse::CpuList;
 use crate::vm::kick_signal;
 
 const TRACEPOINT: &str = "sys/kernel/tracing/events/power/cpu_frequency/id";
@@ -78,7 +78,7 @@ impl Changes {
 
     /// The pCPUs that are watched now.
     pub fn watched(&self) -> CpuList {
-        CpuList(self.frequencies().keys().copied().collect())
+        self.frequencies().keys().copied().collect()
     }
 
     /// `None` while it is offline.

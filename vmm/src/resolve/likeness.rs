@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether vCPUs mirror the host's topology: as the user says, else as their pins allow.
 
+use vcpufreq_device::host::CpuList;
+
 use super::policy_of_pin;
 use crate::{
     config::VcpuConfig,
     facts::HostCpus,
     options::{RunOptions, VcpuOptions},
-    parse::CpuList,
 };
 
 /// Why vCPUs have the tables, clusters and domains of their pCPUs, or none.
@@ -48,12 +49,10 @@ impl Likeness {
 
     /// The same in a line, for these vCPUs.
     pub fn text(self, vcpus: &[VcpuConfig]) -> String {
-        let mut pins: Vec<u32> = vcpus.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
-        pins.sort_unstable();
-        pins.dedup();
+        let pins: CpuList = vcpus.iter().flat_map(|vcpu| vcpu.pin.clone()).collect();
         let pcpus = match vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
             true => "the host's CPUs".to_owned(),
-            false => format!("CPUs {}", CpuList(pins)),
+            false => format!("CPUs {pins}"),
         };
         match self {
             Self::Asked(true) => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use vcpufreq_rt::{
-    Cpus, KernelHost, Look as _, Record,
+    CpuList, KernelHost, Look as _, Record,
     measure::{Hackbench, Length, Load, Test},
 };
 
@@ -15,20 +15,20 @@ use vcpufreq_rt::{
 pub struct ReportArgs {
     /// CPUs of the host to measure [default: those of the guests that apply was told]
     #[arg(long, value_name = "CPUS")]
-    pub cpus: Option<Cpus>,
+    pub cpus: Option<CpuList>,
     /// CPUs of the host for the loads [default: housekeeping, as apply was told]
     #[arg(long, value_name = "CPUS")]
-    pub others: Option<Cpus>,
+    pub others: Option<CpuList>,
     /// Measure in the guest too: a command that runs sh there, with this one's stdin and stdout,
     /// such as 'ssh root@plc sh'
     #[arg(long, value_name = "COMMAND", requires = "guest_cpus")]
     pub guest_shell: Option<String>,
     /// CPUs of the guest to measure, pinned in this order to those of --cpus
     #[arg(long, value_name = "CPUS")]
-    pub guest_cpus: Option<Cpus>,
+    pub guest_cpus: Option<CpuList>,
     /// CPUs of the guest for the loads, which run on the host's as well [default: none]
     #[arg(long, value_name = "CPUS")]
-    pub guest_others: Option<Cpus>,
+    pub guest_others: Option<CpuList>,
     /// Only in the guest
     #[arg(long, requires = "guest_shell")]
     pub guest_only: bool,
@@ -108,8 +108,8 @@ fn seconds(text: &str) -> Result<u64, String> {
 /// What is to be measured on this host.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
-    pub(super) cpus: Cpus,
-    pub(super) others: Cpus,
+    pub(super) cpus: CpuList,
+    pub(super) others: CpuList,
     /// What apply did here.
     pub(super) profile: Option<String>,
     /// The cgroup that has the measured CPUs, when apply set them apart.
@@ -129,7 +129,7 @@ impl ReportArgs {
     }
 
     /// A test of these CPUs by the options.
-    pub(super) fn test(&self, cpus: &Cpus, main: Option<u32>) -> Test {
+    pub(super) fn test(&self, cpus: &CpuList, main: Option<u32>) -> Test {
         Test {
             cpus: cpus.clone(),
             main,
@@ -166,7 +166,7 @@ impl ReportArgs {
             "CPU {both} would be measured and loaded; leave it out of --others"
         );
         let online = host.read("/sys/devices/system/cpu/online");
-        let online: Cpus = online
+        let online: CpuList = online
             .ok()
             .and_then(|text| text.parse().ok())
             .unwrap_or_default();
@@ -188,7 +188,7 @@ impl ReportArgs {
     }
 
     /// The guest's CPUs, one for each of the host's.
-    pub(super) fn guest(&self, pcpus: &Cpus) -> anyhow::Result<Option<(String, Cpus)>> {
+    pub(super) fn guest(&self, pcpus: &CpuList) -> anyhow::Result<Option<(String, CpuList)>> {
         let (Some(shell), Some(cpus)) = (&self.guest_shell, &self.guest_cpus) else {
             return Ok(None);
         };
@@ -206,7 +206,7 @@ impl ReportArgs {
 }
 
 /// Where apply set these CPUs apart.
-fn group(record: &Record, cpus: &Cpus) -> anyhow::Result<Option<String>> {
+fn group(record: &Record, cpus: &CpuList) -> anyhow::Result<Option<String>> {
     if cpus.and(&record.partition.rt()).is_empty() {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 //! The guest that is measured, through a shell in it.
 
 use anyhow::Context as _;
-use vcpufreq_rt::Cpus;
+use vcpufreq_rt::CpuList;
 
 use super::{args::ReportArgs, running::Running, shell::Shell};
 use crate::sys::monotonic_ns;
@@ -14,14 +14,14 @@ const LOOKS: u32 = 5;
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) shell: Shell,
-    pub(super) cpus: Cpus,
-    pub(super) others: Cpus,
+    pub(super) cpus: CpuList,
+    pub(super) others: CpuList,
 }
 
 impl Guest {
     pub(super) fn new(
         command: &str,
-        cpus: Cpus,
+        cpus: CpuList,
         args: &ReportArgs,
         running: &Running,
     ) -> anyhow::Result<Self> {

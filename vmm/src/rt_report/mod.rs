@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, io::Write as _};
 
 use anyhow::{Context as _, ensure};
 use vcpufreq_rt::{
-    Cpus, KernelHost, Look as _,
+    CpuList, KernelHost, Look as _,
     measure::{
         self, Beside, Conditions, Late, Length, Load, Measured, Place, Printed, Report, Run, Spike,
         Test, Trace, Verdict, Worst,
@@ -74,7 +74,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     )))
 }
 
-fn start_trace(args: &ReportArgs, cpus: &Cpus) -> anyhow::Result<Option<Trace>> {
+fn start_trace(args: &ReportArgs, cpus: &CpuList) -> anyhow::Result<Option<Trace>> {
     let trace = args.trace.then(|| Trace::start(cpus)).transpose();
     trace.context(
         "can't trace; run as root, with tracefs at /sys/kernel/tracing, or without --trace",
@@ -207,7 +207,7 @@ impl Session<'_> {
         Some(counts)
     }
 
-    fn beside(&self, load: Load, cpus: &Cpus) -> Beside {
+    fn beside(&self, load: Load, cpus: &CpuList) -> Beside {
         Beside {
             load,
             cpus: cpus.clone(),

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
-use super::rt_guest::{allowed, lists};
+use super::rt_guest::allowed;
 use super::{Policy, registers, set_governor};
 use crate::exits::{Exits, SeenExits};
 use crate::kernel_threads::Company;
@@ -176,9 +176,9 @@ fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
     let path = super::stats::of(vm)?["vcpus"][1]["path"].clone();
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
-    let apart = |one: &RtVcpu| !lists(&allowed, one.cpu) && !ran_on.contains(&one.cpu);
+    let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);
     let held = vcpus.iter().all(apart) && (path != "kernel" || runs.clone().count() >= CHANGES);
     Ok(json!({
-        "held": held, "path": path, "allowed_on": allowed, "ran_on": ran_on, "runs": runs.count(),
+        "held": held, "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": runs.count(),
     }))
 }

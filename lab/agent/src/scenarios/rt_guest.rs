@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vcpufreq_device::host::CpuList;
 
 use super::dips::CHANGES;
 use super::frequency::host_runs_at;
@@ -163,8 +164,8 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     for (tid, name) in &threads {
         let allowed = allowed(vm.pid(), *tid)?;
         if let Some(one) = vcpus.iter().find(|one| *name == one.name()) {
-            of_vcpus.push((one.cpu.to_string() == allowed, allowed));
-        } else if vcpus.iter().any(|one| lists(&allowed, one.cpu)) {
+            of_vcpus.push((allowed.as_slice() == [one.cpu], allowed.to_string()));
+        } else if vcpus.iter().any(|one| allowed.contains(one.cpu)) {
             intruders.push(format!("{name} on {allowed}"));
         }
     }
@@ -194,20 +195,11 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
 }
 
 /// The pCPUs that a thread may run on.
-pub(super) fn allowed(pid: u32, tid: i32) -> Result<String> {
+pub(super) fn allowed(pid: u32, tid: i32) -> Result<CpuList> {
     let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
     let mut lines = status.lines();
     let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    Ok(line.context("no Cpus_allowed_list")?.trim().to_owned())
-}
-
-/// Whether a list of CPUs (`0-3,5`) has this one.
-pub(super) fn lists(cpus: &str, cpu: u32) -> bool {
-    cpus.split(',').any(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.trim().parse::<u32>();
-        matches!((number(first), number(last)), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
-    })
+    Ok(line.context("no Cpus_allowed_list")?.parse()?)
 }
 
 /// Priority and policy of a vCPU's thread.
