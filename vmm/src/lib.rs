@@ -17,10 +17,10 @@ pub mod events;
 pub mod facts;
 #[cfg(test)]
 mod fake_host;
-pub mod footprint;
 pub mod frequency_floor;
 pub mod guardian;
 pub mod guest_topology;
+pub mod host_changes;
 mod hotplug;
 pub mod housekeeper;
 pub mod kernel_path;
