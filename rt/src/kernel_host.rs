@@ -37,7 +37,7 @@ impl KernelHost {
     }
 
     fn path(&self, path: &str) -> PathBuf {
-        self.0.join(Path::new(path))
+        self.0.path(path)
     }
 
     /// The folder of a file of our own, if it is there, and the file's name in it.
@@ -73,6 +73,12 @@ impl KernelHost {
         stream.set_write_timeout(Some(ANSWER))?;
         stream.write_all(text.as_bytes())?;
         bounded(stream)
+    }
+}
+
+impl From<&HostRoot> for KernelHost {
+    fn from(root: &HostRoot) -> Self {
+        Self(root.clone())
     }
 }
 

@@ -11,13 +11,16 @@
 //! values are on disk. [`restore`] brings those back, after a crash of either too. What only a
 //! reboot or the firmware can change is in the plan as text for people.
 //!
-//! It knows no VM and no virtual cpufreq device; it runs no thread and no daemon.
+//! [`cli`] is the command line `vcpufreq rt`. The rest knows no VM and no virtual cpufreq device; it
+//! runs no thread and no daemon.
 
 mod apply;
 mod check;
+pub mod cli;
 mod guests;
 mod gzip;
 mod host;
+mod host_changes;
 mod in_force;
 mod irqbalance;
 mod kernel_host;
@@ -39,6 +42,7 @@ pub use apply::{Applied, ApplyError, apply};
 pub use check::{Checked, Effect, check, is_ready};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
+pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file};
 pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};

@@ -206,6 +206,12 @@ fn names() -> String {
     names.join(", ")
 }
 
+/// An error of several lines in one.
+pub(crate) fn one_line(error: &toml::de::Error) -> String {
+    let text = error.to_string();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 impl Profile {
     /// The shipped profile with this name.
     ///
@@ -224,11 +230,7 @@ impl Profile {
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let wrong = |error: toml::de::Error| ProfileError::Wrong {
             name: name.to_owned(),
-            why: error
-                .to_string()
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" "),
+            why: one_line(&error),
         };
         let profile: Self = toml::from_str(text).map_err(wrong)?;
         profile.settings.check(name)?;

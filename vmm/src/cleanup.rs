@@ -15,12 +15,10 @@ use nix::{
     errno::Errno,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
-use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord};
+use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
+use vcpufreq_rt::KernelHost;
 
-use crate::{
-    facts::HostTree,
-    state::{self, NoRecord, Record, Standing, StateDir},
-};
+use crate::state::{self, NoRecord, Record, Standing, StateDir};
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,7 +37,7 @@ pub struct Cleaned {
 /// The host that is cleaned.
 pub struct Cleaner<'a> {
     /// Where procfs is.
-    pub host: &'a HostTree,
+    pub host: &'a HostRoot,
     /// How cgroups are removed.
     pub tree: &'a dyn CgroupTree,
     /// Whether there is a cgroup at a path, or nothing.
@@ -58,7 +56,7 @@ fn may_be_group(path: &Path) -> bool {
 
 impl<'a> Cleaner<'a> {
     /// For the running host.
-    pub fn new(host: &'a HostTree) -> Self {
+    pub fn new(host: &'a HostRoot) -> Self {
         Self {
             host,
             tree: &host::KernelTree,
@@ -104,7 +102,7 @@ impl<'a> Cleaner<'a> {
 
     /// Removes what one record names, and the record, if its VMM is dead.
     pub fn by_record(&self, path: &Path, record: &Record, cleaned: &mut Cleaned) {
-        let standing = record.owner.standing(&self.host.look());
+        let standing = record.owner.standing(&KernelHost::from(self.host));
         match standing {
             Standing::InUse => return,
             Standing::Unseen => {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use vcpufreq_device::host::CpuList;
+use vcpufreq_rt::cli::RtCommand;
 
 use crate::{
     bench::BenchArgs,
@@ -13,7 +14,6 @@ use crate::{
     options::{Actuator, Clamp, Report, RunOptions, one_line},
     parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
-    rt_cli::RtCommand,
     rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
 

@@ -5,12 +5,12 @@
 
 use serde::Serialize;
 use vcpufreq_device::ClampMode;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, HostRoot};
 use vcpufreq_rt::SCHED_DEBUG;
 
 use crate::{
     doctor_facts::version_of,
-    facts::{HostCpus, HostTree, Policy},
+    facts::{HostCpus, Policy},
     frequency_floor::{Floor, Reservation, utilization},
 };
 
@@ -56,12 +56,12 @@ pub struct PolicyFloor {
 }
 
 /// The floors of all policies that have a CPU online and tell their highest frequency.
-pub fn floors(root: &HostTree, cpus: &HostCpus) -> Vec<PolicyFloor> {
+pub fn floors(root: &HostRoot, cpus: &HostCpus) -> Vec<PolicyFloor> {
     let of = |policy| floor(root, cpus, policy);
     cpus.policies.iter().filter_map(of).collect()
 }
 
-fn floor(root: &HostTree, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
+fn floor(root: &HostRoot, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
     let own = policy.cpus.and(&cpus.online());
     let reserved = own.iter().map(|cpu| reserved(root, cpu)).max()?;
     let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();
@@ -76,7 +76,7 @@ fn floor(root: &HostTree, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloo
 }
 
 /// What is reserved of one CPU.
-fn reserved(root: &HostTree, cpu: u32) -> Reserved {
+fn reserved(root: &HostRoot, cpu: u32) -> Reserved {
     let server = |name: &str| {
         let file = |what| root.number(format!("{SCHED_DEBUG}/{name}/cpu{cpu}/{what}"));
         Some(Reservation {
@@ -101,7 +101,7 @@ fn reserved(root: &HostTree, cpu: u32) -> Reserved {
 
 /// Whether the fair and the ext server have tasks: while a sched_ext scheduler runs, all fair tasks
 /// are its own, unless it takes but those that ask for it.
-fn in_force(root: &HostTree) -> (bool, bool) {
+fn in_force(root: &HostRoot) -> (bool, bool) {
     let state = root.text(format!("{SCHED_EXT}/state"));
     let runs = state.is_some_and(|state| state != "disabled");
     let takes_all = root.number(format!("{SCHED_EXT}/switch_all")) == Some(1);

@@ -6,6 +6,7 @@ use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
 
 use kvm_ioctls::{Cap, Kvm};
 use serde::Serialize;
+use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     config,
     dl_server::{self, PolicyFloor},
     energy_model,
-    facts::{HostCpus, HostTree},
+    facts::HostCpus,
     sys,
     vm::probe::PathFacts,
 };
@@ -172,7 +173,7 @@ pub struct DoctorFacts {
 
 impl DoctorFacts {
     /// Reads what is in files below `root`, and takes the rest from `live`.
-    pub fn read(root: &HostTree, arch: &str, live: Live) -> Self {
+    pub fn read(root: &HostRoot, arch: &str, live: Live) -> Self {
         let mode = kvm_mode(&root.text("proc/cmdline").unwrap_or_default());
         let kernel_release = root.text("proc/sys/kernel/osrelease").unwrap_or_default();
         let cpus = HostCpus::read(root);
@@ -232,7 +233,7 @@ fn kvm_mode(cmdline: &str) -> String {
     mode.unwrap_or("default").to_owned()
 }
 
-fn performance_domains(root: &HostTree) -> EnergyModel {
+fn performance_domains(root: &HostRoot) -> EnergyModel {
     match std::fs::read_dir(root.path(energy_model::DIR)) {
         Ok(entries) => EnergyModel::Domains(
             entries
@@ -251,7 +252,7 @@ fn performance_domains(root: &HostTree) -> EnergyModel {
     }
 }
 
-fn effective_capabilities(root: &HostTree) -> Option<u64> {
+fn effective_capabilities(root: &HostRoot) -> Option<u64> {
     let status = root.text("proc/self/status")?;
     let line = status
         .lines()

@@ -2,11 +2,11 @@
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
 use anyhow::Context;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    facts::{HostCpus, HostTree},
+    facts::HostCpus,
     guest_topology,
     options::{RunOptions, VcpuOptions},
     resolve::{self, Likeness},
@@ -17,7 +17,7 @@ use crate::{
 ///
 /// # Errors
 /// What is wrong with the options, or the host doesn't tell.
-pub fn dt(args: &DtArgs, root: &HostTree) -> anyhow::Result<Vec<u8>> {
+pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     let host = HostCpus::read(root);
     let mut options = args.options()?;
     if options == RunOptions::default() {

@@ -3,9 +3,7 @@
 //! `energy_model/cpuN/ps:KHZ/{frequency,power}`, one directory per performance
 //! domain, named after its first CPU.
 
-use vcpufreq_device::host::CpuList;
-
-use crate::facts::HostTree;
+use vcpufreq_device::host::{CpuList, HostRoot};
 
 /// Where debugfs has the performance domains.
 pub const DIR: &str = "sys/kernel/debug/energy_model";
@@ -18,7 +16,7 @@ const ARTIFICIAL: u32 = 1 << 2;
 /// Frequency (kHz) and power (µW) of each performance state of the domain of
 /// `cpus`, in no order. Empty without a model, or when its power is in
 /// another unit.
-pub fn of_cpus(root: &HostTree, cpus: &CpuList) -> Vec<(u32, u32)> {
+pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
     let dir = |cpu| format!("{DIR}/cpu{cpu}");
     let Some(dir) = cpus.iter().map(dir).find(|dir| root.path(dir).is_dir()) else {
         return Vec::new();

@@ -6,58 +6,19 @@
 //! leaves its fact out; who needs the fact says what that means. Every path is
 //! below a root that a test replaces. It is not the source of `cur_perf`.
 
-use std::path::{Path, PathBuf};
-
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, HostRoot};
 use vcpufreq_dt::Opp;
-use vcpufreq_rt::KernelHost;
 
 use crate::{energy_model, opp_node};
+
+/// The name that `bridge`, `hotplug`, `kernel_path` and `watch` use.
+pub use vcpufreq_device::host::HostRoot as HostTree;
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
 /// The highest capacity, and that of a host that tells none (its CPUs are
 /// alike then).
 pub const CAPACITY_SCALE: u16 = 1024;
-
-/// A directory tree that has the host's `/sys` and `/proc`.
-#[derive(Clone, Debug)]
-pub struct HostTree(PathBuf);
-
-impl Default for HostTree {
-    fn default() -> Self {
-        Self::at("/")
-    }
-}
-
-impl HostTree {
-    /// The tree below `root`; `/` is the running host.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self(root.into())
-    }
-
-    /// `path` below the root; a leading slash is ignored.
-    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        self.0.join(path.strip_prefix("/").unwrap_or(path))
-    }
-
-    /// The same tree, as the library of `vcpufreq rt` looks at it.
-    pub fn look(&self) -> KernelHost {
-        KernelHost::at(&self.0)
-    }
-
-    /// The trimmed text of a file, if it can be read.
-    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        let text = std::fs::read_to_string(self.path(path)).ok()?;
-        Some(text.trim().to_owned())
-    }
-
-    /// The decimal number in a file, if there is one.
-    pub fn number<T: std::str::FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
-        self.text(path)?.parse().ok()
-    }
-}
 
 /// One pCPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +59,7 @@ pub struct HostCpus {
 
 impl HostCpus {
     /// Reads the host below `root`.
-    pub fn read(root: &HostTree) -> Self {
+    pub fn read(root: &HostRoot) -> Self {
         let list = |name| -> Option<CpuList> { root.number(format!("{CPU_DIR}/{name}")) };
         let online = list("online").unwrap_or_default();
         let present = list("present").unwrap_or_else(|| online.clone());
@@ -148,7 +109,7 @@ impl Policy {
     }
 }
 
-fn policies(root: &HostTree) -> Vec<Policy> {
+fn policies(root: &HostRoot) -> Vec<Policy> {
     let Ok(entries) = std::fs::read_dir(root.path(format!("{CPU_DIR}/cpufreq"))) else {
         return Vec::new();
     };
@@ -160,7 +121,7 @@ fn policies(root: &HostTree) -> Vec<Policy> {
 }
 
 /// `None` for a policy that lost its last CPU while being read.
-fn policy(root: &HostTree, id: u32) -> Option<Policy> {
+fn policy(root: &HostRoot, id: u32) -> Option<Policy> {
     let file = |name: &str| format!("{CPU_DIR}/cpufreq/policy{id}/{name}");
     let cpus: CpuList = root
         .text(file("related_cpus"))?
@@ -184,7 +145,7 @@ fn policy(root: &HostTree, id: u32) -> Option<Policy> {
 
 /// The frequencies that the driver lists, else those of the energy model, else
 /// those of the device tree: with what the other two know of each.
-fn opps(root: &HostTree, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
+fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
     let model = energy_model::of_cpus(root, cpus);
     let node = cpus.iter().find_map(|cpu| opp_node::of_cpu(root, cpu));
     let node = node.unwrap_or_default();

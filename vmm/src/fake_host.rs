@@ -4,8 +4,7 @@
 use std::fs;
 
 use tempfile::TempDir;
-
-use crate::facts::HostTree;
+use vcpufreq_device::host::HostRoot;
 
 const CPU: &str = "sys/devices/system/cpu";
 const LITTLE_KHZ: &str = "600000 1000000 1400000 1800000";
@@ -102,7 +101,7 @@ impl FakeHost {
         }
     }
 
-    pub fn root(&self) -> HostTree {
-        HostTree::at(self.0.path())
+    pub fn root(&self) -> HostRoot {
+        HostRoot::at(self.0.path())
     }
 }

@@ -22,10 +22,11 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::KernelHost;
 
 use crate::{
     cleanup::{Cleaned, Cleaner},
-    facts::HostTree,
     state::{self, NoRecord, Standing},
     sys,
     vm::sys::{set_terminal, terminal_settings},
@@ -159,7 +160,7 @@ fn wait_for_end_of_file() {
 }
 
 fn clean_after(path: &Path) -> anyhow::Result<()> {
-    let host = HostTree::default();
+    let host = HostRoot::default();
     let cleaner = Cleaner {
         patience: PATIENCE,
         ..Cleaner::new(&host)
@@ -169,7 +170,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
         Ok(record) => {
             cleaner.check(path, &record)?;
             // Its files are closed a moment before the process is gone.
-            while record.owner.standing(&host.look()) == Standing::InUse {
+            while record.owner.standing(&KernelHost::from(&host)) == Standing::InUse {
                 sleep(LOOK_EVERY);
             }
             cleaner.by_record(path, &record, &mut cleaned);

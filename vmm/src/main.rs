@@ -18,14 +18,14 @@ use vcpufreq::{
     cli::{self, Cli, Command},
     config, doctor,
     doctor_facts::{DoctorFacts, Live},
-    dt_command,
-    facts::HostTree,
-    guardian,
+    dt_command, guardian,
     options::one_line,
-    rt_command, run,
+    run,
     state::StateDir,
     stats,
 };
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::cli as rt;
 
 /// The exit code of errors.
 const ERROR: u8 = 2;
@@ -73,7 +73,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Bench(args) => bench::bench(&args),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
-            print(&dt_command::dt(&args, &HostTree::default())?)?;
+            print(&dt_command::dt(&args, &HostRoot::default())?)?;
             Ok(0)
         }
         Command::Stats { pid, json } => stats(pid, json),
@@ -81,7 +81,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             let path = stats::choose(&StateDir::of_user()?, pid)?;
             stats::top(&path, Duration::from_millis(every)).map(|()| 0)
         }
-        Command::Rt(command) => rt_command::rt(&command),
+        Command::Rt(command) => rt::run(&command),
         Command::Cleanup => cleanup(),
         Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
     }
@@ -97,7 +97,7 @@ fn print(bytes: &[u8]) -> anyhow::Result<()> {
 
 fn doctor(json: bool) -> anyhow::Result<u8> {
     let live = Live::ask(Path::new(config::DEFAULT_KVM_DEVICE));
-    let facts = DoctorFacts::read(&HostTree::default(), std::env::consts::ARCH, live);
+    let facts = DoctorFacts::read(&HostRoot::default(), std::env::consts::ARCH, live);
     let findings = doctor::findings(&facts);
     let code = doctor::exit_code(&findings);
     if json {
@@ -128,7 +128,7 @@ fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
 }
 
 fn cleanup() -> anyhow::Result<u8> {
-    let host = HostTree::default();
+    let host = HostRoot::default();
     let cleaner = Cleaner::new(&host);
     let mut cleaned = cleaner.by_records(&StateDir::of_user()?)?;
     cleaner.without_records(&mut cleaned);

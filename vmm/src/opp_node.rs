@@ -5,9 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use vcpufreq_device::host::HostRoot;
 use vcpufreq_dt::Opp;
-
-use crate::facts::HostTree;
 
 const TREE: &str = "sys/firmware/devicetree/base";
 /// How deep below the root an OPP table may be; they are at the top, or in
@@ -15,7 +14,7 @@ const TREE: &str = "sys/firmware/devicetree/base";
 const MAX_DEPTH: u32 = 3;
 
 /// The operating points of the table that a CPU's node points to.
-pub fn of_cpu(root: &HostTree, cpu: u32) -> Option<Vec<Opp>> {
+pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<Opp>> {
     let node = root.path(format!("sys/devices/system/cpu/cpu{cpu}/of_node"));
     let phandle = cells(&node.join("operating-points-v2"))?.first().copied()?;
     let table = find_phandle(&root.path(TREE), phandle, MAX_DEPTH)?;

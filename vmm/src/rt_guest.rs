@@ -17,14 +17,12 @@ use vcpufreq_device::{
     DomainId, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
 };
-use vcpufreq_rt::Record;
+use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
 use crate::{
     config::{RunConfig, VcpuConfig, rt_pcpus},
-    facts::HostTree,
     rt_config::RtConfig,
     rt_options::RtPolicy,
-    rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
     run::warn,
     vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
 };
@@ -62,7 +60,7 @@ impl RtGuest {
     /// real-time is pinned there.
     pub fn of_host(
         config: &RunConfig,
-        host: &HostTree,
+        host: &HostRoot,
         applied: Option<&Record>,
     ) -> anyhow::Result<Self> {
         if let Some(record) = applied {
@@ -108,7 +106,7 @@ impl RtGuest {
     ///
     /// # Errors
     /// When it may run nowhere else.
-    pub fn leave_cpus(&self, host: &HostTree) -> anyhow::Result<()> {
+    pub fn leave_cpus(&self, host: &HostRoot) -> anyhow::Result<()> {
         if self.cpus.is_empty() {
             return Ok(());
         }
@@ -125,7 +123,7 @@ impl RtGuest {
     }
 
     /// What [`Self::begin`] will change.
-    pub fn traces(&self, host: &HostTree) -> Option<RtTraces> {
+    pub fn changes(&self, host: &HostRoot) -> Option<RtHostChanges> {
         if self.cpus.is_empty() {
             return None;
         }
@@ -138,7 +136,7 @@ impl RtGuest {
             let old = old.trim().to_owned();
             Some(IdleBound { cpu: *cpu, old })
         });
-        Some(RtTraces {
+        Some(RtHostChanges {
             cpus: self.cpus.clone(),
             idle: idle.collect(),
             partition: self.partition.as_ref().map(|groups| InPartition {
@@ -152,7 +150,7 @@ impl RtGuest {
     ///
     /// # Errors
     /// What the host refused.
-    pub fn begin(&self, host: &HostTree) -> anyhow::Result<()> {
+    pub fn begin(&self, host: &HostRoot) -> anyhow::Result<()> {
         if self.cpus.is_empty() {
             return Ok(());
         }
@@ -221,7 +219,7 @@ fn check_others(vcpus: &[VcpuConfig], record: &Record) -> anyhow::Result<()> {
 }
 
 /// What was applied for `cpus`.
-fn applied_for(cpus: &[u32], host: &HostTree, applied: Option<&Record>) -> anyhow::Result<Applied> {
+fn applied_for(cpus: &[u32], host: &HostRoot, applied: Option<&Record>) -> anyhow::Result<Applied> {
     let Some(record) = applied else {
         return Ok(Applied::Nothing);
     };

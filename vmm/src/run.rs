@@ -3,7 +3,7 @@
 //! and virtual machine, and tidies up.
 //!
 //! ```text
-//! options ─▶ RunConfig ─▶ offer of the host ─▶ footprint ─▶ device ─▶ vm::run ─▶ report
+//! options ─▶ RunConfig ─▶ offer of the host ─▶ host changes ─▶ device ─▶ vm::run ─▶ report
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
@@ -17,7 +17,6 @@ use vcpufreq_device::{
         KernelTree, SysfsSource,
     },
 };
-
 use vcpufreq_rt::{InForce, KernelHost, Record};
 
 use crate::{
@@ -27,9 +26,9 @@ use crate::{
     dl_server,
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
-    facts::{HostCpus, HostTree},
+    facts::HostCpus,
     guest_topology,
-    host_changes::{Footprint, Wanted},
+    host_changes::{HostChanges, Wanted},
     path::{self, Needs, Path, PathChoice},
     resolve,
     rt_guest::RtGuest,
@@ -59,7 +58,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
             "can't raise the limit of open files ({error}); guests of many vCPUs may not start"
         ));
     }
-    let host = HostTree::default();
+    let host = HostRoot::default();
     let cpus = HostCpus::read(&host);
     let config = resolve::run_config(&args.options()?, &cpus)?;
     check_kvm(&config)?;
@@ -79,15 +78,15 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     rt.leave_cpus(&host)?;
     let wanted = Wanted {
         groups,
-        rt: rt.traces(&host),
+        rt: rt.changes(&host),
         pinned: config.pinned(),
     };
-    let footprint = Footprint::begin(wanted, warn)?;
+    let changes = HostChanges::begin(wanted, warn)?;
     let begun = applied.check_still().and_then(|()| rt.begin(&host));
     // From here on the record keeps apply and restore off.
     drop(applied);
     let ran = begun.and_then(|()| run_and_report(&config, &host, offer, rt));
-    let erased = footprint.erase();
+    let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
 }
@@ -118,7 +117,7 @@ impl Applied {
 
 fn run_and_report(
     config: &RunConfig,
-    host: &HostTree,
+    host: &HostRoot,
     offer: Option<Offer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
@@ -211,7 +210,7 @@ fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Pl
 }
 
 /// Says how far down clamps hold on the pCPUs that vCPUs may be on.
-fn floors(config: &RunConfig, host: &HostTree, cpus: &HostCpus) -> Vec<String> {
+fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<String> {
     let mut pcpus = config.pinned();
     if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
         pcpus = cpus.online().into_iter().collect();
@@ -225,7 +224,7 @@ fn needs(config: &RunConfig) -> Needs {
     let mut domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
     domains.sort_unstable();
     domains.dedup();
-    let cpus = HostCpus::read(&HostTree::default());
+    let cpus = HostCpus::read(&HostRoot::default());
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     Needs {
         vcpus: count(config.vcpus.len()),
@@ -265,7 +264,7 @@ fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWri
 }
 
 fn run_guest(
-    (config, host, rt): (&RunConfig, &HostTree, RtGuest),
+    (config, host, rt): (&RunConfig, &HostRoot, RtGuest),
     offer: Option<Offer>,
     observer: &Arc<Observer>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
@@ -305,7 +304,7 @@ fn run_guest(
 }
 
 fn make_device(
-    (config, host, rt): (&RunConfig, &HostTree, &RtGuest),
+    (config, host, rt): (&RunConfig, &HostRoot, &RtGuest),
     offer: Offer,
     observer: &Arc<Observer>,
 ) -> anyhow::Result<BridgeDevice> {

@@ -16,14 +16,8 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::GroupRecord;
-
-use crate::{
-    facts::HostTree,
-    rt_traces::{InPartition, RtTraces},
-};
-
-use vcpufreq_rt::{GuestCpus, OwnDir, Untrusted};
+use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, OwnDir, RtHostChanges, Untrusted};
 pub use vcpufreq_rt::{Owner, Standing};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
@@ -53,7 +47,7 @@ pub struct Record {
     pub groups: Option<Groups>,
     /// What it changes for real-time vCPUs, if it has any.
     #[serde(default)]
-    pub rt: Option<RtTraces>,
+    pub rt: Option<RtHostChanges>,
     /// The pCPUs that its vCPUs are pinned to, real-time or not.
     #[serde(default)]
     pub pinned: Vec<u32>,
@@ -97,8 +91,8 @@ impl From<&Groups> for GroupRecord {
 ///
 /// # Errors
 /// When procfs doesn't show it.
-pub fn owner_of(root: &HostTree, pid: u32) -> anyhow::Result<Owner> {
-    let owner = Owner::of(&root.look(), pid);
+pub fn owner_of(root: &HostRoot, pid: u32) -> anyhow::Result<Owner> {
+    let owner = Owner::of(&KernelHost::from(root), pid);
     owner.map_err(|_| anyhow!("process {pid} can't be seen in /proc; mount it"))
 }
 

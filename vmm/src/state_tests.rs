@@ -3,6 +3,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::KernelHost;
+
 use super::*;
 use crate::fake_host::FakeHost;
 
@@ -42,9 +45,9 @@ fn an_owner_is_read_from_procfs() {
     let owner = owner_of(&host("S", 4000).root(), 7).unwrap();
     assert_eq!(owner, record(7).owner);
     assert!(owner_of(&host("S", 4000).root(), 8).is_err());
-    let myself = owner_of(&HostTree::default(), std::process::id()).unwrap();
+    let myself = owner_of(&HostRoot::default(), std::process::id()).unwrap();
     assert_eq!(
-        myself.standing(&HostTree::default().look()),
+        myself.standing(&KernelHost::from(&HostRoot::default())),
         Standing::InUse
     );
 }
@@ -76,17 +79,21 @@ fn a_record_stands_with_its_process() {
         ),
     ];
     for (name, host, expected) in rows {
-        assert_eq!(owner.standing(&host.root().look()), expected, "{name}");
+        assert_eq!(
+            owner.standing(&KernelHost::from(&host.root())),
+            expected,
+            "{name}"
+        );
     }
     let elsewhere = Owner {
         pid_namespace: "pid:[1]".to_owned(),
         ..owner
     };
-    let standing = elsewhere.standing(&host("R", 4000).root().look());
+    let standing = elsewhere.standing(&KernelHost::from(&host("R", 4000).root()));
     assert_eq!(standing, Standing::Unseen);
     let blind = host("R", 4000);
     blind.remove(BOOT);
-    let standing = record(7).owner.standing(&blind.root().look());
+    let standing = record(7).owner.standing(&KernelHost::from(&blind.root()));
     assert_eq!(standing, Standing::Unseen, "not for another boot's");
 }
 

@@ -25,10 +25,8 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::{
-    facts::HostTree,
-    state::{Groups, ROOT_DIR, Record, StateDir, owner_of},
-};
+use vcpufreq::state::{Groups, ROOT_DIR, Record, StateDir, owner_of};
+use vcpufreq_device::host::HostRoot;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
@@ -76,7 +74,7 @@ impl Vmm {
             .stdout(output)
             .spawn()
             .expect("sleep starts");
-        let owner = owner_of(&HostTree::default(), child.id()).expect("it is in procfs");
+        let owner = owner_of(&HostRoot::default(), child.id()).expect("it is in procfs");
         let group = cgroups.join(format!("vcpufreq.{}", child.id()));
         let groups = Some(Groups {
             group: group.clone(),

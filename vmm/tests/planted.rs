@@ -22,10 +22,8 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::{
-    facts::HostTree,
-    state::{Groups, Owner, ROOT_DIR, Record, owner_of},
-};
+use vcpufreq::state::{Groups, Owner, ROOT_DIR, Record, owner_of};
+use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
 const NOBODY: u32 = 65534;
@@ -287,7 +285,7 @@ fn rt_record(path: &Path, old: &str) -> String {
 
 /// A process of this boot that has ended.
 fn dead() -> Owner {
-    let own = owner_of(&HostTree::default(), std::process::id()).unwrap();
+    let own = owner_of(&HostRoot::default(), std::process::id()).unwrap();
     Owner { pid: DEAD, ..own }
 }
 
@@ -435,7 +433,7 @@ fn another_users_socket_is_not_asked() {
     let scene = Scene::new(Kind::Vmm);
     let pid = std::process::id();
     let record = Record {
-        owner: owner_of(&HostTree::default(), pid).unwrap(),
+        owner: owner_of(&HostRoot::default(), pid).unwrap(),
         groups: None,
         rt: None,
         pinned: Vec::new(),

@@ -286,7 +286,7 @@ fn made_by(group: &Path) -> Option<u32> {
 }
 
 fn is_abandoned(root: &HostRoot, group: &Path, pid: u32) -> bool {
-    let alive = root.join(Path::new(&format!("/proc/{pid}"))).exists();
+    let alive = root.path(format!("/proc/{pid}")).exists();
     let events = read(&group.join("cgroup.events"));
     let empty = events.is_ok_and(|text| text.lines().any(|line| line == "populated 0"));
     !alive && empty && was_used(group)

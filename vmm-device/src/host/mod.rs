@@ -24,6 +24,7 @@ mod text;
 mod thread_actuator;
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 pub use cgroup::{
     CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
@@ -44,15 +45,14 @@ pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
 };
 
-/// Where `/sys` and `/proc` are.
+/// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoot(PathBuf);
 
 impl HostRoot {
     /// A directory that stands for `/`.
-    #[must_use]
-    pub fn at(root: &Path) -> Self {
-        Self(root.to_path_buf())
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
     }
 
     /// The directory of all pCPUs.
@@ -65,10 +65,21 @@ impl HostRoot {
         self.0.join("proc/self")
     }
 
-    /// `path`, which the host calls by an absolute name.
-    #[must_use]
-    pub fn join(&self, path: &Path) -> PathBuf {
+    /// `path` below the root; a leading slash is ignored.
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
         self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The trimmed text of a file; `None` if it can't be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = std::fs::read_to_string(self.path(path)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// The number or list in a file; `None` if it can't be read or is no such thing.
+    pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
+        self.text(path)?.parse().ok()
     }
 }
 

@@ -115,7 +115,7 @@ impl Here {
 
     /// The group that the user names, in which the process keeps its limits.
     fn checked(&self, root: &HostRoot, dir: &Path) -> Result<PathBuf, CgroupError> {
-        let found = dir.is_absolute().then(|| fs::canonicalize(root.join(dir)));
+        let found = dir.is_absolute().then(|| fs::canonicalize(root.path(dir)));
         let group = found.and_then(Result::ok);
         let group = group
             .filter(|group| group.starts_with(&self.mount) && group.join("cgroup.procs").exists());
@@ -228,7 +228,7 @@ fn mount_point(root: &HostRoot) -> Result<PathBuf, CgroupError> {
         (kind == "cgroup2").then(|| unescape(point))
     });
     let point = points.next().ok_or(CgroupError::NotMounted)?;
-    Ok(root.join(&point))
+    Ok(root.path(&point))
 }
 
 /// The calling process' own group, by cgroups(7): the line `0::/path`.

@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use vcpufreq_device::host::HostRoot;
+
 use super::BenchArgs;
 use super::trace;
-use crate::facts::{HostCpus, HostTree};
+use crate::facts::HostCpus;
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -90,7 +92,7 @@ impl Machine {
     /// Looks at the host; a line for each thing that it lacks.
     pub fn check(args: &BenchArgs) -> Result<Self, Vec<String>> {
         let mut missing = Vec::new();
-        let root = HostTree::default();
+        let root = HostRoot::default();
         let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
         if let Err(why) = trace::usable() {
             missing.push(why);
@@ -150,7 +152,7 @@ impl Machine {
     }
 }
 
-fn clusters(root: &HostTree, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
+fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
     let online = cpus.online();
     let mut found = Vec::new();
     for policy in &cpus.policies {

@@ -9,12 +9,11 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::KernelHost;
 
 use super::Stats;
-use crate::{
-    facts::HostTree,
-    state::{Standing, StateDir},
-};
+use crate::state::{Standing, StateDir};
 
 /// How long a VMM may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,13 +48,13 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(pid) = pid {
         return Ok(dir.socket(pid)?);
     }
-    let host = HostTree::default();
+    let host = HostRoot::default();
     let records = dir
         .list()?
         .into_iter()
         .filter_map(|(_, record)| record.ok());
     let running: Vec<_> = records
-        .filter(|record| record.owner.standing(&host.look()) == Standing::InUse)
+        .filter(|record| record.owner.standing(&KernelHost::from(&host)) == Standing::InUse)
         .map(|record| record.owner.pid)
         .collect();
     match running[..] {

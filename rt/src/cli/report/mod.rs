@@ -10,13 +10,16 @@ mod shell;
 use std::{collections::BTreeMap, io::Write as _};
 
 use anyhow::{Context as _, ensure};
-use vcpufreq_rt::{
-    CpuList, KernelHost, Look as _,
+use vcpufreq_device::host::CpuList;
+
+use crate::{
+    host::Look as _,
+    kernel_host::KernelHost,
     measure::{
         self, Beside, Conditions, Late, Length, Load, Measured, Place, Printed, Report, Run, Spike,
         Test, Trace, Verdict, Worst,
     },
-    smis,
+    smi::smis,
 };
 
 pub use args::ReportArgs;

@@ -5,9 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use vcpufreq_rt::{
-    CpuList, KernelHost, Look as _, Record,
+use vcpufreq_device::host::CpuList;
+
+use crate::{
+    host::Look as _,
+    kernel_host::KernelHost,
     measure::{Hackbench, Length, Load, Test},
+    partition::Partition,
+    record::Record,
 };
 
 /// Options of `vcpufreq rt report`.
@@ -153,10 +158,7 @@ impl ReportArgs {
         };
         let partition = record.as_ref().map(|record| &record.partition);
         let name = "nothing is applied here; name --cpus and --others";
-        let cpus = self
-            .cpus
-            .clone()
-            .or(partition.map(vcpufreq_rt::Partition::rt));
+        let cpus = self.cpus.clone().or(partition.map(Partition::rt));
         let cpus = cpus.filter(|cpus| !cpus.is_empty()).context(name)?;
         let housekeeping = partition.map(|partition| partition.housekeeping.clone());
         let others = self.others.clone().or(housekeeping).context(name)?;

@@ -1,28 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq rt`: the library in `rt/`, from the command line to output and exit code.
+//! The command line `vcpufreq rt`: from its options to output and exit code.
+//!
+//! A program that has it as a subcommand flattens [`RtCommand`] into its own and calls [`run`].
+//! stdout is the result, stderr the rest.
+
+mod args;
+mod report;
+mod sys;
+mod text;
 
 use std::io::{self, Write};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
-use vcpufreq_rt::{KernelHost, Record, Restored, apply, check, is_ready, plan, restore};
+
+pub use args::{GuestArg, RtArgs, RtCommand};
+use args::{Wanted, profiles};
+pub use report::ReportArgs;
 
 use crate::{
-    rt_cli::{RtArgs, RtCommand, Wanted, profiles},
-    rt_report, rt_text,
+    apply::apply,
+    check::{check, is_ready},
+    kernel_host::KernelHost,
+    plan::plan,
+    record::Record,
+    restore::{Restored, restore},
 };
 
-/// Carries out a command; the exit code.
+/// Carries out a command on the running host; returns the exit code: 0 done, 1 a finding, as the
+/// command's help has it.
 ///
 /// # Errors
-/// When nothing was done, why.
-pub fn rt(command: &RtCommand) -> anyhow::Result<u8> {
+/// Why nothing was done, for one line on stderr and exit code 2.
+pub fn run(command: &RtCommand) -> anyhow::Result<u8> {
     match command {
         RtCommand::Plan(args) => plan_command(args),
         RtCommand::Apply(args) => apply_command(args),
         RtCommand::Check(args) => check_command(args),
         RtCommand::Restore { json } => restore_command(*json),
-        RtCommand::Report(args) => rt_report::report(args),
+        RtCommand::Report(args) => report::report(args),
         RtCommand::Profiles { name } => {
             print(&profiles(name.as_deref())?)?;
             Ok(0)
@@ -51,7 +67,7 @@ fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
         let report = json!({ "profile": wanted.profile_name, "plan": plan });
         print(&format!("{report:#}\n"))?;
     } else {
-        print(&rt_text::plan(&plan, &wanted.profile_name))?;
+        print(&text::plan(&plan, &wanted.profile_name))?;
     }
     Ok(u8::from(!plan.unseen.is_empty()))
 }
@@ -161,7 +177,7 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
         });
         print(&format!("{report:#}\n"))?;
     } else {
-        print(&rt_text::check(&plan, &checked, &wanted.profile_name))?;
+        print(&text::check(&plan, &checked, &wanted.profile_name))?;
     }
     Ok(u8::from(!ready))
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Plans and checks as text for people.
 
-use vcpufreq_rt::{Absent, Checked, Effect, Finding, Partition, Plan, PlannedSetting};
+use crate::{
+    check::{Checked, Effect},
+    partition::Partition,
+    plan::{Absent, Finding, Plan, PlannedSetting},
+};
 
 /// `for plc on CPU 3; housekeeping on 0-2; profile kvm-rt`
 fn heading(partition: &Partition, profile: &str) -> String {
@@ -18,7 +22,7 @@ fn heading(partition: &Partition, profile: &str) -> String {
 }
 
 /// A plan.
-pub(crate) fn plan(plan: &Plan, profile: &str) -> String {
+pub(super) fn plan(plan: &Plan, profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for PlannedSetting {
         name,
@@ -65,7 +69,7 @@ fn not_by_us(plan: &Plan) -> String {
 }
 
 /// What check found.
-pub(crate) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
+pub(super) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for one in checked {
         let (mark, said) = match &one.effect {

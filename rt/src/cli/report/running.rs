@@ -4,21 +4,40 @@
 
 use std::{
     collections::BTreeSet,
-    os::fd::AsRawFd as _,
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
 use anyhow::{Context as _, bail};
-use vmm_sys_util::eventfd::EventFd;
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{SigSet, Signal, kill},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::Pid,
+};
 
-use crate::{rt_sys, vm::sys::EndingSignals};
+use crate::cli::sys;
+
+/// Signals that ask a program to end.
+const ENDING: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
 
 /// Processes, or with a minus groups of them, as kill(2) takes them.
 #[derive(Debug, Default)]
 struct State {
     targets: BTreeSet<i32>,
-    signal: Option<i32>,
+    signal: Option<u32>,
+}
+
+/// A target that has ended by itself gets nothing.
+fn send(target: i32, signal: Signal) {
+    let _ = kill(Pid::from_raw(target), signal);
 }
 
 /// The processes that run for a report.
@@ -35,7 +54,7 @@ impl Running {
         self.with(|state| {
             state.targets.insert(target);
             if state.signal.is_some() {
-                rt_sys::kill(target, libc::SIGTERM);
+                send(target, Signal::SIGTERM);
             }
         });
     }
@@ -56,44 +75,55 @@ impl Running {
     }
 
     /// A second signal is for what doesn't heed the first.
-    fn end(&self, signal: i32) {
+    fn end(&self, signal: u32) {
         self.with(|state| {
             let with = match state.signal.replace(signal) {
-                None => libc::SIGTERM,
-                Some(_) => libc::SIGKILL,
+                None => Signal::SIGTERM,
+                Some(_) => Signal::SIGKILL,
             };
             for target in &state.targets {
-                rt_sys::kill(*target, with);
+                send(*target, with);
             }
         });
     }
 }
 
 /// While it lives, a signal that asks this program to end ends what runs for the report; the report
-/// then undoes what it did and says so.
-pub(super) struct Ending(
-    #[expect(dead_code, reason = "its drop is what matters")] Arc<EndingSignals>,
-);
+/// then undoes what it did and says so. Signals that are ignored stay so.
+pub(super) struct Ending {
+    /// What the thread had blocked before.
+    before: SigSet,
+}
 
 impl Ending {
+    /// Threads that were started before are not covered.
     pub(super) fn watch(running: &Running) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
-        let event = EventFd::new(0).context(CONTEXT)?;
-        let signals = Arc::new(EndingSignals::divert_to(event.as_raw_fd()).context(CONTEXT)?);
-        let (running, known) = (running.clone(), Arc::downgrade(&signals));
+        let signals = ENDING.into_iter().filter(|one| !sys::is_ignored(*one));
+        let signals: SigSet = signals.collect();
+        let before = SigSet::thread_get_mask().context(CONTEXT)?;
+        signals.thread_block().context(CONTEXT)?;
+        let ending = Self { before };
+        let arrived = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context(CONTEXT)?;
+        let running = running.clone();
         let watch = move || {
             loop {
-                let read = event.read();
-                let Some(signals) = known.upgrade() else {
-                    return;
-                };
-                if let (Ok(_), Some(signal)) = (read, signals.last()) {
-                    running.end(signal);
+                match arrived.read_signal() {
+                    Ok(Some(signal)) => running.end(signal.ssi_signo),
+                    Ok(None) | Err(Errno::EINTR) => {}
+                    Err(_) => return,
                 }
             }
         };
         let thread = thread::Builder::new().name("signals".to_owned());
         thread.spawn(watch).context(CONTEXT)?;
-        Ok(Self(signals))
+        Ok(ending)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // A mask that was in force before can't be refused.
+        let _ = self.before.thread_set_mask();
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 
 use super::running::Running;
-use crate::rt_sys;
+use crate::cli::sys;
 
 /// What a test prints at most: 10,000 spikes of each of 100 threads, and bins.
 const PRINTED_MAX: u64 = 256 << 20;
@@ -108,7 +108,7 @@ impl Shell {
                 command
             }
         };
-        rt_sys::end_with_this_thread(&mut command);
+        sys::end_with_this_thread(&mut command);
         let command = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

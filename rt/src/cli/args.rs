@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can be said to `vcpufreq rt`: flags and file, and from there to a partition and a profile.
+//! The options of `vcpufreq rt`: flags and file, and from there to a partition and a profile.
 
 use std::{
     collections::BTreeMap,
@@ -11,9 +11,13 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use vcpufreq_device::host::{CpuList, CpuListError};
-use vcpufreq_rt::{Guest, Look, Partition, Profile, SHIPPED};
 
-use crate::{options::one_line, rt_report::ReportArgs};
+use super::report::ReportArgs;
+use crate::{
+    host::Look,
+    partition::{Guest, Partition},
+    profile::{Profile, SHIPPED, one_line},
+};
 
 /// The profile without another being named.
 const DEFAULT_PROFILE: &str = "kvm-rt";
@@ -176,9 +180,8 @@ fn read_file(path: &Path) -> anyhow::Result<RtFile> {
     let name = path.display();
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("{name} can't be read; check the path"))?;
-    toml::from_str(&text).map_err(|error| {
-        anyhow::anyhow!("{name}: {}; see docs/rt.md", one_line(&error.to_string()))
-    })
+    toml::from_str(&text)
+        .map_err(|error| anyhow::anyhow!("{name}: {}; see docs/rt.md", one_line(&error)))
 }
 
 /// A shipped profile by its name, any other by its path.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest that is measured, through a shell in it.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
-use vcpufreq_rt::CpuList;
+use nix::time::{ClockId, clock_gettime};
+use vcpufreq_device::host::CpuList;
 
 use super::{args::ReportArgs, running::Running, shell::Shell};
-use crate::sys::monotonic_ns;
 
 /// How often the clocks are compared.
 const LOOKS: u32 = 5;
@@ -41,9 +43,9 @@ impl Guest {
     pub(super) fn clocks(&self) -> anyhow::Result<(i64, u64)> {
         let mut allowed = (i64::MIN, i64::MAX);
         for _ in 0..LOOKS {
-            let before = monotonic_ns() / 1000;
+            let before = monotonic_us()?;
             let text = self.shell.run("head -n 3 /proc/timer_list\n");
-            let after = monotonic_ns() / 1000;
+            let after = monotonic_us()?;
             let guest = now_us(&text.context("asking for the guest's clock")?)
                 .context("the guest's /proc/timer_list has no 'now at'; be root there")?;
             let apart = |host: u64| -> anyhow::Result<i64> {
@@ -57,6 +59,12 @@ impl Guest {
             width.context("the guest's clock doesn't run as the host's; can't compare them")?;
         Ok((allowed.0 + width / 2, width.unsigned_abs().div_ceil(2)))
     }
+}
+
+/// This host's `CLOCK_MONOTONIC` in µs.
+fn monotonic_us() -> anyhow::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+    Ok(u64::try_from(Duration::from(now).as_micros())?)
 }
 
 /// `now at 123456789 nsecs`, in µs.

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM changes on the host for real-time vCPUs while its guest runs: as its record has it,
+//! and how it is undone, by the VMM or by what cleans up after it.
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use vcpufreq_device::host::{CgroupError, CgroupTree, HostRoot, PartitionGroups};
+
+/// How often to try to remove a cgroup that a thread is just leaving.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// The latency bound of a pCPU as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleBound {
+    /// The pCPU.
+    pub cpu: u32,
+    /// The text of its `pm_qos_resume_latency_us`.
+    pub old: String,
+}
+
+/// Where the VM's groups are in a partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InPartition {
+    /// The partition's cgroup.
+    pub top: PathBuf,
+    /// Where the process was before.
+    pub origin: PathBuf,
+}
+
+/// What is changed for real-time vCPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RtHostChanges {
+    /// Their pCPUs.
+    pub cpus: Vec<u32>,
+    /// Bounds that are changed.
+    pub idle: Vec<IdleBound>,
+    /// Groups in a partition.
+    pub partition: Option<InPartition>,
+}
+
+/// The file of a pCPU's latency bound: µs, or `n/a` for none.
+#[must_use]
+pub fn bound_file(host: &HostRoot, cpu: u32) -> PathBuf {
+    host.path(format!(
+        "sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us"
+    ))
+}
+
+impl RtHostChanges {
+    /// Takes the bounds as they are now for what was before.
+    ///
+    /// # Errors
+    /// [`CgroupError::File`] when one can't be read.
+    pub fn look_again(&mut self, host: &HostRoot) -> Result<(), CgroupError> {
+        for IdleBound { cpu, old } in &mut self.idle {
+            let path = bound_file(host, *cpu);
+            match fs::read_to_string(&path) {
+                Ok(now) => now.trim().clone_into(old),
+                Err(error) => return Err(CgroupError::File { path, error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes it for the VMM with process number `pid`; returns the groups that were removed. A
+    /// bound whose CPU is gone counts as undone. Groups whose threads are still ending are tried
+    /// again for as long as `patience`.
+    ///
+    /// # Errors
+    /// What could not be undone: [`CgroupError::Busy`] when a group had threads to the end,
+    /// [`CgroupError::File`] for a file that couldn't be written.
+    pub fn undo(
+        &self,
+        host: &HostRoot,
+        tree: &dyn CgroupTree,
+        pid: u32,
+        patience: Duration,
+    ) -> Result<Vec<PathBuf>, CgroupError> {
+        for IdleBound { cpu, old } in &self.idle {
+            let path = bound_file(host, *cpu);
+            match fs::write(&path, old) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(CgroupError::File { path, error });
+                }
+                _ => {}
+            }
+        }
+        let Some(InPartition { top, origin }) = self.partition.clone() else {
+            return Ok(Vec::new());
+        };
+        let groups = PartitionGroups {
+            top,
+            origin,
+            pid,
+            rt: Vec::new(),
+        };
+        let there = groups.rest();
+        let deadline = Instant::now() + patience;
+        let was_there = there.exists();
+        loop {
+            match groups.remove(tree) {
+                Err(CgroupError::Busy { .. }) if Instant::now() < deadline => sleep(TRY_EVERY),
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
+        Ok(was_there.then_some(there).into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: bounds come back as they were.
+    use std::{fs, time::Duration};
+
+    use tempfile::TempDir;
+    use vcpufreq_device::host::KernelTree;
+
+    use super::*;
+
+    /// A host that has CPU 3, with this bound.
+    fn host(bound: &str) -> (TempDir, HostRoot) {
+        let dir = TempDir::new().unwrap();
+        let host = HostRoot::at(dir.path());
+        let path = bound_file(&host, 3);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bound).unwrap();
+        (dir, host)
+    }
+
+    fn changes(cpus: &[u32]) -> RtHostChanges {
+        let bound = |cpu: &u32| IdleBound {
+            cpu: *cpu,
+            old: "n/a".to_owned(),
+        };
+        RtHostChanges {
+            cpus: cpus.to_vec(),
+            idle: cpus.iter().map(bound).collect(),
+            partition: None,
+        }
+    }
+
+    #[test]
+    fn bounds_come_back_and_a_cpu_that_is_gone_is_no_error() {
+        let (_dir, host) = host("50");
+        let undone = changes(&[3, 9]).undo(&host, &KernelTree, 7, Duration::ZERO);
+        assert!(undone.unwrap().is_empty());
+        let now = fs::read_to_string(bound_file(&host, 3)).unwrap();
+        assert_eq!(now, "n/a");
+    }
+
+    #[test]
+    fn a_bound_is_what_it_was_when_nobody_else_was_there() {
+        let (_dir, host) = host("50\n");
+        let mut changes = changes(&[3]);
+        changes.look_again(&host).unwrap();
+        assert_eq!(changes.idle[0].old, "50");
+        fs::remove_file(bound_file(&host, 3)).unwrap();
+        assert!(changes.look_again(&host).is_err());
+    }
+}
