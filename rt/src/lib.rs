@@ -24,7 +24,7 @@ mod host_changes;
 mod in_force;
 mod irqbalance;
 mod kernel_host;
-pub mod measure;
+mod measure;
 mod own_dir;
 mod owner;
 mod partition;

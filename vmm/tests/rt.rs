@@ -98,6 +98,47 @@ fn refusals_are_one_line_each() {
     }
 }
 
+/// `run`, which has a file of its own syntax, `rt` and `rt report` take the same lists.
+#[test]
+fn every_command_refuses_the_same_garbage_as_a_list_of_cpus() {
+    for list in [
+        "a", "3-1", "+1", "0x1", "65536", "0,,1", "0,", "0, 1", "1-2-3",
+    ] {
+        let dir = tree();
+        write(&dir, "rt.toml", &format!("[guest]\nplc = '{list}'"));
+        write(&dir, "vm.toml", &format!("[vcpu.0]\npin = '{list}'"));
+        let [rt_file, vm_file] = ["rt.toml", "vm.toml"].map(|name| dir.path().join(name));
+        let (rt_file, vm_file) = (rt_file.display(), vm_file.display());
+        for line in [
+            format!("rt|plan|--guest=plc={list}"),
+            format!("rt|plan|{PLC}|--housekeeping={list}"),
+            format!("rt|plan|--config={rt_file}"),
+            format!("rt|report|--cpus={list}"),
+            format!("run|--kernel=none|--pin=0={list}"),
+            format!("run|--kernel=none|--config={vm_file}"),
+        ] {
+            let output = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+                .args(line.split('|'))
+                .output()
+                .expect("the program starts");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+            let why = format!("'{list}' is no list of CPUs; write one as 0,2-3");
+            assert!(said.contains(&why), "{line}: {said}");
+            assert_eq!(said.lines().count(), 1, "{line}: {said}");
+        }
+    }
+}
+
+#[test]
+fn one_cpu_in_a_file_may_be_a_number() {
+    let dir = tree();
+    write(&dir, "rt.toml", "housekeeping = '0-2'\n[guest]\nplc = 3");
+    let file = dir.path().join("rt.toml").display().to_string();
+    let text = stdout(&rt(dir.path(), &["plan", "--config", &file]));
+    assert!(text.contains("for plc on CPU 3"), "{text}");
+}
+
 #[test]
 fn a_plan_says_old_and_new_and_the_command_line() {
     let dir = tree();

@@ -19,7 +19,7 @@ use crate::{
     profile::{Profile, SHIPPED, one_line},
 };
 
-/// The profile without another being named.
+/// The profile where no other is named.
 const DEFAULT_PROFILE: &str = "kvm-rt";
 
 const CHECK_HELP: &str = "\
@@ -46,16 +46,16 @@ Exit codes:
   1  a latency was above the budget, or a test had fewer wake-ups than it should
   2  error: one line on stderr with the cause and the next step";
 
-/// What `vcpufreq rt` can do.
+/// The subcommands of `vcpufreq rt`.
 #[derive(Debug, Subcommand)]
 pub enum RtCommand {
-    /// Say what would be changed, and what only a reboot, the firmware or people can change
+    /// Show what would be changed, and what only a reboot, the firmware or people can change
     #[command(after_help = PLAN_HELP)]
     Plan(RtArgs),
     /// Change it, after the old values are on disk; prints old → new
     #[command(after_help = CHANGE_HELP)]
     Apply(RtArgs),
-    /// Say of each setting whether it is set and effective; without --guest, of what apply did
+    /// Show of each setting whether it is set and effective; without --guest, of what apply did
     #[command(after_help = CHECK_HELP)]
     Check(RtArgs),
     /// Bring back exactly what was before apply
@@ -88,7 +88,7 @@ pub struct RtArgs {
     /// A guest and the CPUs of its real-time vCPUs; may be repeated
     #[arg(long, value_name = "NAME=CPUS")]
     pub guest: Vec<GuestArg>,
-    /// CPUs for all else [default: those that no guest has]
+    /// CPUs for everything else [default: those that no guest has]
     #[arg(long, value_name = "CPUS")]
     pub housekeeping: Option<CpuList>,
     /// Print JSON
@@ -99,7 +99,7 @@ pub struct RtArgs {
     pub root: Option<PathBuf>,
 }
 
-/// `NAME=CPUS`.
+/// `NAME=CPUS`: a guest and the CPUs of its real-time vCPUs.
 #[derive(Clone, Debug)]
 pub struct GuestArg(Guest);
 
@@ -124,29 +124,29 @@ struct RtFile {
     settings: toml::Table,
 }
 
-/// What is wanted, checked against a host.
+/// Partition and profile of the options, checked against a host.
 #[derive(Debug)]
-pub struct Wanted {
-    /// Which CPUs are whose.
-    pub partition: Partition,
+pub(super) struct Wanted {
+    /// The CPUs of each guest and of housekeeping.
+    pub(super) partition: Partition,
     /// The profile's name or path.
-    pub profile_name: String,
-    /// What is to be set.
-    pub profile: Profile,
+    pub(super) profile_name: String,
+    /// The settings.
+    pub(super) profile: Profile,
 }
 
 impl RtArgs {
-    /// Whether a partition is named at all.
-    #[must_use]
-    pub fn names_guests(&self) -> bool {
+    /// Whether the options name a partition at all.
+    pub(super) fn names_guests(&self) -> bool {
         !self.guest.is_empty() || self.config.is_some()
     }
 
     /// The partition and profile for the host that `look` sees.
     ///
     /// # Errors
-    /// What is wrong with them.
-    pub fn wanted(&self, look: &dyn Look) -> anyhow::Result<Wanted> {
+    /// A file that can't be read or has a wrong key or value, an unknown profile, a partition
+    /// that this host can't have.
+    pub(super) fn wanted(&self, look: &dyn Look) -> anyhow::Result<Wanted> {
         let file = match &self.config {
             Some(path) => read_file(path)?,
             None => RtFile::default(),
@@ -194,11 +194,11 @@ fn read_profile(name: &str) -> anyhow::Result<Profile> {
     Ok(Profile::parse(name, &text)?)
 }
 
-/// The names and descriptions of the shipped profiles, or one's text.
+/// Names and descriptions of the shipped profiles; with a name, the text of that one.
 ///
 /// # Errors
-/// When none has this name.
-pub fn profiles(name: Option<&str>) -> anyhow::Result<String> {
+/// When no profile has this name.
+pub(super) fn profiles(name: Option<&str>) -> anyhow::Result<String> {
     let Some(name) = name else {
         let mut text = String::new();
         for (name, _) in SHIPPED {

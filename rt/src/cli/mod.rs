@@ -72,22 +72,22 @@ fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!plan.unseen.is_empty()))
 }
 
-/// Shows changes as they are made, or collects them for JSON. A reader that has gone doesn't stop
-/// what has begun.
-struct Teller {
+/// Prints changes as they are made, or collects them for JSON. A closed stdout doesn't stop what has
+/// begun.
+struct Changes {
     json: bool,
-    told: Vec<Value>,
+    made: Vec<Value>,
 }
 
-impl Teller {
+impl Changes {
     fn new(json: bool) -> Self {
-        let told = Vec::new();
-        Self { json, told }
+        let made = Vec::new();
+        Self { json, made }
     }
 
-    fn tell(&mut self, name: &str, old: &str, new: &str) {
+    fn add(&mut self, name: &str, old: &str, new: &str) {
         if self.json {
-            self.told
+            self.made
                 .push(json!({ "name": name, "old": old, "new": new }));
         } else {
             let _ = writeln!(io::stdout(), "{name}: {old} → {new}");
@@ -100,7 +100,7 @@ impl Teller {
             eprintln!("vcpufreq: {name}: {why}");
         }
         if self.json {
-            report["changes"] = self.told.into();
+            report["changes"] = self.made.into();
             let pairs = refused.iter();
             report["refused"] = pairs
                 .map(|(name, why)| json!({ "name": name, "why": why }))
@@ -118,12 +118,12 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     let host = KernelHost::default();
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
-    let mut teller = Teller::new(args.json);
+    let mut changes = Changes::new(args.json);
     let profile = (wanted.profile_name.as_str(), &wanted.profile);
     let applied = apply(&host, &plan, profile, &mut |name, old, new| {
-        teller.tell(name, old, new);
+        changes.add(name, old, new);
     })?;
-    // What couldn't be seen of the machine is a matter of plan and check.
+    // Facts about the machine that can't be read are a matter of plan and check.
     let hidden: Vec<_> = plan
         .unseen
         .iter()
@@ -138,11 +138,11 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     let report = json!({
         "made": applied.made, "closed_record_of_earlier_boot": applied.closed_earlier_boot,
     });
-    let code = teller.end(&applied.refused, report)?;
+    let code = changes.end(&applied.refused, report)?;
     Ok(code.max(u8::from(!hidden.is_empty())))
 }
 
-/// What is named, else what apply did.
+/// The guests and profile of the options; without any, those of what apply did.
 fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> {
     const NAME: &str = "name guests with --guest to check a host without apply";
     if args.names_guests() {
@@ -184,18 +184,18 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
 
 fn restore_command(json: bool) -> anyhow::Result<u8> {
     let host = KernelHost::default();
-    let mut teller = Teller::new(json);
-    let restored = restore(&host, &mut |name, now, old| teller.tell(name, now, old))?;
+    let mut changes = Changes::new(json);
+    let restored = restore(&host, &mut |name, now, old| changes.add(name, now, old))?;
     match restored {
         Restored::Nothing => {
             eprintln!("vcpufreq: nothing was applied, nothing is changed");
-            teller.end(&[], json!({ "restored": "nothing" }))
+            changes.end(&[], json!({ "restored": "nothing" }))
         }
         Restored::EarlierBoot => {
             eprintln!(
                 "vcpufreq: what was applied ended with an earlier boot; its record is closed, nothing is changed"
             );
-            teller.end(&[], json!({ "restored": "earlier-boot" }))
+            changes.end(&[], json!({ "restored": "earlier-boot" }))
         }
         Restored::Done {
             brought_back,
@@ -206,7 +206,7 @@ fn restore_command(json: bool) -> anyhow::Result<u8> {
                 eprintln!("vcpufreq: {name} is gone, and its value with it");
             }
             let report = json!({ "restored": brought_back, "gone": gone });
-            teller.end(&left, report)
+            changes.end(&left, report)
         }
     }
 }

@@ -51,14 +51,14 @@ fn not_by_us(plan: &Plan) -> String {
         text += &format!("\nreboot: add to the kernel's command line: {words}\n");
     }
     for finding in &plan.findings {
-        let (kind, said) = match finding {
-            Finding::Reboot(said) => ("reboot", said),
-            Finding::Firmware(said) => ("firmware", said),
-            Finding::Hand(said) => ("by hand", said),
-            Finding::Note(said) => ("note", said),
-            Finding::Impostor(said) => ("impostor", said),
+        let (kind, line) = match finding {
+            Finding::Reboot(line) => ("reboot", line),
+            Finding::Firmware(line) => ("firmware", line),
+            Finding::Hand(line) => ("by hand", line),
+            Finding::Note(line) => ("note", line),
+            Finding::Impostor(line) => ("impostor", line),
         };
-        text += &format!("{kind}: {said}\n");
+        text += &format!("{kind}: {line}\n");
     }
     for (kind, absents) in [("not here", &plan.absent), ("not seen", &plan.unseen)] {
         for Absent { setting, path, why } in absents {
@@ -72,7 +72,7 @@ fn not_by_us(plan: &Plan) -> String {
 pub(super) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for one in checked {
-        let (mark, said) = match &one.effect {
+        let (mark, state) = match &one.effect {
             _ if !one.unset.is_empty() => (
                 "NOT SET  ",
                 format!("{} of {} not set", one.unset.len(), one.of),
@@ -81,7 +81,7 @@ pub(super) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
             Effect::Not(why) => ("NO EFFECT", why.clone()),
             Effect::Unseen(why) => ("unseen   ", why.clone()),
         };
-        text += &format!("{mark}  {:<26}{said}\n", one.name);
+        text += &format!("{mark}  {:<26}{state}\n", one.name);
         for (name, now, want) in &one.unset {
             text += &format!("{:13}{name}: {now}, not {want}\n", "");
         }

@@ -6,7 +6,7 @@
 //! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ Report ─▶ text, JSON, HTML
 //!                              host's trace ─▶ trace::parse ─▶ cause::causes ────────┘
 //! ```
-//! Only [`Trace`] touches the host; who runs the scripts is the program.
+//! Only [`Trace`] touches the host; the command line runs the scripts.
 
 mod cause;
 mod cyclictest;
@@ -16,10 +16,10 @@ mod report;
 mod script;
 mod trace;
 
-pub use cause::{Cause, Kind, Late, Measured, causes};
-pub use cyclictest::{Latencies, Length, ParseError, Printed, Spike, Test, parse};
+pub use cause::{Late, Measured, causes};
+pub use cyclictest::{Length, Printed, Spike, Test, parse};
 pub use html::page;
-pub use machine::{Machine, machine};
+pub use machine::machine;
 pub use report::{Conditions, Place, Report, Run, Verdict, Worst};
 pub use script::{Beside, Hackbench, Load, load_script, script};
-pub use trace::{Event, Trace, What};
+pub use trace::Trace;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can be said to `vcpufreq rt report`, checked against the host and what was applied there.
+//! The options of `vcpufreq rt report`, checked against the host and the record of apply.
 
 use std::path::PathBuf;
 
@@ -18,10 +18,10 @@ use crate::{
 /// Options of `vcpufreq rt report`.
 #[derive(Clone, Debug, Args)]
 pub struct ReportArgs {
-    /// CPUs of the host to measure [default: those of the guests that apply was told]
+    /// CPUs of the host to measure [default: those of the guests of apply]
     #[arg(long, value_name = "CPUS")]
     pub cpus: Option<CpuList>,
-    /// CPUs of the host for the loads [default: housekeeping, as apply was told]
+    /// CPUs of the host for the loads [default: the housekeeping CPUs of apply]
     #[arg(long, value_name = "CPUS")]
     pub others: Option<CpuList>,
     /// Measure in the guest too: a command that runs sh there, with this one's stdin and stdout,
@@ -72,7 +72,7 @@ pub struct ReportArgs {
     /// The longest latency that may be, µs
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     pub budget_us: Option<u64>,
-    /// Trace the host meanwhile, and say what was in the way of the longest; lengthens latencies
+    /// Trace the host meanwhile, and show what delayed the longest; lengthens latencies
     #[arg(long)]
     pub trace: bool,
     /// Latencies that --trace looks at, µs and more [default: what 1 of 100 is above without load]
@@ -87,7 +87,7 @@ pub struct ReportArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// What is said of the host is read below this folder
+    /// Read facts about the host below this folder
     #[arg(long, value_name = "DIR", hide = true)]
     pub root: Option<PathBuf>,
 }
@@ -110,7 +110,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| "write it as 10s, 30m or 24h".to_owned())
 }
 
-/// What is to be measured on this host.
+/// What to measure on this host.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) cpus: CpuList,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq rt report`: runs the tests, here and in the guest, and tells what came of them.
+//! `vcpufreq rt report`: runs the tests, here and in the guest, and prints the report.
 
 mod args;
 mod guest;
@@ -31,13 +31,14 @@ use shell::Shell;
 
 /// How many of the longest latencies of a test are looked up in the trace.
 const LOOKED_UP: usize = 5;
-/// Wake-ups of the test that tells what is long here.
+/// Wake-ups of the test that finds what is long here.
 const WARM_UP: u64 = 1000;
 
-/// Measures, prints; the exit code.
+/// Measures and prints; returns the exit code: 1 if the budget was exceeded or a test is incomplete.
 ///
 /// # Errors
-/// Why there is nothing to tell.
+/// Why there is no report: a program that is missing, CPUs that don't fit, a test or load that
+/// failed, a signal.
 pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let root = args.root.as_deref();
     let host = root.map_or_else(KernelHost::default, KernelHost::at);
@@ -67,8 +68,8 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         runs.extend(session.guest(guest)?);
     }
     let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
-    tell(args, &report)?;
-    // Last: what was measured is told by now.
+    print(args, &report)?;
+    // Last: the report is printed by now.
     page.map(|page| page.write(&measure::page(&report)))
         .transpose()?;
     Ok(u8::from(matches!(
@@ -84,7 +85,7 @@ fn start_trace(args: &ReportArgs, cpus: &CpuList) -> anyhow::Result<Option<Trace
     )
 }
 
-fn tell(args: &ReportArgs, report: &Report) -> anyhow::Result<()> {
+fn print(args: &ReportArgs, report: &Report) -> anyhow::Result<()> {
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(report)?)
     } else {
@@ -219,7 +220,7 @@ impl Session<'_> {
         }
     }
 
-    /// With latencies told above what is usual here, when they are to be looked up.
+    /// With the threshold above which cyclictest lists latencies, if they are looked up in a trace.
     fn with_spikes(
         &self,
         test: Test,

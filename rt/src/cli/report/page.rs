@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page's file: made before hours of measuring, so that a path that can't be written is told
-//! then; and gone again if nothing comes of it.
+//! The page's file. It is made before hours of measuring, so that a path that can't be written is
+//! an error at once, and removed if there is no report.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use anyhow::Context as _;
 pub(super) struct Page {
     path: PathBuf,
     file: File,
-    /// Nobody had anything there.
+    /// There was no file before.
     is_new: bool,
 }
 
@@ -47,7 +47,7 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         if self.is_new {
-            // Whoever has removed it meanwhile wanted that, too.
+            // It may have been removed meanwhile.
             let _ = fs::remove_file(&self.path);
         }
     }

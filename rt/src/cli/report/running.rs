@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a report has started, so that it ends with the report: a test of SCHED_FIFO 90 that nobody
-//! waits for would stay for hours.
+//! The processes that a report has started. They end with the report: a test of SCHED_FIFO 90 would
+//! go on for hours otherwise.
 
 use std::{
     collections::BTreeSet,
@@ -66,7 +66,7 @@ impl Running {
     /// Whether the report may go on.
     ///
     /// # Errors
-    /// That it was asked to end.
+    /// When a signal has asked this program to end.
     pub(super) fn go_on(&self) -> anyhow::Result<()> {
         match self.with(|state| state.signal) {
             Some(signal) => bail!("ended by signal {signal} before it had measured"),
@@ -89,7 +89,7 @@ impl Running {
 }
 
 /// While it lives, a signal that asks this program to end ends what runs for the report; the report
-/// then undoes what it did and says so. Signals that are ignored stay so.
+/// then undoes what it did and ends with an error. Signals that are ignored stay so.
 pub(super) struct Ending {
     /// What the thread had blocked before.
     before: SigSet,

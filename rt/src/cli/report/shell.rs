@@ -13,10 +13,10 @@ use anyhow::{Context as _, bail, ensure};
 use super::running::Running;
 use crate::cli::sys;
 
-/// What a test prints at most: 10,000 spikes of each of 100 threads, and bins.
+/// Bytes that a test prints at most: 10,000 spikes of each of 100 threads, and bins.
 const PRINTED_MAX: u64 = 256 << 20;
-/// What is kept of errors.
-const SAID_MAX: u64 = 64 << 10;
+/// Bytes of stderr that are kept.
+const ERRORS_MAX: u64 = 64 << 10;
 
 /// Where `sh` is run.
 #[derive(Clone, Debug)]
@@ -53,12 +53,12 @@ impl Shell {
         let mut started = self.start(script)?;
         let mut input = started.child.stdin.take().context("no stdin")?;
         if self.words.is_some() {
-            // A shell that ended early is told by its exit code.
+            // A shell that ended early shows in its exit code.
             let _ = input.write_all(script.as_bytes());
         }
         drop(input);
         let errors = started.child.stderr.take().context("no stderr")?;
-        let said = thread::spawn(move || said(errors));
+        let errors = thread::spawn(move || start_of(errors));
         let output = started.child.stdout.take().context("no stdout")?;
         let mut printed = Vec::new();
         output.take(PRINTED_MAX + 1).read_to_end(&mut printed)?;
@@ -71,15 +71,15 @@ impl Shell {
         if status.success() {
             return Ok(String::from_utf8_lossy(&printed).into_owned());
         }
-        let said = said.join().unwrap_or_default();
-        let said = said.lines().rfind(|line| !line.trim().is_empty());
+        let errors = errors.join().unwrap_or_default();
+        let last = errors.lines().rfind(|line| !line.trim().is_empty());
         bail!(
             "measuring ended with {status}: {}",
-            said.unwrap_or("nothing was said")
+            last.unwrap_or("it printed no error")
         )
     }
 
-    /// Starts a script of this host that says when it has begun, and ends with its stdin.
+    /// Starts a script on this host that prints a line when it has begun, and ends with its stdin.
     pub(super) fn begin(&self, script: &str) -> anyhow::Result<Begun> {
         let mut started = self.start(script)?;
         let mut output = BufReader::new(started.child.stdout.take().context("no stdout")?);
@@ -127,11 +127,11 @@ impl Shell {
     }
 }
 
-/// The first of what it says, to its end.
-fn said(errors: impl Read) -> String {
+/// The start of its stderr; reads to the end.
+fn start_of(errors: impl Read) -> String {
     let mut errors = errors;
     let mut text = Vec::new();
-    let _ = errors.by_ref().take(SAID_MAX).read_to_end(&mut text);
+    let _ = errors.by_ref().take(ERRORS_MAX).read_to_end(&mut text);
     let _ = io::copy(&mut errors, &mut io::sink());
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -146,7 +146,7 @@ struct Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // One that nobody waited for hears that its output has gone, and of its stdin's end.
+        // One that is still running finds its output closed and its stdin at the end.
         self.running.remove(self.target);
     }
 }
@@ -159,9 +159,9 @@ impl Begun {
     /// Ends it, and waits for that.
     pub(super) fn end(mut self) -> anyhow::Result<()> {
         drop(self.0.child.stdin.take());
-        let said = self.0.child.stderr.take().map(said).unwrap_or_default();
+        let errors = self.0.child.stderr.take().map(start_of);
         let status = self.0.child.wait()?;
-        ensure!(status.success(), "{}", said.trim());
+        ensure!(status.success(), "{}", errors.unwrap_or_default().trim());
         Ok(())
     }
 }
