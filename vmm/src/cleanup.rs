@@ -201,7 +201,7 @@ impl<'a> Cleaner<'a> {
     /// Removes cgroups of dead VMMs that have no record any more.
     pub fn without_records(&self, cleaned: &mut Cleaned) {
         // Without cgroup v2 nothing can be left in it.
-        let found = host::leftovers(&host::HostRoot::at(&self.host.path("/")));
+        let found = host::leftovers(self.host);
         for leftover in found.unwrap_or_default() {
             let groups = GroupRecord {
                 origin: leftover.group.parent().unwrap_or(&leftover.group).into(),

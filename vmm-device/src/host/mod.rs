@@ -5,6 +5,7 @@
 //! - [`CgroupActuator`]: one threaded cgroup v2 per domain, `cpu.uclamp.min` and `.max`.
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
 //! - [`choose`]: which of the two, and why; [`HostActuator`] is either.
+//! - [`CpuList`], [`SchedAttr`], [`Tid`]: what the kernel calls CPUs, scheduling and threads.
 //!
 //! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
 
