@@ -24,24 +24,24 @@ pub struct IdleBound {
     pub old: String,
 }
 
-/// Where the VM's groups are in a partition.
+/// The place of a VM's groups in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InPartition {
     /// The partition's cgroup.
     pub top: PathBuf,
-    /// Where the process was before.
+    /// The cgroup that the VMM was in before.
     pub origin: PathBuf,
 }
 
-/// What is changed for real-time vCPUs.
+/// What a VMM changes for its real-time vCPUs, as it is written to the VMM's record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RtHostChanges {
-    /// Their pCPUs.
+    /// The pCPUs of the real-time vCPUs.
     pub cpus: Vec<u32>,
-    /// Bounds that are changed.
+    /// The latency bounds that are changed, with their old values.
     pub idle: Vec<IdleBound>,
-    /// Groups in a partition.
+    /// The VM's groups, if they are in a partition.
     pub partition: Option<InPartition>,
 }
 

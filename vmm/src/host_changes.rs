@@ -40,13 +40,12 @@ pub struct HostChanges {
 }
 
 impl HostChanges {
-    /// Removes what dead VMMs left, then puts a guardian on guard and records
-    /// what this process is about to make; `report` gets what could not be
-    /// removed.
+    /// Removes what dead VMMs left, then starts a guardian and records what this process is about
+    /// to make. `report` gets a line for each thing that could not be removed.
     ///
     /// # Errors
-    /// When there can't be a record or a guardian, or a pCPU is another guest's; nothing is left
-    /// then.
+    /// Why there can't be a record or a guardian, or which guest has one of the pCPUs. Nothing is
+    /// left then.
     pub fn begin(wanted: Wanted, report: impl Fn(&str)) -> anyhow::Result<Self> {
         let host = HostRoot::default();
         let dir = StateDir::of_user()?;
@@ -97,8 +96,8 @@ impl HostChanges {
     }
 }
 
-/// Writes the record, if nobody else's vCPUs are in the way. After that nobody changes these pCPUs'
-/// bounds but this process: what a guest that has ended since set there is not what was before.
+/// Writes the record, if no other guest has vCPUs in the way. From then on this process alone changes
+/// these pCPUs' bounds, so the bounds are read again: a guest may have ended and put its back since.
 fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut Record) -> anyhow::Result<()> {
     dir.write(record)?;
     // After the record: of two that start at once, one sees the other.
@@ -120,12 +119,11 @@ fn remove_groups(groups: &GroupRecord) -> Result<(), CgroupError> {
     host::remove(&KernelTree, groups)
 }
 
-/// Whether no other VMM is in this one's way: nobody's vCPU may be pinned to a real-time vCPU's
-/// pCPU, whichever of the two guests came first. One that isn't pinned may run there, where nothing
-/// keeps it off.
+/// Checks that no pCPU of a real-time vCPU has a pinned vCPU of another guest, whichever of the two
+/// guests came first. vCPUs that aren't pinned don't count.
 ///
 /// # Errors
-/// When one is, or the records can't be listed.
+/// Which guest has one there; or the records can't be listed.
 fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<()> {
     let mine = mine.cpus();
     let look = KernelHost::from(host);

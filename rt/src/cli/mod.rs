@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The command line `vcpufreq rt`: from its options to output and exit code.
 //!
-//! A program that has it as a subcommand flattens [`RtCommand`] into its own and calls [`run`].
-//! stdout is the result, stderr the rest.
+//! A program takes [`RtCommand`] as a subcommand and passes it to [`run`]. stdout has the result,
+//! stderr warnings. The program prints an error and ends with exit code 2.
 
 mod args;
 mod report;
