@@ -28,7 +28,13 @@ impl Load {
         Self::start(cpu, spin_until)
     }
 
-    /// The same, as a member of the cgroup of this cgroup.threads file.
+    /// Keeps a CPU busy while nothing else wants it (`SCHED_IDLE`).
+    pub fn filler(cpu: u32) -> Self {
+        let idle_class = || crate::sys::set_policy_of(0, (libc::SCHED_IDLE, 0, 0));
+        Self::start_with(cpu, idle_class, spin_until)
+    }
+
+    /// `busy`, as a member of the cgroup of this cgroup.threads file.
     pub fn busy_in(cpu: u32, threads: &str) -> Self {
         let threads = threads.to_owned();
         Self::start_with(

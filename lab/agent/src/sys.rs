@@ -60,11 +60,8 @@ pub fn set_clamp(min: u32, max: u32) -> Result<()> {
     })
 }
 
-/// Sets a thread's policy with a priority of its range, and its nice value.
-#[cfg_attr(
-    not(feature = "bpf"),
-    expect(dead_code, reason = "for those scenarios")
-)]
+/// Sets a thread's policy with a priority of its range, and its nice value; 0 is the calling
+/// thread.
 pub fn set_policy_of(tid: i32, (policy, priority, nice): (i32, i32, i32)) -> Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,
