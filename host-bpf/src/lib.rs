@@ -40,7 +40,7 @@ mod worker;
 pub use error::BpfError;
 pub use event::{Event, Outcome, Told, Waiting};
 #[cfg(feature = "load")]
-pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig};
+pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig, Warn};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule, Target};

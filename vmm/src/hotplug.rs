@@ -8,10 +8,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::facts::HostTree;
-use crate::parse::CpuList;
+use vcpufreq_device::host::{HostRoot, possible_pcpus};
 
 /// What is looked at: a file of each pCPU.
 #[derive(Debug)]
@@ -28,13 +27,12 @@ struct Pcpu {
 
 impl Hotplug {
     /// Of all pCPUs that this host can have, as they are now.
-    pub fn of_host(host: &HostTree) -> Self {
-        let possible = host.number::<CpuList>("sys/devices/system/cpu/possible");
-        let pcpus = possible.unwrap_or_default().0.into_iter().map(|number| {
+    pub fn of_host(host: &HostRoot) -> Self {
+        let pcpus = possible_pcpus(host).into_iter().map(|number| {
             let path = format!("sys/devices/system/cpu/cpu{number}/topology/core_id");
             Pcpu {
                 number,
-                path: host.path(path),
+                path: host.join(Path::new(&path)),
                 file: None,
                 again: false,
             }
@@ -74,20 +72,24 @@ mod tests {
     //! Each pCPU that comes or goes is found, and once more at the next look. That one which was
     //! away between two looks is found, only the kernel's own files show: the lab's scenario
     //! `hotplug`.
+    use std::fs;
+
     use super::*;
-    use crate::fake_host::FakeHost;
 
     #[test]
     fn a_pcpu_that_comes_is_found_and_looked_at_again() {
-        let host = FakeHost::two_plus_two();
-        let file = |pcpu| format!("sys/devices/system/cpu/cpu{pcpu}/topology/core_id");
-        host.write("sys/devices/system/cpu/possible", "0-3\n");
-        for pcpu in [0, 2, 3] {
-            host.write(&file(pcpu), "0\n");
-        }
-        let mut hotplug = Hotplug::of_host(&host.root());
+        let dir = tempfile::tempdir().unwrap();
+        let cpus = dir.path().join("sys/devices/system/cpu");
+        let add = |pcpu: u32| {
+            let topology = cpus.join(format!("cpu{pcpu}/topology"));
+            fs::create_dir_all(&topology).unwrap();
+            fs::write(topology.join("core_id"), "0\n").unwrap();
+        };
+        [0, 2, 3].into_iter().for_each(add);
+        fs::write(cpus.join("possible"), "0-3\n").unwrap();
+        let mut hotplug = Hotplug::of_host(&HostRoot::at(dir.path()));
         assert_eq!(hotplug.look(), [0_u32; 0]);
-        host.write(&file(1), "1\n");
+        add(1);
         assert_eq!(hotplug.look(), [1]);
         // By the first look its capacity may not have been there.
         assert_eq!(hotplug.look(), [1]);

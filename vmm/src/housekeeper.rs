@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use vcpufreq_device::{Actuator, Device, host, host::SysfsSource};
 
-use crate::run_report::Observer;
+use crate::event_stats::EventStats;
 
 /// How often the source's files are looked after, when a read has failed, and
 /// the host for what it has changed.
@@ -29,19 +29,18 @@ pub struct Housekeeper {
 }
 
 impl Housekeeper {
-    /// Starts it for `device`, whose events `observer` sees. It calls `look` now
-    /// and every second.
+    /// Starts it for `device`. It calls `look` now and every second.
     ///
     /// # Errors
     /// When the host has no thread for it.
     pub fn start<A: Actuator + 'static>(
-        device: Arc<Device<A, Arc<SysfsSource>, Arc<Observer>>>,
-        observer: Arc<Observer>,
+        device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
         mut look: impl FnMut() + Send + 'static,
     ) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let watched = observer.clone();
+        let stats = device.events().clone();
+        let watched = stats.clone();
         let keep = move || {
             // Without uclamp it is a thread like any other.
             let _ = host::clamp_current_thread_to_zero();
@@ -65,7 +64,7 @@ impl Housekeeper {
         };
         let thread = Builder::new().name("housekeeper".to_owned());
         let thread = thread.spawn(keep).context("can't start a thread")?;
-        observer.wake_when_limited(thread.thread().clone());
+        stats.wake_when_limited(thread.thread().clone());
         Ok(Self { stop, thread })
     }
 

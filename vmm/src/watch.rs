@@ -3,7 +3,7 @@
 //! pCPU's policy, and a vCPU's pinning.
 //!
 //! ```text
-//! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line on stderr a change, Observer (counters, events)
+//! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line of diagnostics a change, EventStats (counters, events)
 //! ```
 //! Linux lets a thread run anywhere when the last of its CPUs goes offline, and
 //! leaves it so when that CPU is back. A look reads a small file, kept open, for
@@ -12,16 +12,13 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use vcpufreq_device::{VcpuId, host::Tid};
+use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::{HostRoot, Tid, cpu_list_text, is_within, pin, policies};
 
-use crate::{
-    facts::{HostCpus, HostTree},
-    parse::CpuList,
-    run_report::Observer,
-    vm::sys,
-};
+use crate::diagnostics::Diagnostics;
+use crate::event_stats::EventStats;
 
 /// The governor under which frequencies follow clamps.
 const SCHEDUTIL: &str = "schedutil";
@@ -57,7 +54,7 @@ pub struct Watch {
 #[derive(Debug)]
 struct Governor {
     policy: u32,
-    cpus: CpuList,
+    cpus: Vec<u32>,
     path: PathBuf,
     file: Option<File>,
     schedutil: bool,
@@ -66,29 +63,27 @@ struct Governor {
 #[derive(Debug)]
 struct Pin {
     vcpu: VcpuId,
-    pcpus: CpuList,
+    pcpus: Vec<u32>,
     pinned: bool,
 }
 
 impl Watch {
     /// Of vCPUs with these pins, where an empty one is anywhere; and if they are
     /// to be clamped, of the policies that they may be on.
-    pub fn of_host(pins: &[Vec<u32>], clamped: bool, host: &HostTree) -> Self {
+    pub fn of_host(pins: &[Vec<u32>], clamped: bool, host: &HostRoot) -> Self {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(pins);
         let everywhere = pins.iter().any(Vec::is_empty);
         let pins: Vec<Pin> = vcpus
             .filter(|(_, pin)| !pin.is_empty())
             .map(|(vcpu, pin)| Pin::new(vcpu, pin))
             .collect();
-        let on = |cpu: &u32| everywhere || pins.iter().any(|pin| pin.pcpus.0.contains(cpu));
+        let on = |cpu: &u32| everywhere || pins.iter().any(|pin| pin.pcpus.contains(cpu));
         let policies = match clamped {
-            true => HostCpus::read(host).policies,
+            true => policies(host),
             false => Vec::new(),
         };
-        let policies = policies
-            .into_iter()
-            .filter(|policy| policy.cpus.0.iter().any(on));
-        let governors = policies.map(|policy| Governor::new(host, policy.id, policy.cpus));
+        let policies = policies.into_iter().filter(|(_, cpus)| cpus.iter().any(on));
+        let governors = policies.map(|(policy, cpus)| Governor::new(host, policy, cpus));
         Self {
             governors: governors.collect(),
             pins,
@@ -96,34 +91,39 @@ impl Watch {
     }
 
     /// Looks once; `thread` says which thread a vCPU has, if it has one now.
-    pub fn look(&mut self, observer: &Observer, thread: impl Fn(VcpuId) -> Option<Tid>) {
+    pub fn look(
+        &mut self,
+        stats: &EventStats,
+        diagnostics: &dyn Diagnostics,
+        thread: impl Fn(VcpuId) -> Option<Tid>,
+    ) {
+        let tell = |(change, text): (HostChange, String)| {
+            stats.host_changed(change);
+            diagnostics.warn(&text);
+        };
         for governor in &mut self.governors {
-            if let Some((change, text)) = governor.look() {
-                observer.host_changed(change, &text);
-            }
+            governor.look().into_iter().for_each(tell);
         }
-        for pin in &mut self.pins {
-            let Some(tid) = thread(pin.vcpu) else {
+        for lost in &mut self.pins {
+            let Some(tid) = thread(lost.vcpu) else {
                 continue;
             };
             // A thread that has ended is nowhere.
-            if let Ok(within) = sys::is_within(tid.get(), &pin.pcpus.0) {
-                let again = |pcpus: &[u32]| sys::pin(tid.get(), pcpus);
-                for (change, text) in pin.found(within, again) {
-                    observer.host_changed(change, &text);
-                }
+            if let Ok(within) = is_within(tid, &lost.pcpus) {
+                let again = |pcpus: &[u32]| pin(tid, pcpus);
+                lost.found(within, again).into_iter().for_each(tell);
             }
         }
     }
 }
 
 impl Governor {
-    fn new(host: &HostTree, policy: u32, cpus: CpuList) -> Self {
+    fn new(host: &HostRoot, policy: u32, cpus: Vec<u32>) -> Self {
         let path = format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor");
         Self {
             policy,
             cpus,
-            path: host.path(path),
+            path: host.join(Path::new(&path)),
             file: None,
             schedutil: true,
         }
@@ -139,7 +139,7 @@ impl Governor {
             return None;
         }
         let policy = self.policy;
-        let of = format!("policy {policy} (CPUs {})", self.cpus);
+        let of = format!("policy {policy} (CPUs {})", cpu_list_text(&self.cpus));
         let text = match schedutil {
             true => format!("{of} is under schedutil again: its frequency follows requests"),
             false => format!(
@@ -171,7 +171,7 @@ impl Pin {
     fn new(vcpu: VcpuId, pcpus: &[u32]) -> Self {
         Self {
             vcpu,
-            pcpus: CpuList(pcpus.to_vec()),
+            pcpus: pcpus.to_vec(),
             pinned: true,
         }
     }
@@ -187,7 +187,7 @@ impl Pin {
         if self.pinned && !within {
             changes.push(self.change(false));
         }
-        if !self.pinned && (within || again(&self.pcpus.0).is_ok()) {
+        if !self.pinned && (within || again(&self.pcpus).is_ok()) {
             changes.push(self.change(true));
         }
         changes
@@ -195,13 +195,12 @@ impl Pin {
 
     fn change(&mut self, pinned: bool) -> (HostChange, String) {
         self.pinned = pinned;
-        let vcpu = self.vcpu;
+        let (vcpu, pcpus) = (self.vcpu, cpu_list_text(&self.pcpus));
         let text = match pinned {
-            true => format!("vCPU {vcpu} is pinned to CPUs {} again", self.pcpus),
+            true => format!("vCPU {vcpu} is pinned to CPUs {pcpus} again"),
             false => format!(
-                "vCPU {vcpu} runs elsewhere than on CPUs {}, which it is pinned to: bring them \
-                 online, and it will be pinned again",
-                self.pcpus
+                "vCPU {vcpu} runs elsewhere than on CPUs {pcpus}, which it is pinned to: bring them \
+                 online, and it will be pinned again"
             ),
         };
         (HostChange::Pin { vcpu, pinned }, text)
@@ -213,10 +212,42 @@ mod tests {
     //! Each change is said once and counted once, of the policies that vCPUs
     //! may be on alone; a lost pinning comes back when the host takes it.
 
-    use super::*;
-    use crate::fake_host::FakeHost;
+    use std::fs;
 
-    const GOVERNOR: &str = "sys/devices/system/cpu/cpufreq/policy2/scaling_governor";
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const GOVERNOR: &str = "policy2/scaling_governor";
+
+    /// A directory that stands for a host with policies 0 and 2 of two pCPUs each.
+    struct FakeHost(TempDir);
+
+    impl FakeHost {
+        fn two_plus_two() -> Self {
+            let host = Self(TempDir::new().unwrap());
+            for (policy, cpus) in [(0, "0 1\n"), (2, "2 3\n")] {
+                let dir = host.file(&format!("policy{policy}"));
+                fs::create_dir_all(dir).unwrap();
+                host.write(&format!("policy{policy}/related_cpus"), cpus);
+                host.write(&format!("policy{policy}/scaling_governor"), "schedutil\n");
+            }
+            host
+        }
+
+        fn root(&self) -> HostRoot {
+            HostRoot::at(self.0.path())
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let cpufreq = self.0.path().join("sys/devices/system/cpu/cpufreq");
+            cpufreq.join(name)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.file(name), text).unwrap();
+        }
+    }
 
     /// What one look at the governors finds.
     fn governors(watch: &mut Watch) -> Vec<(HostChange, String)> {
@@ -268,7 +299,7 @@ mod tests {
     fn a_policy_without_a_readable_governor_says_nothing() {
         let host = FakeHost::two_plus_two();
         let mut watch = Watch::of_host(&[vec![]], true, &host.root());
-        host.remove(GOVERNOR);
+        fs::remove_file(host.file(GOVERNOR)).unwrap();
         assert_eq!(governors(&mut watch), []);
         host.write(GOVERNOR, "performance\n");
         assert_eq!(governors(&mut watch).len(), 1);
@@ -300,9 +331,9 @@ mod tests {
 
     #[test]
     fn a_threads_affinity_is_what_the_kernel_says() {
-        let tid = sys::gettid();
+        let tid = Tid::current();
         let all: Vec<u32> = (0..8192).collect();
-        assert!(sys::is_within(tid, &all).unwrap());
-        assert!(!sys::is_within(tid, &[]).unwrap());
+        assert!(is_within(tid, &all).unwrap());
+        assert!(!is_within(tid, &[]).unwrap());
     }
 }

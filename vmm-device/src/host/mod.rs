@@ -21,6 +21,7 @@ mod source;
 mod sys;
 mod text;
 mod thread_actuator;
+mod topology;
 
 use std::path::{Path, PathBuf};
 
@@ -35,12 +36,13 @@ pub use choice::{
 };
 pub use partition::PartitionGroups;
 pub use placement::Placement;
-pub use source::{SourceSetupError, SysfsSource};
-pub use sys::Tid;
+pub use source::{PcpuTop, SourceSetupError, SysfsSource};
+pub use sys::{Tid, is_within, monotonic_ns, pin, stay_off, thread_cpu_time};
 pub use text::{parse_cpu_list, util_percent};
 pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
 };
+pub use topology::{cpu_list_text, policies, possible_pcpus, present_pcpus};
 
 /// Where `/sys` and `/proc` are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,10 +7,9 @@ use std::sync::atomic::AtomicU16;
 
 use tempfile::TempDir;
 use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
-use vcpufreq::vm::Hooks;
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::hypercall::Hypercalls;
 use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
+use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::fakes::NullActuator;
 use vcpufreq_device::host::{HostRoot, SysfsSource, Tid};
@@ -22,39 +21,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
 
-/// Hears nothing and says nothing.
+/// Hears nothing.
 pub struct Silent;
 
 impl Events for Silent {
     fn record(&self, _event: &Event) {}
-}
-
-impl Hooks for Silent {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {}
-
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
-        None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        println!("SKIP: {text}");
-    }
 }
 
 type BenchDevice = Device<NullActuator, SysfsSource, Silent>;
@@ -139,6 +110,7 @@ impl KernelPath {
             avoid: Vec::new(),
         })?;
         let in_kernel = Arc::new(InKernel {
+            base: CPUFREQ_BASE,
             pages,
             doorbells: doorbells.into(),
             lost: worker.lost(),

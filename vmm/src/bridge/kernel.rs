@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context;
-use vcpufreq_device::{DeviceConfig, DomainId, VcpuId, host::Tid};
+use vcpufreq_device::host::{Tid, cpu_list_text, present_pcpus};
+use vcpufreq_device::{DeviceConfig, DomainId, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BridgeDevice, Guest};
-use crate::facts::{HostCpus, HostTree};
+use crate::diagnostics::Diagnostics;
 use crate::kernel_path::{
     Changes, Inbox, Inboxes, KernelRegion, LastWrites, Plan, Recorder, Unknown, Worker,
 };
-use crate::run::warn;
-use crate::vm::bus::MmioDevice;
+use crate::mmio_device::MmioDevice;
 use crate::vm::in_kernel::{Doorbell, InKernel, SlotMemory};
 
 /// How the path `kernel` is to be.
@@ -30,7 +30,7 @@ pub struct KernelPath {
     recorder: Option<Arc<Recorder>>,
     changes: Option<Changes>,
     worker: Worker,
-    explain: bool,
+    diagnostics: Arc<dyn Diagnostics>,
 }
 
 impl KernelPath {
@@ -42,15 +42,14 @@ impl KernelPath {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         pages: Arc<dyn SlotMemory>,
+        diagnostics: &Arc<dyn Diagnostics>,
     ) -> anyhow::Result<(Self, InKernel)> {
-        let host = HostTree::default();
+        let host = device.source().root();
         let config = device.config();
         let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
-        let recorder = Recorder::new(&host, vcpus, pages.size());
-        if guest.explain {
-            eprintln!("{}", order(recorder.as_ref().err()));
-        }
+        let recorder = Recorder::new(host, vcpus, (guest.base, pages.size()));
+        diagnostics.explain(&order(recorder.as_ref().err()));
         let recorder = recorder.ok().map(Arc::new);
         let last_writes: Arc<dyn LastWrites> = match &recorder {
             Some(recorder) => recorder.clone(),
@@ -64,19 +63,17 @@ impl KernelPath {
             avoid: guest.pcpus_of_vcpus.clone(),
         })?;
         // The pCPUs that the vCPUs may run on: each event there wakes the worker.
-        let pcpus = HostCpus::read(&host).cpus.into_iter();
-        let mut pcpus: Vec<u32> = pcpus.map(|pcpu| pcpu.id).collect();
+        let mut pcpus = present_pcpus(host);
         if guest.all_pinned {
             pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
         }
         // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
         // vCPU, whose page is looked after each 4 ms anyway.
         pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
-        let changes = Changes::watch(&host, worker.epoll(), pcpus, vcpus);
-        if guest.explain {
-            eprintln!("{}", freshness(changes.as_ref()));
-        }
+        let changes = Changes::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        diagnostics.explain(&freshness(changes.as_ref()));
         let in_kernel = InKernel {
+            base: guest.base,
             pages,
             doorbells,
             lost: worker.lost(),
@@ -88,7 +85,7 @@ impl KernelPath {
             recorder,
             changes: changes.ok(),
             worker,
-            explain: guest.explain,
+            diagnostics: diagnostics.clone(),
         };
         Ok((path, in_kernel))
     }
@@ -109,10 +106,12 @@ impl KernelPath {
         let recorded = self.recorder.as_ref().map(|r| r.register_thread(vcpu, tid));
         let watched = self.changes.as_ref().map(|c| c.register_thread(vcpu, tid));
         if let Some(Err(error)) = recorded {
-            warn(&format!("vCPU {vcpu}: {}", order(Some(&error))));
+            let why = order(Some(&error));
+            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
         }
         if let Some(Err(error)) = watched {
-            warn(&format!("vCPU {vcpu}: {}", freshness(Err(&error))));
+            let why = freshness(Err(&error));
+            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
         }
     }
 
@@ -121,11 +120,9 @@ impl KernelPath {
         let Some(changes) = &self.changes else {
             return;
         };
-        let followed = changes.follow(pcpus);
-        if let Err(error) = followed {
-            warn(&freshness(Err(&error)));
-        } else if self.explain {
-            eprintln!("{}", freshness(Ok(changes)));
+        match changes.follow(pcpus) {
+            Ok(()) => self.diagnostics.explain(&freshness(Ok(changes))),
+            Err(error) => self.diagnostics.warn(&freshness(Err(&error))),
         }
     }
 
@@ -204,12 +201,13 @@ fn order(unknown: Option<&anyhow::Error>) -> String {
 /// How soon cur_perf is true again.
 fn freshness(changes: Result<&Changes, &anyhow::Error>) -> String {
     match changes.map(Changes::watched) {
-        Ok(pcpus) if pcpus.0.is_empty() => {
+        Ok(pcpus) if pcpus.is_empty() => {
             "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
                 .to_owned()
         }
         Ok(pcpus) => format!(
-            "path kernel: cur_perf follows migrations, and frequency changes on CPUs {pcpus}"
+            "path kernel: cur_perf follows migrations, and frequency changes on CPUs {}",
+            cpu_list_text(&pcpus)
         ),
         Err(why) => {
             format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")

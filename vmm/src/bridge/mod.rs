@@ -9,71 +9,57 @@
 //! ```
 //! A path that is lost while the guest runs gives way to the next one.
 
+mod backend;
 mod kernel;
 mod pcpus;
 mod region;
 mod stats;
 
-#[cfg(feature = "bpf")]
-mod bpf;
-#[cfg(not(feature = "bpf"))]
-#[path = "no_bpf.rs"]
-mod bpf;
-
-use std::path::PathBuf;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context;
 use vcpufreq_device::{
-    CounterSnapshot, Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
-    host::{ActuatorChoice, HostActuator, SysfsSource, Tid},
+    Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
+    host::{HostActuator, SysfsSource, Tid},
 };
 
 use crate::{
-    config::{RunConfig, rt_pcpus},
-    facts::HostTree,
+    diagnostics::Diagnostics,
+    event_stats::EventStats,
     hotplug::Hotplug,
     housekeeper::Housekeeper,
-    run::warn,
-    run_report::{Observer, Summary, add},
-    stats::{Server, VcpuStats},
+    mmio_device::MmioDevice,
     vm::{
-        Cpufreq, Hooks,
-        bus::MmioDevice,
-        hypercall::Hypercalls,
-        in_kernel::{InKernel, SlotMemory, Taken},
+        in_kernel::{Attachment, InKernel, KvmVm, SlotMemory, Taken},
         pages::PageMapping,
     },
     watch::Watch,
 };
-use bpf::BpfPath;
-pub use bpf::offer as offer_bpf;
+pub use backend::{Backend, Offered, RunningBackend};
 use kernel::KernelPath;
 pub use kernel::KernelPlan;
 use region::Exchangeable;
-use stats::BridgeStats;
+pub use stats::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
 
-/// The device as this program makes it.
-pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<Observer>>;
+/// The device as a bridge serves it.
+pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
 
-/// How the path `bpf` is to be.
-#[derive(Clone, Debug)]
-pub struct BpfPlan {
-    /// The object file with the programs.
-    pub object: PathBuf,
-    /// Whether they see hypercalls, too.
-    pub hypercalls: bool,
-}
-
-/// The paths that the guest's accesses may take, the best first.
+/// What a bridge is to know of its guest.
 #[derive(Clone, Debug, Default)]
-pub struct Plans {
-    /// The path `bpf`.
-    pub bpf: Option<BpfPlan>,
-    /// The user wants that one.
-    pub only_bpf: bool,
-    /// The path `kernel`.
+pub struct BridgeConfig {
+    /// Guest address of the first register.
+    pub base: u64,
+    /// The pCPUs that each vCPU is pinned to, by number; none: any.
+    pub pins: Vec<Vec<u32>>,
+    /// The pCPUs of real-time vCPUs.
+    pub rt_pcpus: Vec<u32>,
+    /// The signal that makes KVM_RUN return; its handler has nothing to do.
+    pub kick: c_int,
+    /// Whether the guest has hypercalls.
+    pub hypercalls: bool,
+    /// How the path `kernel` is to be, if it may be taken.
     pub kernel: Option<KernelPlan>,
 }
 
@@ -81,11 +67,18 @@ pub struct Plans {
 pub struct Bridge {
     joint: Arc<Joint>,
     housekeeper: Housekeeper,
-    stats: Option<Server>,
+    size: u64,
+    in_kernel: Option<Arc<InKernel>>,
 }
+
+/// A bridge, for the threads of its virtual machine.
+#[derive(Clone)]
+pub struct BridgeHandle(Arc<Joint>);
 
 /// What paths know of their guest.
 pub struct Guest {
+    /// Guest address of the first register.
+    pub base: u64,
     /// The pCPUs that vCPUs are pinned to.
     pub pcpus_of_vcpus: Vec<u32>,
     /// Whether all of them are pinned.
@@ -96,15 +89,17 @@ pub struct Guest {
     pub threads: Arc<AtomicU16>,
     /// What KVM answers itself.
     pub taken: Arc<Taken>,
-    /// Whether to say why.
-    pub explain: bool,
+    /// The signal that makes KVM_RUN return.
+    pub kick: c_int,
+    /// Whether it has hypercalls.
+    pub hypercalls: bool,
 }
 
 /// What is shared by the virtual machine, the stats and the end.
 struct Joint {
     device: Arc<BridgeDevice>,
-    observer: Arc<Observer>,
     guest: Guest,
+    diagnostics: Arc<dyn Diagnostics>,
     /// The device on the bus, and what accesses get to that exit.
     region: Arc<dyn MmioDevice>,
     on_bus: Arc<Exchangeable>,
@@ -113,119 +108,134 @@ struct Joint {
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
     kernel: Option<KernelPlan>,
-    hypercalls: bool,
 }
 
 /// The path in use, and the one that was lost.
 #[derive(Default)]
 struct Active {
-    bpf: Option<BpfPath>,
+    backend: Option<NamedBackend>,
     kernel: Option<KernelPath>,
-    lost_bpf: Option<BpfPath>,
+    lost: Option<NamedBackend>,
 }
 
+type NamedBackend = (&'static str, Box<dyn RunningBackend>);
+
 impl Bridge {
-    /// Starts the bridge by the first of `plans` that the host doesn't refuse.
+    /// Starts the bridge by the first of `backends`, else the path `kernel`, else the exit, that
+    /// the host doesn't refuse.
     ///
     /// # Errors
-    /// What the host refused: memory, threads or open files; or the one path
-    /// that the user wants.
+    /// What the host refused: memory, threads or open files; or the backend that is required.
     pub fn start(
         device: BridgeDevice,
-        config: &RunConfig,
-        plans: &Plans,
-        observer: &Arc<Observer>,
-    ) -> anyhow::Result<(Self, Cpufreq)> {
+        config: &BridgeConfig,
+        backends: &[Offered],
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<Self> {
         let device = Arc::new(device);
         let region = MmioRegion::new(device.clone());
         let size = region.size();
-        let region: Arc<dyn MmioDevice> = Arc::new(region);
-        let joint = Arc::new(Joint {
-            device: device.clone(),
-            observer: observer.clone(),
-            guest: Guest {
-                all_pinned: config.vcpus.iter().all(|vcpu| !vcpu.pin.is_empty()),
-                pcpus_of_vcpus: config.vcpus.iter().flat_map(|v| v.pin.clone()).collect(),
-                rt_pcpus: rt_pcpus(&config.vcpus),
-                threads: Arc::default(),
-                taken: Arc::default(),
-                explain: config.explain,
-            },
-            on_bus: Arc::new(Exchangeable::new(region.clone())),
-            region,
-            tids: config.vcpus.iter().map(|_| OnceLock::new()).collect(),
-            path: Mutex::default(),
-            pages: OnceLock::new(),
-            kernel: plans.kernel,
-            hypercalls: config.hypercalls,
-        });
-        let host = HostTree::default();
+        let joint = Joint::new(&device, Arc::new(region), config, diagnostics);
+        let host = device.source().root();
         // In this order: what changes from here on is found, what changed before is looked up.
-        let mut hotplug = Hotplug::of_host(&host);
+        let mut hotplug = Hotplug::of_host(host);
         device.source().refresh();
-        let in_kernel = joint.start_best(plans, size)?;
-        let pins: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect();
-        let clamped = config.actuator != ActuatorChoice::Nothing;
-        let mut watch = Watch::of_host(&pins, clamped, &host);
+        let in_kernel = joint.start_best(backends, size)?;
+        let mut watch = Watch::of_host(&config.pins, device.actuator().clamps(), host);
         let watched = joint.clone();
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
-            watch.look(&watched.observer, |vcpu| watched.thread(vcpu));
+            let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
+            watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
         };
-        let housekeeper = Housekeeper::start(device, observer.clone(), look)?;
-        let cpufreq = Cpufreq {
-            device: joint.on_bus.clone(),
+        Ok(Self {
+            housekeeper: Housekeeper::start(device.clone(), look)?,
+            joint,
             size,
             in_kernel: in_kernel.map(Arc::new),
-        };
-        let told = joint.clone();
-        let stats = BridgeStats {
-            device: joint.device.clone(),
-            observer: joint.observer.clone(),
-            taken: joint.guest.taken.clone(),
-            more: Box::new(move |vcpu, stats| told.tell(vcpu, stats)),
-        };
-        let bridge = Self {
-            stats: stats.serve(),
-            joint,
-            housekeeper,
-        };
-        Ok((bridge, cpufreq))
+        })
     }
 
-    /// What the virtual machine tells.
-    pub fn hooks(&self) -> Arc<dyn Hooks> {
-        self.joint.clone()
+    /// For the threads of the virtual machine.
+    #[must_use]
+    pub fn handle(&self) -> BridgeHandle {
+        BridgeHandle(self.joint.clone())
     }
 
-    /// Ends its threads; what came of the guest's requests.
-    pub fn stop(self) -> Summary {
-        if let Some(stats) = self.stats {
-            stats.stop();
-        }
+    /// What answers an access that exits.
+    #[must_use]
+    pub fn mmio(&self) -> Arc<dyn MmioDevice> {
+        self.joint.on_bus.clone()
+    }
+
+    /// Bytes of the registers, from [`BridgeConfig::base`] on.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What KVM is to answer itself from the start; all accesses exit without it.
+    #[must_use]
+    pub fn in_kernel(&self) -> Option<Arc<InKernel>> {
+        self.in_kernel.clone()
+    }
+
+    /// Ends its threads; what was counted.
+    #[must_use]
+    pub fn stop(self) -> Totals {
         let joint = self.joint;
-        let mut summary = CounterSnapshot::default();
+        let mut totals = Totals::default();
         {
             let mut active = joint.active();
             if let Some(path) = active.kernel.take() {
                 path.stop(&joint.device);
             }
-            let Active { bpf, lost_bpf, .. } = &mut *active;
-            for path in [bpf, lost_bpf].into_iter().filter_map(Option::take) {
+            let Active { backend, lost, .. } = &mut *active;
+            for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
                 path.end();
                 for vcpu in joint.vcpus() {
-                    summary = add(summary, path.counters(vcpu));
+                    totals.counters = totals.counters + path.counters(vcpu);
                 }
             }
         }
         self.housekeeper.stop();
-        Summary::of(&joint.device)
-            .with(summary)
-            .on_host(&joint.observer)
+        let of_device = Totals::of(&joint.device);
+        Totals {
+            counters: of_device.counters + totals.counters,
+            ..of_device
+        }
     }
 }
 
 impl Joint {
+    fn new(
+        device: &Arc<BridgeDevice>,
+        region: Arc<dyn MmioDevice>,
+        config: &BridgeConfig,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            guest: Guest {
+                base: config.base,
+                all_pinned: config.pins.iter().all(|pin| !pin.is_empty()),
+                pcpus_of_vcpus: config.pins.concat(),
+                rt_pcpus: config.rt_pcpus.clone(),
+                threads: Arc::default(),
+                taken: Arc::default(),
+                kick: config.kick,
+                hypercalls: config.hypercalls,
+            },
+            diagnostics: diagnostics.clone(),
+            on_bus: Arc::new(Exchangeable::new(region.clone())),
+            region,
+            tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
+            path: Mutex::default(),
+            pages: OnceLock::new(),
+            kernel: config.kernel,
+        })
+    }
+
     fn active(&self) -> MutexGuard<'_, Active> {
         // Whoever panicked left a path that runs, or none.
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
@@ -243,32 +253,27 @@ impl Joint {
         tid.get().copied()
     }
 
-    /// Adds what the path `bpf` knows of a vCPU.
-    fn tell(&self, vcpu: VcpuId, stats: &mut VcpuStats) {
-        let active = self.active();
-        for path in active.bpf.iter().chain(&active.lost_bpf) {
-            path.tell(vcpu, stats);
-        }
-    }
-
-    fn start_best(&self, plans: &Plans, size: u64) -> anyhow::Result<Option<InKernel>> {
-        if let Some(plan) = &plans.bpf {
-            match BpfPath::start(&self.device, &self.guest, plan, &self.observer) {
+    fn start_best(&self, backends: &[Offered], size: u64) -> anyhow::Result<Option<InKernel>> {
+        for Offered { backend, required } in backends {
+            let name = backend.name();
+            match backend.start(&self.device, &self.guest, &self.diagnostics) {
                 Ok((path, in_kernel)) => {
                     self.show(path.memory(), in_kernel.pages.clone())?;
                     self.on_bus.exchange(path.region(self.region.clone()));
-                    self.active().bpf = Some(path);
+                    self.active().backend = Some((name, path));
                     return Ok(Some(in_kernel));
                 }
-                Err(why) if plans.only_bpf => {
-                    return Err(why.context("--path bpf isn't possible"));
+                Err(why) => {
+                    if let Some(required) = required {
+                        return Err(why.context(required.clone()));
+                    }
+                    self.diagnostics.warn(&format!(
+                        "not by the path {name}, but by the next one: {why:#}; see vcpufreq doctor"
+                    ));
                 }
-                Err(why) => warn(&format!(
-                    "not by the path bpf, but by the next one: {why:#}; see vcpufreq doctor"
-                )),
             }
         }
-        let Some(plan) = plans.kernel else {
+        let Some(plan) = self.kernel else {
             return Ok(None);
         };
         let pages = PageMapping::new(size, plan.clean);
@@ -290,7 +295,8 @@ impl Joint {
     /// Starts the path `kernel` on the pages that there are.
     fn start_kernel(&self) -> anyhow::Result<InKernel> {
         let pages = self.pages.get().context("no register pages")?.clone();
-        let (path, in_kernel) = KernelPath::start(&self.device, &self.guest, pages)?;
+        let (path, in_kernel) =
+            KernelPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
         self.on_bus
             .exchange(path.region(self.region.clone(), &self.device));
         for (vcpu, tid) in self.vcpus().zip(&self.tids) {
@@ -306,17 +312,17 @@ impl Joint {
         path.drain(&self.device);
         self.on_bus.exchange(self.region.clone());
         path.stop(&self.device);
-        self.on_warning(
+        self.diagnostics.warn(
             "the thread that carries out requests has died: each access exits to the VMM from \
              now on; restart the guest for the path kernel",
         );
     }
 
     /// Hands over to the path `kernel`, or to the exit.
-    fn bpf_lost(&self, path: BpfPath) -> Option<InKernel> {
+    fn backend_lost(&self, (name, path): NamedBackend) -> Option<InKernel> {
         self.on_bus.exchange(self.region.clone());
-        let (why, calling) = path.hand_over(&self.device, self.hypercalls);
-        self.active().lost_bpf = Some(path);
+        let (why, calling) = path.hand_over();
+        self.active().lost = Some((name, path));
         let next = self.kernel.map(|_| self.start_kernel());
         let (next, how) = match next {
             Some(Ok(next)) => (Some(next), "by the path kernel".to_owned()),
@@ -324,98 +330,134 @@ impl Joint {
             None => (None, "by exits to the VMM".to_owned()),
         };
         // A filter of hypercalls can't be changed once a VM has run.
-        let calls = match (self.hypercalls, calling) {
+        let calls = match (self.guest.hypercalls, calling) {
             (true, Ok(())) => ", set_perf by hypercall by BPF and a thread".to_owned(),
             (true, Err(error)) => {
                 format!(", set_perf by hypercall to nobody until the guest restarts ({error:#})")
             }
             (false, _) => String::new(),
         };
-        self.on_warning(&format!(
-            "the path bpf is lost, {why}: accesses go on {how}{calls}; restart the guest for the \
-             path bpf"
+        self.diagnostics.warn(&format!(
+            "the path {name} is lost, {why}: accesses go on {how}{calls}; restart the guest for \
+             the path {name}"
         ));
         next
     }
 }
 
-impl Hooks for Joint {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+/// What the threads of the virtual machine tell.
+impl BridgeHandle {
+    /// Called once on each vCPU's thread `tid`, in the order of their numbers, before it runs the
+    /// guest.
+    ///
+    /// # Errors
+    /// Why the thread can't be clamped, or its requests not be seen.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let joint = &self.0;
         let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
-        self.device
+        joint
+            .device
             .actuator()
             .register_thread(vcpu, tid)
             .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
-        self.device.source().register_thread(vcpu, tid)?;
-        let active = self.active();
+        joint.device.source().register_thread(vcpu, tid)?;
+        let active = joint.active();
         if let Some(path) = &active.kernel {
             path.register_thread(vcpu, tid);
         }
-        if let Some(path) = &active.bpf {
-            path.register_thread(vcpu)?;
+        if let Some((_, path)) = &active.backend {
+            path.register_thread(vcpu, tid)?;
         }
         drop(active);
-        if let Some(slot) = self.tids.get(vcpu.index()) {
+        if let Some(slot) = joint.tids.get(vcpu.index()) {
             // A vCPU has one thread.
             let _ = slot.set(tid);
         }
-        // In the order of their numbers.
-        self.guest.threads.store(vcpu.0 + 1, Relaxed);
+        joint.guest.threads.store(vcpu.0 + 1, Relaxed);
         Ok(())
     }
 
-    /// What the page shows is true again before the guest's next look at it.
-    fn on_vcpu_moved(&self, vcpu: VcpuId) {
-        if self.active().kernel.is_some() {
-            self.device.refresh(vcpu);
+    /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
+    /// page shows is true again before the guest's next look at it.
+    pub fn vcpu_moved(&self, vcpu: VcpuId) {
+        if self.0.active().kernel.is_some() {
+            self.0.device.refresh(vcpu);
         }
     }
 
-    fn on_reset(&self) {
+    /// The guest resets; no vCPU runs.
+    pub fn reset(&self) {
+        let joint = &self.0;
         // What the guest asked for before is older than the reset.
-        let active = self.active();
+        let active = joint.active();
         if let Some(path) = &active.kernel {
-            path.drain(&self.device);
+            path.drain(&joint.device);
         }
         // KVM forwards those of the guest that boots now.
-        if let Some(path) = &active.lost_bpf {
+        if let Some((_, path)) = &active.lost {
             path.end_calls();
         }
-        self.device.reset();
-        if let Some(path) = &active.bpf {
+        joint.device.reset();
+        if let Some((_, path)) = &active.backend {
             path.reset();
         }
     }
 
-    fn on_end(&self) {
-        // Where a thread is can't be read any more when it has ended.
-        self.guest.threads.store(0, Relaxed);
+    /// The guest has ended; its threads end next, and where one is can't be read any more then.
+    pub fn guest_ended(&self) {
+        self.0.guest.threads.store(0, Relaxed);
     }
 
-    fn hypercalls(&self) -> Hypercalls {
-        match self.hypercalls {
-            true if self.active().bpf.is_some() => Hypercalls::WritesInKernel,
-            true => Hypercalls::Forwarded,
-            false => Hypercalls::None,
-        }
+    /// Whether a backend answers the guest now.
+    #[must_use]
+    pub fn by_backend(&self) -> bool {
+        self.0.active().backend.is_some()
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
-        let (bpf, kernel) = {
-            let mut active = self.active();
-            (active.bpf.take(), active.kernel.take())
+    /// Makes `vm` answer what it can of the registers: `in_kernel`, first that of
+    /// [`Bridge::in_kernel`], and after [`Attachment::fall_back`] what takes its place. A reset
+    /// that makes a new virtual machine attaches that one with what was left of the last one.
+    #[must_use]
+    pub fn attach<'a>(
+        &self,
+        vm: &'a dyn KvmVm,
+        in_kernel: &'a mut Option<Arc<InKernel>>,
+    ) -> Attachment<'a> {
+        let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
+        Attachment::new(
+            vm,
+            in_kernel,
+            Box::new(move || bridge.path_lost()),
+            Box::new(move |text| warnings.warn(text)),
+        )
+    }
+
+    /// Ends the path that was lost; KVM's part of it is taken back. What KVM is to do from now on,
+    /// if anything.
+    #[must_use]
+    pub fn path_lost(&self) -> Option<Arc<InKernel>> {
+        let (backend, kernel) = {
+            let mut active = self.0.active();
+            (active.backend.take(), active.kernel.take())
         };
         if let Some(path) = kernel {
-            self.kernel_lost(path);
+            self.0.kernel_lost(path);
         }
-        self.bpf_lost(bpf?).map(Arc::new)
+        self.0.backend_lost(backend?).map(Arc::new)
     }
 
-    fn on_warning(&self, text: &str) {
-        warn(text);
+    /// How it stands now.
+    #[must_use]
+    pub fn snapshot(&self) -> BridgeSnapshot {
+        let joint = &self.0;
+        let mut snapshot = BridgeSnapshot::of(&joint.device, &joint.guest.taken);
+        for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
+            // Not held for all of them: a vCPU that has moved waits for it.
+            let active = joint.active();
+            for (_, path) in active.backend.iter().chain(&active.lost) {
+                path.tell(vcpu, of_vcpu);
+            }
+        }
+        snapshot
     }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A bridge learns of pCPUs that come online or go offline while its guest runs.
 
-use super::{BpfPath, Joint};
-use crate::run::warn;
+use super::Joint;
 
 impl Joint {
     /// Learns what is new of pCPUs that have come or gone.
@@ -15,10 +14,12 @@ impl Joint {
         if let Some(path) = &active.kernel {
             path.follow_pcpus(changed);
         }
-        let followed = active.bpf.as_ref().map(BpfPath::follow_pcpus);
-        if let Some(Err(error)) = followed {
-            warn(&format!(
-                "the path bpf doesn't know pCPUs that came online since its start ({error:#}): \
+        let Some((name, path)) = &active.backend else {
+            return;
+        };
+        if let Err(error) = path.follow_pcpus() {
+            self.diagnostics.warn(&format!(
+                "the path {name} doesn't know pCPUs that came online since its start ({error:#}): \
                  cur_perf isn't true on them; restart the guest"
             ));
         }

@@ -1,150 +1,201 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bridge, seen by who asks for stats.
+//! A bridge at one moment, and its counts in the end.
 
 use std::sync::Arc;
 
-use vcpufreq_device::{Actuator, Device, Source, VcpuId, VcpuSpec};
-
-use crate::{
-    path::Path,
-    run::warn,
-    run_report::Observer,
-    state::StateDir,
-    stats::{Measured, Server, Stats, VcpuStats},
-    sys,
-    vm::in_kernel::Taken,
+use vcpufreq_device::{
+    Accesses, Actuator, CounterSnapshot, Demand, Device, DomainId, HistogramSnapshot, Khz, Source,
+    VcpuId, VcpuSpec,
 };
 
-/// Where the figures come from.
-pub struct BridgeStats<A, S> {
-    /// The device.
-    pub device: Arc<Device<A, S, Arc<Observer>>>,
-    /// Who sees its events.
-    pub observer: Arc<Observer>,
-    /// What KVM answers itself.
-    pub taken: Arc<Taken>,
-    /// Adds what another path than `exit` and `kernel` knows of a vCPU.
-    pub more: Box<More>,
+use crate::event_stats::EventStats;
+use crate::vm::in_kernel::Taken;
+
+/// How the registers of a vCPU are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessPath {
+    /// Each access exits to the VMM.
+    #[default]
+    Exit,
+    /// KVM answers reads, or requests of table entries.
+    Kernel,
+    /// The backend of this name.
+    Backend(&'static str),
 }
 
-type More = dyn Fn(VcpuId, &mut VcpuStats) + Send + Sync;
-
-impl<A: Actuator + 'static, S: Source + 'static> BridgeStats<A, S> {
-    /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
-    pub fn serve(self) -> Option<Server> {
-        let serve = || {
-            let path = StateDir::of_user()?.socket_path(std::process::id());
-            anyhow::Ok(Server::start(&path, Arc::new(self))?)
-        };
-        let server = serve();
-        if let Err(error) = &server {
-            warn(&format!(
-                "vcpufreq stats won't be answered: {error:#}; look at the directory's permissions"
-            ));
-        }
-        server.ok()
-    }
+/// A vCPU at one moment, and what was counted of it since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuSnapshot {
+    /// Its performance domain.
+    pub domain: DomainId,
+    /// How its registers are reached now.
+    pub path: AccessPath,
+    /// The pCPU that its thread is on, if that is known, and that one's frequency.
+    pub pcpu: Option<(u32, Khz)>,
+    /// What its domain asks for.
+    pub asked: Option<Khz>,
+    /// What it was last told that it gets.
+    pub cur_perf: Khz,
+    /// What its domain's request stands for.
+    pub clamp: Demand,
+    /// How the guest reached its registers.
+    pub accesses: Accesses,
+    /// What became of its requests.
+    pub counters: CounterSnapshot,
+    /// How long requests took until their clamp was in force.
+    pub clamp_after: HistogramSnapshot,
+    /// How long until the vCPU's frequency was another one.
+    pub freq_after: HistogramSnapshot,
 }
 
-impl<A: Actuator, S: Source> BridgeStats<A, S> {
-    fn path(&self, spec: &VcpuSpec) -> Path {
-        let table = spec.table.entries().len() > 1;
-        match self.taken.reads() || (table && self.taken.writes()) {
-            true => Path::Kernel,
-            false => Path::Exit,
-        }
-    }
-
-    fn vcpu(&self, vcpu: VcpuId, spec: &VcpuSpec) -> VcpuStats {
-        let standing = self.device.standing(vcpu);
-        let here = self.device.source().sample(vcpu).ok();
-        let asked = standing.and_then(|standing| standing.asked);
-        let mut stats = VcpuStats {
-            vcpu: vcpu.0,
-            domain: spec.domain.0,
-            path: self.path(spec),
-            pcpu: here.map(|pcpu| pcpu.pcpu),
-            pcpu_khz: here.map(|pcpu| pcpu.khz.0),
-            asks_khz: asked.map(|khz| khz.0),
-            gets_khz: standing.map_or(0, |standing| standing.cur_perf.0),
-            uclamp: standing.map_or((0, 0), |standing| {
-                (standing.demand.min.get(), standing.demand.max.get())
-            }),
-            accesses: self.device.accesses(vcpu).unwrap_or_default().into(),
-            counts: self.device.counters(vcpu).unwrap_or_default().into(),
-            clamp_after: self.observer.clamp_after(vcpu).into(),
-            freq_after: self.observer.freq_after(vcpu).into(),
-        };
-        (self.more)(vcpu, &mut stats);
-        stats
-    }
+/// A virtual machine at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BridgeSnapshot {
+    /// Its vCPUs, by number.
+    pub vcpus: Vec<VcpuSnapshot>,
+    /// Accesses behind the last vCPU's page.
+    pub accesses_outside: u64,
+    /// How often a policy was found to have left schedutil.
+    pub governors_lost: u64,
+    /// How often a vCPU's thread was found elsewhere than on its pCPUs.
+    pub pins_lost: u64,
 }
 
-impl<A: Actuator, S: Source> Measured for BridgeStats<A, S> {
-    fn stats(&self) -> Stats {
-        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.device.config().vcpus);
-        let [governors_lost, pins_lost] = self.observer.lost_on_host();
-        Stats {
-            pid: std::process::id(),
-            at_ns: sys::monotonic_ns(),
-            vcpus: vcpus.map(|(vcpu, spec)| self.vcpu(vcpu, spec)).collect(),
-            accesses_outside: self.device.accesses_outside(),
+/// What was counted of a virtual machine that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Of all vCPUs together.
+    pub counters: CounterSnapshot,
+    /// Accesses behind the last vCPU's page.
+    pub outside: u64,
+    /// How often a policy was found to have left schedutil.
+    pub governors_lost: u64,
+    /// How often a vCPU's thread was found elsewhere than on its pCPUs.
+    pub pins_lost: u64,
+}
+
+impl Totals {
+    /// Of a device.
+    pub fn of<A: Actuator, S: Source>(device: &Device<A, S, Arc<EventStats>>) -> Self {
+        let vcpus = (0..u16::MAX).map_while(|vcpu| device.counters(VcpuId(vcpu)));
+        let [governors_lost, pins_lost] = device.events().lost_on_host();
+        Self {
+            counters: vcpus.fold(CounterSnapshot::default(), std::ops::Add::add),
+            outside: device.accesses_outside(),
             governors_lost,
             pins_lost,
         }
     }
 }
 
+impl BridgeSnapshot {
+    /// Of a device, of which KVM answers what it has `taken`.
+    pub fn of<A: Actuator, S: Source>(
+        device: &Device<A, S, Arc<EventStats>>,
+        taken: &Taken,
+    ) -> Self {
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&device.config().vcpus);
+        let [governors_lost, pins_lost] = device.events().lost_on_host();
+        Self {
+            vcpus: vcpus
+                .map(|(vcpu, spec)| VcpuSnapshot::of(device, taken, (vcpu, spec)))
+                .collect(),
+            accesses_outside: device.accesses_outside(),
+            governors_lost,
+            pins_lost,
+        }
+    }
+}
+
+impl VcpuSnapshot {
+    fn of<A: Actuator, S: Source>(
+        device: &Device<A, S, Arc<EventStats>>,
+        taken: &Taken,
+        (vcpu, spec): (VcpuId, &VcpuSpec),
+    ) -> Self {
+        let standing = device.standing(vcpu);
+        let here = device.source().sample(vcpu).ok();
+        let events = device.events();
+        let table = spec.table.entries().len() > 1;
+        Self {
+            domain: spec.domain,
+            path: match taken.reads() || (table && taken.writes()) {
+                true => AccessPath::Kernel,
+                false => AccessPath::Exit,
+            },
+            pcpu: here.map(|here| (here.pcpu, here.khz)),
+            asked: standing.and_then(|standing| standing.asked),
+            cur_perf: standing.map_or(Khz(0), |standing| standing.cur_perf),
+            clamp: standing.map_or(Demand::NONE, |standing| standing.demand),
+            accesses: device.accesses(vcpu).unwrap_or_default(),
+            counters: device.counters(vcpu).unwrap_or_default(),
+            clamp_after: events.clamp_after(vcpu),
+            freq_after: events.freq_after(vcpu),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    //! What a guest asked for, and what became of it, is what the stats say.
+    //! What a guest asked for, and what became of it, is what a snapshot says.
     //! (That the path follows what KVM takes: `tests/kvm_x86_64`.)
 
     use vcpufreq_device::{
-        ClampMode, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, PerfTable, REG_SET_PERF,
-        Report, Util, fakes,
+        ClampMode, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF, Report, Util,
+        WriteReg, fakes,
     };
 
     use super::*;
 
-    #[test]
-    fn stats_are_of_the_device_and_its_events() {
-        let observer = Arc::new(Observer::new(1, None));
+    fn device(
+        vcpus: u32,
+    ) -> Arc<Device<fakes::RecordingActuator, fakes::FixedSource, Arc<EventStats>>> {
+        let spec = |domain| VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(1000), Khz(2000)]).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(domain),
+        };
         let config = DeviceConfig {
-            vcpus: vec![VcpuSpec {
-                table: PerfTable::try_from(vec![Khz(1000), Khz(2000)]).unwrap(),
-                capacity: Util::MAX,
-                domain: DomainId(3),
-            }],
+            vcpus: (0..vcpus).map(|vcpu| spec(vcpu + 3)).collect(),
             mode: ClampMode::Floor,
             headroom: Headroom::None,
             report: Report::Exact,
             rate_limit: None,
         };
+        let stats = Arc::new(EventStats::new(config.vcpus.len(), None));
         let actuator = fakes::RecordingActuator::default();
         let source = fakes::FixedSource::default();
-        let device = Device::new(config, actuator, source, observer.clone()).unwrap();
-        let device = Arc::new(device);
+        Arc::new(Device::new(config, actuator, source, stats).unwrap())
+    }
+
+    #[test]
+    fn a_snapshot_is_of_the_device_and_its_events() {
+        let device = device(1);
         let region = MmioRegion::new(device.clone());
         for khz in [1000_u32, 1000, 2000] {
             region.write(REG_SET_PERF, &khz.to_le_bytes());
         }
         device.reset();
-        let bridge = BridgeStats {
-            device,
-            observer,
-            taken: Arc::default(),
-            more: Box::new(|_, _| ()),
+        let snapshot = BridgeSnapshot::of(&device, &Taken::default());
+        let [vcpu] = &snapshot.vcpus[..] else {
+            panic!("{snapshot:?}")
         };
-        let stats = bridge.stats();
-        let [vcpu] = &stats.vcpus[..] else {
-            panic!("{stats:?}")
-        };
-        assert_eq!((vcpu.domain, vcpu.path), (3, Path::Exit));
-        assert_eq!((vcpu.asks_khz, vcpu.uclamp), (None, (0, 1024)));
+        assert_eq!((vcpu.domain, vcpu.path), (DomainId(3), AccessPath::Exit));
+        assert_eq!((vcpu.asked, vcpu.clamp), (None, Demand::NONE));
         assert_eq!(vcpu.accesses.writes_exited, 3);
-        assert_eq!((vcpu.counts.requests, vcpu.counts.applied), (4, 3));
+        assert_eq!((vcpu.counters.requests, vcpu.counters.applied), (4, 3));
         // The reset's request has not arrived, so it took no time.
-        assert_eq!(vcpu.clamp_after.n, 2);
+        assert_eq!(vcpu.clamp_after.n(), 2);
+    }
+
+    #[test]
+    fn totals_are_over_all_vcpus() {
+        let device = device(2);
+        for (vcpu, khz) in [(0, 1000), (1, 2000), (1, 2000)] {
+            device.write(VcpuId(vcpu), WriteReg::SetPerf, khz);
+        }
+        let counters = Totals::of(&device).counters;
+        let counted = (counters.requests, counters.applied, counters.unchanged);
+        assert_eq!((counted, counters.refused), ((3, 2, 1), 0));
     }
 }

@@ -5,18 +5,18 @@
 //! and tracefs; without, the worker looks at its period only.
 
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context;
-use vcpufreq_device::{VcpuId, host::Tid};
+use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::{HostRoot, Tid};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
-use crate::facts::HostTree;
-use crate::parse::CpuList;
-use crate::vm::kick_signal;
+use super::tracepoint_text;
 
-const TRACEPOINT: &str = "sys/kernel/tracing/events/power/cpu_frequency/id";
+const TRACEPOINT: &str = "power/cpu_frequency";
 
 /// The data of its events in the worker's epoll set.
 pub const CHANGED: u64 = u64::MAX - 1;
@@ -31,20 +31,24 @@ pub struct Changes {
     pcpus: Vec<u32>,
     frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
     threads: Box<[OnceLock<PerfEvent>]>,
+    /// Makes KVM_RUN return.
+    kick: c_int,
 }
 
 impl Changes {
-    /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it.
+    /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it. A vCPU's
+    /// thread gets the signal `kick` on another pCPU.
     ///
     /// # Errors
     /// Why that can't be watched on this host.
     pub fn watch(
-        host: &HostTree,
+        host: &HostRoot,
         epoll: &Arc<Epoll>,
         pcpus: Vec<u32>,
-        vcpus: u16,
+        (vcpus, kick): (u16, c_int),
     ) -> anyhow::Result<Self> {
-        let id = host.number::<u64>(TRACEPOINT);
+        let id = tracepoint_text(host, TRACEPOINT, "id");
+        let id = id.and_then(|id| id.parse().ok());
         let id = id.context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
         let changes = Self {
             epoll: epoll.clone(),
@@ -52,6 +56,7 @@ impl Changes {
             frequencies: Mutex::default(),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
             pcpus,
+            kick,
         };
         changes.follow(&changes.pcpus)?;
         Ok(changes)
@@ -77,8 +82,8 @@ impl Changes {
     }
 
     /// The pCPUs that are watched now.
-    pub fn watched(&self) -> CpuList {
-        CpuList(self.frequencies().keys().copied().collect())
+    pub fn watched(&self) -> Vec<u32> {
+        self.frequencies().keys().copied().collect()
     }
 
     /// `None` while it is offline.
@@ -104,7 +109,7 @@ impl Changes {
     /// What the kernel said.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let event = PerfEvent::migrations(tid).context("migrations can't be watched")?;
-        let signalled = event.signal(tid, kick_signal());
+        let signalled = event.signal(tid, self.kick);
         signalled.context("migrations can't be signalled")?;
         hear(&self.epoll, &event)?;
         if let Some(slot) = self.threads.get(vcpu.index()) {

@@ -188,6 +188,8 @@ impl Requests for Panics {
         panic!("as the test wants");
     }
 
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
+
     fn finished(&self, _vcpu: VcpuId, _count: u64) {}
 
     fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}

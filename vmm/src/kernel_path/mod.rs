@@ -8,7 +8,7 @@
 //! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and when told of a change
 //! ```
 //!
-//! Not here: KVM's side of it, which is `vm::in_kernel`.
+//! Not here: KVM's side of it, which is `offload`.
 
 mod changes;
 mod inbox;
@@ -24,11 +24,21 @@ pub use recorder::{Known, LastWrite, LastWrites, Recorder, Unknown};
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 
+use std::fs;
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
+
+/// What the kernel says of a tracepoint (`group/event`), if it can be read.
+fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {
+    let path = format!("sys/kernel/tracing/events/{tracepoint}/{file}");
+    let text = fs::read_to_string(host.join(Path::new(&path))).ok()?;
+    Some(text.trim().to_owned())
+}
 
 /// What the worker does to the device.
 pub trait Requests: Send + Sync {
@@ -36,9 +46,7 @@ pub trait Requests: Send + Sync {
     fn request(&self, vcpu: VcpuId, khz: u32);
     /// The guest wrote what is requested of `vcpu` next at `at_ns`
     /// (CLOCK_MONOTONIC).
-    fn written(&self, vcpu: VcpuId, at_ns: u64) {
-        let _ = (vcpu, at_ns);
-    }
+    fn written(&self, vcpu: VcpuId, at_ns: u64);
     /// KVM has finished so many writes to the set_perf of `vcpu`.
     fn finished(&self, vcpu: VcpuId, count: u64);
     /// So many requests of `vcpu` were overtaken by a newer one.

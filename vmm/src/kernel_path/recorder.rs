@@ -10,11 +10,11 @@
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
-use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId, host::Tid};
+use vcpufreq_device::host::{HostRoot, Tid};
+use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 use super::perf::{PerfEvent, Read, Whose};
-use crate::facts::HostTree;
-use crate::vm::layout::CPUFREQ_BASE;
+use super::tracepoint_text;
 
 /// Who knows what was written last.
 pub trait LastWrites: Send + Sync {
@@ -49,7 +49,7 @@ impl LastWrites for Unknown {
     }
 }
 
-const TRACEPOINT: &str = "sys/kernel/tracing/events/kvm/kvm_mmio";
+const TRACEPOINT: &str = "kvm/kvm_mmio";
 
 /// The recorders of all vCPU threads.
 #[derive(Debug)]
@@ -65,27 +65,30 @@ pub struct Recorder {
 struct Fields {
     gpa: usize,
     value: usize,
+    /// Where the registers begin.
+    base: u64,
 }
 
 impl Recorder {
-    /// For the threads of `vcpus` vCPUs, whose registers have `size` bytes.
+    /// For the threads of `vcpus` vCPUs, whose registers are the `size` bytes from `base` on.
     ///
     /// # Errors
     /// Why nothing can be recorded on this host.
-    pub fn new(host: &HostTree, vcpus: u16, size: u64) -> anyhow::Result<Self> {
-        let text = |name| host.text(format!("{TRACEPOINT}/{name}"));
+    pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> anyhow::Result<Self> {
+        let text = |name| tracepoint_text(host, TRACEPOINT, name);
         let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
         let format = text("format").unwrap_or_default();
         let fields = Fields {
             gpa: offset(&format, "gpa").context("kvm:kvm_mmio has no gpa")?,
             value: offset(&format, "val").context("kvm:kvm_mmio has no val")?,
+            base,
         };
-        let end = CPUFREQ_BASE + size;
+        let end = base + size;
         let recorder = Self {
             id: id.parse().context("kvm:kvm_mmio has no number")?,
             fields,
             // KVM_TRACE_MMIO_WRITE
-            filter: format!("type == 2 && len == 4 && gpa >= {CPUFREQ_BASE:#x} && gpa < {end:#x}"),
+            filter: format!("type == 2 && len == 4 && gpa >= {base:#x} && gpa < {end:#x}"),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
         };
         // Whether it is permitted; taken back at once.
@@ -139,7 +142,7 @@ impl Fields {
     fn set_perf(self, record: &[u8]) -> Option<(VcpuId, u32)> {
         let gpa = u64::from_ne_bytes(*record.get(self.gpa..)?.first_chunk()?);
         let value = u64::from_ne_bytes(*record.get(self.value..)?.first_chunk()?);
-        let offset = gpa.checked_sub(CPUFREQ_BASE)?;
+        let offset = gpa.checked_sub(self.base)?;
         if offset % REGION_STRIDE != REG_SET_PERF {
             return None;
         }
@@ -168,6 +171,7 @@ mod tests {
     use super::super::perf::tests::{Ring, record_of};
     use super::*;
 
+    const BASE: u64 = 0x0a00_0000;
     const FORMAT: &str = "name: kvm_mmio\nID: 300\nformat:\n\
         \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
         \tfield:u32 type;\toffset:8;\tsize:4;\tsigned:0;\n\
@@ -186,8 +190,9 @@ mod tests {
         let fields = Fields {
             gpa: offset(FORMAT, "gpa").unwrap(),
             value: offset(FORMAT, "val").unwrap(),
+            base: BASE,
         };
-        let vcpu = CPUFREQ_BASE + 2 * REGION_STRIDE;
+        let vcpu = BASE + 2 * REGION_STRIDE;
         let written = fields.set_perf(&record(vcpu + REG_SET_PERF, 600_000));
         assert_eq!(written, Some((VcpuId(2), 600_000)));
         assert_eq!(fields.set_perf(&record(vcpu + 0x0c, 3)), None);
@@ -199,10 +204,14 @@ mod tests {
     /// Of two threads, of which the second has written 2, 3, 2 and the first is recorded as having
     /// written 1 before; the second one's record is there or isn't.
     fn after_three_writes(second_is_recorded: bool) -> (u32, bool) {
-        let gpa = CPUFREQ_BASE + REG_SET_PERF;
+        let gpa = BASE + REG_SET_PERF;
         let recorder = Recorder {
             id: 0,
-            fields: Fields { gpa: 16, value: 24 },
+            fields: Fields {
+                gpa: 16,
+                value: 24,
+                base: BASE,
+            },
             filter: String::new(),
             threads: [OnceLock::new(), OnceLock::new()].into(),
         };

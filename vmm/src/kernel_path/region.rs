@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 use super::{Inboxes, Requests};
-use crate::vm::bus::MmioDevice;
+use crate::mmio_device::MmioDevice;
 
 /// What a request has.
 const BYTES: usize = 4;

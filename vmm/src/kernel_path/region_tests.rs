@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Inbox, Inboxes, Requests, Unknown};
 use super::KernelRegion;
-use crate::vm::bus::MmioDevice;
+use crate::mmio_device::MmioDevice;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const KHZ: u32 = 1_800_000;
@@ -37,6 +37,8 @@ impl Requests for Device {
     fn request(&self, _vcpu: VcpuId, khz: u32) {
         self.0.send(Said::Requested(khz)).unwrap();
     }
+
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
 
     fn finished(&self, _vcpu: VcpuId, _count: u64) {}
 

@@ -23,7 +23,6 @@ use super::changes::CHANGED;
 use super::looks::Looks;
 use super::{Inboxes, Requests};
 use crate::budget::Budget;
-use crate::vm::sys;
 
 /// Requests may take one part in this many of the time.
 const SHARE: u32 = 20;
@@ -152,17 +151,17 @@ impl Turns {
         self.keep_out_of_the_way();
         let mut events = [EpollEvent::default(); TURN];
         // Asked between turns, when nobody waits for the answer.
-        let mut cpu_before = sys::thread_cpu_time();
+        let mut cpu_before = host::thread_cpu_time();
         while !self.stopped.load(Relaxed) {
             let count = self.wait(&mut events)?;
             for event in &events[..count] {
                 self.answer(event.data());
             }
             self.plan.inboxes.finish(&*self.plan.device);
-            let used = sys::thread_cpu_time().saturating_sub(cpu_before);
+            let used = host::thread_cpu_time().saturating_sub(cpu_before);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
-            cpu_before = sys::thread_cpu_time();
+            cpu_before = host::thread_cpu_time();
         }
         Ok(())
     }
@@ -202,17 +201,17 @@ impl Turns {
         if started < self.looks.due_at() {
             return;
         }
-        let cpu_before = sys::thread_cpu_time();
+        let cpu_before = host::thread_cpu_time();
         for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
             self.plan.device.refresh(vcpu);
         }
-        let took = sys::thread_cpu_time().saturating_sub(cpu_before);
+        let took = host::thread_cpu_time().saturating_sub(cpu_before);
         self.looks.done(started, took);
     }
 
     /// Best effort: without these the worker is a thread like any other.
     fn keep_out_of_the_way(&self) {
-        let _ = sys::stay_off(&self.plan.avoid);
+        let _ = host::stay_off(&self.plan.avoid);
         let _ = host::clamp_current_thread_to_zero();
     }
 }

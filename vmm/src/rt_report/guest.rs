@@ -5,7 +5,7 @@ use anyhow::Context as _;
 use vcpufreq_rt::Cpus;
 
 use super::{args::ReportArgs, running::Running, shell::Shell};
-use crate::sys::monotonic_ns;
+use vcpufreq_device::host::monotonic_ns;
 
 /// How often the clocks are compared.
 const LOOKS: u32 = 5;

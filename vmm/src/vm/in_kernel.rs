@@ -8,16 +8,78 @@
 //! exit to the device on the bus instead, and so does everything once this is
 //! detached: no access is lost.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{IoEventAddress, VmFd};
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::layout::CPUFREQ_BASE;
-use super::{Hooks, sys};
+/// A virtual machine in KVM: what a VMM implements.
+pub trait KvmVm {
+    /// Shows memory to the guest, which can only read it (`KVM_MEM_READONLY`).
+    ///
+    /// # Errors
+    /// What KVM said; then each read exits to the VMM.
+    fn map_read_only(&self, slot: ReadOnlySlot) -> io::Result<()>;
+
+    /// Takes the same memory away again.
+    ///
+    /// # Errors
+    /// What KVM said.
+    fn unmap(&self, slot: ReadOnlySlot) -> io::Result<()>;
+
+    /// Has KVM signal an eventfd at a guest's write, which doesn't exit then (`KVM_IOEVENTFD`).
+    ///
+    /// # Errors
+    /// What KVM said; then such writes exit to the VMM.
+    fn add_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
+
+    /// Has it do so no longer.
+    ///
+    /// # Errors
+    /// What KVM said.
+    fn remove_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
+}
+
+/// Memory that a guest is to see. It stays mapped as long as its [`InKernel`] lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOnlySlot {
+    guest_address: u64,
+    host_address: u64,
+    size: u64,
+}
+
+impl ReadOnlySlot {
+    /// Where the guest sees it.
+    #[must_use]
+    pub fn guest_address(self) -> u64 {
+        self.guest_address
+    }
+
+    /// Where it is in this process.
+    #[must_use]
+    pub fn host_address(self) -> u64 {
+        self.host_address
+    }
+
+    /// Its bytes, a multiple of the host's page size.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        self.size
+    }
+}
+
+/// Writes of four bytes, and what they signal.
+#[derive(Clone, Copy, Debug)]
+pub struct IoEventFd<'a> {
+    /// Where the guest writes.
+    pub address: u64,
+    /// The value that signals; `None`: any.
+    pub value: Option<u32>,
+    /// What it signals.
+    pub event: &'a EventFd,
+}
 
 /// An eventfd that writes of one vCPU's set_perf signal.
 #[derive(Debug)]
@@ -32,6 +94,8 @@ pub struct Doorbell {
 
 /// What KVM shall handle.
 pub struct InKernel {
+    /// Where the guest sees the registers.
+    pub base: u64,
     /// What the guest reads.
     pub pages: Arc<dyn SlotMemory>,
     /// What its writes signal; other values exit.
@@ -78,8 +142,8 @@ impl Taken {
 
 /// What KVM handles of one virtual machine.
 pub struct Attached<'vm> {
-    vm: &'vm VmFd,
-    slot: kvm_userspace_memory_region,
+    vm: &'vm dyn KvmVm,
+    shown: bool,
     /// So many of the doorbells are connected.
     connected: usize,
     in_kernel: Arc<InKernel>,
@@ -88,27 +152,16 @@ pub struct Attached<'vm> {
 impl InKernel {
     /// Says that this takes the place of a path that was lost: what KVM refuses
     /// of it is news.
-    pub(super) fn succeed(&self) {
+    fn succeed(&self) {
         self.taken.told.store(false, Relaxed);
     }
 
-    /// Makes `vm` handle all of it. `slot` is the number of a free memory slot.
-    /// What KVM refuses is a warning, and is left to the exit.
-    pub fn attach<'vm>(
-        self: &Arc<Self>,
-        vm: &'vm VmFd,
-        slot: u32,
-        hooks: &dyn Hooks,
-    ) -> Attached<'vm> {
+    /// Makes `vm` handle all of it. What KVM refuses is a warning, and is left
+    /// to the exit.
+    pub fn attach<'vm>(self: &Arc<Self>, vm: &'vm dyn KvmVm, warn: &dyn Fn(&str)) -> Attached<'vm> {
         let mut attached = Attached {
             vm,
-            slot: kvm_userspace_memory_region {
-                slot,
-                flags: KVM_MEM_READONLY,
-                guest_phys_addr: CPUFREQ_BASE,
-                memory_size: self.pages.size(),
-                userspace_addr: self.pages.address(),
-            },
+            shown: false,
             connected: 0,
             in_kernel: self.clone(),
         };
@@ -117,33 +170,26 @@ impl InKernel {
         for refused in refused.into_iter().flatten() {
             self.taken.told.store(true, Relaxed);
             if !told {
-                hooks.on_warning(&refused);
+                warn(&refused);
             }
         }
         attached.tell();
         attached
     }
-}
 
-impl Doorbell {
-    fn place(&self) -> u64 {
-        CPUFREQ_BASE + u64::from(self.vcpu.0) * REGION_STRIDE + REG_SET_PERF
-    }
-
-    fn connect(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-        match self.khz {
-            // A u32 makes KVM match writes of four bytes only.
-            Some(khz) => vm.register_ioevent(&self.event, &IoEventAddress::Mmio(self.place()), khz),
-            None => sys::ioeventfd_of_any(vm, self.place(), &self.event, true),
+    fn slot(&self) -> ReadOnlySlot {
+        ReadOnlySlot {
+            guest_address: self.base,
+            host_address: self.pages.address(),
+            size: self.pages.size(),
         }
     }
 
-    fn disconnect(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-        match self.khz {
-            Some(khz) => {
-                vm.unregister_ioevent(&self.event, &IoEventAddress::Mmio(self.place()), khz)
-            }
-            None => sys::ioeventfd_of_any(vm, self.place(), &self.event, false),
+    fn ioeventfd<'a>(&self, bell: &'a Doorbell) -> IoEventFd<'a> {
+        IoEventFd {
+            address: self.base + u64::from(bell.vcpu.0) * REGION_STRIDE + REG_SET_PERF,
+            value: bell.khz,
+            event: &bell.event,
         }
     }
 }
@@ -153,10 +199,9 @@ impl Attached<'_> {
     /// signalled before are for whoever answers the doorbells.
     pub fn detach(&mut self) {
         self.disconnect();
-        if self.slot.memory_size > 0 {
-            self.slot.memory_size = 0;
+        if std::mem::take(&mut self.shown) {
             // Fails for want of memory only; then the page stays as it is.
-            let _ = sys::set_slot(self.vm, self.slot);
+            let _ = self.vm.unmap(self.in_kernel.slot());
         }
         self.tell();
     }
@@ -168,8 +213,9 @@ impl Attached<'_> {
 
     /// Shows the pages; what to say when KVM doesn't.
     fn show(&mut self) -> Option<String> {
-        let error = sys::set_slot(self.vm, self.slot).err()?;
-        self.slot.memory_size = 0;
+        let shown = self.vm.map_read_only(self.in_kernel.slot());
+        self.shown = shown.is_ok();
+        let error = shown.err()?;
         Some(format!(
             "KVM refused a read-only slot for the vcpufreq registers ({error}): each read exits \
              to the VMM; see vcpufreq doctor"
@@ -179,7 +225,8 @@ impl Attached<'_> {
     /// Connects the doorbells, or none of them.
     fn connect(&mut self) -> Option<String> {
         let bells = &self.in_kernel.doorbells;
-        let refused = bells.iter().position(|bell| bell.connect(self.vm).is_err());
+        let add = |bell| self.vm.add_ioeventfd(self.in_kernel.ioeventfd(bell));
+        let refused = bells.iter().position(|bell| add(bell).is_err());
         self.connected = refused.unwrap_or(bells.len());
         let (at, all) = (refused?, bells.len());
         self.disconnect();
@@ -195,15 +242,70 @@ impl Attached<'_> {
 
     fn tell(&self) {
         let Taken { reads, writes, .. } = &*self.in_kernel.taken;
-        reads.store(self.slot.memory_size > 0, Relaxed);
+        reads.store(self.shown, Relaxed);
         writes.store(self.connected > 0, Relaxed);
     }
 
     fn disconnect(&mut self) {
         for bell in &self.in_kernel.doorbells[..self.connected] {
             // What was registered can be taken back.
-            let _ = bell.disconnect(self.vm);
+            let _ = self.vm.remove_ioeventfd(self.in_kernel.ioeventfd(bell));
         }
         self.connected = 0;
+    }
+}
+
+/// What comes in the place of a path that is lost, if anything.
+pub type Next<'a> = Box<dyn Fn() -> Option<Arc<InKernel>> + 'a>;
+/// Gets what KVM refuses.
+pub type Warn<'a> = Box<dyn Fn(&str) + 'a>;
+
+/// What KVM handles of one virtual machine, over all paths that it takes.
+pub struct Attachment<'a> {
+    attached: Option<Attached<'a>>,
+    in_kernel: &'a mut Option<Arc<InKernel>>,
+    vm: &'a dyn KvmVm,
+    next: Next<'a>,
+    warn: Warn<'a>,
+}
+
+impl<'a> Attachment<'a> {
+    /// Makes `vm` handle `in_kernel`, if there is any, which becomes what takes its place later.
+    pub fn new(
+        vm: &'a dyn KvmVm,
+        in_kernel: &'a mut Option<Arc<InKernel>>,
+        next: Next<'a>,
+        warn: Warn<'a>,
+    ) -> Self {
+        let mut attachment = Self {
+            attached: None,
+            in_kernel,
+            vm,
+            next,
+            warn,
+        };
+        attachment.attach();
+        attachment
+    }
+
+    fn attach(&mut self) {
+        let attach = |path: &Arc<InKernel>| path.attach(self.vm, &*self.warn);
+        self.attached = self.in_kernel.as_ref().map(attach);
+    }
+
+    /// Readable when [`Self::fall_back`] is to be called; `None` when all accesses exit.
+    #[must_use]
+    pub fn lost(&self) -> Option<&EventFd> {
+        self.attached.as_ref().map(Attached::lost)
+    }
+
+    /// Takes KVM's part back, and makes it handle what comes next.
+    pub fn fall_back(&mut self) {
+        if let Some(mut attached) = self.attached.take() {
+            attached.detach();
+            *self.in_kernel = (self.next)();
+            self.in_kernel.iter().for_each(|next| next.succeed());
+            self.attach();
+        }
     }
 }

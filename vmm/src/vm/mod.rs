@@ -25,6 +25,7 @@ pub mod hypercall;
 pub mod image;
 pub mod image_header;
 pub mod in_kernel;
+pub mod kvm_vm;
 pub mod layout;
 pub mod machine;
 pub mod memory;

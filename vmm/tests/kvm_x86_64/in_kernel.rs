@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq::vm::in_kernel::{Doorbell, Taken};
+use vcpufreq::vm::kvm_vm::FreeSlot;
 use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::RegisterPages;
 
@@ -95,6 +96,7 @@ fn path() -> Path {
         bench,
         inboxes,
         in_kernel: Some(Arc::new(InKernel {
+            base: CPUFREQ_BASE,
             pages,
             doorbells,
             lost,
@@ -126,13 +128,23 @@ fn run_code(kvm: &Kvm, path: &Path, code: Code, results: u16) -> Vec<u32> {
     let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
     let slot = machine.memory.next_slot();
     let in_kernel = path.in_kernel.as_ref().unwrap();
-    let _attached = in_kernel.attach(&vm, slot, &Told::default());
+    let vm = in_slot(&vm, slot);
+    let _attached = in_kernel.attach(&vm, &no_warning);
     let mut bus = Bus::new();
     bus.insert(CPUFREQ_BASE, region_size(1), path.counted.clone())
         .unwrap();
     let ends = run_to_end(&mut machine, &Arc::new(bus));
     assert_eq!(ends, [(0, VcpuEnd::Halted)]);
     (0..results).map(|i| result(&machine.memory, i)).collect()
+}
+
+fn in_slot(vm: &VmFd, number: u32) -> FreeSlot<'_> {
+    FreeSlot { vm, number }
+}
+
+/// A refusal would be one.
+fn no_warning(text: &str) {
+    panic!("{text}");
 }
 
 fn applied(path: &Path) -> Vec<u16> {
@@ -212,6 +224,8 @@ impl Requests for Panics {
     fn request(&self, _vcpu: VcpuId, _khz: u32) {
         panic!("as the test wants");
     }
+
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
 
     fn finished(&self, _vcpu: VcpuId, _count: u64) {}
 
@@ -356,6 +370,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     let next = path.in_kernel.take().unwrap();
     let first = |lost| {
         Arc::new(InKernel {
+            base: CPUFREQ_BASE,
             pages: next.pages.clone(),
             doorbells: [Doorbell {
                 vcpu: VcpuId(0),
@@ -416,16 +431,17 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
         })
         .collect();
     let in_kernel = Arc::new(InKernel {
+        base: CPUFREQ_BASE,
         pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
         doorbells: doorbells.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
         all_or_nothing: false,
         taken: Arc::default(),
     });
-    // A refusal would be a warning, and `Told` panics at one.
-    let mut attached = in_kernel.attach(&vm, 0, &Told::default());
+    let vm = in_slot(&vm, 0);
+    let mut attached = in_kernel.attach(&vm, &no_warning);
     attached.detach();
-    let _ = in_kernel.attach(&vm, 0, &Told::default());
+    let _ = in_kernel.attach(&vm, &no_warning);
 }
 
 /// Keeps warnings, and what comes after a path that is lost.
@@ -473,6 +489,7 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let mut twice = doorbells(1);
     twice.extend(doorbells(1));
     let in_kernel = Arc::new(InKernel {
+        base: CPUFREQ_BASE,
         pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
         doorbells: twice.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
@@ -481,7 +498,7 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     });
     let warned = Warned::default();
     let too_high = u32::MAX;
-    let _ = in_kernel.attach(&vm, too_high, &warned);
+    let _ = in_kernel.attach(&in_slot(&vm, too_high), &|text| warned.on_warning(text));
     let warnings = warned.texts.lock().unwrap().clone();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("KVM refused a read-only slot"));
@@ -490,13 +507,14 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
     let again = Arc::new(InKernel {
+        base: CPUFREQ_BASE,
         pages: in_kernel.pages.clone(),
         doorbells: doorbells(1).into(),
         lost: in_kernel.lost.clone(),
         all_or_nothing: false,
         taken: in_kernel.taken.clone(),
     });
-    let _ = again.attach(&vm, 0, &Told::default());
+    let _ = again.attach(&in_slot(&vm, 0), &no_warning);
 }
 
 /// KVM refuses the eventfds of one path, and of the next one: both are told,
@@ -515,6 +533,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
             event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
         });
         Arc::new(InKernel {
+            base: CPUFREQ_BASE,
             pages: usual.pages.clone(),
             doorbells: bells.collect(),
             lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),

@@ -8,11 +8,12 @@
 
 mod calls;
 mod events;
+mod memory;
 mod setup;
 mod worker;
 
 use std::fs::File;
-use std::path::Path as FilePath;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -22,36 +23,32 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
 use vcpufreq_device::{
-    CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, PageMemory,
-    REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid,
+    CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, Khz,
+    PageMemory, REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid, host::monotonic_ns,
 };
-use vcpufreq_host_bpf::{self as host_bpf, BpfPages, HostBpf, HostModule, VmConfig, Worker};
+use vcpufreq_host_bpf::{
+    BpfPages, HostBpf, HostModule, VmConfig, Warn, Worker, probe as probe_host,
+};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BpfPlan, BridgeDevice, Guest};
-use crate::facts::HostTree;
-use crate::path::Path;
-use crate::run::warn;
-use crate::run_report::{Observer, add};
-use crate::stats::VcpuStats;
-use crate::sys;
-use crate::vm::bus::MmioDevice;
+use crate::bridge::{AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot};
+use crate::diagnostics::Diagnostics;
+use crate::mmio_device::MmioDevice;
 use crate::vm::in_kernel::{InKernel, SlotMemory};
-use crate::vm::layout::CPUFREQ_BASE;
 use calls::Calls;
-use setup::{khz_of, open_module, pcpus, policies};
+use setup::{open_module, pcpus, policies};
 
-/// How the path `bpf` would work here, or why it doesn't.
+/// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
 ///
 /// # Errors
 /// What is missing, and what to do about it.
-pub fn offer(plan: &BpfPlan) -> Result<String, String> {
-    host_bpf::probe(FilePath::new("/")).map_err(|error| error.to_string())?;
-    if let Err(error) = File::open(&plan.object) {
+pub fn offer(object: &Path) -> Result<String, String> {
+    probe_host(Path::new("/")).map_err(|error| error.to_string())?;
+    if let Err(error) = File::open(object) {
         return Err(format!(
             "no BPF object at {} ({error}); build it (make -C host-bpf/bpf) and name it with \
              --bpf-object",
-            plan.object.display()
+            object.display()
         ));
     }
     let writes = match HostModule::is_loaded() {
@@ -64,8 +61,22 @@ pub fn offer(plan: &BpfPlan) -> Result<String, String> {
     Ok(format!("reads from memory that BPF keeps true; {writes}"))
 }
 
+/// The path `bpf`, as it is offered to a bridge.
+#[derive(Clone, Debug)]
+pub struct BpfBackend {
+    object: PathBuf,
+}
+
+impl BpfBackend {
+    /// With the programs of this object file.
+    #[must_use]
+    pub fn new(object: PathBuf) -> Self {
+        Self { object }
+    }
+}
+
 /// The path `bpf`, running.
-pub struct BpfPath {
+struct BpfPath {
     shared: Arc<Shared>,
     worker: Mutex<Option<JoinHandle<()>>>,
     /// Once this is lost, and while the guest that then ran has hypercalls.
@@ -76,7 +87,8 @@ struct Shared {
     host: Arc<HostBpf>,
     module: Option<HostModule>,
     device: Arc<BridgeDevice>,
-    observer: Arc<Observer>,
+    diagnostics: Arc<dyn Diagnostics>,
+    hypercalls: bool,
     domains: Vec<DomainId>,
     /// What the module could not put into force, as far as it was told, for
     /// each domain.
@@ -129,37 +141,38 @@ struct Vcpu {
     clamp_after: Histogram,
 }
 
-impl BpfPath {
+impl Backend for BpfBackend {
+    fn name(&self) -> &'static str {
+        "bpf"
+    }
+
     /// Loads and attaches the programs, and starts the worker.
-    ///
-    /// # Errors
-    /// What the host refused; then nothing of it is left.
-    pub fn start(
+    fn start(
+        &self,
         device: &Arc<BridgeDevice>,
         guest: &Guest,
-        plan: &BpfPlan,
-        observer: &Arc<Observer>,
-    ) -> anyhow::Result<(Self, InKernel)> {
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<(Box<dyn RunningBackend>, InKernel)> {
         let domains = device.config().domains();
         let module = open_module(device, &domains);
         let module = module.unwrap_or_else(|error| {
-            warn(&format!(
+            diagnostics.warn(&format!(
                 "the module vcpufreq_host can't be used ({error:#}): a worker carries out requests"
             ));
             None
         });
-        let host = HostTree::default();
+        let warnings = diagnostics.clone();
         let config = VmConfig {
-            object: plan.object.clone(),
-            base: CPUFREQ_BASE,
-            vcpus: policies(device, &domains, module.is_some(), observer.writes_events()),
-            pcpus: pcpus(&host),
-            hypercalls: plan.hypercalls,
-            warn,
+            object: self.object.clone(),
+            base: guest.base,
+            vcpus: policies(device, &domains, module.is_some()),
+            pcpus: pcpus(device.source()),
+            hypercalls: guest.hypercalls,
+            warn: Warn::new(move |text| warnings.warn(text)),
         };
-        let bpf = HostBpf::start(config, |pcpu| khz_of(&host, pcpu))?;
+        let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.
-        sys::give_back_freed_memory();
+        memory::give_back_freed();
         let bpf = Arc::new(bpf);
         let worker = bpf.worker()?;
         if module.is_some() {
@@ -175,7 +188,8 @@ impl BpfPath {
             host: bpf.clone(),
             module,
             device: device.clone(),
-            observer: observer.clone(),
+            diagnostics: diagnostics.clone(),
+            hypercalls: guest.hypercalls,
             refusals: domains.iter().map(|_| AtomicU64::new(0)).collect(),
             domains,
             vcpus: vcpus.context("can't make an eventfd for each vCPU")?,
@@ -185,56 +199,48 @@ impl BpfPath {
             stop: AtomicBool::new(false),
             applying: Mutex::default(),
         });
-        let in_kernel = shared.in_kernel(guest.taken.clone());
+        let in_kernel = shared.in_kernel(guest);
         let thread = Builder::new().name("requests".to_owned());
         let working = shared.clone();
         let thread = thread
             .spawn(move || working.work(&worker))
             .context("can't start the thread that carries out requests")?;
-        let path = Self {
+        let path = BpfPath {
             shared,
             worker: Mutex::new(Some(thread)),
             calls: Mutex::default(),
         };
-        Ok((path, in_kernel))
+        Ok((Box::new(path), in_kernel))
     }
+}
 
-    /// The pages, as the device stores to them.
-    pub fn memory(&self) -> Box<dyn PageMemory> {
+impl RunningBackend for BpfPath {
+    fn memory(&self) -> Box<dyn PageMemory> {
         Box::new(BpfPages(self.shared.host.clone()))
     }
 
     /// The device for accesses that exit: `inner`, but cur_perf is the programs'.
-    pub fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
+    fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
         Arc::new(BpfRegion {
             inner,
             shared: self.shared.clone(),
         })
     }
 
-    /// Says that the calling thread runs `vcpu`.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub fn register_thread(&self, vcpu: VcpuId) -> anyhow::Result<()> {
+    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
-            known.tid.store(Tid::current().get(), Relaxed);
+            known.tid.store(tid.get(), Relaxed);
         }
         Ok(self.shared.host.register_thread(vcpu)?)
     }
 
-    /// Tells the programs of pCPUs that have come or gone.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub fn follow_pcpus(&self) -> anyhow::Result<()> {
-        let host = HostTree::default();
-        let khz = |pcpu| khz_of(&host, pcpu);
-        Ok(self.shared.host.set_pcpus(&pcpus(&host), khz)?)
+    fn follow_pcpus(&self) -> anyhow::Result<()> {
+        let source = self.shared.device.source();
+        let khz = |pcpu| source.khz(pcpu);
+        Ok(self.shared.host.set_pcpus(&pcpus(source), khz)?)
     }
 
-    /// Takes the guest's requests back.
-    pub fn reset(&self) {
+    fn reset(&self) {
         let shared = &self.shared;
         // What the guest did before is no request of the one that starts.
         shared.count_missed(|_, known, _| {
@@ -242,7 +248,7 @@ impl BpfPath {
             known.superseded.fetch_add(1, Relaxed);
         });
         if let Err(error) = shared.host.reset() {
-            warn(&format!(
+            shared.diagnostics.warn(&format!(
                 "the guest's requests can't be taken back: {error}"
             ));
         }
@@ -258,17 +264,11 @@ impl BpfPath {
         }
     }
 
-    /// Detaches the programs and hands the guest's requests over to the device,
-    /// which gets all new ones of registers by now; says why. Requests by
-    /// hypercall, if there are any, it gets from the one program that stays.
-    pub fn hand_over(
-        &self,
-        device: &BridgeDevice,
-        hypercalls: bool,
-    ) -> (String, anyhow::Result<()>) {
+    /// Requests by hypercall, if there are any, the device gets from the one program that stays.
+    fn hand_over(&self) -> (String, anyhow::Result<()>) {
         let shared = &self.shared;
         self.stop();
-        let calls = match hypercalls {
+        let calls = match shared.hypercalls {
             true => self.take_calls(),
             false => {
                 shared.host.detach();
@@ -280,7 +280,7 @@ impl BpfPath {
         shared.count_left();
         for domain in shared.all_domains() {
             if let Some((vcpu, khz)) = shared.newest(domain) {
-                device.inherit(vcpu, khz);
+                shared.device.inherit(vcpu, khz);
             }
         }
         let calling = calls.and_then(|events| self.serve_calls(events));
@@ -289,29 +289,7 @@ impl BpfPath {
         (why, calling)
     }
 
-    /// Leaves hypercalls to the program that sees them; its events, and from when
-    /// on they count: what is older the device inherits.
-    fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
-        let host = &self.shared.host;
-        host.leave_calls()?;
-        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
-            let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
-            known.untold.store(untold, Relaxed);
-        }
-        Ok(Some((host.worker()?, sys::monotonic_ns())))
-    }
-
-    fn serve_calls(&self, events: Option<(Worker, u64)>) -> anyhow::Result<()> {
-        if let Some((worker, since_ns)) = events {
-            let calls = Calls::start(&self.shared, worker, since_ns)?;
-            *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Some(calls);
-        }
-        Ok(())
-    }
-
-    /// Ends what [`Self::hand_over`] has left: the guest has ended, or KVM
-    /// forwards its hypercalls from now on.
-    pub fn end_calls(&self) {
+    fn end_calls(&self) {
         let calls = self
             .calls
             .lock()
@@ -323,30 +301,13 @@ impl BpfPath {
         }
     }
 
-    /// Ends its threads when no vCPU runs any more; all is counted by then.
-    pub fn end(&self) {
+    fn end(&self) {
         self.stop();
         self.shared.count_missed(|_, _, _| ());
         self.shared.count_left();
     }
 
-    fn stop(&self) {
-        self.end_calls();
-        self.shared.stop.store(true, SeqCst);
-        let thread = self
-            .worker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            // A panic of that thread was reported when it happened.
-            let _ = thread.join();
-        }
-        self.shared.look_at_module();
-    }
-
-    /// What was counted for a vCPU here, and not by the device.
-    pub fn counters(&self, vcpu: VcpuId) -> CounterSnapshot {
+    fn counters(&self, vcpu: VcpuId) -> CounterSnapshot {
         let shared = &self.shared;
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
         let Some(known) = shared.vcpus.get(vcpu.index()) else {
@@ -370,8 +331,7 @@ impl BpfPath {
         }
     }
 
-    /// Adds what is known here of a vCPU.
-    pub fn tell(&self, vcpu: VcpuId, stats: &mut VcpuStats) {
+    fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
         let shared = &self.shared;
         let Some(known) = shared.vcpus.get(vcpu.index()) else {
             return;
@@ -379,25 +339,61 @@ impl BpfPath {
         let counters = self.counters(vcpu);
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
         let taken_back = known.taken_back.load(Relaxed);
-        stats.accesses.writes_in_kernel += counters.requests.saturating_sub(taken_back);
+        snapshot.accesses.writes_in_kernel += counters.requests.saturating_sub(taken_back);
         let device = shared.device.counters(vcpu).unwrap_or_default();
-        stats.counts = add(device, counters).into();
+        snapshot.counters = device + counters;
         if self.shared.stop.load(SeqCst) {
             // The path that took over says the rest.
             return;
         }
-        stats.path = Path::Bpf;
-        stats.asks_khz = shared.host.asked(known.domain).map(|khz| khz.0);
-        stats.gets_khz = shared.host.cur_perf(vcpu).map_or(0, |khz| khz.0);
-        let clamp = shared.host.wanted(known.domain).unwrap_or(Demand::NONE);
-        stats.uclamp = (clamp.min.get(), clamp.max.get());
+        snapshot.path = AccessPath::Backend("bpf");
+        snapshot.asked = shared.host.asked(known.domain);
+        snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
+        snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Demand::NONE);
         let in_module = shared.module.as_ref();
         let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
-        stats.clamp_after = match in_module {
-            Some(applied) => histogram(&applied.after_ns).into(),
-            None => known.clamp_after.snapshot().into(),
+        snapshot.clamp_after = match in_module {
+            Some(applied) => histogram(&applied.after_ns),
+            None => known.clamp_after.snapshot(),
         };
-        stats.freq_after = histogram(&by_programs.freq_after).into();
+        snapshot.freq_after = histogram(&by_programs.freq_after);
+    }
+}
+
+impl BpfPath {
+    /// Leaves hypercalls to the program that sees them; its events, and from when
+    /// on they count: what is older the device inherits.
+    fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
+        let host = &self.shared.host;
+        host.leave_calls()?;
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
+            let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
+            known.untold.store(untold, Relaxed);
+        }
+        Ok(Some((host.worker()?, monotonic_ns())))
+    }
+
+    fn serve_calls(&self, events: Option<(Worker, u64)>) -> anyhow::Result<()> {
+        if let Some((worker, since_ns)) = events {
+            let calls = Calls::start(&self.shared, worker, since_ns)?;
+            *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Some(calls);
+        }
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.end_calls();
+        self.shared.stop.store(true, SeqCst);
+        let thread = self
+            .worker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+        self.shared.look_at_module();
     }
 }
 

@@ -4,11 +4,11 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
-use vcpufreq_device::{DomainId, Khz, Util};
+use vcpufreq_device::DomainId;
+use vcpufreq_device::host::SysfsSource;
 use vcpufreq_host_bpf::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
 
 use crate::bridge::BridgeDevice;
-use crate::facts::{HostCpus, HostTree};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
 /// for these.
@@ -39,7 +39,6 @@ pub(super) fn policies(
     device: &BridgeDevice,
     domains: &[DomainId],
     module: bool,
-    tell: bool,
 ) -> Vec<VcpuPolicy> {
     let config = device.config();
     let policy = |spec: &vcpufreq_device::VcpuSpec| VcpuPolicy {
@@ -55,26 +54,17 @@ pub(super) fn policies(
         },
         limit: config.rate_limit,
         floor: device.actuator().floor(spec.domain),
-        tell,
+        tell: device.events().has_sink(),
     };
     config.vcpus.iter().map(policy).collect()
 }
 
-/// The pCPUs whose frequency the host tells. Linux hides an offline one's capacity.
-pub(super) fn pcpus(host: &HostTree) -> Vec<Pcpu> {
-    let cpus = HostCpus::read(host);
-    let online = cpus.cpus.iter().filter(|cpu| cpu.online);
-    let known = online.filter_map(|cpu| {
-        Some(Pcpu {
-            number: cpu.id,
-            capacity: Util::saturating(cpu.capacity_or_full().into()),
-            khz_max: Khz(cpus.policy_of(cpu.id)?.top_khz()?),
-        })
+/// The pCPUs whose frequency the host tells.
+pub(super) fn pcpus(source: &SysfsSource) -> Vec<Pcpu> {
+    let known = source.pcpus().into_iter().map(|top| Pcpu {
+        number: top.pcpu,
+        capacity: top.capacity,
+        khz_max: top.khz_max,
     });
     known.collect()
-}
-
-pub(super) fn khz_of(host: &HostTree, pcpu: u32) -> Option<Khz> {
-    let file = format!("sys/devices/system/cpu/cpu{pcpu}/cpufreq/scaling_cur_freq");
-    host.number(file).map(Khz)
 }

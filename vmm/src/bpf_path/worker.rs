@@ -13,11 +13,10 @@ use vcpufreq_host_bpf::{Event, Settled, Waiting, Worker};
 
 use super::events::{applied_event, not_applicable, refusal, refused};
 use super::{Shared, Shown, Vcpu};
+use crate::bridge::Guest;
 use crate::budget::Budget;
 use crate::housekeeper::TURNS;
-use crate::sys;
-use crate::vm::in_kernel::{Doorbell, InKernel, Taken};
-use crate::vm::sys::thread_cpu_time;
+use crate::vm::in_kernel::{Doorbell, InKernel};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
@@ -40,7 +39,7 @@ pub(super) struct Look {
 }
 
 impl Shared {
-    pub(super) fn in_kernel(&self, taken: Arc<Taken>) -> InKernel {
+    pub(super) fn in_kernel(&self, guest: &Guest) -> InKernel {
         let bells = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let bells = bells.map(|(vcpu, known)| Doorbell {
             vcpu,
@@ -48,11 +47,12 @@ impl Shared {
             event: known.signal.clone(),
         });
         InKernel {
+            base: guest.base,
             pages: Arc::new(Shown(self.host.clone())),
             doorbells: bells.collect(),
             lost: self.lost.clone(),
             all_or_nothing: true,
-            taken,
+            taken: guest.taken.clone(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Shared {
     /// The worker: what the programs leave to it, until it is stopped.
     pub(super) fn work(&self, worker: &Worker) {
         // Best effort: without these it is a thread like any other.
-        let _ = crate::vm::sys::stay_off(&self.pcpus_of_vcpus);
+        let _ = host::stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
         let last_words = LastWords(self);
         match self.serve(worker) {
@@ -76,9 +76,9 @@ impl Shared {
         let mut waiting: Vec<Waiting> = Vec::new();
         let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
-        let mut cpu_before = thread_cpu_time();
+        let mut cpu_before = host::thread_cpu_time();
         while !self.stop.load(SeqCst) {
-            let now = sys::monotonic_ns();
+            let now = host::monotonic_ns();
             // Requests over the limit get a turn now and then.
             let due = waiting.iter().map(|w| match w.not_before_ns {
                 Some(ns) => ns.max(turn_at),
@@ -93,7 +93,7 @@ impl Shared {
                     Event::Told(told) => self.told(&told),
                 }
             }
-            let now = sys::monotonic_ns();
+            let now = host::monotonic_ns();
             let turn = now >= turn_at;
             // Domains of which a request waits on, in this turn.
             let mut changing = Vec::new();
@@ -127,7 +127,7 @@ impl Shared {
             if in_vain == LOOKS_IN_VAIN {
                 return Err("its programs don't see the guest's requests any more".to_owned());
             }
-            let cpu = thread_cpu_time();
+            let cpu = host::thread_cpu_time();
             let used = cpu.saturating_sub(cpu_before);
             cpu_before = cpu;
             std::thread::sleep(budget.after(used, Instant::now()));
@@ -149,7 +149,7 @@ impl Shared {
     fn look(&self, waiting: &mut Vec<Waiting>) -> Look {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
-            self.host.assume(vcpu, max, seen, sys::monotonic_ns());
+            self.host.assume(vcpu, max, seen, host::monotonic_ns());
             waiting.push(Waiting {
                 vcpu,
                 domain: known.domain,
@@ -176,7 +176,7 @@ impl Shared {
             if news > 0 {
                 found.missed += news;
                 known.missed.store(all, SeqCst);
-                known.missed_at_ns.store(sys::monotonic_ns(), SeqCst);
+                known.missed_at_ns.store(host::monotonic_ns(), SeqCst);
                 known.found.fetch_add(news, Relaxed);
                 known.coalesced.fetch_add(news - 1, Relaxed);
                 known.owed.fetch_add(1, Relaxed);
@@ -208,7 +208,7 @@ impl Shared {
             self.count_failed(domain, news);
             let event = refused(vcpu, id, demand, refusal(id, Some(applied.last_errno)));
             for _ in 0..news.min(REFUSALS_TOLD) {
-                self.observer.record(&event);
+                self.device.events().record(&event);
             }
         }
     }
@@ -246,7 +246,7 @@ impl Shared {
                     vcpu,
                     domain: known.domain,
                     by: vcpu,
-                    not_before_ns: Some(sys::monotonic_ns()),
+                    not_before_ns: Some(host::monotonic_ns()),
                 });
             }
         }
@@ -296,7 +296,7 @@ impl Shared {
             // When a write was made that no program has seen, nobody knows.
             && latest.at_ns > known.missed_at_ns.load(SeqCst)
         {
-            let took = sys::monotonic_ns().saturating_sub(latest.at_ns);
+            let took = host::monotonic_ns().saturating_sub(latest.at_ns);
             known.clamp_after.record(took);
         }
         if let Some(known) = self.vcpus.get(vcpu.index()) {
@@ -372,7 +372,7 @@ impl Shared {
             ),
         };
         counter.fetch_add(1, Relaxed);
-        self.observer.record(&event);
+        self.device.events().record(&event);
     }
 
     pub(super) fn id_of(&self, domain: u32) -> Option<DomainId> {

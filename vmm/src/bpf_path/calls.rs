@@ -20,8 +20,6 @@ use vcpufreq_host_bpf::{Event, Worker};
 use super::Shared;
 use super::worker::SHARE;
 use crate::budget::Budget;
-use crate::run::warn;
-use crate::vm::sys::{stay_off, thread_cpu_time};
 
 /// How soon the thread sees that it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -67,15 +65,15 @@ impl Calls {
 impl Shared {
     fn serve_calls(&self, worker: &Worker, since_ns: u64, stop: &AtomicBool) {
         // Best effort: without these it is a thread like any other.
-        let _ = stay_off(&self.pcpus_of_vcpus);
+        let _ = host::stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
         let mut budget = Budget::new(SHARE, Instant::now());
-        let mut cpu_before = thread_cpu_time();
+        let mut cpu_before = host::thread_cpu_time();
         while !stop.load(SeqCst) {
             let mut asked: Vec<Asked> = match worker.wait(LOOK) {
                 Ok(events) => events.filter_map(|event| asked(event, since_ns)).collect(),
                 Err(error) => {
-                    return warn(&format!(
+                    return self.diagnostics.warn(&format!(
                         "set_perf by hypercall goes to nobody from now on ({error}); restart the \
                          guest"
                     ));
@@ -83,7 +81,7 @@ impl Shared {
             };
             self.add_untold(&mut asked);
             self.pass_on(&asked);
-            let cpu = thread_cpu_time();
+            let cpu = host::thread_cpu_time();
             let used = cpu.saturating_sub(cpu_before);
             cpu_before = cpu;
             std::thread::sleep(budget.after(used, Instant::now()));

@@ -38,7 +38,7 @@ impl Shared {
         let events = [Some(request), outcome];
         let events: Vec<_> = events.into_iter().flatten().collect();
         let tid = known.tid.load(Relaxed);
-        self.observer.told(&events, told.at_ns, tid);
+        self.device.events().told(&events, told.at_ns, tid);
     }
 }
 
