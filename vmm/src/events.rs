@@ -25,10 +25,10 @@ use std::{
 use vcpufreq_device::{
     Event, Events,
     host::{Tid, monotonic_ns},
+    kvm::{EventSink, HostChange},
 };
 
 use self::line::Line;
-use crate::{event_stats::EventSink, watch::HostChange};
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
 /// start and never more.

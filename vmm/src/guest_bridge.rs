@@ -6,24 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::monotonic_ns;
+use vcpufreq_device::kvm::{
+    AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
+    InKernel, KernelPlan, Offered, Totals, VcpuSnapshot,
+};
 
 use crate::{
-    bridge::{
-        AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, KernelPlan,
-        Offered, Totals, VcpuSnapshot,
-    },
     config::{RunConfig, rt_pcpus},
-    diagnostics::Diagnostics,
     path::Path,
     run::warn,
     state::StateDir,
     stats::{Measured, Server, Stats, VcpuStats},
-    vm::{
-        Cpufreq, Hooks, hypercall::Hypercalls, in_kernel::InKernel, kick_signal,
-        layout::CPUFREQ_BASE,
-    },
+    vm::{Cpufreq, Hooks, hypercall::Hypercalls, kick_signal, layout::CPUFREQ_BASE},
 };
-use vcpufreq_device::host::monotonic_ns;
 
 /// How the path `bpf` is to be.
 #[derive(Clone, Debug)]
@@ -47,7 +43,7 @@ impl Plans {
     #[cfg(feature = "bpf")]
     fn backends(&self) -> Vec<Offered> {
         let offered = self.bpf.iter().map(|plan| Offered {
-            backend: Box::new(crate::bpf_path::BpfBackend::new(plan.object.clone())),
+            backend: Box::new(vcpufreq_host_bpf::BpfBackend::new(plan.object.clone())),
             required: self
                 .only_bpf
                 .then(|| "--path bpf isn't possible".to_owned()),
@@ -67,7 +63,7 @@ impl Plans {
 /// What is missing, and what to do about it.
 #[cfg(feature = "bpf")]
 pub fn offer_bpf(plan: &BpfPlan) -> Result<String, String> {
-    crate::bpf_path::offer(&plan.object)
+    vcpufreq_host_bpf::offer(&plan.object)
 }
 
 /// How the path `bpf` would work here, or why it doesn't.

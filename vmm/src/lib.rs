@@ -2,21 +2,15 @@
 //! The parts of the `vcpufreq` program.
 
 pub mod bench;
-#[cfg(feature = "bpf")]
-mod bpf_path;
-pub mod bridge;
-mod budget;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
 pub mod console_choice;
-pub mod diagnostics;
 pub mod dl_server;
 pub mod doctor;
 pub mod doctor_facts;
 pub mod dt_command;
 pub mod energy_model;
-pub mod event_stats;
 pub mod events;
 pub mod facts;
 #[cfg(test)]
@@ -26,10 +20,6 @@ pub mod frequency_floor;
 pub mod guardian;
 pub mod guest_bridge;
 pub mod guest_topology;
-mod hotplug;
-pub mod housekeeper;
-pub mod kernel_path;
-pub mod mmio_device;
 pub mod opp_node;
 pub mod options;
 pub mod parse;
@@ -50,4 +40,3 @@ pub mod state;
 pub mod stats;
 mod sys;
 pub mod vm;
-pub mod watch;

@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use vcpufreq_device::{
     DomainId, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups},
+    kvm::InKernel,
 };
 use vcpufreq_rt::Record;
 
@@ -26,7 +27,7 @@ use crate::{
     rt_sys,
     rt_traces::{IdleBound, InPartition, RtTraces, bound_file},
     run::warn,
-    vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
+    vm::{Hooks, hypercall::Hypercalls, sys::pin_thread},
 };
 
 /// The real-time side of one guest on this host.

@@ -16,17 +16,16 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
         KernelTree, SysfsSource,
     },
+    kvm::{BridgeDevice, EventSink, EventStats, InKernel, KernelPlan},
 };
 
 use vcpufreq_rt::{InForce, KernelHost, Record};
 
 use crate::{
-    bridge::{BridgeDevice, KernelPlan},
     cli::RunArgs,
     config::RunConfig,
     dl_server,
     doctor_facts::{KvmFacts, headroom_of},
-    event_stats::{EventSink, EventStats},
     events::{self, EventReport, EventWriter},
     facts::{HostCpus, HostTree},
     footprint::{Footprint, Wanted},
@@ -37,9 +36,7 @@ use crate::{
     rt_guest::RtGuest,
     run_report::Summary,
     sys,
-    vm::{
-        self, Hooks, VmError, hypercall::Hypercalls, in_kernel::InKernel, layout, probe::PathFacts,
-    },
+    vm::{self, Hooks, VmError, hypercall::Hypercalls, layout, probe::PathFacts},
 };
 
 /// Tells the user something that ends nothing.

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use crate::{bridge::Totals, vm::RunReport};
+use vcpufreq_device::kvm::Totals;
+
+use crate::vm::RunReport;
 
 /// The counters of all vCPUs together, and those of the virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 
 use tempfile::TempDir;
-use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
 use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::fakes::NullActuator;
 use vcpufreq_device::host::{HostRoot, SysfsSource, Tid};
+use vcpufreq_device::kvm::PageMapping;
+use vcpufreq_device::kvm::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
+use vcpufreq_device::kvm::{Doorbell, InKernel};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Event, Events, Headroom, Khz, MmioRegion, PerfTable,
     RegisterPages, Report, Util, VcpuId, VcpuSpec, region_size,

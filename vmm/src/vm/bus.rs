@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 
-pub use crate::mmio_device::{MmioDevice, accesses_are_of};
+pub use vcpufreq_device::kvm::{MmioDevice, accesses_are_of};
 
 /// Why a range can't be put on the bus.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -143,7 +143,9 @@ mod tests {
     use vcpufreq_device::VcpuId;
 
     use super::*;
-    use crate::vm::{hypercall::Hypercalls, in_kernel::InKernel};
+    use vcpufreq_device::kvm::InKernel;
+
+    use crate::vm::hypercall::Hypercalls;
 
     #[derive(Default)]
     struct Said(Mutex<Vec<String>>);

@@ -5,8 +5,8 @@ use std::io;
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, VmFd};
+use vcpufreq_device::kvm::{IoEventFd, KvmVm, ReadOnlySlot};
 
-use super::in_kernel::{IoEventFd, KvmVm, ReadOnlySlot};
 use super::sys;
 
 /// A virtual machine with the number of a free memory slot.

@@ -24,12 +24,10 @@ pub mod fdt;
 pub mod hypercall;
 pub mod image;
 pub mod image_header;
-pub mod in_kernel;
 pub mod kvm_vm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
-pub mod pages;
 pub mod probe;
 mod supervise;
 pub(crate) mod sys;
@@ -45,6 +43,7 @@ use anyhow::Context;
 use kvm_ioctls::Kvm;
 use thiserror::Error;
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::kvm::InKernel;
 use vcpufreq_dt::Machine;
 
 use crate::config::RunConfig;
@@ -53,7 +52,6 @@ use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
-use in_kernel::InKernel;
 pub use supervise::supervise;
 use vcpu::VcpuThreads;
 pub use vcpu::kick_signal;
@@ -83,7 +81,7 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);
 
-    /// Called when nobody answers the doorbells of [`in_kernel`] any more, with
+    /// Called when nobody answers the doorbells of an [`InKernel`] any more, with
     /// KVM's part of it taken back: the device gets all accesses from now on,
     /// and what was signalled before is still unanswered. What KVM shall do
     /// instead, if anything.

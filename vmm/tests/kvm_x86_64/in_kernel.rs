@@ -14,12 +14,14 @@
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::in_kernel::{Doorbell, Taken};
 use vcpufreq::vm::kvm_vm::FreeSlot;
-use vcpufreq::vm::pages::PageMapping;
 use vcpufreq_device::RegisterPages;
+use vcpufreq_device::kvm::PageMapping;
+use vcpufreq_device::kvm::kernel_path::{
+    Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker,
+};
+use vcpufreq_device::kvm::{Doorbell, Taken};
 
 use super::*;
 

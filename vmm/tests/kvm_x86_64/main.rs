@@ -27,13 +27,13 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::hypercall::Hypercalls;
-use vcpufreq::vm::in_kernel::InKernel;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::kvm::InKernel;
 use vcpufreq_device::{
     ClampMode, Clock, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
     PerfTable, RateLimit, Report, Util, VcpuId, VcpuSpec, region_size,

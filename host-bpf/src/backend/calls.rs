@@ -13,13 +13,13 @@ use std::sync::atomic::{
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::{Event, Worker};
 use anyhow::Context;
 use vcpufreq_device::{Khz, VcpuId, WriteReg, host};
-use vcpufreq_host_bpf::{Event, Worker};
 
 use super::Shared;
 use super::worker::SHARE;
-use crate::budget::Budget;
+use vcpufreq_device::kvm::budget::Budget;
 
 /// How soon the thread sees that it is to end.
 const LOOK: Duration = Duration::from_millis(100);

@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::{VcpuId, host};
 use anyhow::Context;
-use vcpufreq_device::{VcpuId, host};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::changes::CHANGED;
 use super::looks::Looks;
 use super::{Inboxes, Requests};
-use crate::budget::Budget;
+use crate::kvm::budget::Budget;
 
 /// Requests may take one part in this many of the time.
 const SHARE: u32 = 20;

@@ -19,23 +19,21 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use anyhow::Context;
-use vcpufreq_device::{
+use crate::{
     Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
     host::{HostActuator, SysfsSource, Tid},
 };
+use anyhow::Context;
 
-use crate::{
+use crate::kvm::{
     diagnostics::Diagnostics,
     event_stats::EventStats,
+    host_watch::Watch,
     hotplug::Hotplug,
-    housekeeper::Housekeeper,
+    maintenance::Housekeeper,
     mmio_device::MmioDevice,
-    vm::{
-        in_kernel::{Attachment, InKernel, KvmVm, SlotMemory, Taken},
-        pages::PageMapping,
-    },
-    watch::Watch,
+    offload::{Attachment, InKernel, KvmVm, SlotMemory, Taken},
+    page_mapping::PageMapping,
 };
 pub use backend::{Backend, Offered, RunningBackend};
 use kernel::KernelPath;

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::VcpuId;
+use crate::host::{HostRoot, Tid};
 use anyhow::Context;
-use vcpufreq_device::VcpuId;
-use vcpufreq_device::host::{HostRoot, Tid};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};

@@ -9,9 +9,9 @@
 
 use std::sync::OnceLock;
 
+use crate::host::{HostRoot, Tid};
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use anyhow::{Context, bail};
-use vcpufreq_device::host::{HostRoot, Tid};
-use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 use super::perf::{PerfEvent, Read, Whose};
 use super::tracepoint_text;

@@ -14,11 +14,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::VcpuId;
-use vcpufreq_device::host::{HostRoot, Tid, cpu_list_text, is_within, pin, policies};
+use crate::VcpuId;
+use crate::host::{HostRoot, Tid, cpu_list_text, is_within, pin, policies};
 
-use crate::diagnostics::Diagnostics;
-use crate::event_stats::EventStats;
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::event_stats::EventStats;
 
 /// The governor under which frequencies follow clamps.
 const SCHEDUTIL: &str = "schedutil";

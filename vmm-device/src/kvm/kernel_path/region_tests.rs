@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use vcpufreq_device::VcpuId;
+use crate::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Inbox, Inboxes, Requests, Unknown};
 use super::KernelRegion;
-use crate::mmio_device::MmioDevice;
+use crate::kvm::mmio_device::MmioDevice;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const KHZ: u32 = 1_800_000;

@@ -4,18 +4,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::host::{Tid, cpu_list_text, present_pcpus};
+use crate::{DeviceConfig, DomainId, VcpuId};
 use anyhow::Context;
-use vcpufreq_device::host::{Tid, cpu_list_text, present_pcpus};
-use vcpufreq_device::{DeviceConfig, DomainId, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BridgeDevice, Guest};
-use crate::diagnostics::Diagnostics;
-use crate::kernel_path::{
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::kernel_path::{
     Changes, Inbox, Inboxes, KernelRegion, LastWrites, Plan, Recorder, Unknown, Worker,
 };
-use crate::mmio_device::MmioDevice;
-use crate::vm::in_kernel::{Doorbell, InKernel, SlotMemory};
+use crate::kvm::mmio_device::MmioDevice;
+use crate::kvm::offload::{Doorbell, InKernel, SlotMemory};
 
 /// How the path `kernel` is to be.
 #[derive(Clone, Copy, Debug)]

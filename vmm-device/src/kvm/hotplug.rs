@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{HostRoot, possible_pcpus};
+use crate::host::{HostRoot, possible_pcpus};
 
 /// What is looked at: a file of each pCPU.
 #[derive(Debug)]

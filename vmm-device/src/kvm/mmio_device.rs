@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use vcpufreq_device::{Actuator, Events, MmioRegion, Source, VcpuId};
+use crate::{Actuator, Events, MmioRegion, Source, VcpuId};
 
 thread_local! {
     /// The vCPU that this thread runs. Not an argument of each access: the register region alone

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{
+use crate::{
     Accesses, Actuator, CounterSnapshot, Demand, Device, DomainId, HistogramSnapshot, Khz, Source,
     VcpuId, VcpuSpec,
 };
 
-use crate::event_stats::EventStats;
-use crate::vm::in_kernel::Taken;
+use crate::kvm::event_stats::EventStats;
+use crate::kvm::offload::Taken;
 
 /// How the registers of a vCPU are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ mod tests {
     //! What a guest asked for, and what became of it, is what a snapshot says.
     //! (That the path follows what KVM takes: `tests/kvm_x86_64`.)
 
-    use vcpufreq_device::{
+    use crate::{
         ClampMode, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF, Report, Util,
         WriteReg, fakes,
     };

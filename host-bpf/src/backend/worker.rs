@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::{Event, Settled, Waiting, Worker};
 use vcpufreq_device::{
     ActuateError, Actuator, Demand, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
 };
-use vcpufreq_host_bpf::{Event, Settled, Waiting, Worker};
 
 use super::events::{applied_event, not_applicable, refusal, refused};
 use super::{Shared, Shown, Vcpu};
-use crate::bridge::Guest;
-use crate::budget::Budget;
-use crate::housekeeper::TURNS;
-use crate::vm::in_kernel::{Doorbell, InKernel};
+use vcpufreq_device::kvm::Guest;
+use vcpufreq_device::kvm::TURNS;
+use vcpufreq_device::kvm::budget::Budget;
+use vcpufreq_device::kvm::{Doorbell, InKernel};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);

@@ -10,10 +10,10 @@
 use std::io;
 use std::sync::atomic::AtomicU32;
 
-use vcpufreq_device::PageMemory;
+use crate::PageMemory;
 use vm_memory::MmapRegion;
 
-use super::in_kernel::SlotMemory;
+use super::offload::SlotMemory;
 
 /// Zeroed memory, mapped as long as this lives.
 #[derive(Debug)]

@@ -21,22 +21,22 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use crate::{BpfPages, HostBpf, HostModule, VmConfig, Warn, Worker, probe as probe_host};
 use anyhow::Context;
 use vcpufreq_device::{
     CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, Khz,
     PageMemory, REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid, host::monotonic_ns,
 };
-use vcpufreq_host_bpf::{
-    BpfPages, HostBpf, HostModule, VmConfig, Warn, Worker, probe as probe_host,
-};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::bridge::{AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot};
-use crate::diagnostics::Diagnostics;
-use crate::mmio_device::MmioDevice;
-use crate::vm::in_kernel::{InKernel, SlotMemory};
 use calls::Calls;
 use setup::{open_module, pcpus, policies};
+use vcpufreq_device::kvm::Diagnostics;
+use vcpufreq_device::kvm::MmioDevice;
+use vcpufreq_device::kvm::{
+    AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot,
+};
+use vcpufreq_device::kvm::{InKernel, SlotMemory};
 
 /// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
 ///

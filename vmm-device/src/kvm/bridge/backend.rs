@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
+use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
 
 use super::{BridgeDevice, Guest, VcpuSnapshot};
-use crate::diagnostics::Diagnostics;
-use crate::mmio_device::MmioDevice;
-use crate::vm::in_kernel::InKernel;
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::mmio_device::MmioDevice;
+use crate::kvm::offload::InKernel;
 
 /// A path, as it is offered to a bridge.
 pub trait Backend: Send + Sync {

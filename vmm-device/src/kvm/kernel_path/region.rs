@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 use super::{Inboxes, Requests};
-use crate::mmio_device::MmioDevice;
+use crate::kvm::mmio_device::MmioDevice;
 
 /// What a request has.
 const BYTES: usize = 4;

@@ -30,8 +30,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
+use crate::host::HostRoot;
+use crate::{Actuator, Device, Events, Source, VcpuId, WriteReg};
 
 /// What the kernel says of a tracepoint (`group/event`), if it can be read.
 fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {

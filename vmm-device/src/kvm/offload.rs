@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
 /// A virtual machine in KVM: what a VMM implements.

@@ -9,11 +9,11 @@ use std::sync::atomic::{
 };
 use std::thread::Thread;
 
-use vcpufreq_device::{
+use crate::{
     ActuateError, Event, Events, Histogram, HistogramSnapshot, VcpuId, host::monotonic_ns,
 };
 
-use crate::watch::HostChange;
+use crate::kvm::host_watch::HostChange;
 
 /// Gets each event as it happens, such as for a file. Like the device's [`Events`], it neither
 /// blocks nor panics.
@@ -237,7 +237,7 @@ mod tests {
     //! The first refusal is kept, a failed read remembered once, and what is lost on the host is
     //! counted.
 
-    use vcpufreq_device::{Demand, DomainId, SourceError};
+    use crate::{Demand, DomainId, SourceError};
 
     use super::*;
 

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::budget::Budget;
+use crate::kvm::budget::Budget;
 
 /// A tick of a host with HZ = 250, which is how often its frequency changes.
 const PERIOD: Duration = Duration::from_millis(4);

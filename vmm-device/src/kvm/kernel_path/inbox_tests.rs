@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use crate::VcpuId;
 use proptest::prelude::*;
-use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Known, LastWrite, LastWrites, Requests, Unknown};

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::mmio_device::MmioDevice;
+use crate::kvm::mmio_device::MmioDevice;
 
 /// Passes accesses on to whatever is in place.
 pub struct Exchangeable(RwLock<Arc<dyn MmioDevice>>);

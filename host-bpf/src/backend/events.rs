@@ -3,8 +3,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::{Outcome, Told};
 use vcpufreq_device::{ActuateError, Demand, DomainId, Event, VcpuId};
-use vcpufreq_host_bpf::{Outcome, Told};
 
 use super::Shared;
 
