@@ -12,8 +12,8 @@
 mod backend;
 mod kernel;
 mod pcpus;
-mod region;
-mod stats;
+mod snapshot;
+mod swappable;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
@@ -38,8 +38,8 @@ use crate::kvm::{
 pub use backend::{Backend, Offered, RunningBackend};
 use kernel::KernelPath;
 pub use kernel::KernelPlan;
-use region::Exchangeable;
-pub use stats::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
+pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
+use swappable::Exchangeable;
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;

@@ -10,17 +10,17 @@
 //!
 //! Not here: KVM's side of it, which is `offload`.
 
-mod changes;
-mod inbox;
-mod looks;
+mod domain_writes;
+mod mmio_trace;
 mod perf;
-mod recorder;
+mod perf_watch;
+mod refresh_timer;
 mod region;
 mod worker;
 
-pub use changes::Changes;
-pub use inbox::{Inbox, Latest};
-pub use recorder::{Known, LastWrite, LastWrites, Recorder, Unknown};
+pub use domain_writes::{Inbox, Latest};
+pub use mmio_trace::{Known, LastWrite, LastWrites, Recorder, Unknown};
+pub use perf_watch::Changes;
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 

@@ -19,8 +19,8 @@ use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::changes::CHANGED;
-use super::looks::Looks;
+use super::perf_watch::CHANGED;
+use super::refresh_timer::Looks;
 use super::{Inboxes, Requests};
 use crate::kvm::budget::Budget;
 

@@ -260,5 +260,5 @@ impl Bell {
 }
 
 #[cfg(test)]
-#[path = "inbox_tests.rs"]
+#[path = "domain_writes_tests.rs"]
 mod tests;
