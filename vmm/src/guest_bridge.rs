@@ -9,7 +9,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::monotonic_ns;
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    InKernel, KernelPlan, Offered, Totals, VcpuSnapshot,
+    KernelPlan, KvmOffload, Offered, Totals, VcpuSnapshot,
 };
 
 use crate::{
@@ -125,7 +125,7 @@ impl GuestBridge {
         let cpufreq = Cpufreq {
             device: bridge.mmio(),
             size: bridge.size(),
-            in_kernel: bridge.in_kernel(),
+            offload: bridge.offload(),
         };
         let stats = serve(bridge.handle());
         Ok((Self { bridge, stats }, cpufreq))
@@ -185,7 +185,7 @@ impl Hooks for BridgeHooks {
         self.bridge.reset();
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.bridge.path_lost()
     }
 

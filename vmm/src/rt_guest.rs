@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use vcpufreq_device::{
     DomainId, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups},
-    kvm::InKernel,
+    kvm::KvmOffload,
 };
 use vcpufreq_rt::Record;
 
@@ -300,7 +300,7 @@ impl Hooks for RtHooks {
         self.inner.on_reset();
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.inner.on_path_lost()
     }
 

@@ -16,7 +16,7 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
         KernelTree, SysfsSource,
     },
-    kvm::{BridgeDevice, EventSink, EventStats, InKernel, KernelPlan},
+    kvm::{BridgeDevice, EventSink, EventStats, KernelPlan, KvmOffload},
 };
 
 use vcpufreq_rt::{InForce, KernelHost, Record};
@@ -366,7 +366,7 @@ impl Hooks for NoBridge {
 
     fn on_reset(&self) {}
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 

@@ -36,7 +36,7 @@ use vcpufreq_device::kvm::MmioDevice;
 use vcpufreq_device::kvm::{
     AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot,
 };
-use vcpufreq_device::kvm::{InKernel, SlotMemory};
+use vcpufreq_device::kvm::{KvmOffload, SlotMemory};
 
 /// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
 ///
@@ -152,7 +152,7 @@ impl Backend for BpfBackend {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Box<dyn RunningBackend>, InKernel)> {
+    ) -> anyhow::Result<(Box<dyn RunningBackend>, KvmOffload)> {
         let domains = device.config().domains();
         let module = open_module(device, &domains);
         let module = module.unwrap_or_else(|error| {
@@ -199,7 +199,7 @@ impl Backend for BpfBackend {
             stop: AtomicBool::new(false),
             applying: Mutex::default(),
         });
-        let in_kernel = shared.in_kernel(guest);
+        let offload = shared.offload(guest);
         let thread = Builder::new().name("requests".to_owned());
         let working = shared.clone();
         let thread = thread
@@ -210,7 +210,7 @@ impl Backend for BpfBackend {
             worker: Mutex::new(Some(thread)),
             calls: Mutex::default(),
         };
-        Ok((Box::new(path), in_kernel))
+        Ok((Box::new(path), offload))
     }
 }
 

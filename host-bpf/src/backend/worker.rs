@@ -16,7 +16,7 @@ use super::{Shared, Shown, Vcpu};
 use vcpufreq_device::kvm::Guest;
 use vcpufreq_device::kvm::TURNS;
 use vcpufreq_device::kvm::budget::Budget;
-use vcpufreq_device::kvm::{Doorbell, InKernel};
+use vcpufreq_device::kvm::{Doorbell, KvmOffload};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
@@ -39,20 +39,20 @@ pub(super) struct Look {
 }
 
 impl Shared {
-    pub(super) fn in_kernel(&self, guest: &Guest) -> InKernel {
+    pub(super) fn offload(&self, guest: &Guest) -> KvmOffload {
         let bells = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let bells = bells.map(|(vcpu, known)| Doorbell {
             vcpu,
             khz: None,
             event: known.signal.clone(),
         });
-        InKernel {
+        KvmOffload {
             base: guest.base,
             pages: Arc::new(Shown(self.host.clone())),
             doorbells: bells.collect(),
             lost: self.lost.clone(),
             all_or_nothing: true,
-            taken: guest.taken.clone(),
+            state: guest.state.clone(),
         }
     }
 

@@ -23,12 +23,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
 
 /// The running thread.
-pub struct Housekeeper {
+pub struct MaintenanceThread {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
-impl Housekeeper {
+impl MaintenanceThread {
     /// Starts it for `device`. It calls `look` now and every second.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Housekeeper {
                 }
             }
         };
-        let thread = Builder::new().name("housekeeper".to_owned());
+        let thread = Builder::new().name("maintenance".to_owned());
         let thread = thread.spawn(keep).context("can't start a thread")?;
         stats.wake_when_limited(thread.thread().clone());
         Ok(Self { stop, thread })

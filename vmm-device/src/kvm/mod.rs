@@ -2,7 +2,7 @@
 //! What a VMM on KVM runs around the device: how accesses get to it, and the threads that it needs.
 //!
 //! ```text
-//! Bridge ─▶ backend, path kernel or exit ─▶ InKernel ─▶ KvmVm: a read-only slot, ioeventfds
+//! Bridge ─▶ backend, path kernel or exit ─▶ KvmOffload ─▶ KvmVm: a read-only slot, ioeventfds
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
 //! ```
 //!
@@ -31,7 +31,7 @@ pub use host_watch::HostChange;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
-    Attached, Attachment, Doorbell, InKernel, IoEventFd, KvmVm, Next, ReadOnlySlot, SlotMemory,
-    Taken, Warn,
+    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, Next, OffloadState,
+    ReadOnlySlot, SlotMemory, Warn,
 };
 pub use page_mapping::PageMapping;

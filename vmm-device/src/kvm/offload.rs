@@ -42,7 +42,7 @@ pub trait KvmVm {
     fn remove_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 }
 
-/// Memory that a guest is to see. It stays mapped as long as its [`InKernel`] lives.
+/// Memory that a guest is to see. It stays mapped as long as its [`KvmOffload`] lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOnlySlot {
     guest_address: u64,
@@ -93,7 +93,7 @@ pub struct Doorbell {
 }
 
 /// What KVM shall handle.
-pub struct InKernel {
+pub struct KvmOffload {
     /// Where the guest sees the registers.
     pub base: u64,
     /// What the guest reads.
@@ -105,7 +105,7 @@ pub struct InKernel {
     /// The path is of no use without the doorbells: KVM's refusal loses it.
     pub all_or_nothing: bool,
     /// What of it KVM has taken.
-    pub taken: Arc<Taken>,
+    pub state: Arc<OffloadState>,
 }
 
 /// Memory that a slot shows to the guest; it stays where it is as long as it
@@ -120,7 +120,7 @@ pub trait SlotMemory: Send + Sync {
 
 /// What KVM answers itself now, for whoever asks.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct OffloadState {
     reads: AtomicBool,
     writes: AtomicBool,
     /// A refusal of the path in use has been told; it is the same after each
@@ -128,7 +128,7 @@ pub struct Taken {
     told: AtomicBool,
 }
 
-impl Taken {
+impl OffloadState {
     /// Whether reads come from memory.
     pub fn reads(&self) -> bool {
         self.reads.load(Relaxed)
@@ -141,34 +141,38 @@ impl Taken {
 }
 
 /// What KVM handles of one virtual machine.
-pub struct Attached<'vm> {
+pub struct InstalledOffload<'vm> {
     vm: &'vm dyn KvmVm,
     shown: bool,
     /// So many of the doorbells are connected.
     connected: usize,
-    in_kernel: Arc<InKernel>,
+    offload: Arc<KvmOffload>,
 }
 
-impl InKernel {
+impl KvmOffload {
     /// Says that this takes the place of a path that was lost: what KVM refuses
     /// of it is news.
     fn succeed(&self) {
-        self.taken.told.store(false, Relaxed);
+        self.state.told.store(false, Relaxed);
     }
 
     /// Makes `vm` handle all of it. What KVM refuses is a warning, and is left
     /// to the exit.
-    pub fn attach<'vm>(self: &Arc<Self>, vm: &'vm dyn KvmVm, warn: &dyn Fn(&str)) -> Attached<'vm> {
-        let mut attached = Attached {
+    pub fn attach<'vm>(
+        self: &Arc<Self>,
+        vm: &'vm dyn KvmVm,
+        warn: &dyn Fn(&str),
+    ) -> InstalledOffload<'vm> {
+        let mut attached = InstalledOffload {
             vm,
             shown: false,
             connected: 0,
-            in_kernel: self.clone(),
+            offload: self.clone(),
         };
         let refused = [attached.show(), attached.connect()];
-        let told = self.taken.told.load(Relaxed);
+        let told = self.state.told.load(Relaxed);
         for refused in refused.into_iter().flatten() {
-            self.taken.told.store(true, Relaxed);
+            self.state.told.store(true, Relaxed);
             if !told {
                 warn(&refused);
             }
@@ -194,26 +198,26 @@ impl InKernel {
     }
 }
 
-impl Attached<'_> {
+impl InstalledOffload<'_> {
     /// Hands all accesses over to the device on the bus. Writes that were
     /// signalled before are for whoever answers the doorbells.
     pub fn detach(&mut self) {
         self.disconnect();
         if std::mem::take(&mut self.shown) {
             // Fails for want of memory only; then the page stays as it is.
-            let _ = self.vm.unmap(self.in_kernel.slot());
+            let _ = self.vm.unmap(self.offload.slot());
         }
         self.tell();
     }
 
     /// Readable when this is to be detached.
     pub fn lost(&self) -> &EventFd {
-        &self.in_kernel.lost
+        &self.offload.lost
     }
 
     /// Shows the pages; what to say when KVM doesn't.
     fn show(&mut self) -> Option<String> {
-        let shown = self.vm.map_read_only(self.in_kernel.slot());
+        let shown = self.vm.map_read_only(self.offload.slot());
         self.shown = shown.is_ok();
         let error = shown.err()?;
         Some(format!(
@@ -224,15 +228,15 @@ impl Attached<'_> {
 
     /// Connects the doorbells, or none of them.
     fn connect(&mut self) -> Option<String> {
-        let bells = &self.in_kernel.doorbells;
-        let add = |bell| self.vm.add_ioeventfd(self.in_kernel.ioeventfd(bell));
+        let bells = &self.offload.doorbells;
+        let add = |bell| self.vm.add_ioeventfd(self.offload.ioeventfd(bell));
         let refused = bells.iter().position(|bell| add(bell).is_err());
         self.connected = refused.unwrap_or(bells.len());
         let (at, all) = (refused?, bells.len());
         self.disconnect();
-        if self.in_kernel.all_or_nothing {
+        if self.offload.all_or_nothing {
             // A full counter is readable too.
-            let _ = self.in_kernel.lost.write(1);
+            let _ = self.offload.lost.write(1);
         }
         Some(format!(
             "KVM refused ioeventfd {at} of {all}: each request exits to the VMM; see vcpufreq \
@@ -241,45 +245,45 @@ impl Attached<'_> {
     }
 
     fn tell(&self) {
-        let Taken { reads, writes, .. } = &*self.in_kernel.taken;
+        let OffloadState { reads, writes, .. } = &*self.offload.state;
         reads.store(self.shown, Relaxed);
         writes.store(self.connected > 0, Relaxed);
     }
 
     fn disconnect(&mut self) {
-        for bell in &self.in_kernel.doorbells[..self.connected] {
+        for bell in &self.offload.doorbells[..self.connected] {
             // What was registered can be taken back.
-            let _ = self.vm.remove_ioeventfd(self.in_kernel.ioeventfd(bell));
+            let _ = self.vm.remove_ioeventfd(self.offload.ioeventfd(bell));
         }
         self.connected = 0;
     }
 }
 
 /// What comes in the place of a path that is lost, if anything.
-pub type Next<'a> = Box<dyn Fn() -> Option<Arc<InKernel>> + 'a>;
+pub type Next<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
 /// Gets what KVM refuses.
 pub type Warn<'a> = Box<dyn Fn(&str) + 'a>;
 
 /// What KVM handles of one virtual machine, over all paths that it takes.
 pub struct Attachment<'a> {
-    attached: Option<Attached<'a>>,
-    in_kernel: &'a mut Option<Arc<InKernel>>,
+    attached: Option<InstalledOffload<'a>>,
+    offload: &'a mut Option<Arc<KvmOffload>>,
     vm: &'a dyn KvmVm,
     next: Next<'a>,
     warn: Warn<'a>,
 }
 
 impl<'a> Attachment<'a> {
-    /// Makes `vm` handle `in_kernel`, if there is any, which becomes what takes its place later.
+    /// Makes `vm` handle `offload`, if there is any, which becomes what takes its place later.
     pub fn new(
         vm: &'a dyn KvmVm,
-        in_kernel: &'a mut Option<Arc<InKernel>>,
+        offload: &'a mut Option<Arc<KvmOffload>>,
         next: Next<'a>,
         warn: Warn<'a>,
     ) -> Self {
         let mut attachment = Self {
             attached: None,
-            in_kernel,
+            offload,
             vm,
             next,
             warn,
@@ -289,22 +293,22 @@ impl<'a> Attachment<'a> {
     }
 
     fn attach(&mut self) {
-        let attach = |path: &Arc<InKernel>| path.attach(self.vm, &*self.warn);
-        self.attached = self.in_kernel.as_ref().map(attach);
+        let attach = |path: &Arc<KvmOffload>| path.attach(self.vm, &*self.warn);
+        self.attached = self.offload.as_ref().map(attach);
     }
 
     /// Readable when [`Self::fall_back`] is to be called; `None` when all accesses exit.
     #[must_use]
     pub fn lost(&self) -> Option<&EventFd> {
-        self.attached.as_ref().map(Attached::lost)
+        self.attached.as_ref().map(InstalledOffload::lost)
     }
 
     /// Takes KVM's part back, and makes it handle what comes next.
     pub fn fall_back(&mut self) {
         if let Some(mut attached) = self.attached.take() {
             attached.detach();
-            *self.in_kernel = (self.next)();
-            self.in_kernel.iter().for_each(|next| next.succeed());
+            *self.offload = (self.next)();
+            self.offload.iter().for_each(|next| next.succeed());
             self.attach();
         }
     }

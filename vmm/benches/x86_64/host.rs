@@ -11,8 +11,10 @@ use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq_device::fakes::NullActuator;
 use vcpufreq_device::host::{HostRoot, SysfsSource, Tid};
 use vcpufreq_device::kvm::PageMapping;
-use vcpufreq_device::kvm::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
-use vcpufreq_device::kvm::{Doorbell, InKernel};
+use vcpufreq_device::kvm::kernel_path::{
+    DomainWrites, KernelRegion, PendingWrites, Plan, Unknown, Worker,
+};
+use vcpufreq_device::kvm::{Doorbell, KvmOffload};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Event, Events, Headroom, Khz, MmioRegion, PerfTable,
     RegisterPages, Report, Util, VcpuId, VcpuSpec, region_size,
@@ -82,7 +84,7 @@ impl Host {
 
 /// The path `kernel` of such a device, with its worker.
 pub struct KernelPath {
-    pub in_kernel: Arc<InKernel>,
+    pub offload: Arc<KvmOffload>,
     region: Arc<dyn MmioDevice>,
     _worker: Worker,
 }
@@ -95,31 +97,32 @@ impl KernelPath {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(Arc::new);
         let bells = TABLE_KHZ.map(|khz| (VcpuId(0), khz, event()));
         let mut doorbells = Vec::new();
-        let mut inbox = Vec::new();
+        let mut writes = Vec::new();
         for (vcpu, khz, event) in bells {
             let event = event?;
-            inbox.push((vcpu, khz, event.clone()));
+            writes.push((vcpu, khz, event.clone()));
             let khz = Some(khz);
             doorbells.push(Doorbell { vcpu, khz, event });
         }
-        let inboxes = Inboxes::new(vec![Inbox::new(inbox, Arc::new(Unknown))?], vec![0]);
+        let pending =
+            PendingWrites::new(vec![DomainWrites::new(writes, Arc::new(Unknown))?], vec![0]);
         let worker = Worker::start(Plan {
-            inboxes: inboxes.clone(),
+            pending: pending.clone(),
             device: device.clone(),
             vcpus: Arc::new(AtomicU16::new(1)),
             avoid: Vec::new(),
         })?;
-        let in_kernel = Arc::new(InKernel {
+        let offload = Arc::new(KvmOffload {
             base: CPUFREQ_BASE,
             pages,
             doorbells: doorbells.into(),
             lost: worker.lost(),
             all_or_nothing: false,
-            taken: Arc::default(),
+            state: Arc::default(),
         });
-        let region = KernelRegion::new(host.region(), device, inboxes);
+        let region = KernelRegion::new(host.region(), device, pending);
         Ok(Self {
-            in_kernel,
+            offload,
             region: Arc::new(region),
             _worker: worker,
         })

@@ -50,7 +50,7 @@ fn measure(criterion: &mut Criterion, kvm: &Kvm) -> anyhow::Result<()> {
             number: guest.next_slot(),
         };
         let skip = |text: &str| println!("SKIP: {text}");
-        let _attached = path.map(|path| path.in_kernel.attach(&slot, &skip));
+        let _attached = path.map(|path| path.offload.attach(&slot, &skip));
         let mut bus = Bus::new();
         let region = path.map_or_else(|| host.region(), KernelPath::region);
         bus.insert(CPUFREQ_BASE, region_size(1), region)?;

@@ -143,7 +143,7 @@ mod tests {
     use vcpufreq_device::VcpuId;
 
     use super::*;
-    use vcpufreq_device::kvm::InKernel;
+    use vcpufreq_device::kvm::KvmOffload;
 
     use crate::vm::hypercall::Hypercalls;
 
@@ -163,7 +163,7 @@ mod tests {
 
         fn on_reset(&self) {}
 
-        fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
             None
         }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use kvm_ioctls::Kvm;
 use vcpufreq_device::host::thread_cpu_time;
-use vcpufreq_device::kvm::{Attachment, InKernel, budget::Budget};
+use vcpufreq_device::kvm::{Attachment, KvmOffload, budget::Budget};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backoff::Backoff;
@@ -47,7 +47,7 @@ pub fn supervise(
         user: User::attend(&host.console)?,
         threads,
         output: Arc::new(output),
-        in_kernel: host.cpufreq.as_ref().and_then(|c| c.in_kernel.clone()),
+        offload: host.cpufreq.as_ref().and_then(|c| c.offload.clone()),
         resets: 0,
         unclaimed: 0,
     };
@@ -68,7 +68,7 @@ struct Life<'a> {
     threads: VcpuThreads,
     output: Arc<Output>,
     /// What KVM does not do any more in this run it does in no later one.
-    in_kernel: Option<Arc<InKernel>>,
+    offload: Option<Arc<KvmOffload>>,
     resets: u64,
     unclaimed: u64,
 }
@@ -113,7 +113,7 @@ impl Life<'_> {
         let hooks = &*self.host.hooks;
         let path = Attachment::new(
             &vm,
-            &mut self.in_kernel,
+            &mut self.offload,
             Box::new(|| hooks.on_path_lost()),
             Box::new(|text| hooks.on_warning(text)),
         );

@@ -24,7 +24,7 @@ pub fn address_of(region: &GuestRegionMmap) -> u64 {
 /// Gives `slot` to the guest.
 pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
     // SAFETY: `slot` was made from a mapping of that size by `Memory::add` or of
-    // a `ReadOnlySlot`, and is kept mapped by `Memory` or `InKernel`. Of the
+    // a `ReadOnlySlot`, and is kept mapped by `Memory` or `KvmOffload`. Of the
     // former the guest is the only other user; the latter it can only read.
     unsafe { vm.set_user_memory_region(slot) }
 }

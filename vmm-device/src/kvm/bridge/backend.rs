@@ -8,7 +8,7 @@ use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
 use super::{BridgeDevice, Guest, VcpuSnapshot};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::mmio_device::MmioDevice;
-use crate::kvm::offload::InKernel;
+use crate::kvm::offload::KvmOffload;
 
 /// A path, as it is offered to a bridge.
 pub trait Backend: Send + Sync {
@@ -24,7 +24,7 @@ pub trait Backend: Send + Sync {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Box<dyn RunningBackend>, InKernel)>;
+    ) -> anyhow::Result<(Box<dyn RunningBackend>, KvmOffload)>;
 }
 
 /// A path that runs. No method has a default: a backend that wraps another one would lose what it

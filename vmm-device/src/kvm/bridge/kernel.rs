@@ -12,10 +12,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{BridgeDevice, Guest};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::kernel_path::{
-    Changes, Inbox, Inboxes, KernelRegion, LastWrites, Plan, Recorder, Unknown, Worker,
+    DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
+    WriteOrder,
 };
 use crate::kvm::mmio_device::MmioDevice;
-use crate::kvm::offload::{Doorbell, InKernel, SlotMemory};
+use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
 
 /// How the path `kernel` is to be.
 #[derive(Clone, Copy, Debug)]
@@ -26,9 +27,9 @@ pub struct KernelPlan {
 
 /// The path `kernel`, running.
 pub struct KernelPath {
-    inboxes: Arc<Inboxes>,
-    recorder: Option<Arc<Recorder>>,
-    changes: Option<Changes>,
+    pending: Arc<PendingWrites>,
+    trace: Option<Arc<MmioTrace>>,
+    perf_watch: Option<PerfWatch>,
     worker: Worker,
     diagnostics: Arc<dyn Diagnostics>,
 }
@@ -43,21 +44,21 @@ impl KernelPath {
         guest: &Guest,
         pages: Arc<dyn SlotMemory>,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Self, InKernel)> {
+    ) -> anyhow::Result<(Self, KvmOffload)> {
         let host = device.source().root();
         let config = device.config();
         let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
-        let recorder = Recorder::new(host, vcpus, (guest.base, pages.size()));
-        diagnostics.explain(&order(recorder.as_ref().err()));
-        let recorder = recorder.ok().map(Arc::new);
-        let last_writes: Arc<dyn LastWrites> = match &recorder {
-            Some(recorder) => recorder.clone(),
+        let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
+        diagnostics.explain(&order(trace.as_ref().err()));
+        let trace = trace.ok().map(Arc::new);
+        let write_order: Arc<dyn WriteOrder> = match &trace {
+            Some(trace) => trace.clone(),
             None => Arc::new(Unknown),
         };
-        let inboxes = inboxes(config, &doorbells, &last_writes)?;
+        let pending = pending(config, &doorbells, &write_order)?;
         let worker = Worker::start(Plan {
-            inboxes: inboxes.clone(),
+            pending: pending.clone(),
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
@@ -70,24 +71,24 @@ impl KernelPath {
         // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
         // vCPU, whose page is looked after each 4 ms anyway.
         pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
-        let changes = Changes::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
-        diagnostics.explain(&freshness(changes.as_ref()));
-        let in_kernel = InKernel {
+        let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        diagnostics.explain(&freshness(perf_watch.as_ref()));
+        let offload = KvmOffload {
             base: guest.base,
             pages,
             doorbells,
             lost: worker.lost(),
             all_or_nothing: false,
-            taken: guest.taken.clone(),
+            state: guest.state.clone(),
         };
         let path = Self {
-            inboxes,
-            recorder,
-            changes: changes.ok(),
+            pending,
+            trace,
+            perf_watch: perf_watch.ok(),
             worker,
             diagnostics: diagnostics.clone(),
         };
-        Ok((path, in_kernel))
+        Ok((path, offload))
     }
 
     /// `region`, with requests in the order in which they were written.
@@ -96,15 +97,18 @@ impl KernelPath {
         region: Arc<dyn MmioDevice>,
         device: &Arc<BridgeDevice>,
     ) -> Arc<dyn MmioDevice> {
-        let inboxes = self.inboxes.clone();
-        Arc::new(KernelRegion::new(region, device.clone(), inboxes))
+        let pending = self.pending.clone();
+        Arc::new(KernelRegion::new(region, device.clone(), pending))
     }
 
     /// Says that `vcpu` runs on thread `tid`. What the host doesn't permit for
     /// that thread makes the path less exact, and is a warning.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) {
-        let recorded = self.recorder.as_ref().map(|r| r.register_thread(vcpu, tid));
-        let watched = self.changes.as_ref().map(|c| c.register_thread(vcpu, tid));
+        let recorded = self.trace.as_ref().map(|r| r.register_thread(vcpu, tid));
+        let watched = self
+            .perf_watch
+            .as_ref()
+            .map(|c| c.register_thread(vcpu, tid));
         if let Some(Err(error)) = recorded {
             let why = order(Some(&error));
             self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
@@ -117,24 +121,24 @@ impl KernelPath {
 
     /// Watches pCPUs that have come or gone.
     pub fn follow_pcpus(&self, pcpus: &[u32]) {
-        let Some(changes) = &self.changes else {
+        let Some(perf_watch) = &self.perf_watch else {
             return;
         };
-        match changes.follow(pcpus) {
-            Ok(()) => self.diagnostics.explain(&freshness(Ok(changes))),
+        match perf_watch.follow(pcpus) {
+            Ok(()) => self.diagnostics.explain(&freshness(Ok(perf_watch))),
             Err(error) => self.diagnostics.warn(&freshness(Err(&error))),
         }
     }
 
     /// Carries out what waits.
     pub fn drain(&self, device: &BridgeDevice) {
-        self.inboxes.drain(device);
+        self.pending.drain(device);
     }
 
     /// Ends it; what waits is carried out.
     pub fn stop(self, device: &BridgeDevice) {
         drop(self.worker);
-        self.inboxes.drain(device);
+        self.pending.drain(device);
     }
 }
 
@@ -158,11 +162,11 @@ fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
     Ok(doorbells)
 }
 
-fn inboxes(
+fn pending(
     config: &DeviceConfig,
     doorbells: &[Doorbell],
-    last_writes: &Arc<dyn LastWrites>,
-) -> anyhow::Result<Arc<Inboxes>> {
+    write_order: &Arc<dyn WriteOrder>,
+) -> anyhow::Result<Arc<PendingWrites>> {
     let domains = config.domains();
     let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
     for domain in &domains {
@@ -175,14 +179,14 @@ fn inboxes(
             of_domain.push((*vcpu, *khz, event.clone()));
         }
     }
-    let inboxes = bells.into_values();
-    let inboxes = inboxes.map(|bells| Inbox::new(bells, last_writes.clone()));
-    let inboxes = inboxes
+    let pending = bells.into_values();
+    let pending = pending.map(|bells| DomainWrites::new(bells, write_order.clone()));
+    let pending = pending
         .collect::<Result<Vec<_>, _>>()
         .context("can't watch the guest's requests")?;
     let of_vcpu = config.vcpus.iter();
     let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
-    Ok(Inboxes::new(inboxes, of_vcpu.collect()))
+    Ok(PendingWrites::new(pending, of_vcpu.collect()))
 }
 
 /// How requests of one table entry that comes back are put in order.
@@ -199,8 +203,8 @@ fn order(unknown: Option<&anyhow::Error>) -> String {
 }
 
 /// How soon cur_perf is true again.
-fn freshness(changes: Result<&Changes, &anyhow::Error>) -> String {
-    match changes.map(Changes::watched) {
+fn freshness(perf_watch: Result<&PerfWatch, &anyhow::Error>) -> String {
+    match perf_watch.map(PerfWatch::watched) {
         Ok(pcpus) if pcpus.is_empty() => {
             "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
                 .to_owned()

@@ -30,16 +30,16 @@ use crate::kvm::{
     event_stats::EventStats,
     host_watch::Watch,
     hotplug::Hotplug,
-    maintenance::Housekeeper,
+    maintenance::MaintenanceThread,
     mmio_device::MmioDevice,
-    offload::{Attachment, InKernel, KvmVm, SlotMemory, Taken},
+    offload::{Attachment, KvmOffload, KvmVm, OffloadState, SlotMemory},
     page_mapping::PageMapping,
 };
 pub use backend::{Backend, Offered, RunningBackend};
 use kernel::KernelPath;
 pub use kernel::KernelPlan;
 pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
-use swappable::Exchangeable;
+use swappable::SwappableDevice;
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
@@ -63,15 +63,15 @@ pub struct BridgeConfig {
 
 /// A device with all that it needs while its guest runs.
 pub struct Bridge {
-    joint: Arc<Joint>,
-    housekeeper: Housekeeper,
+    inner: Arc<BridgeInner>,
+    maintenance: MaintenanceThread,
     size: u64,
-    in_kernel: Option<Arc<InKernel>>,
+    offload: Option<Arc<KvmOffload>>,
 }
 
 /// A bridge, for the threads of its virtual machine.
 #[derive(Clone)]
-pub struct BridgeHandle(Arc<Joint>);
+pub struct BridgeHandle(Arc<BridgeInner>);
 
 /// What paths know of their guest.
 pub struct Guest {
@@ -86,7 +86,7 @@ pub struct Guest {
     /// How many vCPUs there are threads of: in the order of their numbers.
     pub threads: Arc<AtomicU16>,
     /// What KVM answers itself.
-    pub taken: Arc<Taken>,
+    pub state: Arc<OffloadState>,
     /// The signal that makes KVM_RUN return.
     pub kick: c_int,
     /// Whether it has hypercalls.
@@ -94,15 +94,15 @@ pub struct Guest {
 }
 
 /// What is shared by the virtual machine, the stats and the end.
-struct Joint {
+struct BridgeInner {
     device: Arc<BridgeDevice>,
     guest: Guest,
     diagnostics: Arc<dyn Diagnostics>,
     /// The device on the bus, and what accesses get to that exit.
     region: Arc<dyn MmioDevice>,
-    on_bus: Arc<Exchangeable>,
+    on_bus: Arc<SwappableDevice>,
     tids: Box<[OnceLock<Tid>]>,
-    path: Mutex<Active>,
+    path: Mutex<CurrentPath>,
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
     kernel: Option<KernelPlan>,
@@ -110,7 +110,7 @@ struct Joint {
 
 /// The path in use, and the one that was lost.
 #[derive(Default)]
-struct Active {
+struct CurrentPath {
     backend: Option<NamedBackend>,
     kernel: Option<KernelPath>,
     lost: Option<NamedBackend>,
@@ -133,37 +133,37 @@ impl Bridge {
         let device = Arc::new(device);
         let region = MmioRegion::new(device.clone());
         let size = region.size();
-        let joint = Joint::new(&device, Arc::new(region), config, diagnostics);
+        let inner = BridgeInner::new(&device, Arc::new(region), config, diagnostics);
         let host = device.source().root();
         // In this order: what changes from here on is found, what changed before is looked up.
         let mut hotplug = Hotplug::of_host(host);
         device.source().refresh();
-        let in_kernel = joint.start_best(backends, size)?;
+        let offload = inner.start_best(backends, size)?;
         let mut watch = Watch::of_host(&config.pins, device.actuator().clamps(), host);
-        let watched = joint.clone();
+        let watched = inner.clone();
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
             let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
         };
         Ok(Self {
-            housekeeper: Housekeeper::start(device.clone(), look)?,
-            joint,
+            maintenance: MaintenanceThread::start(device.clone(), look)?,
+            inner,
             size,
-            in_kernel: in_kernel.map(Arc::new),
+            offload: offload.map(Arc::new),
         })
     }
 
     /// For the threads of the virtual machine.
     #[must_use]
     pub fn handle(&self) -> BridgeHandle {
-        BridgeHandle(self.joint.clone())
+        BridgeHandle(self.inner.clone())
     }
 
     /// What answers an access that exits.
     #[must_use]
     pub fn mmio(&self) -> Arc<dyn MmioDevice> {
-        self.joint.on_bus.clone()
+        self.inner.on_bus.clone()
     }
 
     /// Bytes of the registers, from [`BridgeConfig::base`] on.
@@ -174,30 +174,30 @@ impl Bridge {
 
     /// What KVM is to answer itself from the start; all accesses exit without it.
     #[must_use]
-    pub fn in_kernel(&self) -> Option<Arc<InKernel>> {
-        self.in_kernel.clone()
+    pub fn offload(&self) -> Option<Arc<KvmOffload>> {
+        self.offload.clone()
     }
 
     /// Ends its threads; what was counted.
     #[must_use]
     pub fn stop(self) -> Totals {
-        let joint = self.joint;
+        let inner = self.inner;
         let mut totals = Totals::default();
         {
-            let mut active = joint.active();
+            let mut active = inner.active();
             if let Some(path) = active.kernel.take() {
-                path.stop(&joint.device);
+                path.stop(&inner.device);
             }
-            let Active { backend, lost, .. } = &mut *active;
+            let CurrentPath { backend, lost, .. } = &mut *active;
             for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
                 path.end();
-                for vcpu in joint.vcpus() {
+                for vcpu in inner.vcpus() {
                     totals.counters = totals.counters + path.counters(vcpu);
                 }
             }
         }
-        self.housekeeper.stop();
-        let of_device = Totals::of(&joint.device);
+        self.maintenance.stop();
+        let of_device = Totals::of(&inner.device);
         Totals {
             counters: of_device.counters + totals.counters,
             ..of_device
@@ -205,7 +205,7 @@ impl Bridge {
     }
 }
 
-impl Joint {
+impl BridgeInner {
     fn new(
         device: &Arc<BridgeDevice>,
         region: Arc<dyn MmioDevice>,
@@ -220,12 +220,12 @@ impl Joint {
                 pcpus_of_vcpus: config.pins.concat(),
                 rt_pcpus: config.rt_pcpus.clone(),
                 threads: Arc::default(),
-                taken: Arc::default(),
+                state: Arc::default(),
                 kick: config.kick,
                 hypercalls: config.hypercalls,
             },
             diagnostics: diagnostics.clone(),
-            on_bus: Arc::new(Exchangeable::new(region.clone())),
+            on_bus: Arc::new(SwappableDevice::new(region.clone())),
             region,
             tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
             path: Mutex::default(),
@@ -234,7 +234,7 @@ impl Joint {
         })
     }
 
-    fn active(&self) -> MutexGuard<'_, Active> {
+    fn active(&self) -> MutexGuard<'_, CurrentPath> {
         // Whoever panicked left a path that runs, or none.
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -251,15 +251,15 @@ impl Joint {
         tid.get().copied()
     }
 
-    fn start_best(&self, backends: &[Offered], size: u64) -> anyhow::Result<Option<InKernel>> {
+    fn start_best(&self, backends: &[Offered], size: u64) -> anyhow::Result<Option<KvmOffload>> {
         for Offered { backend, required } in backends {
             let name = backend.name();
             match backend.start(&self.device, &self.guest, &self.diagnostics) {
-                Ok((path, in_kernel)) => {
-                    self.show(path.memory(), in_kernel.pages.clone())?;
+                Ok((path, offload)) => {
+                    self.show(path.memory(), offload.pages.clone())?;
                     self.on_bus.exchange(path.region(self.region.clone()));
                     self.active().backend = Some((name, path));
-                    return Ok(Some(in_kernel));
+                    return Ok(Some(offload));
                 }
                 Err(why) => {
                     if let Some(required) = required {
@@ -291,9 +291,9 @@ impl Joint {
     }
 
     /// Starts the path `kernel` on the pages that there are.
-    fn start_kernel(&self) -> anyhow::Result<InKernel> {
+    fn start_kernel(&self) -> anyhow::Result<KvmOffload> {
         let pages = self.pages.get().context("no register pages")?.clone();
-        let (path, in_kernel) =
+        let (path, offload) =
             KernelPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
         self.on_bus
             .exchange(path.region(self.region.clone(), &self.device));
@@ -303,7 +303,7 @@ impl Joint {
             }
         }
         self.active().kernel = Some(path);
-        Ok(in_kernel)
+        Ok(offload)
     }
 
     fn kernel_lost(&self, path: KernelPath) {
@@ -317,7 +317,7 @@ impl Joint {
     }
 
     /// Hands over to the path `kernel`, or to the exit.
-    fn backend_lost(&self, (name, path): NamedBackend) -> Option<InKernel> {
+    fn backend_lost(&self, (name, path): NamedBackend) -> Option<KvmOffload> {
         self.on_bus.exchange(self.region.clone());
         let (why, calling) = path.hand_over();
         self.active().lost = Some((name, path));
@@ -351,15 +351,15 @@ impl BridgeHandle {
     /// # Errors
     /// Why the thread can't be clamped, or its requests not be seen.
     pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        let joint = &self.0;
+        let inner = &self.0;
         let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
-        joint
+        inner
             .device
             .actuator()
             .register_thread(vcpu, tid)
             .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
-        joint.device.source().register_thread(vcpu, tid)?;
-        let active = joint.active();
+        inner.device.source().register_thread(vcpu, tid)?;
+        let active = inner.active();
         if let Some(path) = &active.kernel {
             path.register_thread(vcpu, tid);
         }
@@ -367,11 +367,11 @@ impl BridgeHandle {
             path.register_thread(vcpu, tid)?;
         }
         drop(active);
-        if let Some(slot) = joint.tids.get(vcpu.index()) {
+        if let Some(slot) = inner.tids.get(vcpu.index()) {
             // A vCPU has one thread.
             let _ = slot.set(tid);
         }
-        joint.guest.threads.store(vcpu.0 + 1, Relaxed);
+        inner.guest.threads.store(vcpu.0 + 1, Relaxed);
         Ok(())
     }
 
@@ -385,17 +385,17 @@ impl BridgeHandle {
 
     /// The guest resets; no vCPU runs.
     pub fn reset(&self) {
-        let joint = &self.0;
+        let inner = &self.0;
         // What the guest asked for before is older than the reset.
-        let active = joint.active();
+        let active = inner.active();
         if let Some(path) = &active.kernel {
-            path.drain(&joint.device);
+            path.drain(&inner.device);
         }
         // KVM forwards those of the guest that boots now.
         if let Some((_, path)) = &active.lost {
             path.end_calls();
         }
-        joint.device.reset();
+        inner.device.reset();
         if let Some((_, path)) = &active.backend {
             path.reset();
         }
@@ -412,19 +412,19 @@ impl BridgeHandle {
         self.0.active().backend.is_some()
     }
 
-    /// Makes `vm` answer what it can of the registers: `in_kernel`, first that of
-    /// [`Bridge::in_kernel`], and after [`Attachment::fall_back`] what takes its place. A reset
+    /// Makes `vm` answer what it can of the registers: `offload`, first that of
+    /// [`Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
     /// that makes a new virtual machine attaches that one with what was left of the last one.
     #[must_use]
     pub fn attach<'a>(
         &self,
         vm: &'a dyn KvmVm,
-        in_kernel: &'a mut Option<Arc<InKernel>>,
+        offload: &'a mut Option<Arc<KvmOffload>>,
     ) -> Attachment<'a> {
         let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
         Attachment::new(
             vm,
-            in_kernel,
+            offload,
             Box::new(move || bridge.path_lost()),
             Box::new(move |text| warnings.warn(text)),
         )
@@ -433,7 +433,7 @@ impl BridgeHandle {
     /// Ends the path that was lost; KVM's part of it is taken back. What KVM is to do from now on,
     /// if anything.
     #[must_use]
-    pub fn path_lost(&self) -> Option<Arc<InKernel>> {
+    pub fn path_lost(&self) -> Option<Arc<KvmOffload>> {
         let (backend, kernel) = {
             let mut active = self.0.active();
             (active.backend.take(), active.kernel.take())
@@ -447,11 +447,11 @@ impl BridgeHandle {
     /// How it stands now.
     #[must_use]
     pub fn snapshot(&self) -> BridgeSnapshot {
-        let joint = &self.0;
-        let mut snapshot = BridgeSnapshot::of(&joint.device, &joint.guest.taken);
+        let inner = &self.0;
+        let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
         for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
             // Not held for all of them: a vCPU that has moved waits for it.
-            let active = joint.active();
+            let active = inner.active();
             for (_, path) in active.backend.iter().chain(&active.lost) {
                 path.tell(vcpu, of_vcpu);
             }

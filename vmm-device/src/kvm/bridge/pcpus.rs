@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A bridge learns of pCPUs that come online or go offline while its guest runs.
 
-use super::Joint;
+use super::BridgeInner;
 
-impl Joint {
+impl BridgeInner {
     /// Learns what is new of pCPUs that have come or gone.
     pub(super) fn follow_pcpus(&self, changed: &[u32]) {
         if changed.is_empty() {

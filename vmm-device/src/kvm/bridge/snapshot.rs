@@ -9,7 +9,7 @@ use crate::{
 };
 
 use crate::kvm::event_stats::EventStats;
-use crate::kvm::offload::Taken;
+use crate::kvm::offload::OffloadState;
 
 /// How the registers of a vCPU are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl BridgeSnapshot {
     /// Of a device, of which KVM answers what it has `taken`.
     pub fn of<A: Actuator, S: Source>(
         device: &Device<A, S, Arc<EventStats>>,
-        taken: &Taken,
+        taken: &OffloadState,
     ) -> Self {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&device.config().vcpus);
         let [governors_lost, pins_lost] = device.events().lost_on_host();
@@ -110,7 +110,7 @@ impl BridgeSnapshot {
 impl VcpuSnapshot {
     fn of<A: Actuator, S: Source>(
         device: &Device<A, S, Arc<EventStats>>,
-        taken: &Taken,
+        taken: &OffloadState,
         (vcpu, spec): (VcpuId, &VcpuSpec),
     ) -> Self {
         let standing = device.standing(vcpu);
@@ -176,7 +176,7 @@ mod tests {
             region.write(REG_SET_PERF, &khz.to_le_bytes());
         }
         device.reset();
-        let snapshot = BridgeSnapshot::of(&device, &Taken::default());
+        let snapshot = BridgeSnapshot::of(&device, &OffloadState::default());
         let [vcpu] = &snapshot.vcpus[..] else {
             panic!("{snapshot:?}")
         };

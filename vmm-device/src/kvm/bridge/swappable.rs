@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::kvm::mmio_device::MmioDevice;
 
 /// Passes accesses on to whatever is in place.
-pub struct Exchangeable(RwLock<Arc<dyn MmioDevice>>);
+pub struct SwappableDevice(RwLock<Arc<dyn MmioDevice>>);
 
-impl Exchangeable {
+impl SwappableDevice {
     /// With `device` in place.
     pub fn new(device: Arc<dyn MmioDevice>) -> Self {
         Self(RwLock::new(device))
@@ -20,7 +20,7 @@ impl Exchangeable {
     }
 }
 
-impl MmioDevice for Exchangeable {
+impl MmioDevice for SwappableDevice {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let device = self.0.read().unwrap_or_else(PoisonError::into_inner);
         device.read(offset, data);

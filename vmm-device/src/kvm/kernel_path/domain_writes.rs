@@ -12,7 +12,7 @@
 //! then
 //! - the one handed out last, if no other one was signalled more often than
 //!   handed out;
-//! - else that one or one of those others. Then [`LastWrites`] is asked, which
+//! - else that one or one of those others. Then [`WriteOrder`] is asked, which
 //!   has the order where the host permits it; where it doesn't, the highest of
 //!   them is taken: the host never runs below what was asked for, until the
 //!   next request.
@@ -29,16 +29,16 @@ use crate::VcpuId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Known, LastWrites, Requests};
+use super::{Known, Requests, WriteOrder};
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.
 const LOOKS: u32 = 4;
 
 /// The unanswered requests of one domain.
-pub struct Inbox {
+pub struct DomainWrites {
     epoll: Epoll,
-    last_writes: Arc<dyn LastWrites>,
+    write_order: Arc<dyn WriteOrder>,
     /// What they told the last time.
     known: Known,
     vcpus: Vec<VcpuId>,
@@ -75,15 +75,15 @@ pub struct Latest {
     pub certain: bool,
 }
 
-impl Inbox {
-    /// For these eventfds of (vCPU, value), with `last_writes` for when they
+impl DomainWrites {
+    /// For these eventfds of (vCPU, value), with `write_order` for when they
     /// don't tell.
     ///
     /// # Errors
     /// What the host said: no more open files, or no memory.
     pub fn new(
         bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
-        last_writes: Arc<dyn LastWrites>,
+        write_order: Arc<dyn WriteOrder>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         for (index, (_, _, event)) in (0..).zip(&bells) {
@@ -96,7 +96,7 @@ impl Inbox {
         vcpus.dedup();
         Ok(Self {
             epoll,
-            last_writes,
+            write_order,
             known: Known::new(),
             vcpus,
             events: vec![EpollEvent::default(); bells.len().max(1)],
@@ -178,7 +178,7 @@ impl Inbox {
     /// The bell of the last write that was recorded. One whose signal comes only
     /// now has its turn then: KVM records a write before it signals it.
     fn recorded(&mut self) -> Option<usize> {
-        let last = self.last_writes.newest(&self.vcpus, &mut self.known)?;
+        let last = self.write_order.newest(&self.vcpus, &mut self.known)?;
         let is_it =
             |bell: &Bell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
@@ -203,7 +203,7 @@ impl Inbox {
         let before = self.carried_out.take();
         let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
         if news || !same {
-            let last = self.last_writes.newest(&self.vcpus, &mut self.known);
+            let last = self.write_order.newest(&self.vcpus, &mut self.known);
             if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
                 device.written(latest.vcpu, last.at_ns);
             }

@@ -12,15 +12,15 @@ use crate::VcpuId;
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{Known, LastWrite, LastWrites, Requests, Unknown};
-use super::{Inbox, Latest};
+use super::super::{Known, LastWrite, Requests, Unknown, WriteOrder};
+use super::{DomainWrites, Latest};
 
 const VCPU: VcpuId = VcpuId(0);
 const ENTRIES: u32 = 4;
 
 /// A domain with one vCPU and a table of 1 to 4 kHz.
 struct Bench {
-    inbox: Inbox,
+    writes: DomainWrites,
     events: Vec<Arc<EventFd>>,
 }
 
@@ -31,8 +31,8 @@ impl Bench {
             .collect();
         let bells = (1..).zip(&events);
         let bells = bells.map(|(khz, event)| (VCPU, khz, event.clone()));
-        let inbox = Inbox::new(bells.collect(), Arc::new(Unknown)).unwrap();
-        Self { inbox, events }
+        let writes = DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap();
+        Self { writes, events }
     }
 
     /// As KVM does when the guest writes `khz`.
@@ -102,8 +102,8 @@ fn the_last_of_several_values_is_taken() {
     ];
     for (values, khz) in rows {
         let mut bench = Bench::written(values);
-        assert_eq!(bench.inbox.take(), latest(khz, true), "{values:?}");
-        assert_eq!(bench.inbox.take(), None);
+        assert_eq!(bench.writes.take(), latest(khz, true), "{values:?}");
+        assert_eq!(bench.writes.take(), None);
     }
 }
 
@@ -112,18 +112,18 @@ fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
     // The ready list reads 3, 1 in both.
     for values in [[3, 1, 3], [3, 3, 1]] {
         let mut bench = Bench::written(&values);
-        assert_eq!(bench.inbox.take(), latest(3, false), "{values:?}");
+        assert_eq!(bench.writes.take(), latest(3, false), "{values:?}");
         // And is certain again from then on.
         bench.write(3);
         bench.write(1);
-        assert_eq!(bench.inbox.take(), latest(1, true));
+        assert_eq!(bench.writes.take(), latest(1, true));
     }
 }
 
 /// Knows what was written last.
 struct Knows(u32);
 
-impl LastWrites for Knows {
+impl WriteOrder for Knows {
     fn newest(&self, vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
         assert_eq!(vcpus, [VCPU]);
         Some(LastWrite {
@@ -138,23 +138,23 @@ impl LastWrites for Knows {
 fn who_knows_the_order_is_asked() {
     for values in [[3, 1, 3], [3, 3, 1], [1, 3, 1]] {
         let mut bench = Bench::written(&values);
-        bench.inbox.last_writes = Arc::new(Knows(values[2]));
-        assert_eq!(bench.inbox.take(), latest(values[2], true), "{values:?}");
+        bench.writes.write_order = Arc::new(Knows(values[2]));
+        assert_eq!(bench.writes.take(), latest(values[2], true), "{values:?}");
     }
     // A value that no eventfd stands for came by an exit, which is in force.
     let mut bench = Bench::written(&[3, 3, 1]);
-    bench.inbox.last_writes = Arc::new(Knows(77));
-    assert_eq!(bench.inbox.take(), latest(3, false));
+    bench.writes.write_order = Arc::new(Knows(77));
+    assert_eq!(bench.writes.take(), latest(3, false));
 }
 
 #[test]
 fn a_write_whose_signal_is_still_to_come_counts_once() {
     let mut bench = Bench::written(&[3, 3, 1]);
-    bench.inbox.last_writes = Arc::new(Knows(2));
+    bench.writes.write_order = Arc::new(Knows(2));
     let told = Told::default();
-    while !bench.inbox.drain(&told) {}
+    while !bench.writes.drain(&told) {}
     bench.write(2);
-    while !bench.inbox.drain(&told) {}
+    while !bench.writes.drain(&told) {}
     assert_eq!((told.requests(), told.coalesced_count()), (vec![3, 2], 2));
     assert_eq!(told.1.load(Relaxed), 4);
 }
@@ -162,21 +162,21 @@ fn a_write_whose_signal_is_still_to_come_counts_once() {
 #[test]
 fn what_comes_between_two_looks_is_in_order() {
     let mut bench = Bench::written(&[1, 2]);
-    assert_eq!(bench.inbox.take(), latest(2, true));
+    assert_eq!(bench.writes.take(), latest(2, true));
     bench.write(1);
-    assert_eq!(bench.inbox.take(), latest(1, true));
+    assert_eq!(bench.writes.take(), latest(1, true));
     bench.write(2);
     bench.write(1);
-    assert_eq!(bench.inbox.take(), latest(1, true));
+    assert_eq!(bench.writes.take(), latest(1, true));
 }
 
 #[test]
 fn what_came_before_is_counted() {
     let mut bench = Bench::written(&[1, 2, 2, 4]);
     let told = Told::default();
-    assert!(bench.inbox.drain(&told));
+    assert!(bench.writes.drain(&told));
     assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
-    assert!(bench.inbox.drain(&told));
+    assert!(bench.writes.drain(&told));
     assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
 }
 
@@ -201,24 +201,24 @@ impl Requests for Panics {
 fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
     let mut bench = Bench::written(&[1, 3]);
     let dies = |bench: &mut Bench| {
-        let drain = AssertUnwindSafe(|| bench.inbox.drain(&Panics));
+        let drain = AssertUnwindSafe(|| bench.writes.drain(&Panics));
         assert!(catch_unwind(drain).is_err());
     };
     dies(&mut bench);
     bench.write(2);
     let told = Told::default();
-    assert!(bench.inbox.drain(&told));
+    assert!(bench.writes.drain(&told));
     assert_eq!(told.requests(), [3, 2]);
-    assert!(bench.inbox.drain(&told));
+    assert!(bench.writes.drain(&told));
     assert_eq!(told.requests(), [3, 2]);
     // Not by one thread after the other.
     bench.write(4);
     dies(&mut bench);
     dies(&mut bench);
-    assert!(bench.inbox.drain(&Panics));
+    assert!(bench.writes.drain(&Panics));
 }
 
-/// A guest that writes while the inbox is being emptied.
+/// A guest that writes while its writes are being emptied.
 #[test]
 fn the_last_value_is_found_while_the_guest_writes() {
     for round in 0..200_u32 {
@@ -236,10 +236,10 @@ fn the_last_value_is_found_while_the_guest_writes() {
                 }
             });
             while !writes.is_finished() {
-                bench.inbox.drain(&told);
+                bench.writes.drain(&told);
             }
         });
-        while !bench.inbox.drain(&told) {}
+        while !bench.writes.drain(&told) {}
         assert_eq!(told.1.load(Relaxed), 50, "each signal once");
         let requests = told.requests();
         assert!(requests[requests.len() - 1] >= last, "round {round}");
@@ -258,10 +258,10 @@ proptest! {
         let mut bench = Bench::new();
         for batch in batches {
             batch.iter().for_each(|khz| bench.write(*khz));
-            let taken = bench.inbox.take().unwrap();
+            let taken = bench.writes.take().unwrap();
             let last = batch[batch.len() - 1];
             prop_assert!(taken.khz == last || (!taken.certain && taken.khz > last));
-            prop_assert_eq!(bench.inbox.take(), None);
+            prop_assert_eq!(bench.writes.take(), None);
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What vCPUs wrote to set_perf last, from the kernel's tracepoint
-//! `kvm:kvm_mmio`: the tie-break for an [`super::Inbox`] that can't tell.
+//! `kvm:kvm_mmio`: the tie-break for [`super::DomainWrites`] that can't tell.
 //!
 //! A perf event on each vCPU thread records its writes to the registers in a
 //! ring that keeps the newest and wakes nobody. The record is there before the
@@ -17,7 +17,7 @@ use super::perf::{PerfEvent, Read, Whose};
 use super::tracepoint_text;
 
 /// Who knows what was written last.
-pub trait LastWrites: Send + Sync {
+pub trait WriteOrder: Send + Sync {
     /// The newest write to the set_perf of one of `vcpus`; `None` where there is none, or
     /// it may have gone by, or a thread isn't recorded. `known` is what was known when the same were asked about
     /// before, empty at first.
@@ -43,7 +43,7 @@ pub struct LastWrite {
 #[derive(Debug)]
 pub struct Unknown;
 
-impl LastWrites for Unknown {
+impl WriteOrder for Unknown {
     fn newest(&self, _vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
         None
     }
@@ -53,7 +53,7 @@ const TRACEPOINT: &str = "kvm/kvm_mmio";
 
 /// The recorders of all vCPU threads.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct MmioTrace {
     id: u64,
     fields: Fields,
     filter: String,
@@ -69,7 +69,7 @@ struct Fields {
     base: u64,
 }
 
-impl Recorder {
+impl MmioTrace {
     /// For the threads of `vcpus` vCPUs, whose registers are the `size` bytes from `base` on.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Recorder {
             base,
         };
         let end = base + size;
-        let recorder = Self {
+        let trace = Self {
             id: id.parse().context("kvm:kvm_mmio has no number")?,
             fields,
             // KVM_TRACE_MMIO_WRITE
@@ -92,8 +92,8 @@ impl Recorder {
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
         };
         // Whether it is permitted; taken back at once.
-        recorder.open(Tid::current())?;
-        Ok(recorder)
+        trace.open(Tid::current())?;
+        Ok(trace)
     }
 
     fn open(&self, tid: Tid) -> anyhow::Result<PerfEvent> {
@@ -114,7 +114,7 @@ impl Recorder {
     }
 }
 
-impl LastWrites for Recorder {
+impl WriteOrder for MmioTrace {
     fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite> {
         let wanted = |record: &[u8]| {
             let (vcpu, khz) = self.fields.set_perf(record)?;
@@ -167,7 +167,7 @@ mod tests {
 
     use vmm_sys_util::eventfd::EventFd;
 
-    use super::super::Inbox;
+    use super::super::DomainWrites;
     use super::super::perf::tests::{Ring, record_of};
     use super::*;
 
@@ -205,7 +205,7 @@ mod tests {
     /// written 1 before; the second one's record is there or isn't.
     fn after_three_writes(second_is_recorded: bool) -> (u32, bool) {
         let gpa = BASE + REG_SET_PERF;
-        let recorder = Recorder {
+        let trace = MmioTrace {
             id: 0,
             fields: Fields {
                 gpa: 16,
@@ -220,17 +220,17 @@ mod tests {
         for (time, khz) in [(20, 2), (21, 3), (22, 2)] {
             second.write(&record_of(time, &record(gpa, khz)));
         }
-        recorder.threads[0].set(first.event).unwrap();
+        trace.threads[0].set(first.event).unwrap();
         if second_is_recorded {
-            recorder.threads[1].set(second.event).unwrap();
+            trace.threads[1].set(second.event).unwrap();
         }
         let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
         let bells = [1, 2, 3].map(|khz| (VcpuId(0), khz, event()));
         for khz in [1, 2, 3, 2] {
             bells[khz - 1].2.write(1).unwrap();
         }
-        let mut inbox = Inbox::new(bells.to_vec(), Arc::new(recorder)).unwrap();
-        let latest = inbox.take().unwrap();
+        let mut writes = DomainWrites::new(bells.to_vec(), Arc::new(trace)).unwrap();
+        let latest = writes.take().unwrap();
         (latest.khz, latest.certain)
     }
 

@@ -3,8 +3,8 @@
 //! set_perf finished by KVM, and one worker that does the rest.
 //!
 //! ```text
-//! guest write ─▶ KVM: eventfd of (vCPU, value) ─▶ Inbox of the domain ─▶ Worker ─▶ device
-//! guest write of another value ─▶ exit ─▶ KernelRegion: Inbox first, then the device
+//! guest write ─▶ KVM: eventfd of (vCPU, value) ─▶ DomainWrites of the domain ─▶ Worker ─▶ device
+//! guest write of another value ─▶ exit ─▶ KernelRegion: DomainWrites first, then the device
 //! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and when told of a change
 //! ```
 //!
@@ -18,9 +18,9 @@ mod refresh_timer;
 mod region;
 mod worker;
 
-pub use domain_writes::{Inbox, Latest};
-pub use mmio_trace::{Known, LastWrite, LastWrites, Recorder, Unknown};
-pub use perf_watch::Changes;
+pub use domain_writes::{DomainWrites, Latest};
+pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
+pub use perf_watch::PerfWatch;
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 
@@ -78,67 +78,67 @@ impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
     }
 }
 
-/// The inboxes of a guest, one for each domain.
-pub struct Inboxes {
+/// The writes of a guest that wait, of each domain.
+pub struct PendingWrites {
     /// One of them was left before all in it was seen.
     unfinished: AtomicBool,
-    inboxes: Box<[Mutex<Inbox>]>,
-    /// The inbox of each vCPU whose domain has one in which something can be.
+    domains: Box<[Mutex<DomainWrites>]>,
+    /// The domain of each vCPU, by index, where something can wait.
     of_vcpu: Box<[Option<usize>]>,
 }
 
-impl Inboxes {
-    /// `inboxes`, and which of them each vCPU's register belongs to.
-    pub fn new(inboxes: Vec<Inbox>, of_vcpu: Vec<usize>) -> Arc<Self> {
-        let used = |index: &usize| inboxes.get(*index).is_some_and(Inbox::can_be_used);
+impl PendingWrites {
+    /// Of these domains, and which of them each vCPU's register belongs to.
+    pub fn new(domains: Vec<DomainWrites>, of_vcpu: Vec<usize>) -> Arc<Self> {
+        let used = |index: &usize| domains.get(*index).is_some_and(DomainWrites::can_be_used);
         let of_vcpu = of_vcpu.into_iter().map(|index| Some(index).filter(used));
         Arc::new(Self {
             of_vcpu: of_vcpu.collect(),
             unfinished: AtomicBool::new(false),
-            inboxes: inboxes.into_iter().map(Mutex::new).collect(),
+            domains: domains.into_iter().map(Mutex::new).collect(),
         })
     }
 
-    /// The inbox of a vCPU's domain, if something can be in it. Waits for
+    /// The writes of a vCPU's domain, if any can wait. Waits for
     /// whoever carries its requests out.
-    fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, Inbox>> {
+    fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, DomainWrites>> {
         self.locked((*self.of_vcpu.get(vcpu.index())?)?)
     }
 
-    /// Inbox `index`. A thread that panicked with it left nothing undone that
+    /// The writes of domain `index`. A thread that panicked with them left nothing undone that
     /// the next one wouldn't do.
-    fn locked(&self, index: usize) -> Option<MutexGuard<'_, Inbox>> {
-        let inbox = self.inboxes.get(index)?.lock();
-        Some(inbox.unwrap_or_else(PoisonError::into_inner))
+    fn locked(&self, index: usize) -> Option<MutexGuard<'_, DomainWrites>> {
+        let writes = self.domains.get(index)?.lock();
+        Some(writes.unwrap_or_else(PoisonError::into_inner))
     }
 
     fn fds(&self) -> impl Iterator<Item = RawFd> {
-        (0..self.inboxes.len()).filter_map(|index| Some(self.locked(index)?.fd()))
+        (0..self.domains.len()).filter_map(|index| Some(self.locked(index)?.fd()))
     }
 
     /// Carries out everything that waits.
     pub fn drain(&self, device: &dyn Requests) {
-        for index in 0..self.inboxes.len() {
+        for index in 0..self.domains.len() {
             self.drain_one(index, device);
         }
     }
 
-    /// Carries out what waits in inbox `index`.
+    /// Carries out what waits of domain `index`.
     fn drain_one(&self, index: usize, device: &dyn Requests) {
-        if let Some(mut inbox) = self.locked(index) {
-            self.drain_locked(&mut inbox, device);
+        if let Some(mut writes) = self.locked(index) {
+            self.drain_locked(&mut writes, device);
         }
     }
 
     /// A guest that writes all the time doesn't hold anybody up: the rest is
     /// [`Self::finish`]ed later, for its last value may come without a signal.
-    fn drain_locked(&self, inbox: &mut Inbox, device: &dyn Requests) {
-        if !inbox.drain(device) {
+    fn drain_locked(&self, writes: &mut DomainWrites, device: &dyn Requests) {
+        if !writes.drain(device) {
             self.unfinished.store(true, SeqCst);
         }
     }
 
-    /// Goes on where an inbox was left.
+    /// Goes on where a domain was left.
     fn finish(&self, device: &dyn Requests) {
         if self.unfinished.swap(false, SeqCst) {
             self.drain(device);

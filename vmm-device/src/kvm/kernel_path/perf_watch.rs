@@ -23,7 +23,7 @@ pub const CHANGED: u64 = u64::MAX - 1;
 
 /// What is watched. It ends with this.
 #[derive(Debug)]
-pub struct Changes {
+pub struct PerfWatch {
     epoll: Arc<Epoll>,
     /// Number of the tracepoint.
     id: u64,
@@ -35,7 +35,7 @@ pub struct Changes {
     kick: c_int,
 }
 
-impl Changes {
+impl PerfWatch {
     /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it. A vCPU's
     /// thread gets the signal `kick` on another pCPU.
     ///
@@ -50,7 +50,7 @@ impl Changes {
         let id = tracepoint_text(host, TRACEPOINT, "id");
         let id = id.and_then(|id| id.parse().ok());
         let id = id.context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
-        let changes = Self {
+        let watch = Self {
             epoll: epoll.clone(),
             id,
             frequencies: Mutex::default(),
@@ -58,8 +58,8 @@ impl Changes {
             pcpus,
             kick,
         };
-        changes.follow(&changes.pcpus)?;
-        Ok(changes)
+        watch.follow(&watch.pcpus)?;
+        Ok(watch)
     }
 
     /// Watches these pCPUs anew, which have come or gone: the kernel takes a pCPU's events away

@@ -17,14 +17,14 @@ const SHARE: u32 = 20;
 /// How soon after a look the next one comes, when there was a change.
 const AGAIN: Duration = Duration::from_micros(250);
 
-pub struct Looks {
+pub struct RefreshTimer {
     budget: Budget,
     /// When the next one is due, and from when on it may be.
     at: Instant,
     not_before: Instant,
 }
 
-impl Looks {
+impl RefreshTimer {
     /// The first one is due at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -64,21 +64,21 @@ mod tests {
     #[test]
     fn without_changes_there_is_one_a_tick() {
         let start = Instant::now();
-        let mut looks = Looks::new(start);
-        assert_eq!(looks.due_at(), start);
-        looks.done(start, 40 * US);
-        assert_eq!(looks.due_at(), start + PERIOD);
+        let mut timer = RefreshTimer::new(start);
+        assert_eq!(timer.due_at(), start);
+        timer.done(start, 40 * US);
+        assert_eq!(timer.due_at(), start + PERIOD);
     }
 
     #[test]
     fn a_look_that_took_long_does_not_delay_the_next() {
         let start = Instant::now();
-        let mut looks = Looks::new(start);
+        let mut timer = RefreshTimer::new(start);
         let mut now = start;
         for took in [40, 1600, 40, 300, 40] {
-            looks.done(now, took * US);
-            looks.hear_of_a_change();
-            assert_eq!(looks.due_at(), now + AGAIN, "after one of {took} us");
+            timer.done(now, took * US);
+            timer.hear_of_a_change();
+            assert_eq!(timer.due_at(), now + AGAIN, "after one of {took} us");
             // The next change comes later.
             now += 20 * MS;
         }
@@ -88,11 +88,11 @@ mod tests {
     fn looks_take_a_twentieth_of_the_time_at_most() {
         for took in [40 * US, 300 * US] {
             let start = Instant::now();
-            let (mut looks, mut spent) = (Looks::new(start), Duration::ZERO);
+            let (mut timer, mut spent) = (RefreshTimer::new(start), Duration::ZERO);
             // Something changes all the time.
-            while looks.due_at() < start + 1000 * MS {
-                looks.done(looks.due_at(), took);
-                looks.hear_of_a_change();
+            while timer.due_at() < start + 1000 * MS {
+                timer.done(timer.due_at(), took);
+                timer.hear_of_a_change();
                 spent += took;
             }
             // And the reserve that there is at first.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
-use super::{Inboxes, Requests};
+use super::{PendingWrites, Requests};
 use crate::kvm::mmio_device::MmioDevice;
 
 /// What a request has.
@@ -21,20 +21,20 @@ const BYTES: usize = 4;
 pub struct KernelRegion {
     region: Arc<dyn MmioDevice>,
     device: Arc<dyn Requests>,
-    inboxes: Arc<Inboxes>,
+    pending: Arc<PendingWrites>,
 }
 
 impl KernelRegion {
-    /// `region`, whose older requests may be in `inboxes`.
+    /// `region`, whose older requests may be `pending`.
     pub fn new(
         region: Arc<dyn MmioDevice>,
         device: Arc<dyn Requests>,
-        inboxes: Arc<Inboxes>,
+        pending: Arc<PendingWrites>,
     ) -> Self {
         Self {
             region,
             device,
-            inboxes,
+            pending,
         }
     }
 }
@@ -47,15 +47,15 @@ impl MmioDevice for KernelRegion {
     fn write(&self, offset: u64, data: &[u8]) {
         let vcpu = u16::try_from(offset / REGION_STRIDE).map(VcpuId);
         let asks = offset % REGION_STRIDE == REG_SET_PERF && data.len() == BYTES;
-        let inbox = match vcpu {
-            Ok(vcpu) if asks => self.inboxes.of(vcpu),
+        let writes = match vcpu {
+            Ok(vcpu) if asks => self.pending.of(vcpu),
             _ => None,
         };
-        // What this vCPU wrote before is older. The inbox stays locked, so
+        // What this vCPU wrote before is older. The domain stays locked, so
         // that the worker can't be about to carry it out: what it took before
         // would come after this one.
-        if let Some(mut inbox) = inbox {
-            self.inboxes.drain_locked(&mut inbox, &*self.device);
+        if let Some(mut writes) = writes {
+            self.pending.drain_locked(&mut writes, &*self.device);
             self.region.write(offset, data);
         } else {
             self.region.write(offset, data);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{Inbox, Inboxes, Requests, Unknown};
+use super::super::{DomainWrites, PendingWrites, Requests, Unknown};
 use super::KernelRegion;
 use crate::kvm::mmio_device::MmioDevice;
 
@@ -50,22 +50,22 @@ impl Requests for Device {
 /// Two vCPUs in a domain each, the first one with a table.
 struct Bench {
     region: Arc<KernelRegion>,
-    inboxes: Arc<Inboxes>,
+    pending: Arc<PendingWrites>,
     bell: Arc<EventFd>,
     said: Receiver<Said>,
 }
 
 fn bench() -> Bench {
     let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let inboxes = [vec![(VcpuId(0), KHZ, bell.clone())], vec![]];
-    let inboxes = inboxes.map(|bells| Inbox::new(bells, Arc::new(Unknown)).unwrap());
-    let inboxes = Inboxes::new(inboxes.into(), vec![0, 1]);
+    let pending = [vec![(VcpuId(0), KHZ, bell.clone())], vec![]];
+    let pending = pending.map(|bells| DomainWrites::new(bells, Arc::new(Unknown)).unwrap());
+    let pending = PendingWrites::new(pending.into(), vec![0, 1]);
     let (says, said) = channel();
     let device = Arc::new(Device(says));
-    let region = KernelRegion::new(device.clone(), device, inboxes.clone());
+    let region = KernelRegion::new(device.clone(), device, pending.clone());
     Bench {
         region: Arc::new(region),
-        inboxes,
+        pending,
         bell,
         said,
     }
@@ -83,7 +83,7 @@ fn a_request_that_exits_comes_after_the_older_ones() {
 #[test]
 fn no_other_access_waits_for_who_carries_requests_out() {
     let bench = bench();
-    let busy = [0, 1].map(|index| bench.inboxes.locked(index).unwrap());
+    let busy = [0, 1].map(|index| bench.pending.locked(index).unwrap());
     let rows = [
         ("a selection", 0x0c, 4),
         ("an illegal write", 0x04, 1),

@@ -20,13 +20,13 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::perf_watch::CHANGED;
-use super::refresh_timer::Looks;
-use super::{Inboxes, Requests};
+use super::refresh_timer::RefreshTimer;
+use super::{PendingWrites, Requests};
 use crate::kvm::budget::Budget;
 
 /// Requests may take one part in this many of the time.
 const SHARE: u32 = 20;
-/// When to go on with an inbox that was left unfinished.
+/// When to go on with a domain that was left unfinished.
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
 const TURN: usize = 64;
@@ -34,7 +34,7 @@ const TURN: usize = 64;
 /// What the worker is made of.
 pub struct Plan {
     /// Where requests come from.
-    pub inboxes: Arc<Inboxes>,
+    pub pending: Arc<PendingWrites>,
     /// Where they go.
     pub device: Arc<dyn Requests>,
     /// How many vCPUs there are threads of: the cur_perf of these is known.
@@ -75,7 +75,7 @@ impl Worker {
         })
     }
 
-    /// What wakes it, for [`super::Changes`].
+    /// What wakes it, for [`super::PerfWatch`].
     pub fn epoll(&self) -> &Arc<Epoll> {
         &self.epoll
     }
@@ -114,7 +114,7 @@ struct Turns {
     plan: Plan,
     epoll: Arc<Epoll>,
     budget: Budget,
-    looks: Looks,
+    timer: RefreshTimer,
     stopped: AtomicBool,
     /// Something that cur_perf depends on has changed since the last look.
     changed: AtomicBool,
@@ -133,15 +133,15 @@ impl Turns {
             )
         };
         add(stop.as_raw_fd(), STOP)?;
-        for (index, inbox) in (0..).zip(plan.inboxes.fds()) {
-            add(inbox, index)?;
+        for (index, writes) in (0..).zip(plan.pending.fds()) {
+            add(writes, index)?;
         }
         let now = Instant::now();
         Ok(Self {
             plan,
             epoll,
             budget: Budget::new(SHARE, now),
-            looks: Looks::new(now),
+            timer: RefreshTimer::new(now),
             stopped: AtomicBool::new(false),
             changed: AtomicBool::new(false),
         })
@@ -157,7 +157,7 @@ impl Turns {
             for event in &events[..count] {
                 self.answer(event.data());
             }
-            self.plan.inboxes.finish(&*self.plan.device);
+            self.plan.pending.finish(&*self.plan.device);
             let used = host::thread_cpu_time().saturating_sub(cpu_before);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
@@ -168,10 +168,10 @@ impl Turns {
 
     fn wait(&self, events: &mut [EpollEvent]) -> std::io::Result<usize> {
         let mut wait = self
-            .looks
+            .timer
             .due_at()
             .saturating_duration_since(Instant::now());
-        if self.plan.inboxes.is_unfinished() {
+        if self.plan.pending.is_unfinished() {
             wait = wait.min(FINISH);
         }
         // Up to the next millisecond, or the last one would be spent spinning.
@@ -189,16 +189,16 @@ impl Turns {
             _ => {}
         }
         if let Ok(index) = usize::try_from(what) {
-            self.plan.inboxes.drain_one(index, &*self.plan.device);
+            self.plan.pending.drain_one(index, &*self.plan.device);
         }
     }
 
     fn look_when_due(&mut self) {
         if self.changed.swap(false, Relaxed) {
-            self.looks.hear_of_a_change();
+            self.timer.hear_of_a_change();
         }
         let started = Instant::now();
-        if started < self.looks.due_at() {
+        if started < self.timer.due_at() {
             return;
         }
         let cpu_before = host::thread_cpu_time();
@@ -206,7 +206,7 @@ impl Turns {
             self.plan.device.refresh(vcpu);
         }
         let took = host::thread_cpu_time().saturating_sub(cpu_before);
-        self.looks.done(started, took);
+        self.timer.done(started, took);
     }
 
     /// Best effort: without these the worker is a thread like any other.
