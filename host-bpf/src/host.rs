@@ -11,7 +11,6 @@ mod pcpus;
 pub use demands::Settled;
 use gone::Gone;
 
-use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -20,6 +19,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{Link, MapCore as _};
@@ -62,7 +62,24 @@ pub struct VmConfig {
     /// Whether set_perf may come by hypercall, too (arm64).
     pub hypercalls: bool,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
-    pub warn: fn(&str),
+    pub warn: Warn,
+}
+
+/// Gets a line for the user.
+#[derive(Clone)]
+pub struct Warn(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Warn {
+    /// Calls `warn`.
+    pub fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(warn))
+    }
+}
+
+impl fmt::Debug for Warn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Warn")
+    }
 }
 
 /// A VM's register pages: what a read-only memory slot shows its guest. Valid as long as the

@@ -11,13 +11,15 @@
 //! is built beside it (`make -C host-bpf/bpf`). Everything is bound to the process that loads it:
 //! nothing is pinned, so nothing is left when it is killed.
 //!
-//! Not here: memory slots and ioeventfds, which are the VMM's ([`HostBpf::pages`] is what the
-//! slots show), and what a worker does with an [`Event`].
+//! [`HostBpf`] is the loader: its pages and an [`Event`] for each request. [`BpfBackend`] is the
+//! path `bpf` of a bridge ([`vcpufreq_device::kvm::Bridge`]), made of that.
 //!
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "load")]
+mod backend;
 mod cause;
 mod error;
 mod event;
@@ -37,10 +39,12 @@ mod said;
 #[cfg(feature = "load")]
 mod worker;
 
+#[cfg(feature = "load")]
+pub use backend::{BpfBackend, offer};
 pub use error::BpfError;
 pub use event::{Event, Outcome, Told, Waiting};
 #[cfg(feature = "load")]
-pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig};
+pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig, Warn};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule, Target};

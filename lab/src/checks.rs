@@ -19,7 +19,7 @@ use crate::watch::{self, CARGO_BAR, output};
 
 /// All features but those of the BPF loader, which need C libraries that a
 /// plain machine hasn't; it is compiled for the emulated host.
-const FEATURES: &str = "vcpufreq-device/host";
+const FEATURES: &str = "vcpufreq-device/kvm";
 
 /// Formatting, lints, dependencies, C checks.
 pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {

@@ -35,7 +35,7 @@ const LINTED: &[&str] = &[
     "vcpufreq-lab",
     "--all-targets",
     "--features",
-    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/host",
+    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "clippy-arm64",

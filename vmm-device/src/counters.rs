@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One vCPU's counters at one moment.
@@ -33,6 +34,25 @@ pub struct CounterSnapshot {
     pub illegal: u64,
     /// Reads of cur_perf for which the host had no answer.
     pub source_failures: u64,
+}
+
+impl Add for CounterSnapshot {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            applied: self.applied + other.applied,
+            unchanged: self.unchanged + other.unchanged,
+            superseded: self.superseded + other.superseded,
+            coalesced: self.coalesced + other.coalesced,
+            limited: self.limited + other.limited,
+            refused: self.refused + other.refused,
+            not_applicable: self.not_applicable + other.not_applicable,
+            illegal: self.illegal + other.illegal,
+            source_failures: self.source_failures + other.source_failures,
+        }
+    }
 }
 
 /// How one vCPU's registers were reached so far. Reads from memory are no exits, and nobody can

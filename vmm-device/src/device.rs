@@ -140,6 +140,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self.source
     }
 
+    /// What is told of everything that happens.
+    #[must_use]
+    pub fn events(&self) -> &E {
+        &self.events
+    }
+
     /// Reads a register of `vcpu`; 0 when there is no such vCPU. May make one host call, for
     /// cur_perf.
     pub fn read(&self, vcpu: VcpuId, reg: ReadReg) -> u32 {

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The device knows no KVM and no host: [`Actuator`], [`Source`] and [`Events`] are its ways out,
-//! with fakes in [`fakes`]. The feature `host` adds their Linux side.
+//! with fakes in [`fakes`]. The feature `host` adds their Linux side, and the feature `kvm` what a
+//! VMM on KVM runs around the device.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -53,6 +54,8 @@ pub mod fakes;
 mod histogram;
 #[cfg(feature = "host")]
 pub mod host;
+#[cfg(feature = "kvm")]
+pub mod kvm;
 mod limit;
 mod mmio;
 mod pages;

@@ -10,11 +10,11 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
-    bridge::{self, BpfPlan},
     config,
     dl_server::{self, PolicyFloor},
     energy_model,
     facts::HostCpus,
+    guest_bridge::{self, BpfPlan},
     sys,
     vm::probe::PathFacts,
 };
@@ -113,8 +113,7 @@ impl Live {
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
-            bpf: bridge::offer_bpf(&BpfPlan {
-                hypercalls: false,
+            bpf: guest_bridge::offer_bpf(&BpfPlan {
                 object: config::DEFAULT_BPF_OBJECT.into(),
             }),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),

@@ -22,10 +22,13 @@ use std::{
     time::Duration,
 };
 
-use vcpufreq_device::{Event, Events, host::Tid};
+use vcpufreq_device::{
+    Event, Events,
+    host::{Tid, monotonic_ns},
+    kvm::{EventSink, HostChange},
+};
 
 use self::line::Line;
-use crate::{sys, watch::HostChange};
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
 /// start and never more.
@@ -60,22 +63,22 @@ pub struct EventQueue {
 
 impl Events for EventQueue {
     fn record(&self, event: &Event) {
-        self.record_at(event, sys::monotonic_ns(), Tid::current().get());
+        self.record_at(event, monotonic_ns(), Tid::current().get());
+    }
+}
+
+impl EventSink for EventQueue {
+    fn record_at(&self, event: &Event, t_ns: u64, tid: i32) {
+        self.put(What::Event(*event), t_ns, tid);
+    }
+
+    fn record_change(&self, change: HostChange) {
+        let tid = Tid::current().get();
+        self.put(What::Host(change), monotonic_ns(), tid);
     }
 }
 
 impl EventQueue {
-    /// Records what happened at `t_ns` (CLOCK_MONOTONIC) on thread `tid`.
-    pub fn record_at(&self, event: &Event, t_ns: u64, tid: i32) {
-        self.put(What::Event(*event), t_ns, tid);
-    }
-
-    /// Records a change of the host, found now.
-    pub fn record_change(&self, change: HostChange) {
-        let tid = Tid::current().get();
-        self.put(What::Host(change), sys::monotonic_ns(), tid);
-    }
-
     fn put(&self, what: What, t_ns: u64, tid: i32) {
         let stamped = Stamped { t_ns, tid, what };
         if self.queue.try_send(stamped).is_err() {
@@ -229,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_line_has_time_vcpu_thread_value_and_result() {
-        let before = sys::monotonic_ns();
+        let before = monotonic_ns();
         let error = ActuateError::Refused {
             domain: DOMAIN,
             call: "write",
@@ -254,7 +257,7 @@ mod tests {
             assert_eq!((&line["vcpu"], &line["domain"]), (&1.into(), &7.into()));
             assert_eq!(line["tid"], Tid::current().get());
             let t_ns = line["t_ns"].as_u64().unwrap();
-            assert!((before..=sys::monotonic_ns()).contains(&t_ns));
+            assert!((before..=monotonic_ns()).contains(&t_ns));
         }
         assert_eq!(lines[0]["khz"], 600_000);
         assert_eq!(lines[1]["uclamp_min"], 329);

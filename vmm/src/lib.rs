@@ -2,8 +2,6 @@
 //! The parts of the `vcpufreq` program.
 
 pub mod bench;
-pub mod bridge;
-mod budget;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
@@ -19,11 +17,9 @@ pub mod facts;
 mod fake_host;
 pub mod frequency_floor;
 pub mod guardian;
+pub mod guest_bridge;
 pub mod guest_topology;
 pub mod host_changes;
-mod hotplug;
-pub mod housekeeper;
-pub mod kernel_path;
 pub mod opp_node;
 pub mod options;
 pub mod parse;
@@ -38,4 +34,3 @@ pub mod state;
 pub mod stats;
 mod sys;
 pub mod vm;
-pub mod watch;

@@ -16,6 +16,7 @@ use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{
     DomainId, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
+    kvm::KvmOffload,
 };
 use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
@@ -24,7 +25,7 @@ use crate::{
     rt_config::RtConfig,
     rt_options::RtPolicy,
     run::warn,
-    vm::{Hooks, hypercall::Hypercalls, in_kernel::InKernel, sys::pin_thread},
+    vm::{Hooks, hypercall::Hypercalls, sys::pin_thread},
 };
 
 /// The real-time side of one guest on this host.
@@ -300,7 +301,7 @@ impl Hooks for RtHooks {
         self.inner.on_reset();
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.inner.on_path_lost()
     }
 

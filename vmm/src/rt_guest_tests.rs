@@ -266,7 +266,7 @@ impl Hooks for Heard {
         self.note("reset");
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.note("path lost");
         None
     }

@@ -16,27 +16,26 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
         KernelTree, SysfsSource,
     },
+    kvm::{BridgeDevice, EventSink, EventStats, KernelPlan, KvmOffload},
 };
 use vcpufreq_rt::{InForce, KernelHost, Record};
 
 use crate::{
-    bridge::{self, BpfPlan, Bridge, BridgeDevice, KernelPlan, Plans},
     cli::RunArgs,
     config::RunConfig,
     dl_server,
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
     facts::HostCpus,
+    guest_bridge::{self, BpfPlan, GuestBridge, Plans},
     guest_topology,
     host_changes::{HostChanges, Wanted},
     path::{self, Needs, Path, PathChoice},
     resolve,
     rt_guest::RtGuest,
-    run_report::{Observer, Summary},
+    run_report::Summary,
     sys,
-    vm::{
-        self, Hooks, VmError, hypercall::Hypercalls, in_kernel::InKernel, layout, probe::PathFacts,
-    },
+    vm::{self, Hooks, VmError, hypercall::Hypercalls, layout, probe::PathFacts},
 };
 
 /// Tells the user something that ends nothing.
@@ -127,12 +126,12 @@ fn run_and_report(
     for line in offer.iter().flat_map(|offer| &offer.notes) {
         eprintln!("{line}");
     }
-    let (observer, writer) = observe(config)?;
-    let ran = run_guest((config, host, rt), offer, &observer);
+    let (stats, writer) = observe(config)?;
+    let ran = run_guest((config, host, rt), offer, &stats);
     let written = writer.map(EventWriter::finish).transpose();
     let (code, summary) = ran?;
     let events = written.context("the events file is not complete")?;
-    let findings = report(summary, &observer, events);
+    let findings = report(summary, &stats, events);
     Ok(if code == 0 { findings.into() } else { code })
 }
 
@@ -185,11 +184,10 @@ impl Offer {
 fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Plans> {
     let bpf = BpfPlan {
         object: config.bpf_object.clone(),
-        hypercalls: config.hypercalls,
     };
     let facts = PathFacts::ask(&config.kvm_device);
     let files = sys::open_files_at_most();
-    let offers = path::offers(bridge::offer_bpf(&bpf), &facts, &needs(config), files);
+    let offers = path::offers(guest_bridge::offer_bpf(&bpf), &facts, &needs(config), files);
     let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
     if config.explain {
         notes.push(path::explain(&offers, taken));
@@ -249,10 +247,10 @@ fn check_kvm(config: &RunConfig) -> anyhow::Result<()> {
     Ok(vm::arch::check_memory(&kvm, config.mem_mib)?)
 }
 
-fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWriter>)> {
+fn observe(config: &RunConfig) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
     let vcpus = config.vcpus.len();
     let Some(path) = &config.events else {
-        return Ok((Arc::new(Observer::new(vcpus, None)), None));
+        return Ok((Arc::new(EventStats::new(vcpus, None)), None));
     };
     let (queue, writer) = events::open(path).with_context(|| {
         format!(
@@ -260,13 +258,14 @@ fn observe(config: &RunConfig) -> anyhow::Result<(Arc<Observer>, Option<EventWri
             path.display()
         )
     })?;
-    Ok((Arc::new(Observer::new(vcpus, Some(queue))), Some(writer)))
+    let queue: Box<dyn EventSink> = Box::new(queue);
+    Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
 }
 
 fn run_guest(
     (config, host, rt): (&RunConfig, &HostRoot, RtGuest),
     offer: Option<Offer>,
-    observer: &Arc<Observer>,
+    stats: &Arc<EventStats>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
     let console = config.console.open()?;
     let base = config.bridge.then_some(layout::CPUFREQ_BASE);
@@ -275,24 +274,23 @@ fn run_guest(
     let bridge = offer
         .map(|offer| {
             let plans = offer.plans.clone();
-            let device = make_device((config, host, &rt), offer, observer)?;
-            Bridge::start(device, config, &plans, observer)
+            let device = make_device((config, host, &rt), offer, stats)?;
+            GuestBridge::start(device, config, &plans)
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
     let guest = vm::Host {
-        hooks: rt.hooks(
-            bridge
-                .as_ref()
-                .map_or_else(|| Arc::new(NoBridge) as Arc<dyn Hooks>, Bridge::hooks),
-        ),
+        hooks: rt.hooks(match &bridge {
+            Some(bridge) => bridge.hooks(config),
+            None => Arc::new(NoBridge),
+        }),
         cpufreq,
         console,
     };
     let report = vm::run(config, &machine, &guest);
-    let summary = bridge.map(Bridge::stop);
+    let totals = bridge.map(GuestBridge::stop);
     let report = report?;
-    let summary = summary.map(|summary| summary.with_guest(&report));
+    let summary = totals.map(|totals| Summary::new(totals, &report));
     if report.console_dropped > 0 {
         let dropped = report.console_dropped;
         warn(&format!("console: {dropped} bytes found its file full"));
@@ -306,7 +304,7 @@ fn run_guest(
 fn make_device(
     (config, host, rt): (&RunConfig, &HostRoot, &RtGuest),
     offer: Offer,
-    observer: &Arc<Observer>,
+    stats: &Arc<EventStats>,
 ) -> anyhow::Result<BridgeDevice> {
     let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let headroom = headroom_of(&release).unwrap_or(Headroom::None);
@@ -318,7 +316,7 @@ fn make_device(
     let actuator = make_actuator(config, rt, &offer.chosen)?;
     let actuator = rt.actuator(actuator);
     let source = Arc::new(offer.source);
-    Ok(Device::new(device, actuator, source, observer.clone())?)
+    Ok(Device::new(device, actuator, source, stats.clone())?)
 }
 
 fn make_actuator(
@@ -367,7 +365,7 @@ impl Hooks for NoBridge {
 
     fn on_reset(&self) {}
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 
@@ -383,13 +381,13 @@ impl Hooks for NoBridge {
 }
 
 /// Says how it went; whether that has findings.
-fn report(summary: Option<Summary>, observer: &Observer, events: Option<EventReport>) -> bool {
+fn report(summary: Option<Summary>, stats: &EventStats, events: Option<EventReport>) -> bool {
     let mut findings = false;
     if let Some(summary) = summary {
         warn(&summary.to_string());
         findings |= summary.refused() > 0;
     }
-    if let Some(error) = observer.first_refusal() {
+    if let Some(error) = stats.first_refusal() {
         warn(&format!("first refusal: {error}"));
     }
     if let Some(EventReport { written, dropped }) = events

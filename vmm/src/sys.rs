@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program's system calls that have no safe wrapper: the clock, and what
+//! The program's system calls that have no safe wrapper: limits, users, and what
 //! makes a process independent of the one that started it. The virtual
 //! machine's are in `vm::sys`.
 #![allow(unsafe_code)]
@@ -7,20 +7,6 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-
-/// CLOCK_MONOTONIC in ns, the clock of the kernel's trace events with
-/// `trace_clock=mono`. Through the vDSO: no system call.
-pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is a timespec that lives through the call. The clock
-    // exists on every Linux, so the result has nothing to say.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let second = u64::try_from(now.tv_sec).unwrap_or(0);
-    second * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
-}
 
 /// Raises the limit of open files as far as this process may: a guest of 512
 /// vCPUs takes some 2100, and shells start programs with 1024.
@@ -108,17 +94,6 @@ pub fn ignore_group_signals() {
         // SAFETY: SIG_IGN is no function of ours, and these signals can be
         // ignored, so the call can't fail.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-}
-
-/// Gives memory that was allocated and freed back to the host. glibc keeps what lies below
-/// something that is still in use.
-#[cfg(feature = "bpf")]
-pub fn give_back_freed_memory() {
-    #[cfg(target_env = "gnu")]
-    {
-        // SAFETY: it touches free memory only; what it returns is whether there was any.
-        unsafe { libc::malloc_trim(0) };
     }
 }
 

@@ -26,13 +26,13 @@ use kvm_ioctls::Kvm;
 use tempfile::TempDir;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::hypercall::Hypercalls;
-use vcpufreq::vm::in_kernel::InKernel;
 use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, Host, supervise};
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::kvm::KvmOffload;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -106,7 +106,7 @@ impl Hooks for AtReset {
 
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 

@@ -11,7 +11,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::HostBpf;
+use super::{HostBpf, Warn};
 use crate::mapped::{lists_map, lists_program};
 use crate::object::Ids;
 
@@ -23,11 +23,11 @@ const LOOKS: u32 = 400;
 #[derive(Debug)]
 pub(super) struct Gone {
     ids: Ids,
-    warn: fn(&str),
+    warn: Warn,
 }
 
 impl Gone {
-    pub fn new(warn: fn(&str)) -> Self {
+    pub fn new(warn: Warn) -> Self {
         let ids = Ids::default();
         Self { ids, warn }
     }
@@ -52,7 +52,7 @@ impl Drop for Gone {
             sleep(PAUSE);
         }
         let (programs, maps) = self.listed();
-        (self.warn)(&format!(
+        (self.warn.0)(&format!(
             "the kernel still lists {programs} BPF programs and {maps} maps of this guest; they are \
              detached, and nothing of the guest runs in them"
         ));

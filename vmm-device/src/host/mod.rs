@@ -23,6 +23,7 @@ mod source;
 mod sys;
 mod text;
 mod thread_actuator;
+mod topology;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -39,12 +40,13 @@ pub use choice::{
 pub use cpu_list::{CpuList, CpuListError};
 pub use partition::PartitionGroups;
 pub use placement::Placement;
-pub use source::{SourceSetupError, SysfsSource};
-pub use sys::{SchedAttr, Tid};
+pub use source::{PcpuTop, SourceSetupError, SysfsSource};
+pub use sys::{SchedAttr, Tid, is_within, monotonic_ns, pin, stay_off, thread_cpu_time};
 pub use text::util_percent;
 pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
 };
+pub use topology::{policies, possible_pcpus, present_pcpus};
 
 /// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]

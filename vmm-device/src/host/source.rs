@@ -55,6 +55,17 @@ struct Thread {
     stat: File,
 }
 
+/// What a pCPU can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcpuTop {
+    /// Its number.
+    pub pcpu: u32,
+    /// Its highest frequency, the one that `capacity` refers to.
+    pub khz_max: Khz,
+    /// Its capacity at `khz_max`.
+    pub capacity: Util,
+}
+
 /// Why frequencies can't be read on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceSetupError {
@@ -130,6 +141,36 @@ impl SysfsSource {
             *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
         }
         readable
+    }
+
+    /// Where `/sys` and `/proc` are.
+    #[must_use]
+    pub fn root(&self) -> &HostRoot {
+        &self.root
+    }
+
+    /// The pCPUs that had a frequency at the last [`Self::refresh`].
+    #[must_use]
+    pub fn pcpus(&self) -> Vec<PcpuTop> {
+        let numbers = (0_u32..).zip(self.pcpus.iter());
+        let known = numbers.filter_map(|(pcpu, slot)| {
+            let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
+            let Pcpu {
+                khz_max, capacity, ..
+            } = slot.as_ref()?;
+            Some(PcpuTop {
+                pcpu,
+                khz_max: *khz_max,
+                capacity: *capacity,
+            })
+        });
+        known.collect()
+    }
+
+    /// What a pCPU runs at now, if that is known.
+    #[must_use]
+    pub fn khz(&self, pcpu: u32) -> Option<Khz> {
+        self.frequency(pcpu).ok().map(|perf| perf.khz)
     }
 
     /// Says that `vcpu` runs on thread `tid` of this process.

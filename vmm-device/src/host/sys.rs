@@ -12,6 +12,7 @@ use std::num::NonZeroI32;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// A thread's number, as the kernel counts them. Never 0, which system calls take for "the
 /// caller", whoever that is.
@@ -258,6 +259,97 @@ pub(super) fn current_cpu() -> io::Result<u32> {
     // SAFETY: has no arguments.
     let cpu = unsafe { libc::sched_getcpu() };
     u32::try_from(cpu).map_err(|_| io::Error::last_os_error())
+}
+
+/// CLOCK_MONOTONIC in ns, the clock of the kernel's trace events with `trace_clock=mono`. Through
+/// the vDSO: no system call.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = clock(libc::CLOCK_MONOTONIC);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// CPU time of the calling thread.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock(id: libc::clockid_t) -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a timespec that lives through the call. Every thread of every Linux has
+    // the two clocks, so the result has nothing to say.
+    unsafe { libc::clock_gettime(id, &raw mut time) };
+    let second = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(second, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// The most CPUs that Linux can be built for, in words of 64.
+const CPU_WORDS: usize = 8192 / 64;
+
+/// The pCPUs that thread `tid` may run on, a bit each; 0 is the calling thread.
+fn affinity(tid: i32) -> io::Result<[u64; CPU_WORDS]> {
+    let mut set = [0; CPU_WORDS];
+    // SAFETY: the kernel writes at most the size of `set` at the pointer.
+    let ret = unsafe { libc::sched_getaffinity(tid, size_of_val(&set), set.as_mut_ptr().cast()) };
+    check(ret.into()).map(|()| set)
+}
+
+/// Takes `pcpus` out of `set`; what is left of it.
+fn without(mut set: [u64; CPU_WORDS], pcpus: &[u32]) -> [u64; CPU_WORDS] {
+    for &pcpu in pcpus {
+        let word = usize::try_from(pcpu / u64::BITS).ok();
+        if let Some(word) = word.and_then(|word| set.get_mut(word)) {
+            *word &= !(1 << (pcpu % u64::BITS));
+        }
+    }
+    set
+}
+
+/// Whether thread `tid` may run on no online CPU but `pcpus`.
+///
+/// # Errors
+/// What the kernel said: ESRCH when the thread has ended.
+pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
+    let others = without(affinity(tid.get())?, pcpus);
+    Ok(others.iter().all(|word| *word == 0))
+}
+
+/// Keeps the calling thread off `pcpus`, unless it may run on no others.
+///
+/// # Errors
+/// What the kernel said.
+pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
+    let others = without(affinity(0)?, pcpus);
+    match others.iter().all(|word| *word == 0) {
+        true => Ok(()),
+        false => set_affinity(0, &others),
+    }
+}
+
+/// Lets thread `tid` run on `pcpus` only. Those of them that are offline or not allowed don't
+/// count.
+///
+/// # Errors
+/// What the kernel said: EINVAL when none of them is left.
+pub fn pin(tid: Tid, pcpus: &[u32]) -> io::Result<()> {
+    let top = pcpus.iter().copied().max().unwrap_or(0);
+    let words = usize::try_from(top / u64::BITS).map_err(io::Error::other)? + 1;
+    let mut set = vec![0u64; words];
+    for &pcpu in pcpus {
+        let word = usize::try_from(pcpu / u64::BITS).map_err(io::Error::other)?;
+        set[word] |= 1 << (pcpu % u64::BITS);
+    }
+    set_affinity(tid.get(), &set)
+}
+
+fn set_affinity(tid: i32, set: &[u64]) -> io::Result<()> {
+    // SAFETY: the kernel reads the bytes of `set` at the pointer.
+    let ret = unsafe { libc::sched_setaffinity(tid, size_of_val(set), set.as_ptr().cast()) };
+    check(ret.into())
 }
 
 fn check(ret: libc::c_long) -> io::Result<()> {

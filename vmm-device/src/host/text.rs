@@ -78,8 +78,8 @@ mod tests {
             let fixed = percent_bytes(util);
             let fixed = std::str::from_utf8(&fixed).unwrap();
             let plain = util_percent(util);
-            assert_eq!(kernel_reads(&plain), util.get().into());
-            assert_eq!(kernel_reads(fixed), util.get().into());
+            assert_eq!(kernel_reads(&plain), u64::from(util.get()));
+            assert_eq!(kernel_reads(fixed), u64::from(util.get()));
             assert_eq!(fixed, format!("{plain:0>6}"));
         }
     }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 
 use tempfile::TempDir;
-use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Unknown, Worker};
-use vcpufreq::vm::Hooks;
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::hypercall::Hypercalls;
-use vcpufreq::vm::in_kernel::{Doorbell, InKernel};
-use vcpufreq::vm::pages::PageMapping;
+use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq_device::fakes::NullActuator;
 use vcpufreq_device::host::{HostRoot, SysfsSource, Tid};
+use vcpufreq_device::kvm::PageMapping;
+use vcpufreq_device::kvm::kernel_path::{
+    DomainWrites, KernelRegion, PendingWrites, Plan, Unknown, Worker,
+};
+use vcpufreq_device::kvm::{Doorbell, KvmOffload};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Event, Events, Headroom, Khz, MmioRegion, PerfTable,
     RegisterPages, Report, Util, VcpuId, VcpuSpec, region_size,
@@ -22,39 +23,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
 
-/// Hears nothing and says nothing.
+/// Hears nothing.
 pub struct Silent;
 
 impl Events for Silent {
     fn record(&self, _event: &Event) {}
-}
-
-impl Hooks for Silent {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {}
-
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
-        None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        println!("SKIP: {text}");
-    }
 }
 
 type BenchDevice = Device<NullActuator, SysfsSource, Silent>;
@@ -111,7 +84,7 @@ impl Host {
 
 /// The path `kernel` of such a device, with its worker.
 pub struct KernelPath {
-    pub in_kernel: Arc<InKernel>,
+    pub offload: Arc<KvmOffload>,
     region: Arc<dyn MmioDevice>,
     _worker: Worker,
 }
@@ -124,30 +97,32 @@ impl KernelPath {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(Arc::new);
         let bells = TABLE_KHZ.map(|khz| (VcpuId(0), khz, event()));
         let mut doorbells = Vec::new();
-        let mut inbox = Vec::new();
+        let mut writes = Vec::new();
         for (vcpu, khz, event) in bells {
             let event = event?;
-            inbox.push((vcpu, khz, event.clone()));
+            writes.push((vcpu, khz, event.clone()));
             let khz = Some(khz);
             doorbells.push(Doorbell { vcpu, khz, event });
         }
-        let inboxes = Inboxes::new(vec![Inbox::new(inbox, Arc::new(Unknown))?], vec![0]);
+        let pending =
+            PendingWrites::new(vec![DomainWrites::new(writes, Arc::new(Unknown))?], vec![0]);
         let worker = Worker::start(Plan {
-            inboxes: inboxes.clone(),
+            pending: pending.clone(),
             device: device.clone(),
             vcpus: Arc::new(AtomicU16::new(1)),
             avoid: Vec::new(),
         })?;
-        let in_kernel = Arc::new(InKernel {
+        let offload = Arc::new(KvmOffload {
+            base: CPUFREQ_BASE,
             pages,
             doorbells: doorbells.into(),
             lost: worker.lost(),
             all_or_nothing: false,
-            taken: Arc::default(),
+            state: Arc::default(),
         });
-        let region = KernelRegion::new(host.region(), device, inboxes);
+        let region = KernelRegion::new(host.region(), device, pending);
         Ok(Self {
-            in_kernel,
+            offload,
             region: Arc::new(region),
             _worker: worker,
         })

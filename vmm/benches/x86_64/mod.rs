@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use kvm_ioctls::{Kvm, VcpuExit};
 use vcpufreq::vm::bus::Bus;
+use vcpufreq::vm::kvm_vm::FreeSlot;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq_device::region_size;
 
@@ -44,9 +45,12 @@ fn measure(criterion: &mut Criterion, kvm: &Kvm) -> anyhow::Result<()> {
     ];
     for (name, code, host, path) in rows {
         let mut guest = Guest::new(kvm, code)?;
-        let vm = guest.vm();
-        let hooks = host::Silent;
-        let _attached = path.map(|path| path.in_kernel.attach(&vm, guest.next_slot(), &hooks));
+        let slot = FreeSlot {
+            vm: &guest.vm(),
+            number: guest.next_slot(),
+        };
+        let skip = |text: &str| println!("SKIP: {text}");
+        let _attached = path.map(|path| path.offload.attach(&slot, &skip));
         let mut bus = Bus::new();
         let region = path.map_or_else(|| host.region(), KernelPath::region);
         bus.insert(CPUFREQ_BASE, region_size(1), region)?;

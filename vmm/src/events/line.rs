@@ -2,10 +2,9 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Demand, Event};
+use vcpufreq_device::{Demand, Event, kvm::HostChange};
 
 use super::{Stamped, What};
-use crate::watch::HostChange;
 
 /// A line of the file. The order of the fields is the order in the line.
 #[derive(Serialize)]

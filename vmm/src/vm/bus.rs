@@ -5,48 +5,12 @@
 //! takes no lock. An access that no device claims, or that runs over the end
 //! of one, reads as 0 or is dropped, and is counted.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
-use vcpufreq_device::{Actuator, Events, MmioRegion, Source, VcpuId};
 
-thread_local! {
-    /// The vCPU that this thread runs. Not an argument of each access: the register region alone
-    /// needs it, below devices that wrap it.
-    static VCPU: Cell<Option<VcpuId>> = const { Cell::new(None) };
-}
-
-/// Accesses that this thread makes from now on are those of `vcpu`.
-pub fn accesses_are_of(vcpu: VcpuId) {
-    VCPU.set(Some(vcpu));
-}
-
-/// Something that answers guest accesses to a range of addresses.
-///
-/// Called on the thread of the vCPU that made the access. Whatever a guest
-/// does, neither function may panic. What keeps the vCPU waiting: at the
-/// console, whoever reads what it prints; at the vcpufreq registers, a call of
-/// the host for a request of the domain that it asks for, which on the path `kernel` the
-/// worker may be at ([`KernelRegion`](crate::kernel_path::KernelRegion)), and
-/// accesses under way while a path takes over from another one.
-pub trait MmioDevice: Send + Sync {
-    /// Fills `data` with what the guest reads at `offset` from the range's start.
-    fn read(&self, offset: u64, data: &mut [u8]);
-    /// Takes what the guest writes at `offset` from the range's start.
-    fn write(&self, offset: u64, data: &[u8]);
-}
-
-impl<A: Actuator, S: Source, E: Events> MmioDevice for MmioRegion<A, S, E> {
-    fn read(&self, offset: u64, data: &mut [u8]) {
-        Self::read(self, offset, data);
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        self.write_by(VCPU.get(), offset, data);
-    }
-}
+pub use vcpufreq_device::kvm::{MmioDevice, accesses_are_of};
 
 /// Why a range can't be put on the bus.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -143,7 +143,9 @@ mod tests {
     use vcpufreq_device::VcpuId;
 
     use super::*;
-    use crate::vm::{hypercall::Hypercalls, in_kernel::InKernel};
+    use vcpufreq_device::kvm::KvmOffload;
+
+    use crate::vm::hypercall::Hypercalls;
 
     #[derive(Default)]
     struct Said(Mutex<Vec<String>>);
@@ -161,7 +163,7 @@ mod tests {
 
         fn on_reset(&self) {}
 
-        fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+        fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
             None
         }
 

@@ -24,11 +24,10 @@ pub mod fdt;
 pub mod hypercall;
 pub mod image;
 pub mod image_header;
-pub mod in_kernel;
+pub mod kvm_vm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
-pub mod pages;
 pub mod probe;
 mod supervise;
 pub(crate) mod sys;
@@ -44,6 +43,7 @@ use anyhow::Context;
 use kvm_ioctls::Kvm;
 use thiserror::Error;
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_dt::Machine;
 
 use crate::config::RunConfig;
@@ -52,7 +52,6 @@ use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
-use in_kernel::InKernel;
 pub use supervise::supervise;
 use vcpu::VcpuThreads;
 pub use vcpu::kick_signal;
@@ -82,11 +81,11 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);
 
-    /// Called when nobody answers the doorbells of [`in_kernel`] any more, with
+    /// Called when nobody answers the doorbells of an [`KvmOffload`] any more, with
     /// KVM's part of it taken back: the device gets all accesses from now on,
     /// and what was signalled before is still unanswered. What KVM shall do
     /// instead, if anything.
-    fn on_path_lost(&self) -> Option<Arc<InKernel>>;
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>>;
 
     /// Which hypercalls the guest that boots now has.
     fn hypercalls(&self) -> Hypercalls;
@@ -116,7 +115,7 @@ pub struct Cpufreq {
     /// Bytes of the region.
     pub size: u64,
     /// What KVM answers itself; all exits without it.
-    pub in_kernel: Option<Arc<InKernel>>,
+    pub offload: Option<Arc<KvmOffload>>,
 }
 
 /// Why a virtual machine has ended.

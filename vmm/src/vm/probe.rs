@@ -8,11 +8,10 @@ use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
 use serde::Serialize;
 use vcpufreq_device::REGION_ALIGN;
+use vcpufreq_device::kvm::{PageMapping, SlotMemory};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::in_kernel::SlotMemory;
 use super::layout::CPUFREQ_BASE;
-use super::pages::PageMapping;
 use super::{arch, open_kvm, sys};
 
 /// What KVM takes over, or why not.

@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::Kvm;
+use vcpufreq_device::host::thread_cpu_time;
+use vcpufreq_device::kvm::{Attachment, KvmOffload, budget::Budget};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, Output, Writer};
-use super::in_kernel::{Attached, InKernel};
+use super::kvm_vm::FreeSlot;
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use super::{ExitReason, Hooks, Host, RunReport, attach_cpufreq, layout, sys};
-use crate::budget::Budget;
+use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
 
 /// Why the vCPUs were stopped.
 enum Ended {
@@ -46,7 +47,7 @@ pub fn supervise(
         user: User::attend(&host.console)?,
         threads,
         output: Arc::new(output),
-        in_kernel: host.cpufreq.as_ref().and_then(|c| c.in_kernel.clone()),
+        offload: host.cpufreq.as_ref().and_then(|c| c.offload.clone()),
         resets: 0,
         unclaimed: 0,
     };
@@ -67,7 +68,7 @@ struct Life<'a> {
     threads: VcpuThreads,
     output: Arc<Output>,
     /// What KVM does not do any more in this run it does in no later one.
-    in_kernel: Option<Arc<InKernel>>,
+    offload: Option<Arc<KvmOffload>>,
     resets: u64,
     unclaimed: u64,
 }
@@ -105,14 +106,17 @@ impl Life<'_> {
         let interrupt = event()?;
         let machine = guest.boot(self.kvm, &interrupt)?;
         let (console, bus) = self.devices(interrupt)?;
-        let mut path = KernelPart {
-            attached: None,
-            in_kernel: &mut self.in_kernel,
+        let vm = FreeSlot {
             vm: &machine.vm,
-            slot: machine.memory.next_slot(),
-            hooks: &*self.host.hooks,
+            number: machine.memory.next_slot(),
         };
-        path.attach();
+        let hooks = &*self.host.hooks;
+        let path = Attachment::new(
+            &vm,
+            &mut self.offload,
+            Box::new(|| hooks.on_path_lost()),
+            Box::new(|text| hooks.on_warning(text)),
+        );
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
@@ -204,48 +208,22 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What KVM does of the registers, and in whose place.
-struct KernelPart<'a, 'm> {
-    attached: Option<Attached<'m>>,
-    in_kernel: &'a mut Option<Arc<InKernel>>,
-    vm: &'m VmFd,
-    slot: u32,
-    hooks: &'a dyn Hooks,
-}
-
-impl KernelPart<'_, '_> {
-    fn attach(&mut self) {
-        let attach = |path: &Arc<InKernel>| path.attach(self.vm, self.slot, self.hooks);
-        self.attached = self.in_kernel.as_ref().map(attach);
-    }
-
-    /// Falls back on what comes next.
-    fn lost(&mut self) {
-        if let Some(mut attached) = self.attached.take() {
-            attached.detach();
-            *self.in_kernel = self.hooks.on_path_lost();
-            self.in_kernel.iter().for_each(|next| next.succeed());
-            self.attach();
-        }
-    }
-}
-
 /// What is watched while the guest runs.
-struct Watch<'a, 'm> {
+struct Watch<'a> {
     threads: &'a mut VcpuThreads,
     console: &'a Console,
     user: &'a mut User,
-    path: KernelPart<'a, 'm>,
+    path: Attachment<'a>,
 }
 
 /// The main thread's share of the time: one part in so many. A guest can wake it as fast as it
 /// accesses its console.
 const SHARE: u32 = 20;
 
-impl Watch<'_, '_> {
+impl Watch<'_> {
     fn until_end(&mut self) -> anyhow::Result<Ended> {
         let mut budget = Budget::new(SHARE, Instant::now());
-        let mut cpu_before = sys::thread_cpu_time();
+        let mut cpu_before = thread_cpu_time();
         loop {
             self.user.input.feed(self.console);
             let [signalled, typed] = self.user.sources();
@@ -255,7 +233,7 @@ impl Watch<'_, '_> {
                     signalled,
                     Some(self.console.room_event().as_raw_fd()),
                     typed,
-                    self.path.attached.as_ref().map(|a| a.lost().as_raw_fd()),
+                    self.path.lost().map(AsRawFd::as_raw_fd),
                 ],
                 None,
             );
@@ -274,9 +252,9 @@ impl Watch<'_, '_> {
                 let _ = self.console.room_event().read();
             }
             if lost {
-                self.path.lost();
+                self.path.fall_back();
             }
-            let cpu = sys::thread_cpu_time();
+            let cpu = thread_cpu_time();
             let used = cpu.saturating_sub(std::mem::replace(&mut cpu_before, cpu));
             std::thread::sleep(budget.after(used, Instant::now()));
         }

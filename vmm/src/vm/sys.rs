@@ -4,13 +4,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use kvm_bindings::{kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use libc::{c_int, c_void, pollfd, siginfo_t, termios};
-use vm_memory::{GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vcpufreq_device::host::{self, Tid};
+use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Host address of a mapped region.
@@ -22,8 +23,8 @@ pub fn address_of(region: &GuestRegionMmap) -> u64 {
 
 /// Gives `slot` to the guest.
 pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
-    // SAFETY: `slot` was made from a mapping of that size by `Memory::add` or
-    // `InKernel::attach`, and is kept mapped by `Memory` or `InKernel`. Of the
+    // SAFETY: `slot` was made from a mapping of that size by `Memory::add` or of
+    // a `ReadOnlySlot`, and is kept mapped by `Memory` or `KvmOffload`. Of the
     // former the guest is the only other user; the latter it can only read.
     unsafe { vm.set_user_memory_region(slot) }
 }
@@ -57,67 +58,6 @@ pub fn ioeventfd_of_any(
     }
 }
 
-/// The words of a mapping, which are only ever used as such.
-pub fn words_of(region: &MmapRegion) -> &[AtomicU32] {
-    let len = region.size() / size_of::<AtomicU32>();
-    // SAFETY: the mapping is readable and writable, starts on a page, has `len`
-    // words and lives as long as `region`. Its other users are this function's
-    // callers, and a guest and its kernel, which load only.
-    unsafe { std::slice::from_raw_parts(region.as_ptr().cast(), len) }
-}
-
-/// Makes the last store to `word` visible to loads that go past the cache.
-#[cfg(target_arch = "aarch64")]
-pub fn clean_line(word: &AtomicU32) {
-    // SAFETY: `dc cvac` of an address that can be read has no effect but on
-    // the cache; Linux allows it at EL0 (SCTLR_EL1.UCI). The barrier before it
-    // keeps it behind the store, the one after it ends when it has ended.
-    unsafe {
-        std::arch::asm!(
-            "dmb ish",
-            "dc cvac, {word}",
-            "dsb ish",
-            word = in(reg) std::ptr::from_ref(word),
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-/// Other architectures' guests see the host's cache.
-#[cfg(not(target_arch = "aarch64"))]
-pub fn clean_line(_word: &AtomicU32) {}
-
-/// CPU time of the calling thread.
-pub fn thread_cpu_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is a timespec that lives through the call. Every thread
-    // has such a clock, so the result has nothing to say.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    let second = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(second, u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Keeps the calling thread off `pcpus`, unless it may run on no others.
-pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
-    // SAFETY: cpu_set_t is an array of numbers, for which all zeroes is a value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most one cpu_set_t at the pointer.
-    check(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) })?;
-    let most = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
-    // SAFETY: the numbers are below CPU_SETSIZE.
-    let allowed = (0..most).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) });
-    let avoided = |cpu: usize| u32::try_from(cpu).is_ok_and(|cpu| pcpus.contains(&cpu));
-    let others = allowed.filter(|cpu| !avoided(*cpu));
-    let others: Vec<_> = others.filter_map(|cpu| u32::try_from(cpu).ok()).collect();
-    match others.is_empty() {
-        true => Ok(()),
-        false => pin_thread(&others),
-    }
-}
-
 /// The calling thread's id in the kernel.
 pub fn gettid() -> i32 {
     // SAFETY: gettid has no arguments and can't fail.
@@ -132,45 +72,7 @@ pub fn current_cpu() -> i32 {
 
 /// Lets the calling thread run on `pcpus` only.
 pub fn pin_thread(pcpus: &[u32]) -> io::Result<()> {
-    pin(0, pcpus)
-}
-
-/// Lets thread `tid` run on `pcpus` only; 0 is the calling thread. Those of
-/// them that are offline or not allowed don't count.
-///
-/// # Errors
-/// What the kernel said: EINVAL when none of them is left.
-pub fn pin(tid: i32, pcpus: &[u32]) -> io::Result<()> {
-    let top = pcpus.iter().copied().max().unwrap_or(0);
-    let words = usize::try_from(top / u64::BITS).map_err(io::Error::other)? + 1;
-    let mut set = vec![0u64; words];
-    for &pcpu in pcpus {
-        let word = usize::try_from(pcpu / u64::BITS).map_err(io::Error::other)?;
-        set[word] |= 1 << (pcpu % u64::BITS);
-    }
-    let len = words * size_of::<u64>();
-    // SAFETY: the kernel reads `len` bytes at the pointer, which `set` owns.
-    check(unsafe { libc::sched_setaffinity(tid, len, set.as_ptr().cast()) })
-}
-
-/// The most CPUs that Linux can be built for, in words of 64.
-const CPU_WORDS: usize = 8192 / 64;
-
-/// Whether thread `tid` may run on no online CPU but `pcpus`.
-///
-/// # Errors
-/// What the kernel said: ESRCH when the thread has ended.
-pub fn is_within(tid: i32, pcpus: &[u32]) -> io::Result<bool> {
-    let mut set = [0u64; CPU_WORDS];
-    // SAFETY: the kernel writes at most the size of `set` at the pointer.
-    check(unsafe { libc::sched_getaffinity(tid, size_of_val(&set), set.as_mut_ptr().cast()) })?;
-    for &pcpu in pcpus {
-        let word = usize::try_from(pcpu / u64::BITS).map_err(io::Error::other)?;
-        if let Some(word) = set.get_mut(word) {
-            *word &= !(1 << (pcpu % u64::BITS));
-        }
-    }
-    Ok(set.iter().all(|word| *word == 0))
+    host::pin(Tid::current(), pcpus)
 }
 
 /// Waits until one of `fds` is ready; returns which are. A signal ends the wait

@@ -14,11 +14,14 @@
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vcpufreq::kernel_path::{Inbox, Inboxes, KernelRegion, Plan, Requests, Unknown, Worker};
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::in_kernel::{Doorbell, Taken};
-use vcpufreq::vm::pages::PageMapping;
+use vcpufreq::vm::kvm_vm::FreeSlot;
 use vcpufreq_device::RegisterPages;
+use vcpufreq_device::kvm::PageMapping;
+use vcpufreq_device::kvm::kernel_path::{
+    DomainWrites, KernelRegion, PendingWrites, Plan, Requests, Unknown, Worker,
+};
+use vcpufreq_device::kvm::{Doorbell, OffloadState};
 
 use super::*;
 
@@ -51,15 +54,15 @@ impl MmioDevice for Counted {
 /// A device on the path `kernel`, without its worker.
 struct Path {
     bench: Bench,
-    inboxes: Arc<Inboxes>,
-    in_kernel: Option<Arc<InKernel>>,
-    next: Option<Arc<InKernel>>,
+    pending: Arc<PendingWrites>,
+    offload: Option<Arc<KvmOffload>>,
+    next: Option<Arc<KvmOffload>>,
     counted: Arc<Counted>,
 }
 
 impl Path {
-    fn taken(&self) -> Arc<Taken> {
-        self.in_kernel.as_ref().unwrap().taken.clone()
+    fn taken(&self) -> Arc<OffloadState> {
+        self.offload.as_ref().unwrap().state.clone()
     }
 }
 
@@ -85,21 +88,22 @@ fn path() -> Path {
     let doorbells: Arc<[Doorbell]> = doorbells(1).into();
     let bells = doorbells.iter();
     let bells = bells.filter_map(|bell| Some((bell.vcpu, bell.khz?, bell.event.clone())));
-    let inboxes = Inboxes::new(
-        vec![Inbox::new(bells.collect(), Arc::new(Unknown)).unwrap()],
+    let pending = PendingWrites::new(
+        vec![DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],
     );
-    let region = KernelRegion::new(bench.region.clone(), device, inboxes.clone());
+    let region = KernelRegion::new(bench.region.clone(), device, pending.clone());
     let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     Path {
         bench,
-        inboxes,
-        in_kernel: Some(Arc::new(InKernel {
+        pending,
+        offload: Some(Arc::new(KvmOffload {
+            base: CPUFREQ_BASE,
             pages,
             doorbells,
             lost,
             all_or_nothing: false,
-            taken: Arc::default(),
+            state: Arc::default(),
         })),
         next: None,
         counted: Arc::new(Counted {
@@ -125,14 +129,24 @@ fn run_code(kvm: &Kvm, path: &Path, code: Code, results: u16) -> Vec<u32> {
     let mut machine = machine(kvm, &[code], CPUFREQ_BASE);
     let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
     let slot = machine.memory.next_slot();
-    let in_kernel = path.in_kernel.as_ref().unwrap();
-    let _attached = in_kernel.attach(&vm, slot, &Told::default());
+    let offload = path.offload.as_ref().unwrap();
+    let vm = in_slot(&vm, slot);
+    let _attached = offload.attach(&vm, &no_warning);
     let mut bus = Bus::new();
     bus.insert(CPUFREQ_BASE, region_size(1), path.counted.clone())
         .unwrap();
     let ends = run_to_end(&mut machine, &Arc::new(bus));
     assert_eq!(ends, [(0, VcpuEnd::Halted)]);
     (0..results).map(|i| result(&machine.memory, i)).collect()
+}
+
+fn in_slot(vm: &VmFd, number: u32) -> FreeSlot<'_> {
+    FreeSlot { vm, number }
+}
+
+/// A refusal would be one.
+fn no_warning(text: &str) {
+    panic!("{text}");
 }
 
 fn applied(path: &Path) -> Vec<u16> {
@@ -167,7 +181,7 @@ fn a_write_of_a_table_entry_is_no_exit_and_arrives() {
     run_code(&kvm, &path, code, 0);
     assert_eq!(path.counted.exits(), (0, 0));
     assert!(applied(&path).is_empty());
-    path.inboxes.drain(&**path.bench.region.device());
+    path.pending.drain(&**path.bench.region.device());
     // 512 × 1200 MHz / 1800 MHz
     assert_eq!(applied(&path), [341]);
     let counters = path.bench.region.device().counters(VcpuId(0)).unwrap();
@@ -213,6 +227,8 @@ impl Requests for Panics {
         panic!("as the test wants");
     }
 
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
+
     fn finished(&self, _vcpu: VcpuId, _count: u64) {}
 
     fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
@@ -220,13 +236,13 @@ impl Requests for Panics {
     fn refresh(&self, _vcpu: VcpuId) {}
 }
 
-/// Drains the inboxes when it is told that the path is lost, or at a reset.
+/// Drains what is pending when it is told that the path is lost, or at a reset.
 struct Drains {
-    inboxes: Arc<Inboxes>,
+    pending: Arc<PendingWrites>,
     device: Arc<dyn Requests>,
     lost: Mutex<usize>,
     /// What comes after the path that was lost.
-    next: Mutex<Option<Arc<InKernel>>>,
+    next: Mutex<Option<Arc<KvmOffload>>>,
 }
 
 impl Hooks for Drains {
@@ -239,12 +255,12 @@ impl Hooks for Drains {
     }
 
     fn on_reset(&self) {
-        self.inboxes.drain(&*self.device);
+        self.pending.drain(&*self.device);
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         *self.lost.lock().unwrap() += 1;
-        self.inboxes.drain(&*self.device);
+        self.pending.drain(&*self.device);
         self.next.lock().unwrap().take()
     }
 
@@ -263,7 +279,7 @@ impl Hooks for Drains {
 
 fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
     let hooks = Arc::new(Drains {
-        inboxes: path.inboxes.clone(),
+        pending: path.pending.clone(),
         device: path.bench.region.device().clone(),
         lost: Mutex::default(),
         next: Mutex::new(path.next.take()),
@@ -273,7 +289,7 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
         cpufreq: Some(Cpufreq {
             device: path.counted.clone(),
             size: region_size(1),
-            in_kernel: path.in_kernel.take(),
+            offload: path.offload.take(),
         }),
         console: ConsoleEnd::default(),
     };
@@ -281,7 +297,7 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
     let mut guest = Reboots { codes, boots: 0 };
     let report = supervise(&mut guest, kvm, threads, &host).unwrap();
     assert_eq!(report.reason, ExitReason::PowerOff);
-    path.inboxes.drain(&**path.bench.region.device());
+    path.pending.drain(&**path.bench.region.device());
     let lost = *hooks.lost.lock().unwrap();
     (lost, report.resets)
 }
@@ -311,14 +327,14 @@ fn a_dead_worker_loses_no_request() {
     let Some(kvm) = kvm_or_skip() else { return };
     let mut path = path();
     let worker = Worker::start(Plan {
-        inboxes: path.inboxes.clone(),
+        pending: path.pending.clone(),
         device: Arc::new(Panics),
         vcpus: Arc::new(AtomicU16::new(1)),
         avoid: Vec::new(),
     })
     .unwrap();
-    let in_kernel = path.in_kernel.as_mut().unwrap();
-    Arc::get_mut(in_kernel).unwrap().lost = worker.lost();
+    let offload = path.offload.as_mut().unwrap();
+    Arc::get_mut(offload).unwrap().lost = worker.lost();
     let taken = path.taken();
     // Asks, waits for 777, and asks again.
     let code = Code::default()
@@ -353,9 +369,10 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     let Some(kvm) = kvm_or_skip() else { return };
     let mut path = path();
     let event = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let next = path.in_kernel.take().unwrap();
+    let next = path.offload.take().unwrap();
     let first = |lost| {
-        Arc::new(InKernel {
+        Arc::new(KvmOffload {
+            base: CPUFREQ_BASE,
             pages: next.pages.clone(),
             doorbells: [Doorbell {
                 vcpu: VcpuId(0),
@@ -365,19 +382,19 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
             .into(),
             lost,
             all_or_nothing: true,
-            taken: Arc::default(),
+            state: Arc::default(),
         })
     };
     // 12345 is in no table; two bytes are no request, and exit.
     let code = Code::default().write(0x04, 12_345).write(0x04, 1).halt();
-    path.in_kernel = Some(first(next.lost.clone()));
+    path.offload = Some(first(next.lost.clone()));
     assert_eq!(supervised(&kvm, &mut path, vec![code]), (0, 0));
     assert_eq!(event.read().unwrap(), 2);
     assert_eq!(path.counted.exits(), (0, 0));
 
     let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     lost.write(1).unwrap();
-    path.in_kernel = Some(first(lost));
+    path.offload = Some(first(lost));
     path.next = Some(next.clone());
     // Reads cur_perf until it is 777, which is said when the next path is in
     // place, then asks.
@@ -385,7 +402,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
         .wait_for(777)
         .write(0x04, TABLE_KHZ[1])
         .halt();
-    let taken = next.taken.clone();
+    let taken = next.state.clone();
     let device = path.bench.region.device().clone();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -415,24 +432,25 @@ fn sixty_four_vcpus_are_within_kvms_limits() {
             })
         })
         .collect();
-    let in_kernel = Arc::new(InKernel {
+    let offload = Arc::new(KvmOffload {
+        base: CPUFREQ_BASE,
         pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
         doorbells: doorbells.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
         all_or_nothing: false,
-        taken: Arc::default(),
+        state: Arc::default(),
     });
-    // A refusal would be a warning, and `Told` panics at one.
-    let mut attached = in_kernel.attach(&vm, 0, &Told::default());
+    let vm = in_slot(&vm, 0);
+    let mut attached = offload.attach(&vm, &no_warning);
     attached.detach();
-    let _ = in_kernel.attach(&vm, 0, &Told::default());
+    let _ = offload.attach(&vm, &no_warning);
 }
 
 /// Keeps warnings, and what comes after a path that is lost.
 #[derive(Default)]
 struct Warned {
     texts: Mutex<Vec<String>>,
-    next: Mutex<Option<Arc<InKernel>>>,
+    next: Mutex<Option<Arc<KvmOffload>>>,
     lost: AtomicUsize,
 }
 
@@ -445,7 +463,7 @@ impl Hooks for Warned {
         Ok(())
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.lost.fetch_add(1, Ordering::SeqCst);
         self.next.lock().unwrap().take()
     }
@@ -472,31 +490,33 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     // The same value twice: KVM takes the first and refuses the second.
     let mut twice = doorbells(1);
     twice.extend(doorbells(1));
-    let in_kernel = Arc::new(InKernel {
+    let offload = Arc::new(KvmOffload {
+        base: CPUFREQ_BASE,
         pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
         doorbells: twice.into(),
         lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
         all_or_nothing: false,
-        taken: Arc::default(),
+        state: Arc::default(),
     });
     let warned = Warned::default();
     let too_high = u32::MAX;
-    let _ = in_kernel.attach(&vm, too_high, &warned);
+    let _ = offload.attach(&in_slot(&vm, too_high), &|text| warned.on_warning(text));
     let warnings = warned.texts.lock().unwrap().clone();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("KVM refused a read-only slot"));
     assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
-    let taken = &in_kernel.taken;
+    let taken = &offload.state;
     assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
-    let again = Arc::new(InKernel {
-        pages: in_kernel.pages.clone(),
+    let again = Arc::new(KvmOffload {
+        base: CPUFREQ_BASE,
+        pages: offload.pages.clone(),
         doorbells: doorbells(1).into(),
-        lost: in_kernel.lost.clone(),
+        lost: offload.lost.clone(),
         all_or_nothing: false,
-        taken: in_kernel.taken.clone(),
+        state: offload.state.clone(),
     });
-    let _ = again.attach(&vm, 0, &Told::default());
+    let _ = again.attach(&in_slot(&vm, 0), &no_warning);
 }
 
 /// KVM refuses the eventfds of one path, and of the next one: both are told,
@@ -505,8 +525,8 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
 fn what_kvm_refuses_of_the_next_path_is_told_too() {
     let Some(kvm) = kvm_or_skip() else { return };
     let path = path();
-    let usual = path.in_kernel.as_ref().unwrap();
-    let taken: Arc<Taken> = Arc::default();
+    let usual = path.offload.as_ref().unwrap();
+    let state: Arc<OffloadState> = Arc::default();
     let refused = |values: &[Option<u32>], all_or_nothing| {
         // Each value twice, which KVM doesn't take.
         let bells = values.iter().chain(values).map(|khz| Doorbell {
@@ -514,12 +534,13 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
             khz: *khz,
             event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
         });
-        Arc::new(InKernel {
+        Arc::new(KvmOffload {
+            base: CPUFREQ_BASE,
             pages: usual.pages.clone(),
             doorbells: bells.collect(),
             lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
             all_or_nothing,
-            taken: taken.clone(),
+            state: state.clone(),
         })
     };
     let warned = Arc::new(Warned::default());
@@ -530,7 +551,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
         cpufreq: Some(Cpufreq {
             device: path.counted.clone(),
             size: region_size(1),
-            in_kernel: Some(refused(&[None], true)),
+            offload: Some(refused(&[None], true)),
         }),
         console: ConsoleEnd::default(),
     };
@@ -541,7 +562,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Reads come from memory again once the next path is in place.
-            while warned.lost.load(Ordering::SeqCst) == 0 || !taken.reads() {
+            while warned.lost.load(Ordering::SeqCst) == 0 || !state.reads() {
                 std::thread::yield_now();
             }
             device.source().set(Some(at_777()));

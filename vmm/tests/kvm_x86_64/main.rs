@@ -27,13 +27,13 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::hypercall::Hypercalls;
-use vcpufreq::vm::in_kernel::InKernel;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_device::{
     ClampMode, Clock, Device, DeviceConfig, DomainId, Event, Headroom, Khz, MmioRegion, PcpuPerf,
     PerfTable, RateLimit, Report, Util, VcpuId, VcpuSpec, region_size,
@@ -171,7 +171,7 @@ impl Hooks for Told {
 
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 
@@ -497,7 +497,7 @@ impl Hooks for Dies {
 
     fn on_reset(&self) {}
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 
@@ -554,7 +554,7 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
         cpufreq: Some(Cpufreq {
             device: bench.region.clone(),
             size: region_size(1),
-            in_kernel: None,
+            offload: None,
         }),
         console: ConsoleEnd::default(),
     };
@@ -599,7 +599,7 @@ impl Hooks for Costs {
         self.0.lock().unwrap().push(open);
     }
 
-    fn on_path_lost(&self) -> Option<Arc<InKernel>> {
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
     }
 

@@ -36,7 +36,7 @@ const PROFILE: &str = "/run/deadline.toml";
 /// frequency fall, 4 ms after and later: with a lighter load that is most of a period.
 pub(super) const HALF: &str = "half periodic 1 20000 10000";
 /// The bridge's threads, and the one that writes `--events`.
-const OF_THE_BRIDGE: [&str; 3] = ["requests", "housekeeper", "events"];
+const OF_THE_BRIDGE: [&str; 3] = ["requests", "maintenance", "events"];
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;

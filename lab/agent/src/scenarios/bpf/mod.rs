@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use vcpufreq_device::{ClampMode, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec};
-use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig};
+use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig, Warn};
 
 use super::{Plan, Policy};
 
@@ -102,7 +102,7 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         vcpus,
         pcpus: pcpus(policies),
         hypercalls: false,
-        warn: |line| eprintln!("{line}"),
+        warn: Warn::new(|line| eprintln!("{line}")),
     };
     let khz = |cpu| {
         let mut of = policies.iter().filter(|policy| policy.cpus.contains(&cpu));

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the programs start with.
+
+use std::fs::OpenOptions;
+use std::os::fd::AsFd;
+
+use crate::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
+use vcpufreq_device::DomainId;
+use vcpufreq_device::host::SysfsSource;
+
+use vcpufreq_device::kvm::BridgeDevice;
+
+/// The module, bound to all domains; `None` when it isn't loaded, or can't act
+/// for these.
+pub(super) fn open_module(
+    device: &BridgeDevice,
+    domains: &[DomainId],
+) -> anyhow::Result<Option<HostModule>> {
+    if !HostModule::is_loaded() || !device.actuator().clamps() {
+        return Ok(None);
+    }
+    let specs = &device.config().vcpus;
+    let module = HostModule::open(u16::try_from(specs.len())?, u16::try_from(domains.len())?)?;
+    for (index, domain) in (0..).zip(domains) {
+        // On a thread the module acts on the one that asks, which may be
+        // another vCPU than the one whose register it is: then the worker.
+        let Some(group) = device.actuator().group(*domain) else {
+            return Ok(None);
+        };
+        let open = |name| OpenOptions::new().write(true).open(group.join(name));
+        let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
+        let (min, max) = (min.as_fd(), max.as_fd());
+        module.bind(index, Target::Group { min, max })?;
+    }
+    Ok(Some(module))
+}
+
+pub(super) fn policies(
+    device: &BridgeDevice,
+    domains: &[DomainId],
+    module: bool,
+) -> Vec<VcpuPolicy> {
+    let config = device.config();
+    let policy = |spec: &vcpufreq_device::VcpuSpec| VcpuPolicy {
+        spec: spec.clone(),
+        domain: u32::try_from(domains.partition_point(|id| *id < spec.domain)).unwrap_or(u32::MAX),
+        clamp: config.mode,
+        headroom: config.headroom,
+        report: config.report,
+        actuate: match (device.actuator().clamps(), module) {
+            (false, _) => ActuateBy::Nobody,
+            (true, true) => ActuateBy::Kfunc,
+            (true, false) => ActuateBy::Worker,
+        },
+        limit: config.rate_limit,
+        floor: device.actuator().floor(spec.domain),
+        tell: device.events().has_sink(),
+    };
+    config.vcpus.iter().map(policy).collect()
+}
+
+/// The pCPUs whose frequency the host tells.
+pub(super) fn pcpus(source: &SysfsSource) -> Vec<Pcpu> {
+    let known = source.pcpus().into_iter().map(|top| Pcpu {
+        number: top.pcpu,
+        capacity: top.capacity,
+        khz_max: top.khz_max,
+    });
+    known.collect()
+}

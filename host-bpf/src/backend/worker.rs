@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The worker: what the programs leave to the VMM, and a look now and then for
+//! what they have not seen and what the module could not do.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{Event, Settled, Waiting, Worker};
+use vcpufreq_device::{
+    ActuateError, Actuator, Demand, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
+};
+
+use super::events::{applied_event, not_applicable, refusal, refused};
+use super::{Shared, Shown, Vcpu};
+use vcpufreq_device::kvm::Guest;
+use vcpufreq_device::kvm::TURNS;
+use vcpufreq_device::kvm::budget::Budget;
+use vcpufreq_device::kvm::{Doorbell, KvmOffload};
+
+/// How often to look for writes that the programs haven't seen.
+const LOOK: Duration = Duration::from_millis(100);
+/// Part of the time that the thread may run: one in this many. Where a guest floods its registers,
+/// a busy CPU beside it loses to this thread, its interrupts and its wake-ups twice that.
+pub(super) const SHARE: u32 = 40;
+/// So many looks in a row that find nothing but such writes: the programs are
+/// gone.
+const LOOKS_IN_VAIN: u32 = 2;
+/// Events of one look, at most.
+const REFUSALS_TOLD: u64 = 16;
+
+/// What one look has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    /// Writes that the programs haven't seen.
+    missed: u64,
+    /// Writes that they had seen by then, since the start.
+    seen: u64,
+}
+
+impl Shared {
+    pub(super) fn offload(&self, guest: &Guest) -> KvmOffload {
+        let bells = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let bells = bells.map(|(vcpu, known)| Doorbell {
+            vcpu,
+            khz: None,
+            event: known.signal.clone(),
+        });
+        KvmOffload {
+            base: guest.base,
+            pages: Arc::new(Shown(self.host.clone())),
+            doorbells: bells.collect(),
+            lost: self.lost.clone(),
+            all_or_nothing: true,
+            state: guest.state.clone(),
+        }
+    }
+
+    pub(super) fn all_domains(&self) -> std::ops::Range<u32> {
+        0..u32::try_from(self.domains.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The worker: what the programs leave to it, until it is stopped.
+    pub(super) fn work(&self, worker: &Worker) {
+        // Best effort: without these it is a thread like any other.
+        let _ = host::stay_off(&self.pcpus_of_vcpus);
+        let _ = host::clamp_current_thread_to_zero();
+        let last_words = LastWords(self);
+        match self.serve(worker) {
+            Ok(()) => std::mem::forget(last_words),
+            Err(error) => self.lose(error),
+        }
+    }
+
+    fn serve(&self, worker: &Worker) -> Result<(), String> {
+        let mut waiting: Vec<Waiting> = Vec::new();
+        let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
+        let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
+        let mut cpu_before = host::thread_cpu_time();
+        while !self.stop.load(SeqCst) {
+            let now = host::monotonic_ns();
+            // Requests over the limit get a turn now and then.
+            let due = waiting.iter().map(|w| match w.not_before_ns {
+                Some(ns) => ns.max(turn_at),
+                None => now,
+            });
+            let until = due.min().unwrap_or(look_at).min(look_at);
+            let until = Duration::from_nanos(until.saturating_sub(now));
+            let events = worker.wait(until).map_err(|error| error.to_string())?;
+            for event in events {
+                match event {
+                    Event::Waiting(request) => waiting.push(request),
+                    Event::Told(told) => self.told(&told),
+                }
+            }
+            let now = host::monotonic_ns();
+            let turn = now >= turn_at;
+            // Domains of which a request waits on, in this turn.
+            let mut changing = Vec::new();
+            waiting.retain_mut(|request| {
+                let limited = request.not_before_ns;
+                if limited.is_some_and(|ns| !turn || ns > now) {
+                    return true;
+                }
+                if limited.is_some() {
+                    turn_at = now + ns(TURNS[0]);
+                }
+                request.not_before_ns = None;
+                let request = Waiting {
+                    not_before_ns: limited,
+                    ..*request
+                };
+                self.serve_one(&request, &mut changing)
+            });
+            if now >= look_at {
+                look_at = now + ns(LOOK);
+                self.look_at_module();
+                self.look_for_dropped(&mut waiting);
+                let found = self.look(&mut waiting);
+                in_vain = match found.missed {
+                    _ if found.seen != before.seen => 0,
+                    0 => in_vain,
+                    _ => in_vain + 1,
+                };
+                before = found;
+            }
+            if in_vain == LOOKS_IN_VAIN {
+                return Err("its programs don't see the guest's requests any more".to_owned());
+            }
+            let cpu = host::thread_cpu_time();
+            let used = cpu.saturating_sub(cpu_before);
+            cpu_before = cpu;
+            std::thread::sleep(budget.after(used, Instant::now()));
+        }
+        Ok(())
+    }
+
+    pub(super) fn lose(&self, why: impl Into<String>) {
+        // The first reason is the one to tell.
+        let _ = self.why_lost.set(why.into());
+        self.stop.store(true, SeqCst);
+        self.device.actuator().forget();
+        // A full counter is readable too.
+        let _ = self.lost.write(1);
+    }
+
+    /// Looks for writes that KVM has finished and no program has seen, and asks
+    /// for the highest in their place, which waits from now on.
+    fn look(&self, waiting: &mut Vec<Waiting>) -> Look {
+        self.count_missed(|vcpu, known, seen| {
+            let max = self.device.config().vcpus[vcpu.index()].table.max();
+            self.host.assume(vcpu, max, seen, host::monotonic_ns());
+            waiting.push(Waiting {
+                vcpu,
+                domain: known.domain,
+                by: vcpu,
+                not_before_ns: None,
+            });
+        })
+    }
+
+    /// Has `tell` told of each vCPU with new writes that no program has seen, and of how many
+    /// they have seen. One of the new ones is to be served; the others are counted. Signals
+    /// are counted first: each write is seen before it is signalled.
+    pub(super) fn count_missed(&self, mut tell: impl FnMut(VcpuId, &Vcpu, u64)) -> Look {
+        // A reset does this too.
+        let _alone = self.applying();
+        let mut found = Look::default();
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let news = known.signal.read().unwrap_or(0);
+            let signals = known.signals.fetch_add(news, SeqCst) + news;
+            let seen = self.host.seen(vcpu);
+            found.seen += seen;
+            let all = signals.saturating_sub(seen);
+            let news = all.saturating_sub(known.missed.load(SeqCst));
+            if news > 0 {
+                found.missed += news;
+                known.missed.store(all, SeqCst);
+                known.missed_at_ns.store(host::monotonic_ns(), SeqCst);
+                known.found.fetch_add(news, Relaxed);
+                known.coalesced.fetch_add(news - 1, Relaxed);
+                known.owed.fetch_add(1, Relaxed);
+                tell(vcpu, known, seen);
+            }
+        }
+        found
+    }
+
+    /// Looks for what the module could not put into force: the next request is
+    /// to try again, whatever it asks for.
+    pub(super) fn look_at_module(&self) {
+        let Some(module) = &self.module else { return };
+        for (domain, told) in (0..).zip(&self.refusals) {
+            let Ok(applied) = module.applied(domain) else {
+                continue;
+            };
+            let news = applied.refused.saturating_sub(told.load(SeqCst));
+            if news == 0 {
+                continue;
+            }
+            told.store(applied.refused, SeqCst);
+            let demand = self.host.wanted(domain).unwrap_or(Demand::NONE);
+            self.host.forget(domain);
+            let vcpu = self.last_writer(domain);
+            let Some(id) = self.id_of(domain) else {
+                continue;
+            };
+            self.count_failed(domain, news);
+            let event = refused(vcpu, id, demand, refusal(id, Some(applied.last_errno)));
+            for _ in 0..news.min(REFUSALS_TOLD) {
+                self.device.events().record(&event);
+            }
+        }
+    }
+
+    /// Takes `news` from what counts as put into force of a domain's vCPUs, first from the one
+    /// that asked last: the module doesn't tell whose it refused.
+    fn count_failed(&self, domain: u32, mut news: u64) {
+        let last = self.last_writer(domain);
+        let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let mut members: Vec<_> = members.filter(|(_, one)| one.domain == domain).collect();
+        members.sort_by_key(|(vcpu, _)| *vcpu != last);
+        for (vcpu, known) in members {
+            let by_module = self.host.counters(vcpu).map_or(0, |one| one.in_kernel);
+            let all = by_module + known.applied.load(Relaxed);
+            let part = news.min(all.saturating_sub(known.failed.load(Relaxed)));
+            known.failed.fetch_add(part, Relaxed);
+            news -= part;
+        }
+    }
+
+    /// Adds requests whose events found no room: those that tell of requests
+    /// may have taken it.
+    fn look_for_dropped(&self, waiting: &mut Vec<Waiting>) {
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let dropped = self
+                .host
+                .counters(vcpu)
+                .map_or(0, |counted| counted.dropped);
+            let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
+            if news > 0 {
+                known.coalesced.fetch_add(news - 1, Relaxed);
+                known.owed.fetch_add(1, Relaxed);
+                // As one that was over the limit, which may be what it was.
+                waiting.push(Waiting {
+                    vcpu,
+                    domain: known.domain,
+                    by: vcpu,
+                    not_before_ns: Some(host::monotonic_ns()),
+                });
+            }
+        }
+    }
+
+    /// The member of a domain that asked last.
+    pub(super) fn last_writer(&self, domain: u32) -> VcpuId {
+        let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let members = members.filter(|(_, known)| known.domain == domain);
+        let last = members.max_by_key(|(vcpu, _)| self.host.latest(*vcpu).map(|l| l.at_ns));
+        last.map_or(VcpuId(0), |(vcpu, _)| vcpu)
+    }
+
+    /// What a domain's members asked for last; the maximum where that was not
+    /// seen.
+    pub(super) fn newest(&self, domain: u32) -> Option<(VcpuId, Khz)> {
+        let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let members = members.filter(|(_, known)| known.domain == domain);
+        let asked = members.filter_map(|(vcpu, known)| {
+            let latest = self.host.latest(vcpu)?;
+            let missed_at = known.missed_at_ns.load(SeqCst);
+            if missed_at > latest.at_ns {
+                let max = self.device.config().vcpus[vcpu.index()].table.max();
+                return Some((missed_at, (vcpu, max)));
+            }
+            Some((latest.at_ns, (vcpu, latest.khz)))
+        });
+        let newest = asked.max_by_key(|(at, _)| *at).map(|(_, asked)| asked);
+        // 0 takes back what was asked for before.
+        newest.filter(|(_, khz)| *khz != Khz(0))
+    }
+
+    /// Has a request that waits put into force. Whether it waits on, which one of a domain's
+    /// does: what they stand for is the same.
+    fn serve_one(&self, request: &Waiting, changing: &mut Vec<u32>) -> bool {
+        let vcpu = request.vcpu;
+        let _alone = self.applying();
+        let apply = |domain, demand| self.apply(domain, demand);
+        let settled = self.host.serve(request, apply);
+        if matches!(settled, Settled::Changing(_)) && !changing.contains(&request.domain) {
+            changing.push(request.domain);
+            return true;
+        }
+        if matches!(settled, Settled::InForce(_))
+            && let (Some(known), Some(latest)) =
+                (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
+            // When a write was made that no program has seen, nobody knows.
+            && latest.at_ns > known.missed_at_ns.load(SeqCst)
+        {
+            let took = host::monotonic_ns().saturating_sub(latest.at_ns);
+            known.clamp_after.record(took);
+        }
+        if let Some(known) = self.vcpus.get(vcpu.index()) {
+            known.served.fetch_add(1, Relaxed);
+        }
+        self.count(vcpu, request.domain, settled);
+        false
+    }
+
+    /// Counts what nobody serves any more: the worker has ended, and no program leaves anything
+    /// to it, or no vCPU runs.
+    /// What takes over gets the last request of each domain.
+    pub(super) fn count_left(&self) {
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let counted = self.host.counters(vcpu).unwrap_or_default();
+            let dropped = known.dropped.swap(counted.dropped, Relaxed);
+            let unseen = counted.dropped.saturating_sub(dropped);
+            known.owed.fetch_add(unseen, Relaxed);
+            let all = counted.to_worker + known.owed.load(Relaxed);
+            let left = all.saturating_sub(known.served.swap(all, Relaxed));
+            known.superseded.fetch_add(left, Relaxed);
+        }
+    }
+
+    /// Puts what a domain wants into force, which counts as a request of `vcpu`.
+    pub(super) fn settle(&self, vcpu: VcpuId, domain: u32) {
+        let _alone = self.applying();
+        let apply = |domain, demand| self.apply(domain, demand);
+        let settled = self.host.settle(domain, apply);
+        self.count(vcpu, domain, settled);
+    }
+
+    /// An actuator is called by one thread at a time: the worker's, and at a
+    /// reset the main one's.
+    fn applying(&self) -> MutexGuard<'_, ()> {
+        self.applying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, domain: u32, demand: Demand) -> Result<(), ActuateError> {
+        let id = self.id_of(domain).ok_or(ActuateError::NoThread {
+            domain: DomainId(domain),
+        })?;
+        match &self.module {
+            Some(module) => module
+                .apply(domain, demand)
+                .map_err(|error| refusal(id, error.raw_os_error())),
+            None => self.device.actuator().apply(id, demand),
+        }
+    }
+
+    /// Counts what became of a request.
+    fn count(&self, vcpu: VcpuId, domain: u32, settled: Settled<ActuateError>) {
+        let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
+            return;
+        };
+        let (counter, event) = match settled {
+            Settled::InForce(demand) | Settled::Changing(demand) => {
+                (&known.applied, applied_event(vcpu, id, demand))
+            }
+            // [`Self::look_at_module`] takes it from these and says so, as of all that the
+            // module could not do.
+            Settled::Failed(..) if self.module.is_some() => {
+                known.applied.fetch_add(1, Relaxed);
+                return;
+            }
+            Settled::Failed(_, ActuateError::NotApplicable { reason, .. }) => {
+                (&known.not_applicable, not_applicable(vcpu, id, reason))
+            }
+            Settled::Failed(demand, error) => (&known.refused, refused(vcpu, id, demand, error)),
+            Settled::Nothing => (
+                &known.superseded,
+                DeviceEvent::Superseded { vcpu, domain: id },
+            ),
+        };
+        counter.fetch_add(1, Relaxed);
+        self.device.events().record(&event);
+    }
+
+    pub(super) fn id_of(&self, domain: u32) -> Option<DomainId> {
+        let index = usize::try_from(domain).ok()?;
+        self.domains.get(index).copied()
+    }
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Says so when the worker panics.
+struct LastWords<'a>(&'a Shared);
+
+impl Drop for LastWords<'_> {
+    fn drop(&mut self) {
+        self.0.lose("the thread that carries out requests has died");
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A path that a VMM offers besides exits and ioeventfds, such as BPF programs.
+
+use std::sync::Arc;
+
+use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
+
+use super::{BridgeDevice, Guest, VcpuSnapshot};
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::mmio_device::MmioDevice;
+use crate::kvm::offload::KvmOffload;
+
+/// A path, as it is offered to a bridge.
+pub trait Backend: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// Starts it for `device`, and says what KVM is to do for it.
+    ///
+    /// # Errors
+    /// What the host refused; then nothing of it is left.
+    fn start(
+        &self,
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<(Box<dyn RunningBackend>, KvmOffload)>;
+}
+
+/// A path that runs. No method has a default: a backend that wraps another one would lose what it
+/// doesn't forward.
+pub trait RunningBackend: Send + Sync {
+    /// The pages that KVM shows, as the device stores to them.
+    fn memory(&self) -> Box<dyn PageMemory>;
+
+    /// What answers accesses that exit, in the place of `inner`.
+    fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice>;
+
+    /// Called on thread `tid`, which runs `vcpu` from now on.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
+
+    /// pCPUs have come or gone; the device's source has been refreshed.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    fn follow_pcpus(&self) -> anyhow::Result<()>;
+
+    /// Takes the guest's requests back: it resets, and no vCPU runs.
+    fn reset(&self);
+
+    /// Ends it while the guest runs, and hands the guest's requests over to the device, which gets
+    /// all new ones of registers by now. Why it was lost, and whether hypercalls, if the guest has
+    /// them, still get to the device.
+    fn hand_over(&self) -> (String, anyhow::Result<()>);
+
+    /// Ends what [`Self::hand_over`] has left: the VMM gets hypercalls from now on.
+    fn end_calls(&self);
+
+    /// Ends it when no vCPU runs any more; all is counted by then.
+    fn end(&self);
+
+    /// What was counted of a vCPU here, and not by the device.
+    fn counters(&self, vcpu: VcpuId) -> CounterSnapshot;
+
+    /// Adds what is known here of a vCPU.
+    fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot);
+}
+
+/// A backend, and whether another path may take its place.
+pub struct Offered {
+    /// The backend.
+    pub backend: Box<dyn Backend>,
+    /// What to say when it can't be started and nothing else will do; `None`: the next path is
+    /// taken.
+    pub required: Option<String>,
+}

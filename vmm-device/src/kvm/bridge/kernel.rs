@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `kernel` of a bridge: its parts, joined.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::host::{CpuList, Tid, present_pcpus};
+use crate::{DeviceConfig, DomainId, VcpuId};
+use anyhow::Context;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{BridgeDevice, Guest};
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::kernel_path::{
+    DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
+    WriteOrder,
+};
+use crate::kvm::mmio_device::MmioDevice;
+use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
+
+/// How the path `kernel` is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelPlan {
+    /// Each store to the pages has to be cleaned out of the cache.
+    pub clean: bool,
+}
+
+/// The path `kernel`, running.
+pub struct KernelPath {
+    pending: Arc<PendingWrites>,
+    trace: Option<Arc<MmioTrace>>,
+    perf_watch: Option<PerfWatch>,
+    worker: Worker,
+    diagnostics: Arc<dyn Diagnostics>,
+}
+
+impl KernelPath {
+    /// Starts it; what KVM is to do shows `pages`, which the device stores to.
+    ///
+    /// # Errors
+    /// What the host refused: memory, threads or open files.
+    pub fn start(
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        pages: Arc<dyn SlotMemory>,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<(Self, KvmOffload)> {
+        let host = device.source().root();
+        let config = device.config();
+        let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+        let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
+        let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
+        diagnostics.explain(&order(trace.as_ref().err()));
+        let trace = trace.ok().map(Arc::new);
+        let write_order: Arc<dyn WriteOrder> = match &trace {
+            Some(trace) => trace.clone(),
+            None => Arc::new(Unknown),
+        };
+        let pending = pending(config, &doorbells, &write_order)?;
+        let worker = Worker::start(Plan {
+            pending: pending.clone(),
+            device: device.clone(),
+            vcpus: guest.threads.clone(),
+            avoid: guest.pcpus_of_vcpus.clone(),
+        })?;
+        // The pCPUs that the vCPUs may run on: each event there wakes the worker.
+        let mut pcpus: Vec<_> = present_pcpus(host).into_iter().collect();
+        if guest.all_pinned {
+            pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
+        }
+        // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
+        // vCPU, whose page is looked after each 4 ms anyway.
+        pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
+        let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        diagnostics.explain(&freshness(perf_watch.as_ref()));
+        let offload = KvmOffload {
+            base: guest.base,
+            pages,
+            doorbells,
+            lost: worker.lost(),
+            all_or_nothing: false,
+            state: guest.state.clone(),
+        };
+        let path = Self {
+            pending,
+            trace,
+            perf_watch: perf_watch.ok(),
+            worker,
+            diagnostics: diagnostics.clone(),
+        };
+        Ok((path, offload))
+    }
+
+    /// `region`, with requests in the order in which they were written.
+    pub fn region(
+        &self,
+        region: Arc<dyn MmioDevice>,
+        device: &Arc<BridgeDevice>,
+    ) -> Arc<dyn MmioDevice> {
+        let pending = self.pending.clone();
+        Arc::new(KernelRegion::new(region, device.clone(), pending))
+    }
+
+    /// Says that `vcpu` runs on thread `tid`. What the host doesn't permit for
+    /// that thread makes the path less exact, and is a warning.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) {
+        let recorded = self.trace.as_ref().map(|r| r.register_thread(vcpu, tid));
+        let watched = self
+            .perf_watch
+            .as_ref()
+            .map(|c| c.register_thread(vcpu, tid));
+        if let Some(Err(error)) = recorded {
+            let why = order(Some(&error));
+            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+        }
+        if let Some(Err(error)) = watched {
+            let why = freshness(Err(&error));
+            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+        }
+    }
+
+    /// Watches pCPUs that have come or gone.
+    pub fn follow_pcpus(&self, pcpus: &[u32]) {
+        let Some(perf_watch) = &self.perf_watch else {
+            return;
+        };
+        match perf_watch.follow(pcpus) {
+            Ok(()) => self.diagnostics.explain(&freshness(Ok(perf_watch))),
+            Err(error) => self.diagnostics.warn(&freshness(Err(&error))),
+        }
+    }
+
+    /// Carries out what waits.
+    pub fn drain(&self, device: &BridgeDevice) {
+        self.pending.drain(device);
+    }
+
+    /// Ends it; what waits is carried out.
+    pub fn stop(self, device: &BridgeDevice) {
+        drop(self.worker);
+        self.pending.drain(device);
+    }
+}
+
+/// An eventfd for each entry of each vCPU's table. One entry is no table: any
+/// value up to it may be asked for, so that requests exit.
+fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
+    let mut doorbells = Vec::new();
+    for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
+        if let entries @ [_, _, ..] = spec.table.entries() {
+            for khz in entries.iter().map(|khz| khz.0) {
+                let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+                let event = event.context("can't make an eventfd for each table entry")?;
+                doorbells.push(Doorbell {
+                    vcpu,
+                    khz: Some(khz),
+                    event: Arc::new(event),
+                });
+            }
+        }
+    }
+    Ok(doorbells)
+}
+
+fn pending(
+    config: &DeviceConfig,
+    doorbells: &[Doorbell],
+    write_order: &Arc<dyn WriteOrder>,
+) -> anyhow::Result<Arc<PendingWrites>> {
+    let domains = config.domains();
+    let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
+    for domain in &domains {
+        bells.insert(*domain, Vec::new());
+    }
+    for Doorbell { vcpu, khz, event } in doorbells {
+        if let Some(khz) = khz {
+            let domain = config.vcpus[vcpu.index()].domain;
+            let of_domain = bells.entry(domain).or_default();
+            of_domain.push((*vcpu, *khz, event.clone()));
+        }
+    }
+    let pending = bells.into_values();
+    let pending = pending.map(|bells| DomainWrites::new(bells, write_order.clone()));
+    let pending = pending
+        .collect::<Result<Vec<_>, _>>()
+        .context("can't watch the guest's requests")?;
+    let of_vcpu = config.vcpus.iter();
+    let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
+    Ok(PendingWrites::new(pending, of_vcpu.collect()))
+}
+
+/// How requests of one table entry that comes back are put in order.
+fn order(unknown: Option<&anyhow::Error>) -> String {
+    match unknown {
+        None => {
+            "path kernel: the order of requests that come together is kvm:kvm_mmio's".to_owned()
+        }
+        Some(why) => format!(
+            "path kernel: of requests that come together the highest counts when an earlier one \
+             comes back, until the next one: {why:#}"
+        ),
+    }
+}
+
+/// How soon cur_perf is true again.
+fn freshness(perf_watch: Result<&PerfWatch, &anyhow::Error>) -> String {
+    match perf_watch.map(PerfWatch::watched) {
+        Ok(pcpus) if pcpus.is_empty() => {
+            "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
+                .to_owned()
+        }
+        Ok(pcpus) => format!(
+            "path kernel: cur_perf follows migrations, and frequency changes on CPUs {}",
+            pcpus.into_iter().collect::<CpuList>()
+        ),
+        Err(why) => {
+            format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")
+        }
+    }
+}

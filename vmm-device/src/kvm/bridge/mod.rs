@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The bridge of one guest: the device, how its accesses get there, and the
+//! threads that it needs.
+//!
+//! ```text
+//! exit    vCPU thread ─▶ MmioRegion ─▶ device
+//! kernel  KVM ─▶ eventfds ─▶ Worker ─▶ device ─▶ pages ─▶ KVM
+//! bpf     KVM ─▶ programs ─▶ kernel module, or Worker ─▶ clamp; programs ─▶ pages ─▶ KVM
+//! ```
+//! A path that is lost while the guest runs gives way to the next one.
+
+mod backend;
+mod kernel;
+mod pcpus;
+mod snapshot;
+mod swappable;
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::{
+    Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
+    host::{HostActuator, SysfsSource, Tid},
+};
+use anyhow::Context;
+
+use crate::kvm::{
+    diagnostics::Diagnostics,
+    event_stats::EventStats,
+    host_watch::Watch,
+    hotplug::Hotplug,
+    maintenance::MaintenanceThread,
+    mmio_device::MmioDevice,
+    offload::{Attachment, KvmOffload, KvmVm, OffloadState, SlotMemory},
+    page_mapping::PageMapping,
+};
+pub use backend::{Backend, Offered, RunningBackend};
+use kernel::KernelPath;
+pub use kernel::KernelPlan;
+pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
+use swappable::SwappableDevice;
+
+/// The device as a bridge serves it.
+pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
+
+/// What a bridge is to know of its guest.
+#[derive(Clone, Debug, Default)]
+pub struct BridgeConfig {
+    /// Guest address of the first register.
+    pub base: u64,
+    /// The pCPUs that each vCPU is pinned to, by number; none: any.
+    pub pins: Vec<Vec<u32>>,
+    /// The pCPUs of real-time vCPUs.
+    pub rt_pcpus: Vec<u32>,
+    /// The signal that makes KVM_RUN return; its handler has nothing to do.
+    pub kick: c_int,
+    /// Whether the guest has hypercalls.
+    pub hypercalls: bool,
+    /// How the path `kernel` is to be, if it may be taken.
+    pub kernel: Option<KernelPlan>,
+}
+
+/// A device with all that it needs while its guest runs.
+pub struct Bridge {
+    inner: Arc<BridgeInner>,
+    maintenance: MaintenanceThread,
+    size: u64,
+    offload: Option<Arc<KvmOffload>>,
+}
+
+/// A bridge, for the threads of its virtual machine.
+#[derive(Clone)]
+pub struct BridgeHandle(Arc<BridgeInner>);
+
+/// What paths know of their guest.
+pub struct Guest {
+    /// Guest address of the first register.
+    pub base: u64,
+    /// The pCPUs that vCPUs are pinned to.
+    pub pcpus_of_vcpus: Vec<u32>,
+    /// Whether all of them are pinned.
+    pub all_pinned: bool,
+    /// The pCPUs of real-time vCPUs.
+    pub rt_pcpus: Vec<u32>,
+    /// How many vCPUs there are threads of: in the order of their numbers.
+    pub threads: Arc<AtomicU16>,
+    /// What KVM answers itself.
+    pub state: Arc<OffloadState>,
+    /// The signal that makes KVM_RUN return.
+    pub kick: c_int,
+    /// Whether it has hypercalls.
+    pub hypercalls: bool,
+}
+
+/// What is shared by the virtual machine, the stats and the end.
+struct BridgeInner {
+    device: Arc<BridgeDevice>,
+    guest: Guest,
+    diagnostics: Arc<dyn Diagnostics>,
+    /// The device on the bus, and what accesses get to that exit.
+    region: Arc<dyn MmioDevice>,
+    on_bus: Arc<SwappableDevice>,
+    tids: Box<[OnceLock<Tid>]>,
+    path: Mutex<CurrentPath>,
+    /// The pages that the guest sees, once it sees any.
+    pages: OnceLock<Arc<dyn SlotMemory>>,
+    kernel: Option<KernelPlan>,
+}
+
+/// The path in use, and the one that was lost.
+#[derive(Default)]
+struct CurrentPath {
+    backend: Option<NamedBackend>,
+    kernel: Option<KernelPath>,
+    lost: Option<NamedBackend>,
+}
+
+type NamedBackend = (&'static str, Box<dyn RunningBackend>);
+
+impl Bridge {
+    /// Starts the bridge by the first of `backends`, else the path `kernel`, else the exit, that
+    /// the host doesn't refuse.
+    ///
+    /// # Errors
+    /// What the host refused: memory, threads or open files; or the backend that is required.
+    pub fn start(
+        device: BridgeDevice,
+        config: &BridgeConfig,
+        backends: &[Offered],
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<Self> {
+        let device = Arc::new(device);
+        let region = MmioRegion::new(device.clone());
+        let size = region.size();
+        let inner = BridgeInner::new(&device, Arc::new(region), config, diagnostics);
+        let host = device.source().root();
+        // In this order: what changes from here on is found, what changed before is looked up.
+        let mut hotplug = Hotplug::of_host(host);
+        device.source().refresh();
+        let offload = inner.start_best(backends, size)?;
+        let mut watch = Watch::of_host(&config.pins, device.actuator().clamps(), host);
+        let watched = inner.clone();
+        let look = move || {
+            watched.follow_pcpus(&hotplug.look());
+            let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
+            watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
+        };
+        Ok(Self {
+            maintenance: MaintenanceThread::start(device.clone(), look)?,
+            inner,
+            size,
+            offload: offload.map(Arc::new),
+        })
+    }
+
+    /// For the threads of the virtual machine.
+    #[must_use]
+    pub fn handle(&self) -> BridgeHandle {
+        BridgeHandle(self.inner.clone())
+    }
+
+    /// What answers an access that exits.
+    #[must_use]
+    pub fn mmio(&self) -> Arc<dyn MmioDevice> {
+        self.inner.on_bus.clone()
+    }
+
+    /// Bytes of the registers, from [`BridgeConfig::base`] on.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What KVM is to answer itself from the start; all accesses exit without it.
+    #[must_use]
+    pub fn offload(&self) -> Option<Arc<KvmOffload>> {
+        self.offload.clone()
+    }
+
+    /// Ends its threads; what was counted.
+    #[must_use]
+    pub fn stop(self) -> Totals {
+        let inner = self.inner;
+        let mut totals = Totals::default();
+        {
+            let mut active = inner.active();
+            if let Some(path) = active.kernel.take() {
+                path.stop(&inner.device);
+            }
+            let CurrentPath { backend, lost, .. } = &mut *active;
+            for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
+                path.end();
+                for vcpu in inner.vcpus() {
+                    totals.counters = totals.counters + path.counters(vcpu);
+                }
+            }
+        }
+        self.maintenance.stop();
+        let of_device = Totals::of(&inner.device);
+        Totals {
+            counters: of_device.counters + totals.counters,
+            ..of_device
+        }
+    }
+}
+
+impl BridgeInner {
+    fn new(
+        device: &Arc<BridgeDevice>,
+        region: Arc<dyn MmioDevice>,
+        config: &BridgeConfig,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            guest: Guest {
+                base: config.base,
+                all_pinned: config.pins.iter().all(|pin| !pin.is_empty()),
+                pcpus_of_vcpus: config.pins.concat(),
+                rt_pcpus: config.rt_pcpus.clone(),
+                threads: Arc::default(),
+                state: Arc::default(),
+                kick: config.kick,
+                hypercalls: config.hypercalls,
+            },
+            diagnostics: diagnostics.clone(),
+            on_bus: Arc::new(SwappableDevice::new(region.clone())),
+            region,
+            tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
+            path: Mutex::default(),
+            pages: OnceLock::new(),
+            kernel: config.kernel,
+        })
+    }
+
+    fn active(&self) -> MutexGuard<'_, CurrentPath> {
+        // Whoever panicked left a path that runs, or none.
+        self.path.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn vcpus(&self) -> impl Iterator<Item = VcpuId> + use<> {
+        let count = u16::try_from(self.tids.len()).unwrap_or(u16::MAX);
+        (0..count).map(VcpuId)
+    }
+
+    /// The thread of a vCPU, while the guest has one.
+    fn thread(&self, vcpu: VcpuId) -> Option<Tid> {
+        let running = vcpu.0 < self.guest.threads.load(Relaxed);
+        let tid = self.tids.get(vcpu.index()).filter(|_| running)?;
+        tid.get().copied()
+    }
+
+    fn start_best(&self, backends: &[Offered], size: u64) -> anyhow::Result<Option<KvmOffload>> {
+        for Offered { backend, required } in backends {
+            let name = backend.name();
+            match backend.start(&self.device, &self.guest, &self.diagnostics) {
+                Ok((path, offload)) => {
+                    self.show(path.memory(), offload.pages.clone())?;
+                    self.on_bus.exchange(path.region(self.region.clone()));
+                    self.active().backend = Some((name, path));
+                    return Ok(Some(offload));
+                }
+                Err(why) => {
+                    if let Some(required) = required {
+                        return Err(why.context(required.clone()));
+                    }
+                    self.diagnostics.warn(&format!(
+                        "not by the path {name}, but by the next one: {why:#}; see vcpufreq doctor"
+                    ));
+                }
+            }
+        }
+        let Some(plan) = self.kernel else {
+            return Ok(None);
+        };
+        let pages = PageMapping::new(size, plan.clean);
+        let pages = Arc::new(pages.context("can't map the register pages")?);
+        self.show(Box::new(pages.clone()), pages)?;
+        self.start_kernel().map(Some)
+    }
+
+    /// Has the device store what guests read in `memory`, too.
+    fn show(&self, memory: Box<dyn PageMemory>, pages: Arc<dyn SlotMemory>) -> anyhow::Result<()> {
+        let vcpus = u16::try_from(self.tids.len()).context("too many vCPUs")?;
+        self.device
+            .attach_pages(RegisterPages::new(memory, vcpus)?)?;
+        // Nobody has shown any before.
+        let _ = self.pages.set(pages);
+        Ok(())
+    }
+
+    /// Starts the path `kernel` on the pages that there are.
+    fn start_kernel(&self) -> anyhow::Result<KvmOffload> {
+        let pages = self.pages.get().context("no register pages")?.clone();
+        let (path, offload) =
+            KernelPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
+        self.on_bus
+            .exchange(path.region(self.region.clone(), &self.device));
+        for (vcpu, tid) in self.vcpus().zip(&self.tids) {
+            if let Some(tid) = tid.get() {
+                path.register_thread(vcpu, *tid);
+            }
+        }
+        self.active().kernel = Some(path);
+        Ok(offload)
+    }
+
+    fn kernel_lost(&self, path: KernelPath) {
+        path.drain(&self.device);
+        self.on_bus.exchange(self.region.clone());
+        path.stop(&self.device);
+        self.diagnostics.warn(
+            "the thread that carries out requests has died: each access exits to the VMM from \
+             now on; restart the guest for the path kernel",
+        );
+    }
+
+    /// Hands over to the path `kernel`, or to the exit.
+    fn backend_lost(&self, (name, path): NamedBackend) -> Option<KvmOffload> {
+        self.on_bus.exchange(self.region.clone());
+        let (why, calling) = path.hand_over();
+        self.active().lost = Some((name, path));
+        let next = self.kernel.map(|_| self.start_kernel());
+        let (next, how) = match next {
+            Some(Ok(next)) => (Some(next), "by the path kernel".to_owned()),
+            Some(Err(error)) => (None, format!("by exits to the VMM ({error:#})")),
+            None => (None, "by exits to the VMM".to_owned()),
+        };
+        // A filter of hypercalls can't be changed once a VM has run.
+        let calls = match (self.guest.hypercalls, calling) {
+            (true, Ok(())) => ", set_perf by hypercall by BPF and a thread".to_owned(),
+            (true, Err(error)) => {
+                format!(", set_perf by hypercall to nobody until the guest restarts ({error:#})")
+            }
+            (false, _) => String::new(),
+        };
+        self.diagnostics.warn(&format!(
+            "the path {name} is lost, {why}: accesses go on {how}{calls}; restart the guest for \
+             the path {name}"
+        ));
+        next
+    }
+}
+
+/// What the threads of the virtual machine tell.
+impl BridgeHandle {
+    /// Called once on each vCPU's thread `tid`, in the order of their numbers, before it runs the
+    /// guest.
+    ///
+    /// # Errors
+    /// Why the thread can't be clamped, or its requests not be seen.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let inner = &self.0;
+        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
+        inner
+            .device
+            .actuator()
+            .register_thread(vcpu, tid)
+            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
+        inner.device.source().register_thread(vcpu, tid)?;
+        let active = inner.active();
+        if let Some(path) = &active.kernel {
+            path.register_thread(vcpu, tid);
+        }
+        if let Some((_, path)) = &active.backend {
+            path.register_thread(vcpu, tid)?;
+        }
+        drop(active);
+        if let Some(slot) = inner.tids.get(vcpu.index()) {
+            // A vCPU has one thread.
+            let _ = slot.set(tid);
+        }
+        inner.guest.threads.store(vcpu.0 + 1, Relaxed);
+        Ok(())
+    }
+
+    /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
+    /// page shows is true again before the guest's next look at it.
+    pub fn vcpu_moved(&self, vcpu: VcpuId) {
+        if self.0.active().kernel.is_some() {
+            self.0.device.refresh(vcpu);
+        }
+    }
+
+    /// The guest resets; no vCPU runs.
+    pub fn reset(&self) {
+        let inner = &self.0;
+        // What the guest asked for before is older than the reset.
+        let active = inner.active();
+        if let Some(path) = &active.kernel {
+            path.drain(&inner.device);
+        }
+        // KVM forwards those of the guest that boots now.
+        if let Some((_, path)) = &active.lost {
+            path.end_calls();
+        }
+        inner.device.reset();
+        if let Some((_, path)) = &active.backend {
+            path.reset();
+        }
+    }
+
+    /// The guest has ended; its threads end next, and where one is can't be read any more then.
+    pub fn guest_ended(&self) {
+        self.0.guest.threads.store(0, Relaxed);
+    }
+
+    /// Whether a backend answers the guest now.
+    #[must_use]
+    pub fn by_backend(&self) -> bool {
+        self.0.active().backend.is_some()
+    }
+
+    /// Makes `vm` answer what it can of the registers: `offload`, first that of
+    /// [`Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
+    /// that makes a new virtual machine attaches that one with what was left of the last one.
+    #[must_use]
+    pub fn attach<'a>(
+        &self,
+        vm: &'a dyn KvmVm,
+        offload: &'a mut Option<Arc<KvmOffload>>,
+    ) -> Attachment<'a> {
+        let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
+        Attachment::new(
+            vm,
+            offload,
+            Box::new(move || bridge.path_lost()),
+            Box::new(move |text| warnings.warn(text)),
+        )
+    }
+
+    /// Ends the path that was lost; KVM's part of it is taken back. What KVM is to do from now on,
+    /// if anything.
+    #[must_use]
+    pub fn path_lost(&self) -> Option<Arc<KvmOffload>> {
+        let (backend, kernel) = {
+            let mut active = self.0.active();
+            (active.backend.take(), active.kernel.take())
+        };
+        if let Some(path) = kernel {
+            self.0.kernel_lost(path);
+        }
+        self.0.backend_lost(backend?).map(Arc::new)
+    }
+
+    /// How it stands now.
+    #[must_use]
+    pub fn snapshot(&self) -> BridgeSnapshot {
+        let inner = &self.0;
+        let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
+        for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
+            // Not held for all of them: a vCPU that has moved waits for it.
+            let active = inner.active();
+            for (_, path) in active.backend.iter().chain(&active.lost) {
+                path.tell(vcpu, of_vcpu);
+            }
+        }
+        snapshot
+    }
+}

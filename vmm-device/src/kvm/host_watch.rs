@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the host changes under a running guest without a word: the governor of a
+//! pCPU's policy, and a vCPU's pinning.
+//!
+//! ```text
+//! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line of diagnostics a change, EventStats (counters, events)
+//! ```
+//! Linux lets a thread run anywhere when the last of its CPUs goes offline, and
+//! leaves it so when that CPU is back. A look reads a small file, kept open, for
+//! each policy, and makes a system call for each pinned vCPU.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use crate::VcpuId;
+use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
+
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::event_stats::EventStats;
+
+/// The governor under which frequencies follow clamps.
+const SCHEDUTIL: &str = "schedutil";
+/// Longer than any governor's name (CPUFREQ_NAME_LEN, 16) with its line feed.
+const NAME_LEN: usize = 32;
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostChange {
+    /// A policy has another governor than schedutil, or that one again.
+    Governor {
+        /// Number of the policy, as in `policy4`.
+        policy: u32,
+        /// Whether it is schedutil.
+        schedutil: bool,
+    },
+    /// A vCPU's thread may run where it isn't pinned to, or no longer.
+    Pin {
+        /// Whose.
+        vcpu: VcpuId,
+        /// Whether it is pinned.
+        pinned: bool,
+    },
+}
+
+/// What is looked at.
+#[derive(Debug)]
+pub struct Watch {
+    governors: Vec<Governor>,
+    pins: Vec<Pin>,
+}
+
+#[derive(Debug)]
+struct Governor {
+    policy: u32,
+    cpus: CpuList,
+    path: PathBuf,
+    file: Option<File>,
+    schedutil: bool,
+}
+
+#[derive(Debug)]
+struct Pin {
+    vcpu: VcpuId,
+    pcpus: CpuList,
+    pinned: bool,
+}
+
+impl Watch {
+    /// Of vCPUs with these pins, where an empty one is anywhere; and if they are
+    /// to be clamped, of the policies that they may be on.
+    pub fn of_host(pins: &[Vec<u32>], clamped: bool, host: &HostRoot) -> Self {
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(pins);
+        let everywhere = pins.iter().any(Vec::is_empty);
+        let pins: Vec<Pin> = vcpus
+            .filter(|(_, pin)| !pin.is_empty())
+            .map(|(vcpu, pin)| Pin::new(vcpu, pin))
+            .collect();
+        let on = |cpu| everywhere || pins.iter().any(|pin| pin.pcpus.contains(cpu));
+        let policies = match clamped {
+            true => policies(host),
+            false => Vec::new(),
+        };
+        let policies = policies.into_iter().filter(|(_, cpus)| cpus.iter().any(on));
+        let governors = policies.map(|(policy, cpus)| Governor::new(host, policy, cpus));
+        Self {
+            governors: governors.collect(),
+            pins,
+        }
+    }
+
+    /// Looks once; `thread` says which thread a vCPU has, if it has one now.
+    pub fn look(
+        &mut self,
+        stats: &EventStats,
+        diagnostics: &dyn Diagnostics,
+        thread: impl Fn(VcpuId) -> Option<Tid>,
+    ) {
+        let tell = |(change, text): (HostChange, String)| {
+            stats.host_changed(change);
+            diagnostics.warn(&text);
+        };
+        for governor in &mut self.governors {
+            governor.look().into_iter().for_each(tell);
+        }
+        for lost in &mut self.pins {
+            let Some(tid) = thread(lost.vcpu) else {
+                continue;
+            };
+            // A thread that has ended is nowhere.
+            if let Ok(within) = is_within(tid, lost.pcpus.as_slice()) {
+                let again = |pcpus: &[u32]| pin(tid, pcpus);
+                lost.found(within, again).into_iter().for_each(tell);
+            }
+        }
+    }
+}
+
+impl Governor {
+    fn new(host: &HostRoot, policy: u32, cpus: CpuList) -> Self {
+        let path = format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor");
+        Self {
+            policy,
+            cpus,
+            path: host.path(path),
+            file: None,
+            schedutil: true,
+        }
+    }
+
+    fn look(&mut self) -> Option<(HostChange, String)> {
+        let mut name = [0; NAME_LEN];
+        // Unreadable while the policy has no CPU online: nobody runs there.
+        let len = self.read(&mut name).ok()?;
+        let name = String::from_utf8_lossy(&name[..len]);
+        let schedutil = name.trim() == SCHEDUTIL;
+        if std::mem::replace(&mut self.schedutil, schedutil) == schedutil {
+            return None;
+        }
+        let policy = self.policy;
+        let of = format!("policy {policy} (CPUs {})", self.cpus);
+        let text = match schedutil {
+            true => format!("{of} is under schedutil again: its frequency follows requests"),
+            false => format!(
+                "{of} is under the governor {}: its frequency doesn't follow requests; write \
+                 {SCHEDUTIL} to {}",
+                name.trim(),
+                self.path.display()
+            ),
+        };
+        Some((HostChange::Governor { policy, schedutil }, text))
+    }
+
+    fn read(&mut self, name: &mut [u8]) -> io::Result<usize> {
+        let file = match &self.file {
+            Some(file) => file,
+            None => self.file.insert(File::open(&self.path)?),
+        };
+        let read = file.read_at(name, 0);
+        if read.is_err() {
+            // The file of a driver that has gone stays unreadable: the next look
+            // opens the one of its successor.
+            self.file = None;
+        }
+        read
+    }
+}
+
+impl Pin {
+    fn new(vcpu: VcpuId, pcpus: &[u32]) -> Self {
+        Self {
+            vcpu,
+            pcpus: pcpus.iter().copied().collect(),
+            pinned: true,
+        }
+    }
+
+    /// What is to be said now that the thread runs `within` its pCPUs, or
+    /// doesn't; pins it `again` when it doesn't, as soon as that is possible.
+    fn found(
+        &mut self,
+        within: bool,
+        again: impl FnOnce(&[u32]) -> io::Result<()>,
+    ) -> Vec<(HostChange, String)> {
+        let mut changes = Vec::new();
+        if self.pinned && !within {
+            changes.push(self.change(false));
+        }
+        if !self.pinned && (within || again(self.pcpus.as_slice()).is_ok()) {
+            changes.push(self.change(true));
+        }
+        changes
+    }
+
+    fn change(&mut self, pinned: bool) -> (HostChange, String) {
+        self.pinned = pinned;
+        let (vcpu, pcpus) = (self.vcpu, &self.pcpus);
+        let text = match pinned {
+            true => format!("vCPU {vcpu} is pinned to CPUs {pcpus} again"),
+            false => format!(
+                "vCPU {vcpu} runs elsewhere than on CPUs {pcpus}, which it is pinned to: bring them \
+                 online, and it will be pinned again"
+            ),
+        };
+        (HostChange::Pin { vcpu, pinned }, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each change is said once and counted once, of the policies that vCPUs
+    //! may be on alone; a lost pinning comes back when the host takes it.
+
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const GOVERNOR: &str = "policy2/scaling_governor";
+
+    /// A directory that stands for a host with policies 0 and 2 of two pCPUs each.
+    struct FakeHost(TempDir);
+
+    impl FakeHost {
+        fn two_plus_two() -> Self {
+            let host = Self(TempDir::new().unwrap());
+            for (policy, cpus) in [(0, "0 1\n"), (2, "2 3\n")] {
+                let dir = host.file(&format!("policy{policy}"));
+                fs::create_dir_all(dir).unwrap();
+                host.write(&format!("policy{policy}/related_cpus"), cpus);
+                host.write(&format!("policy{policy}/scaling_governor"), "schedutil\n");
+            }
+            host
+        }
+
+        fn root(&self) -> HostRoot {
+            HostRoot::at(self.0.path())
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let cpufreq = self.0.path().join("sys/devices/system/cpu/cpufreq");
+            cpufreq.join(name)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.file(name), text).unwrap();
+        }
+    }
+
+    /// What one look at the governors finds.
+    fn governors(watch: &mut Watch) -> Vec<(HostChange, String)> {
+        let governors = watch.governors.iter_mut();
+        governors.filter_map(Governor::look).collect()
+    }
+
+    #[test]
+    fn a_governor_is_said_once_when_it_goes_and_when_it_comes_back() {
+        let host = FakeHost::two_plus_two();
+        let mut watch = Watch::of_host(&[vec![3]], true, &host.root());
+        assert_eq!(governors(&mut watch), []);
+        host.write(GOVERNOR, "performance\n");
+        let [(change, text)] = &governors(&mut watch)[..] else {
+            panic!("one change")
+        };
+        let changed = |schedutil| HostChange::Governor {
+            policy: 2,
+            schedutil,
+        };
+        assert_eq!(*change, changed(false));
+        assert!(text.starts_with("policy 2 (CPUs 2-3) is under the governor performance: "));
+        assert!(text.ends_with("policy2/scaling_governor"), "{text}");
+        host.write(GOVERNOR, "powersave\n");
+        assert_eq!(governors(&mut watch), []);
+        host.write(GOVERNOR, "schedutil\n");
+        let [(change, _)] = &governors(&mut watch)[..] else {
+            panic!("one change")
+        };
+        assert_eq!(*change, changed(true));
+        assert_eq!(governors(&mut watch), []);
+    }
+
+    #[test]
+    fn the_policies_that_vcpus_may_be_on_are_looked_at() {
+        let host = FakeHost::two_plus_two();
+        let policies = |pins: &[Vec<u32>], clamped| {
+            let watch = Watch::of_host(pins, clamped, &host.root());
+            let policies = watch.governors.iter().map(|governor| governor.policy);
+            policies.collect::<Vec<_>>()
+        };
+        assert_eq!(policies(&[vec![0]], true), [0]);
+        assert_eq!(policies(&[vec![0], vec![1, 2]], true), [0, 2]);
+        assert_eq!(policies(&[vec![0], vec![]], true), [0, 2]);
+        assert_eq!(policies(&[vec![0]], false), [0u32; 0]);
+    }
+
+    #[test]
+    fn a_policy_without_a_readable_governor_says_nothing() {
+        let host = FakeHost::two_plus_two();
+        let mut watch = Watch::of_host(&[vec![]], true, &host.root());
+        fs::remove_file(host.file(GOVERNOR)).unwrap();
+        assert_eq!(governors(&mut watch), []);
+        host.write(GOVERNOR, "performance\n");
+        assert_eq!(governors(&mut watch).len(), 1);
+    }
+
+    #[test]
+    fn a_lost_pinning_is_said_once_and_comes_back() {
+        let mut pin = Pin::new(VcpuId(1), &[2]);
+        let offline = |_: &[u32]| Err(io::Error::from_raw_os_error(libc::EINVAL));
+        let kinds = |changes: Vec<(HostChange, String)>| {
+            let pinned = changes.into_iter().map(|(change, _)| match change {
+                HostChange::Pin { pinned, .. } => pinned,
+                HostChange::Governor { .. } => panic!("{change:?}"),
+            });
+            pinned.collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(pin.found(true, offline)), [false; 0]);
+        assert_eq!(kinds(pin.found(false, offline)), [false]);
+        assert_eq!(kinds(pin.found(false, offline)), [false; 0]);
+        let online = |pcpus: &[u32]| {
+            assert_eq!(pcpus, [2]);
+            Ok(())
+        };
+        assert_eq!(kinds(pin.found(false, online)), [true]);
+        assert_eq!(kinds(pin.found(true, online)), [false; 0]);
+        // Gone and back between two looks.
+        assert_eq!(kinds(pin.found(false, online)), [false, true]);
+    }
+
+    #[test]
+    fn a_threads_affinity_is_what_the_kernel_says() {
+        let tid = Tid::current();
+        let all: Vec<u32> = (0..8192).collect();
+        assert!(is_within(tid, &all).unwrap());
+        assert!(!is_within(tid, &[]).unwrap());
+    }
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The requests of a domain that KVM has finished and nobody has carried out:
+//! which value was written last?
+//!
+//! Each (vCPU, value) has an eventfd, all of a domain are in one epoll set,
+//! edge-triggered. An eventfd that is signalled goes to the tail of the set's
+//! ready list, unless it is on the list already; `epoll_wait` hands the list
+//! out in that order and takes each off it (`fs/eventpoll.c`:
+//! `ep_poll_callback`, `ep_send_events`). So the list has the order of *first*
+//! signals: A, B, A reads A, B. What gives the repeat away is the eventfd's
+//! counter: A has been signalled twice, and handed out once. The last value is
+//! then
+//! - the one handed out last, if no other one was signalled more often than
+//!   handed out;
+//! - else that one or one of those others. Then [`WriteOrder`] is asked, which
+//!   has the order where the host permits it; where it doesn't, the highest of
+//!   them is taken: the host never runs below what was asked for, until the
+//!   next request.
+//!
+//! Both count and list are changed under the eventfd's lock, so what was
+//! handed out has been counted. What was counted and not handed out yet shows
+//! as a repeat, which is only looked at once the list is found empty.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use crate::VcpuId;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Known, Requests, WriteOrder};
+
+/// Looks at the ready list in one go. A guest that writes faster than this
+/// gets one of its values, and the next go looks again.
+const LOOKS: u32 = 4;
+
+/// The unanswered requests of one domain.
+pub struct DomainWrites {
+    epoll: Epoll,
+    write_order: Arc<dyn WriteOrder>,
+    /// What they told the last time.
+    known: Known,
+    vcpus: Vec<VcpuId>,
+    bells: Vec<Bell>,
+    events: Vec<EpollEvent>,
+    /// The bell handed out last, since the list was last found empty.
+    last: Option<usize>,
+    /// What was carried out since then.
+    carried_out: Option<Latest>,
+    /// What was taken and isn't carried out yet; stays when that panics.
+    in_hand: Option<Latest>,
+}
+
+struct Bell {
+    vcpu: VcpuId,
+    khz: u32,
+    event: Arc<EventFd>,
+    /// Signals since the list was last found empty.
+    signals: u64,
+    /// How many of them were handed out.
+    handed_out: u64,
+    /// Signals that nobody has been told of.
+    untold: u64,
+}
+
+/// What the guest wrote last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latest {
+    /// Whose register.
+    pub vcpu: VcpuId,
+    /// The value.
+    pub khz: u32,
+    /// No more than one of the values can have been the last.
+    pub certain: bool,
+}
+
+impl DomainWrites {
+    /// For these eventfds of (vCPU, value), with `write_order` for when they
+    /// don't tell.
+    ///
+    /// # Errors
+    /// What the host said: no more open files, or no memory.
+    pub fn new(
+        bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
+        write_order: Arc<dyn WriteOrder>,
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        for (index, (_, _, event)) in (0..).zip(&bells) {
+            let when = EventSet::IN | EventSet::EDGE_TRIGGERED;
+            let fd = event.as_raw_fd();
+            epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(when, index))?;
+        }
+        let bells: Vec<_> = bells.into_iter().map(Bell::from).collect();
+        let mut vcpus: Vec<_> = bells.iter().map(|bell| bell.vcpu).collect();
+        vcpus.dedup();
+        Ok(Self {
+            epoll,
+            write_order,
+            known: Known::new(),
+            vcpus,
+            events: vec![EpollEvent::default(); bells.len().max(1)],
+            bells,
+            last: None,
+            carried_out: None,
+            in_hand: None,
+        })
+    }
+
+    /// Readable when there is something in it.
+    pub fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Whether KVM signals any request of this domain.
+    pub fn can_be_used(&self) -> bool {
+        !self.bells.is_empty()
+    }
+
+    /// Takes what the guest wrote last; `None` when it wrote nothing.
+    pub fn take(&mut self) -> Option<Latest> {
+        for _ in 0..LOOKS {
+            // Fails when interrupted, which it isn't without a timeout.
+            let count = self.epoll.wait(0, &mut self.events).unwrap_or(0);
+            if count == 0 {
+                return self.conclude();
+            }
+            self.count(count);
+        }
+        let bell = &self.bells[self.last?];
+        let certain = false;
+        Some(Latest {
+            vcpu: bell.vcpu,
+            khz: bell.khz,
+            certain,
+        })
+    }
+
+    fn count(&mut self, count: usize) {
+        for event in &self.events[..count] {
+            let Ok(index) = usize::try_from(event.data()) else {
+                continue;
+            };
+            let Some(bell) = self.bells.get_mut(index) else {
+                continue;
+            };
+            bell.handed_out += 1;
+            bell.read();
+            self.last = Some(index);
+        }
+    }
+
+    /// The list is empty: all that was signalled has been handed out.
+    fn conclude(&mut self) -> Option<Latest> {
+        let last = self.last.take()?;
+        let repeated =
+            |(index, bell): &(usize, &Bell)| *index != last && bell.signals > bell.handed_out;
+        let others = self.bells.iter().enumerate().filter(repeated);
+        let other = others.max_by_key(|(_, bell)| bell.khz);
+        let other = other.map(|(index, _)| index);
+        let recorded = other.and_then(|_| self.recorded());
+        let chosen = match (recorded, other) {
+            (Some(recorded), _) => recorded,
+            (None, Some(other)) if self.bells[other].khz > self.bells[last].khz => other,
+            (None, _) => last,
+        };
+        for bell in &mut self.bells {
+            (bell.signals, bell.handed_out) = (0, 0);
+        }
+        let bell = &self.bells[chosen];
+        Some(Latest {
+            vcpu: bell.vcpu,
+            khz: bell.khz,
+            certain: other.is_none() || recorded.is_some(),
+        })
+    }
+
+    /// The bell of the last write that was recorded. One whose signal comes only
+    /// now has its turn then: KVM records a write before it signals it.
+    fn recorded(&mut self) -> Option<usize> {
+        let last = self.write_order.newest(&self.vcpus, &mut self.known)?;
+        let is_it =
+            |bell: &Bell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
+        self.bells.iter().position(is_it)
+    }
+
+    /// Carries out what the guest wrote last and counts what came before;
+    /// whether nothing is left. At most two calls of [`Requests::request`].
+    ///
+    /// A request that a thread had in hand when it panicked is carried out
+    /// first: the list doesn't have it any more. Once, so that a request that
+    /// can't be carried out doesn't end each thread that comes by.
+    pub fn drain(&mut self, device: &dyn Requests) -> bool {
+        if let Some(again) = self.in_hand.take() {
+            device.request(again.vcpu, again.khz);
+        }
+        let Some(latest) = self.take() else {
+            return true;
+        };
+        self.in_hand = Some(latest);
+        let more = self.last.is_some();
+        let news = self.tell(latest, more, device);
+        let before = self.carried_out.take();
+        let same = before.is_some_and(|b| (b.vcpu, b.khz) == (latest.vcpu, latest.khz));
+        if news || !same {
+            let last = self.write_order.newest(&self.vcpus, &mut self.known);
+            if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
+                device.written(latest.vcpu, last.at_ns);
+            }
+            device.request(latest.vcpu, latest.khz);
+        }
+        self.in_hand = None;
+        self.carried_out = Some(latest).filter(|_| more);
+        !more
+    }
+
+    /// Tells of the signals that nobody has been told of; whether `latest` is
+    /// one of them. While there may be `more`, of that one only: another one may
+    /// turn out to be the last.
+    fn tell(&mut self, latest: Latest, more: bool, device: &dyn Requests) -> bool {
+        let mut news = false;
+        for bell in &mut self.bells {
+            let is_it = (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) && bell.untold > 0;
+            news |= is_it;
+            // The one that is carried out counts there.
+            let carried_out = u64::from(is_it);
+            let coalesced = if more { 0 } else { bell.untold - carried_out };
+            bell.untold -= carried_out + coalesced;
+            if carried_out + coalesced > 0 {
+                device.finished(bell.vcpu, carried_out + coalesced);
+            }
+            if coalesced > 0 {
+                device.coalesced(bell.vcpu, coalesced);
+            }
+        }
+        news
+    }
+}
+
+impl From<(VcpuId, u32, Arc<EventFd>)> for Bell {
+    fn from((vcpu, khz, event): (VcpuId, u32, Arc<EventFd>)) -> Self {
+        Self {
+            vcpu,
+            khz,
+            event,
+            signals: 0,
+            handed_out: 0,
+            untold: 0,
+        }
+    }
+}
+
+impl Bell {
+    fn read(&mut self) {
+        // Nothing to read means that an earlier look has counted it.
+        let signals = self.event.read().unwrap_or(0);
+        self.signals += signals;
+        self.untold += signals;
+    }
+}
+
+#[cfg(test)]
+#[path = "domain_writes_tests.rs"]
+mod tests;

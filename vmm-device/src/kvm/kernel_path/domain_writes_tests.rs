@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! With real eventfds and a real epoll set: whatever was written while nobody
+//! looked, what is carried out is the last value, or, where nobody can tell,
+//! one that is no lower. No write is lost to the count, and no request when a
+//! thread panics with it in hand.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use crate::VcpuId;
+use proptest::prelude::*;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::{Known, LastWrite, Requests, Unknown, WriteOrder};
+use super::{DomainWrites, Latest};
+
+const VCPU: VcpuId = VcpuId(0);
+const ENTRIES: u32 = 4;
+
+/// A domain with one vCPU and a table of 1 to 4 kHz.
+struct Bench {
+    writes: DomainWrites,
+    events: Vec<Arc<EventFd>>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let events: Vec<_> = (0..ENTRIES)
+            .map(|_| Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
+            .collect();
+        let bells = (1..).zip(&events);
+        let bells = bells.map(|(khz, event)| (VCPU, khz, event.clone()));
+        let writes = DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap();
+        Self { writes, events }
+    }
+
+    /// As KVM does when the guest writes `khz`.
+    fn write(&self, khz: u32) {
+        self.events[khz as usize - 1].write(1).unwrap();
+    }
+
+    fn written(values: &[u32]) -> Self {
+        let bench = Self::new();
+        values.iter().for_each(|khz| bench.write(*khz));
+        bench
+    }
+}
+
+/// Remembers what reached the device.
+#[derive(Default)]
+struct Told(Mutex<(Vec<u32>, u64)>, AtomicU64);
+
+impl Told {
+    fn requests(&self) -> Vec<u32> {
+        self.0.lock().unwrap().0.clone()
+    }
+
+    fn coalesced_count(&self) -> u64 {
+        self.0.lock().unwrap().1
+    }
+}
+
+impl Requests for Told {
+    fn request(&self, vcpu: VcpuId, khz: u32) {
+        assert_eq!(vcpu, VCPU);
+        self.0.lock().unwrap().0.push(khz);
+    }
+
+    fn written(&self, _vcpu: VcpuId, at_ns: u64) {
+        assert_eq!(at_ns, 7);
+    }
+
+    fn finished(&self, _vcpu: VcpuId, count: u64) {
+        self.1.fetch_add(count, Relaxed);
+    }
+
+    fn coalesced(&self, _vcpu: VcpuId, count: u64) {
+        self.0.lock().unwrap().1 += count;
+    }
+
+    fn refresh(&self, _vcpu: VcpuId) {}
+}
+
+fn latest(khz: u32, certain: bool) -> Option<Latest> {
+    Some(Latest {
+        vcpu: VCPU,
+        khz,
+        certain,
+    })
+}
+
+#[test]
+fn the_last_of_several_values_is_taken() {
+    let rows: [(&[u32], u32); 6] = [
+        (&[3], 3),
+        (&[1, 2, 3], 3),
+        (&[3, 2, 1], 1),
+        (&[2, 4, 1, 3], 3),
+        (&[2, 2, 2], 2),
+        (&[1, 3, 3, 3], 3),
+    ];
+    for (values, khz) in rows {
+        let mut bench = Bench::written(values);
+        assert_eq!(bench.writes.take(), latest(khz, true), "{values:?}");
+        assert_eq!(bench.writes.take(), None);
+    }
+}
+
+#[test]
+fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
+    // The ready list reads 3, 1 in both.
+    for values in [[3, 1, 3], [3, 3, 1]] {
+        let mut bench = Bench::written(&values);
+        assert_eq!(bench.writes.take(), latest(3, false), "{values:?}");
+        // And is certain again from then on.
+        bench.write(3);
+        bench.write(1);
+        assert_eq!(bench.writes.take(), latest(1, true));
+    }
+}
+
+/// Knows what was written last.
+struct Knows(u32);
+
+impl WriteOrder for Knows {
+    fn newest(&self, vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
+        assert_eq!(vcpus, [VCPU]);
+        Some(LastWrite {
+            vcpu: VCPU,
+            khz: self.0,
+            at_ns: 7,
+        })
+    }
+}
+
+#[test]
+fn who_knows_the_order_is_asked() {
+    for values in [[3, 1, 3], [3, 3, 1], [1, 3, 1]] {
+        let mut bench = Bench::written(&values);
+        bench.writes.write_order = Arc::new(Knows(values[2]));
+        assert_eq!(bench.writes.take(), latest(values[2], true), "{values:?}");
+    }
+    // A value that no eventfd stands for came by an exit, which is in force.
+    let mut bench = Bench::written(&[3, 3, 1]);
+    bench.writes.write_order = Arc::new(Knows(77));
+    assert_eq!(bench.writes.take(), latest(3, false));
+}
+
+#[test]
+fn a_write_whose_signal_is_still_to_come_counts_once() {
+    let mut bench = Bench::written(&[3, 3, 1]);
+    bench.writes.write_order = Arc::new(Knows(2));
+    let told = Told::default();
+    while !bench.writes.drain(&told) {}
+    bench.write(2);
+    while !bench.writes.drain(&told) {}
+    assert_eq!((told.requests(), told.coalesced_count()), (vec![3, 2], 2));
+    assert_eq!(told.1.load(Relaxed), 4);
+}
+
+#[test]
+fn what_comes_between_two_looks_is_in_order() {
+    let mut bench = Bench::written(&[1, 2]);
+    assert_eq!(bench.writes.take(), latest(2, true));
+    bench.write(1);
+    assert_eq!(bench.writes.take(), latest(1, true));
+    bench.write(2);
+    bench.write(1);
+    assert_eq!(bench.writes.take(), latest(1, true));
+}
+
+#[test]
+fn what_came_before_is_counted() {
+    let mut bench = Bench::written(&[1, 2, 2, 4]);
+    let told = Told::default();
+    assert!(bench.writes.drain(&told));
+    assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
+    assert!(bench.writes.drain(&told));
+    assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
+}
+
+/// Panics at a request.
+struct Panics;
+
+impl Requests for Panics {
+    fn request(&self, _vcpu: VcpuId, _khz: u32) {
+        panic!("as the test wants");
+    }
+
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
+
+    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn refresh(&self, _vcpu: VcpuId) {}
+}
+
+#[test]
+fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
+    let mut bench = Bench::written(&[1, 3]);
+    let dies = |bench: &mut Bench| {
+        let drain = AssertUnwindSafe(|| bench.writes.drain(&Panics));
+        assert!(catch_unwind(drain).is_err());
+    };
+    dies(&mut bench);
+    bench.write(2);
+    let told = Told::default();
+    assert!(bench.writes.drain(&told));
+    assert_eq!(told.requests(), [3, 2]);
+    assert!(bench.writes.drain(&told));
+    assert_eq!(told.requests(), [3, 2]);
+    // Not by one thread after the other.
+    bench.write(4);
+    dies(&mut bench);
+    dies(&mut bench);
+    assert!(bench.writes.drain(&Panics));
+}
+
+/// A guest that writes while its writes are being emptied.
+#[test]
+fn the_last_value_is_found_while_the_guest_writes() {
+    for round in 0..200_u32 {
+        let mut bench = Bench::new();
+        let told = Told::default();
+        let guest = bench.events.clone();
+        let values: Vec<u32> = (0..50)
+            .map(|i| (i * 7 + round * 3 + i / 5) % ENTRIES)
+            .collect();
+        let last = values[values.len() - 1] + 1;
+        std::thread::scope(|scope| {
+            let writes = scope.spawn(move || {
+                for value in values {
+                    guest[value as usize].write(1).unwrap();
+                }
+            });
+            while !writes.is_finished() {
+                bench.writes.drain(&told);
+            }
+        });
+        while !bench.writes.drain(&told) {}
+        assert_eq!(told.1.load(Relaxed), 50, "each signal once");
+        let requests = told.requests();
+        assert!(requests[requests.len() - 1] >= last, "round {round}");
+        let total = requests.len() as u64 + told.coalesced_count();
+        // One that is taken up again a second time when in doubt counts once more.
+        assert!((50..=51).contains(&total), "{total}");
+    }
+}
+
+proptest! {
+    /// Against the order in which the values were really written.
+    #[test]
+    fn never_an_older_value_unless_higher(
+        batches in prop::collection::vec(prop::collection::vec(1..=ENTRIES, 1..8), 1..8)
+    ) {
+        let mut bench = Bench::new();
+        for batch in batches {
+            batch.iter().for_each(|khz| bench.write(*khz));
+            let taken = bench.writes.take().unwrap();
+            let last = batch[batch.len() - 1];
+            prop_assert!(taken.khz == last || (!taken.certain && taken.khz > last));
+            prop_assert_eq!(bench.writes.take(), None);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What vCPUs wrote to set_perf last, from the kernel's tracepoint
+//! `kvm:kvm_mmio`: the tie-break for [`super::DomainWrites`] that can't tell.
+//!
+//! A perf event on each vCPU thread records its writes to the registers in a
+//! ring that keeps the newest and wakes nobody. The record is there before the
+//! eventfd is signalled, because KVM passes the tracepoint first
+//! (`io_mem_abort`, arm64). Needs CAP_PERFMON and tracefs, not BPF.
+
+use std::sync::OnceLock;
+
+use crate::host::{HostRoot, Tid};
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use anyhow::{Context, bail};
+
+use super::perf::{PerfEvent, Read, Whose};
+use super::tracepoint_text;
+
+/// Who knows what was written last.
+pub trait WriteOrder: Send + Sync {
+    /// The newest write to the set_perf of one of `vcpus`; `None` where there is none, or
+    /// it may have gone by, or a thread isn't recorded. `known` is what was known when the same were asked about
+    /// before, empty at first.
+    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
+}
+
+/// How far each thread's records have been read for some vCPUs, and their
+/// newest: so that a look takes as long as what is new, and not as what there is.
+pub type Known = Vec<Read<(VcpuId, u32)>>;
+
+/// A write to set_perf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastWrite {
+    /// Whose register.
+    pub vcpu: VcpuId,
+    /// The value.
+    pub khz: u32,
+    /// When, in ns of CLOCK_MONOTONIC.
+    pub at_ns: u64,
+}
+
+/// Nobody does.
+#[derive(Debug)]
+pub struct Unknown;
+
+impl WriteOrder for Unknown {
+    fn newest(&self, _vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
+        None
+    }
+}
+
+const TRACEPOINT: &str = "kvm/kvm_mmio";
+
+/// The recorders of all vCPU threads.
+#[derive(Debug)]
+pub struct MmioTrace {
+    id: u64,
+    fields: Fields,
+    filter: String,
+    threads: Box<[OnceLock<PerfEvent>]>,
+}
+
+/// Offsets in the tracepoint's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fields {
+    gpa: usize,
+    value: usize,
+    /// Where the registers begin.
+    base: u64,
+}
+
+impl MmioTrace {
+    /// For the threads of `vcpus` vCPUs, whose registers are the `size` bytes from `base` on.
+    ///
+    /// # Errors
+    /// Why nothing can be recorded on this host.
+    pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> anyhow::Result<Self> {
+        let text = |name| tracepoint_text(host, TRACEPOINT, name);
+        let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
+        let format = text("format").unwrap_or_default();
+        let fields = Fields {
+            gpa: offset(&format, "gpa").context("kvm:kvm_mmio has no gpa")?,
+            value: offset(&format, "val").context("kvm:kvm_mmio has no val")?,
+            base,
+        };
+        let end = base + size;
+        let trace = Self {
+            id: id.parse().context("kvm:kvm_mmio has no number")?,
+            fields,
+            // KVM_TRACE_MMIO_WRITE
+            filter: format!("type == 2 && len == 4 && gpa >= {base:#x} && gpa < {end:#x}"),
+            threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
+        };
+        // Whether it is permitted; taken back at once.
+        trace.open(Tid::current())?;
+        Ok(trace)
+    }
+
+    fn open(&self, tid: Tid) -> anyhow::Result<PerfEvent> {
+        PerfEvent::recording(self.id, Whose::Thread(tid), &self.filter)
+            .context("perf events aren't permitted (CAP_PERFMON)")
+    }
+
+    /// Records what the thread of `vcpu` writes.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
+        let event = self.open(tid)?;
+        match self.threads.get(vcpu.index()) {
+            Some(slot) if slot.set(event).is_ok() => Ok(()),
+            _ => bail!("vCPU {vcpu} can't be recorded"),
+        }
+    }
+}
+
+impl WriteOrder for MmioTrace {
+    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite> {
+        let wanted = |record: &[u8]| {
+            let (vcpu, khz) = self.fields.set_perf(record)?;
+            vcpus.contains(&vcpu).then_some((vcpu, khz))
+        };
+        known.resize_with(self.threads.len(), Read::default);
+        for (thread, read) in self.threads.iter().zip(known.iter_mut()) {
+            // A thread that isn't recorded may have written last, in any vCPU's register.
+            thread.get()?.catch_up(read, wanted);
+        }
+        // A thread may have written for other domains since, more than is kept of it.
+        if known.iter().any(|read| read.lost) {
+            return None;
+        }
+        let newest = known.iter().filter_map(|read| {
+            let (at_ns, (vcpu, khz)) = read.newest?;
+            Some(LastWrite { vcpu, khz, at_ns })
+        });
+        newest.max_by_key(|write| write.at_ns)
+    }
+}
+
+impl Fields {
+    /// The register and the value, if the record is of a set_perf.
+    fn set_perf(self, record: &[u8]) -> Option<(VcpuId, u32)> {
+        let gpa = u64::from_ne_bytes(*record.get(self.gpa..)?.first_chunk()?);
+        let value = u64::from_ne_bytes(*record.get(self.value..)?.first_chunk()?);
+        let offset = gpa.checked_sub(self.base)?;
+        if offset % REGION_STRIDE != REG_SET_PERF {
+            return None;
+        }
+        let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
+        Some((VcpuId(vcpu), u32::try_from(value).ok()?))
+    }
+}
+
+/// `\tfield:u64 gpa;\toffset:16;\tsize:8;\tsigned:0;`
+fn offset(format: &str, name: &str) -> Option<usize> {
+    let end = format!(" {name};");
+    let line = format.lines().find(|line| line.contains(&end))?;
+    let offset = line.split("offset:").nth(1)?;
+    offset.split(';').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A record's fields are where the kernel says; other registers are none. Without the record
+    //! of one thread, none counts.
+    use std::sync::Arc;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::super::DomainWrites;
+    use super::super::perf::tests::{Ring, record_of};
+    use super::*;
+
+    const BASE: u64 = 0x0a00_0000;
+    const FORMAT: &str = "name: kvm_mmio\nID: 300\nformat:\n\
+        \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\n\
+        \tfield:u32 type;\toffset:8;\tsize:4;\tsigned:0;\n\
+        \tfield:u64 gpa;\toffset:16;\tsize:8;\tsigned:0;\n\
+        \tfield:u64 val;\toffset:24;\tsize:8;\tsigned:0;\n";
+
+    fn record(gpa: u64, value: u64) -> Vec<u8> {
+        let mut record = vec![0; 16];
+        record.extend(gpa.to_ne_bytes());
+        record.extend(value.to_ne_bytes());
+        record
+    }
+
+    #[test]
+    fn a_record_says_which_register_and_value() {
+        let fields = Fields {
+            gpa: offset(FORMAT, "gpa").unwrap(),
+            value: offset(FORMAT, "val").unwrap(),
+            base: BASE,
+        };
+        let vcpu = BASE + 2 * REGION_STRIDE;
+        let written = fields.set_perf(&record(vcpu + REG_SET_PERF, 600_000));
+        assert_eq!(written, Some((VcpuId(2), 600_000)));
+        assert_eq!(fields.set_perf(&record(vcpu + 0x0c, 3)), None);
+        assert_eq!(fields.set_perf(&record(4, 3)), None);
+        assert_eq!(fields.set_perf(&[0; 20]), None);
+        assert_eq!(offset(FORMAT, "len"), None);
+    }
+
+    /// Of two threads, of which the second has written 2, 3, 2 and the first is recorded as having
+    /// written 1 before; the second one's record is there or isn't.
+    fn after_three_writes(second_is_recorded: bool) -> (u32, bool) {
+        let gpa = BASE + REG_SET_PERF;
+        let trace = MmioTrace {
+            id: 0,
+            fields: Fields {
+                gpa: 16,
+                value: 24,
+                base: BASE,
+            },
+            filter: String::new(),
+            threads: [OnceLock::new(), OnceLock::new()].into(),
+        };
+        let (mut first, mut second) = (Ring::new(), Ring::new());
+        first.write(&record_of(10, &record(gpa, 1)));
+        for (time, khz) in [(20, 2), (21, 3), (22, 2)] {
+            second.write(&record_of(time, &record(gpa, khz)));
+        }
+        trace.threads[0].set(first.event).unwrap();
+        if second_is_recorded {
+            trace.threads[1].set(second.event).unwrap();
+        }
+        let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+        let bells = [1, 2, 3].map(|khz| (VcpuId(0), khz, event()));
+        for khz in [1, 2, 3, 2] {
+            bells[khz - 1].2.write(1).unwrap();
+        }
+        let mut writes = DomainWrites::new(bells.to_vec(), Arc::new(trace)).unwrap();
+        let latest = writes.take().unwrap();
+        (latest.khz, latest.certain)
+    }
+
+    #[test]
+    fn without_one_threads_record_the_last_write_is_unknown() {
+        assert_eq!(after_three_writes(true), (2, true));
+        // The highest of those that can have been the last.
+        assert_eq!(after_three_writes(false), (3, false));
+    }
+}

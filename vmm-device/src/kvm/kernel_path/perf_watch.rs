@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Wakes the worker when a cur_perf may have changed: a vCPU's thread has come
+//! to another pCPU (the perf software event cpu-migrations), or a pCPU to
+//! another frequency (the tracepoint `power:cpu_frequency`). Needs CAP_PERFMON
+//! and tracefs; without, the worker looks at its period only.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::VcpuId;
+use crate::host::{HostRoot, Tid};
+use anyhow::Context;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::perf::{PerfEvent, Whose};
+use super::tracepoint_text;
+
+const TRACEPOINT: &str = "power/cpu_frequency";
+
+/// The data of its events in the worker's epoll set.
+pub const CHANGED: u64 = u64::MAX - 1;
+
+/// What is watched. It ends with this.
+#[derive(Debug)]
+pub struct PerfWatch {
+    epoll: Arc<Epoll>,
+    /// Number of the tracepoint.
+    id: u64,
+    /// The pCPUs that count, and the events of those that are online.
+    pcpus: Vec<u32>,
+    frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
+    threads: Box<[OnceLock<PerfEvent>]>,
+    /// Makes KVM_RUN return.
+    kick: c_int,
+}
+
+impl PerfWatch {
+    /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it. A vCPU's
+    /// thread gets the signal `kick` on another pCPU.
+    ///
+    /// # Errors
+    /// Why that can't be watched on this host.
+    pub fn watch(
+        host: &HostRoot,
+        epoll: &Arc<Epoll>,
+        pcpus: Vec<u32>,
+        (vcpus, kick): (u16, c_int),
+    ) -> anyhow::Result<Self> {
+        let id = tracepoint_text(host, TRACEPOINT, "id");
+        let id = id.and_then(|id| id.parse().ok());
+        let id = id.context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
+        let watch = Self {
+            epoll: epoll.clone(),
+            id,
+            frequencies: Mutex::default(),
+            threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
+            pcpus,
+            kick,
+        };
+        watch.follow(&watch.pcpus)?;
+        Ok(watch)
+    }
+
+    /// Watches these pCPUs anew, which have come or gone: the kernel takes a pCPU's events away
+    /// when it goes offline, and doesn't bring them back.
+    ///
+    /// # Errors
+    /// What the kernel said of one of them; the others are watched.
+    pub fn follow(&self, changed: &[u32]) -> anyhow::Result<()> {
+        let mut all = Ok(());
+        let mut frequencies = self.frequencies();
+        for pcpu in changed.iter().filter(|pcpu| self.pcpus.contains(pcpu)) {
+            frequencies.remove(pcpu);
+            match self.frequency(*pcpu) {
+                Ok(Some(event)) => drop(frequencies.insert(*pcpu, event)),
+                Ok(None) => {}
+                Err(error) => all = Err(error),
+            }
+        }
+        all
+    }
+
+    /// The pCPUs that are watched now.
+    pub fn watched(&self) -> Vec<u32> {
+        self.frequencies().keys().copied().collect()
+    }
+
+    /// `None` while it is offline.
+    fn frequency(&self, pcpu: u32) -> anyhow::Result<Option<PerfEvent>> {
+        let event = match PerfEvent::waking(self.id, Whose::Pcpu(pcpu)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+            event => event.context("perf events aren't permitted (CAP_PERFMON)")?,
+        };
+        hear(&self.epoll, &event)?;
+        Ok(Some(event))
+    }
+
+    fn frequencies(&self) -> MutexGuard<'_, BTreeMap<u32, PerfEvent>> {
+        // A thread that panicked left each of them whole.
+        let frequencies = self.frequencies.lock();
+        frequencies.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches where the thread of `vcpu` runs. It gets a signal itself, so that
+    /// KVM_RUN returns on the new pCPU before the guest goes on there.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
+        let event = PerfEvent::migrations(tid).context("migrations can't be watched")?;
+        let signalled = event.signal(tid, self.kick);
+        signalled.context("migrations can't be signalled")?;
+        hear(&self.epoll, &event)?;
+        if let Some(slot) = self.threads.get(vcpu.index()) {
+            // A vCPU has one thread.
+            let _ = slot.set(event);
+        }
+        Ok(())
+    }
+}
+
+fn hear(epoll: &Epoll, event: &PerfEvent) -> anyhow::Result<()> {
+    let when = EpollEvent::new(EventSet::IN, CHANGED);
+    epoll
+        .ctl(ControlOperation::Add, event.fd(), when)
+        .context("can't watch a perf event")
+}

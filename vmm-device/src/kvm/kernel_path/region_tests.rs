@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A request that exits comes after those that are older, and waits for
+//! whoever carries them out; no other access waits for anybody.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use crate::VcpuId;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::{DomainWrites, PendingWrites, Requests, Unknown};
+use super::KernelRegion;
+use crate::kvm::mmio_device::MmioDevice;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const KHZ: u32 = 1_800_000;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Requested(u32),
+    Written(u64, usize),
+}
+
+/// Says what arrives.
+struct Device(Sender<Said>);
+
+impl MmioDevice for Device {
+    fn read(&self, _offset: u64, _data: &mut [u8]) {}
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.0.send(Said::Written(offset, data.len())).unwrap();
+    }
+}
+
+impl Requests for Device {
+    fn request(&self, _vcpu: VcpuId, khz: u32) {
+        self.0.send(Said::Requested(khz)).unwrap();
+    }
+
+    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
+
+    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
+
+    fn refresh(&self, _vcpu: VcpuId) {}
+}
+
+/// Two vCPUs in a domain each, the first one with a table.
+struct Bench {
+    region: Arc<KernelRegion>,
+    pending: Arc<PendingWrites>,
+    bell: Arc<EventFd>,
+    said: Receiver<Said>,
+}
+
+fn bench() -> Bench {
+    let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let pending = [vec![(VcpuId(0), KHZ, bell.clone())], vec![]];
+    let pending = pending.map(|bells| DomainWrites::new(bells, Arc::new(Unknown)).unwrap());
+    let pending = PendingWrites::new(pending.into(), vec![0, 1]);
+    let (says, said) = channel();
+    let device = Arc::new(Device(says));
+    let region = KernelRegion::new(device.clone(), device, pending.clone());
+    Bench {
+        region: Arc::new(region),
+        pending,
+        bell,
+        said,
+    }
+}
+
+#[test]
+fn a_request_that_exits_comes_after_the_older_ones() {
+    let bench = bench();
+    bench.bell.write(1).unwrap();
+    bench.region.write(0x04, &[0; 4]);
+    let said: Vec<_> = bench.said.try_iter().collect();
+    assert_eq!(said, [Said::Requested(KHZ), Said::Written(0x04, 4)]);
+}
+
+#[test]
+fn no_other_access_waits_for_who_carries_requests_out() {
+    let bench = bench();
+    let busy = [0, 1].map(|index| bench.pending.locked(index).unwrap());
+    let rows = [
+        ("a selection", 0x0c, 4),
+        ("an illegal write", 0x04, 1),
+        ("a request without a table", 0x1004, 4),
+        ("the padding", 0x2004, 4),
+    ];
+    for (name, offset, len) in rows {
+        let region = bench.region.clone();
+        std::thread::spawn(move || region.write(offset, &[0; 4][..len]));
+        let said = bench.said.recv_timeout(PATIENCE);
+        assert_eq!(said, Ok(Said::Written(offset, len)), "{name}");
+    }
+    drop(busy);
+}

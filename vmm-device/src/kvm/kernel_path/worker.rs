@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The worker: one thread that carries out the requests of all vCPUs and keeps
+//! cur_perf in their pages true.
+//!
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf
+//! another one. It has no part in the vCPUs' cgroups, its own clamp is 0 so that
+//! it neither lifts nor holds a pCPU's frequency, and it stays off the pCPUs that
+//! vCPUs are pinned to where there are others.
+
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::{VcpuId, host};
+use anyhow::Context;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::perf_watch::CHANGED;
+use super::refresh_timer::RefreshTimer;
+use super::{PendingWrites, Requests};
+use crate::kvm::budget::Budget;
+
+/// Requests may take one part in this many of the time.
+const SHARE: u32 = 20;
+/// When to go on with a domain that was left unfinished.
+const FINISH: Duration = Duration::from_millis(1);
+/// Events of one turn; further ones are the next turn's.
+const TURN: usize = 64;
+
+/// What the worker is made of.
+pub struct Plan {
+    /// Where requests come from.
+    pub pending: Arc<PendingWrites>,
+    /// Where they go.
+    pub device: Arc<dyn Requests>,
+    /// How many vCPUs there are threads of: the cur_perf of these is known.
+    pub vcpus: Arc<AtomicU16>,
+    /// pCPUs that it had better not run on.
+    pub avoid: Vec<u32>,
+}
+
+/// The running worker; stopped when dropped.
+pub struct Worker {
+    stop: Arc<EventFd>,
+    lost: Arc<EventFd>,
+    epoll: Arc<Epoll>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// What the host said: no more threads or open files.
+    pub fn start(plan: Plan) -> anyhow::Result<Self> {
+        let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let stop = Arc::new(event().context("can't make an eventfd")?);
+        let lost = Arc::new(event().context("can't make an eventfd")?);
+        let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
+        let epoll = turns.epoll.clone();
+        let last_words = LastWords(lost.clone());
+        let thread = Builder::new().name("requests".to_owned());
+        let thread = thread
+            .spawn(move || last_words.unless_stopped(|| turns.run()))
+            .context("can't start the thread that carries out requests")?;
+        Ok(Self {
+            stop,
+            lost,
+            epoll,
+            thread: Some(thread),
+        })
+    }
+
+    /// What wakes it, for [`super::PerfWatch`].
+    pub fn epoll(&self) -> &Arc<Epoll> {
+        &self.epoll
+    }
+
+    /// Readable when it has died.
+    pub fn lost(&self) -> Arc<EventFd> {
+        self.lost.clone()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Fails when the counter is full only, and then it is readable anyway.
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Says so when the worker ends without having been told to.
+struct LastWords(Arc<EventFd>);
+
+impl LastWords {
+    fn unless_stopped(&self, run: impl FnOnce() -> std::io::Result<()>) {
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        if !matches!(ended, Ok(Ok(()))) {
+            // As above.
+            let _ = self.0.write(1);
+        }
+    }
+}
+
+struct Turns {
+    plan: Plan,
+    epoll: Arc<Epoll>,
+    budget: Budget,
+    timer: RefreshTimer,
+    stopped: AtomicBool,
+    /// Something that cur_perf depends on has changed since the last look.
+    changed: AtomicBool,
+}
+
+const STOP: u64 = u64::MAX;
+
+impl Turns {
+    fn new(plan: Plan, stop: &EventFd) -> std::io::Result<Self> {
+        let epoll = Arc::new(Epoll::new()?);
+        let add = |fd, data| {
+            epoll.ctl(
+                ControlOperation::Add,
+                fd,
+                EpollEvent::new(EventSet::IN, data),
+            )
+        };
+        add(stop.as_raw_fd(), STOP)?;
+        for (index, writes) in (0..).zip(plan.pending.fds()) {
+            add(writes, index)?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            plan,
+            epoll,
+            budget: Budget::new(SHARE, now),
+            timer: RefreshTimer::new(now),
+            stopped: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
+        })
+    }
+
+    fn run(mut self) -> std::io::Result<()> {
+        self.keep_out_of_the_way();
+        let mut events = [EpollEvent::default(); TURN];
+        // Asked between turns, when nobody waits for the answer.
+        let mut cpu_before = host::thread_cpu_time();
+        while !self.stopped.load(Relaxed) {
+            let count = self.wait(&mut events)?;
+            for event in &events[..count] {
+                self.answer(event.data());
+            }
+            self.plan.pending.finish(&*self.plan.device);
+            let used = host::thread_cpu_time().saturating_sub(cpu_before);
+            self.look_when_due();
+            std::thread::sleep(self.budget.after(used, Instant::now()));
+            cpu_before = host::thread_cpu_time();
+        }
+        Ok(())
+    }
+
+    fn wait(&self, events: &mut [EpollEvent]) -> std::io::Result<usize> {
+        let mut wait = self
+            .timer
+            .due_at()
+            .saturating_duration_since(Instant::now());
+        if self.plan.pending.is_unfinished() {
+            wait = wait.min(FINISH);
+        }
+        // Up to the next millisecond, or the last one would be spent spinning.
+        let wait = i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        match self.epoll.wait(wait, events) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(0),
+            waited => waited,
+        }
+    }
+
+    fn answer(&self, what: u64) {
+        match what {
+            STOP => return self.stopped.store(true, Relaxed),
+            CHANGED => return self.changed.store(true, Relaxed),
+            _ => {}
+        }
+        if let Ok(index) = usize::try_from(what) {
+            self.plan.pending.drain_one(index, &*self.plan.device);
+        }
+    }
+
+    fn look_when_due(&mut self) {
+        if self.changed.swap(false, Relaxed) {
+            self.timer.hear_of_a_change();
+        }
+        let started = Instant::now();
+        if started < self.timer.due_at() {
+            return;
+        }
+        let cpu_before = host::thread_cpu_time();
+        for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
+            self.plan.device.refresh(vcpu);
+        }
+        let took = host::thread_cpu_time().saturating_sub(cpu_before);
+        self.timer.done(started, took);
+    }
+
+    /// Best effort: without these the worker is a thread like any other.
+    fn keep_out_of_the_way(&self) {
+        let _ = host::stay_off(&self.plan.avoid);
+        let _ = host::clamp_current_thread_to_zero();
+    }
+}

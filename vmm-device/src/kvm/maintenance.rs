@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A thread for what is nobody's turn: the source's files are opened anew after
+//! a read has failed (pCPUs come and go, and so do cpufreq drivers), requests
+//! that came too fast get their turn, and what the host changes without a word
+//! is looked after.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{Builder, JoinHandle, park_timeout, sleep};
+use std::time::{Duration, Instant};
+
+use crate::{Actuator, Device, host, host::SysfsSource};
+use anyhow::Context;
+
+use crate::kvm::event_stats::EventStats;
+
+/// How often the source's files are looked after, when a read has failed, and
+/// the host for what it has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long requests that came too fast wait for their turn, at least and at
+/// most: whoever floods the device wakes this thread no more often than that.
+pub const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
+
+/// The running thread.
+pub struct MaintenanceThread {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl MaintenanceThread {
+    /// Starts it for `device`. It calls `look` now and every second.
+    ///
+    /// # Errors
+    /// When the host has no thread for it.
+    pub fn start<A: Actuator + 'static>(
+        device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
+        mut look: impl FnMut() + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let stats = device.events().clone();
+        let watched = stats.clone();
+        let keep = move || {
+            // Without uclamp it is a thread like any other.
+            let _ = host::clamp_current_thread_to_zero();
+            let mut next_look = Instant::now();
+            while !stopped.load(Relaxed) {
+                if Instant::now() >= next_look {
+                    look();
+                    next_look = Instant::now() + LOOK_EVERY;
+                }
+                if watched.take_source_failed() {
+                    device.source().refresh();
+                }
+                let limited = watched.take_limited();
+                match device.settle_held() {
+                    // Asleep, not parked: the next such request doesn't wake it.
+                    Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
+                    None if limited => sleep(TURNS[0]),
+                    None => park_timeout(LOOK_EVERY),
+                }
+            }
+        };
+        let thread = Builder::new().name("maintenance".to_owned());
+        let thread = thread.spawn(keep).context("can't start a thread")?;
+        stats.wake_when_limited(thread.thread().clone());
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        self.stop.store(true, Relaxed);
+        self.thread.thread().unpark();
+        // A panic of that thread was reported when it happened.
+        let _ = self.thread.join();
+    }
+}

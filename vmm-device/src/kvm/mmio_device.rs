@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What answers a guest's accesses, as a VMM's bus sees it.
+
+use std::cell::Cell;
+
+use crate::{Actuator, Events, MmioRegion, Source, VcpuId};
+
+thread_local! {
+    /// The vCPU that this thread runs. Not an argument of each access: the register region alone
+    /// needs it, below devices that wrap it.
+    static VCPU: Cell<Option<VcpuId>> = const { Cell::new(None) };
+}
+
+/// Accesses that this thread makes from now on are those of `vcpu`.
+pub fn accesses_are_of(vcpu: VcpuId) {
+    VCPU.set(Some(vcpu));
+}
+
+/// Something that answers guest accesses to a range of addresses.
+///
+/// Called on the thread of the vCPU that made the access. Whatever a guest
+/// does, neither function may panic. What keeps the vCPU waiting: at the
+/// console, whoever reads what it prints; at the vcpufreq registers, a call of
+/// the host for a request of the domain that it asks for, which on the path `kernel` the
+/// worker may be at (`KernelRegion`), and
+/// accesses under way while a path takes over from another one.
+pub trait MmioDevice: Send + Sync {
+    /// Fills `data` with what the guest reads at `offset` from the range's start.
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Takes what the guest writes at `offset` from the range's start.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+impl<A: Actuator, S: Source, E: Events> MmioDevice for MmioRegion<A, S, E> {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        Self::read(self, offset, data);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.write_by(VCPU.get(), offset, data);
+    }
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM on KVM runs around the device: how accesses get to it, and the threads that it needs.
+//!
+//! ```text
+//! Bridge ─▶ backend, path kernel or exit ─▶ KvmOffload ─▶ KvmVm: a read-only slot, ioeventfds
+//!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
+//! ```
+//!
+//! A VMM implements [`KvmVm`] and [`Diagnostics`], calls [`Bridge::start`], puts [`Bridge::mmio`]
+//! on its bus and tells a [`BridgeHandle`] of its threads, resets and end.
+
+mod bridge;
+pub mod budget;
+mod diagnostics;
+mod event_stats;
+mod host_watch;
+mod hotplug;
+pub mod kernel_path;
+mod maintenance;
+mod mmio_device;
+mod offload;
+mod page_mapping;
+
+pub use bridge::{
+    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
+    KernelPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
+};
+pub use diagnostics::Diagnostics;
+pub use event_stats::{EventSink, EventStats};
+pub use host_watch::HostChange;
+pub use maintenance::TURNS;
+pub use mmio_device::{MmioDevice, accesses_are_of};
+pub use offload::{
+    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, Next, OffloadState,
+    ReadOnlySlot, SlotMemory, Warn,
+};
+pub use page_mapping::PageMapping;

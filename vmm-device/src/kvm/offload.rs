@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What of the vcpufreq registers KVM answers itself: reads from the register
+//! pages in a read-only memory slot, writes of set_perf by ioeventfds, each of
+//! one value or of any.
+//!
+//! All of it belongs to the virtual machine in KVM, which a reset of the guest
+//! makes anew; pages and eventfds outlive it. Whatever KVM refuses takes the
+//! exit to the device on the bus instead, and so does everything once this is
+//! detached: no access is lost.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A virtual machine in KVM: what a VMM implements.
+pub trait KvmVm {
+    /// Shows memory to the guest, which can only read it (`KVM_MEM_READONLY`).
+    ///
+    /// # Errors
+    /// What KVM said; then each read exits to the VMM.
+    fn map_read_only(&self, slot: ReadOnlySlot) -> io::Result<()>;
+
+    /// Takes the same memory away again.
+    ///
+    /// # Errors
+    /// What KVM said.
+    fn unmap(&self, slot: ReadOnlySlot) -> io::Result<()>;
+
+    /// Has KVM signal an eventfd at a guest's write, which doesn't exit then (`KVM_IOEVENTFD`).
+    ///
+    /// # Errors
+    /// What KVM said; then such writes exit to the VMM.
+    fn add_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
+
+    /// Has it do so no longer.
+    ///
+    /// # Errors
+    /// What KVM said.
+    fn remove_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
+}
+
+/// Memory that a guest is to see. It stays mapped as long as its [`KvmOffload`] lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOnlySlot {
+    guest_address: u64,
+    host_address: u64,
+    size: u64,
+}
+
+impl ReadOnlySlot {
+    /// Where the guest sees it.
+    #[must_use]
+    pub fn guest_address(self) -> u64 {
+        self.guest_address
+    }
+
+    /// Where it is in this process.
+    #[must_use]
+    pub fn host_address(self) -> u64 {
+        self.host_address
+    }
+
+    /// Its bytes, a multiple of the host's page size.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        self.size
+    }
+}
+
+/// Writes of four bytes, and what they signal.
+#[derive(Clone, Copy, Debug)]
+pub struct IoEventFd<'a> {
+    /// Where the guest writes.
+    pub address: u64,
+    /// The value that signals; `None`: any.
+    pub value: Option<u32>,
+    /// What it signals.
+    pub event: &'a EventFd,
+}
+
+/// An eventfd that writes of one vCPU's set_perf signal.
+#[derive(Debug)]
+pub struct Doorbell {
+    /// Whose register.
+    pub vcpu: VcpuId,
+    /// The value that signals; `None`: any.
+    pub khz: Option<u32>,
+    /// What it signals.
+    pub event: Arc<EventFd>,
+}
+
+/// What KVM shall handle.
+pub struct KvmOffload {
+    /// Where the guest sees the registers.
+    pub base: u64,
+    /// What the guest reads.
+    pub pages: Arc<dyn SlotMemory>,
+    /// What its writes signal; other values exit.
+    pub doorbells: Arc<[Doorbell]>,
+    /// Readable when nobody answers the doorbells any more.
+    pub lost: Arc<EventFd>,
+    /// The path is of no use without the doorbells: KVM's refusal loses it.
+    pub all_or_nothing: bool,
+    /// What of it KVM has taken.
+    pub state: Arc<OffloadState>,
+}
+
+/// Memory that a slot shows to the guest; it stays where it is as long as it
+/// lives.
+pub trait SlotMemory: Send + Sync {
+    /// Where it is in this process, on a page boundary.
+    fn address(&self) -> u64;
+
+    /// Its bytes, a multiple of the host's page size.
+    fn size(&self) -> u64;
+}
+
+/// What KVM answers itself now, for whoever asks.
+#[derive(Debug, Default)]
+pub struct OffloadState {
+    reads: AtomicBool,
+    writes: AtomicBool,
+    /// A refusal of the path in use has been told; it is the same after each
+    /// reset.
+    told: AtomicBool,
+}
+
+impl OffloadState {
+    /// Whether reads come from memory.
+    pub fn reads(&self) -> bool {
+        self.reads.load(Relaxed)
+    }
+
+    /// Whether writes of table entries end in KVM.
+    pub fn writes(&self) -> bool {
+        self.writes.load(Relaxed)
+    }
+}
+
+/// What KVM handles of one virtual machine.
+pub struct InstalledOffload<'vm> {
+    vm: &'vm dyn KvmVm,
+    shown: bool,
+    /// So many of the doorbells are connected.
+    connected: usize,
+    offload: Arc<KvmOffload>,
+}
+
+impl KvmOffload {
+    /// Says that this takes the place of a path that was lost: what KVM refuses
+    /// of it is news.
+    fn succeed(&self) {
+        self.state.told.store(false, Relaxed);
+    }
+
+    /// Makes `vm` handle all of it. What KVM refuses is a warning, and is left
+    /// to the exit.
+    pub fn attach<'vm>(
+        self: &Arc<Self>,
+        vm: &'vm dyn KvmVm,
+        warn: &dyn Fn(&str),
+    ) -> InstalledOffload<'vm> {
+        let mut attached = InstalledOffload {
+            vm,
+            shown: false,
+            connected: 0,
+            offload: self.clone(),
+        };
+        let refused = [attached.show(), attached.connect()];
+        let told = self.state.told.load(Relaxed);
+        for refused in refused.into_iter().flatten() {
+            self.state.told.store(true, Relaxed);
+            if !told {
+                warn(&refused);
+            }
+        }
+        attached.tell();
+        attached
+    }
+
+    fn slot(&self) -> ReadOnlySlot {
+        ReadOnlySlot {
+            guest_address: self.base,
+            host_address: self.pages.address(),
+            size: self.pages.size(),
+        }
+    }
+
+    fn ioeventfd<'a>(&self, bell: &'a Doorbell) -> IoEventFd<'a> {
+        IoEventFd {
+            address: self.base + u64::from(bell.vcpu.0) * REGION_STRIDE + REG_SET_PERF,
+            value: bell.khz,
+            event: &bell.event,
+        }
+    }
+}
+
+impl InstalledOffload<'_> {
+    /// Hands all accesses over to the device on the bus. Writes that were
+    /// signalled before are for whoever answers the doorbells.
+    pub fn detach(&mut self) {
+        self.disconnect();
+        if std::mem::take(&mut self.shown) {
+            // Fails for want of memory only; then the page stays as it is.
+            let _ = self.vm.unmap(self.offload.slot());
+        }
+        self.tell();
+    }
+
+    /// Readable when this is to be detached.
+    pub fn lost(&self) -> &EventFd {
+        &self.offload.lost
+    }
+
+    /// Shows the pages; what to say when KVM doesn't.
+    fn show(&mut self) -> Option<String> {
+        let shown = self.vm.map_read_only(self.offload.slot());
+        self.shown = shown.is_ok();
+        let error = shown.err()?;
+        Some(format!(
+            "KVM refused a read-only slot for the vcpufreq registers ({error}): each read exits \
+             to the VMM; see vcpufreq doctor"
+        ))
+    }
+
+    /// Connects the doorbells, or none of them.
+    fn connect(&mut self) -> Option<String> {
+        let bells = &self.offload.doorbells;
+        let add = |bell| self.vm.add_ioeventfd(self.offload.ioeventfd(bell));
+        let refused = bells.iter().position(|bell| add(bell).is_err());
+        self.connected = refused.unwrap_or(bells.len());
+        let (at, all) = (refused?, bells.len());
+        self.disconnect();
+        if self.offload.all_or_nothing {
+            // A full counter is readable too.
+            let _ = self.offload.lost.write(1);
+        }
+        Some(format!(
+            "KVM refused ioeventfd {at} of {all}: each request exits to the VMM; see vcpufreq \
+             doctor"
+        ))
+    }
+
+    fn tell(&self) {
+        let OffloadState { reads, writes, .. } = &*self.offload.state;
+        reads.store(self.shown, Relaxed);
+        writes.store(self.connected > 0, Relaxed);
+    }
+
+    fn disconnect(&mut self) {
+        for bell in &self.offload.doorbells[..self.connected] {
+            // What was registered can be taken back.
+            let _ = self.vm.remove_ioeventfd(self.offload.ioeventfd(bell));
+        }
+        self.connected = 0;
+    }
+}
+
+/// What comes in the place of a path that is lost, if anything.
+pub type Next<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
+/// Gets what KVM refuses.
+pub type Warn<'a> = Box<dyn Fn(&str) + 'a>;
+
+/// What KVM handles of one virtual machine, over all paths that it takes.
+pub struct Attachment<'a> {
+    attached: Option<InstalledOffload<'a>>,
+    offload: &'a mut Option<Arc<KvmOffload>>,
+    vm: &'a dyn KvmVm,
+    next: Next<'a>,
+    warn: Warn<'a>,
+}
+
+impl<'a> Attachment<'a> {
+    /// Makes `vm` handle `offload`, if there is any, which becomes what takes its place later.
+    pub fn new(
+        vm: &'a dyn KvmVm,
+        offload: &'a mut Option<Arc<KvmOffload>>,
+        next: Next<'a>,
+        warn: Warn<'a>,
+    ) -> Self {
+        let mut attachment = Self {
+            attached: None,
+            offload,
+            vm,
+            next,
+            warn,
+        };
+        attachment.attach();
+        attachment
+    }
+
+    fn attach(&mut self) {
+        let attach = |path: &Arc<KvmOffload>| path.attach(self.vm, &*self.warn);
+        self.attached = self.offload.as_ref().map(attach);
+    }
+
+    /// Readable when [`Self::fall_back`] is to be called; `None` when all accesses exit.
+    #[must_use]
+    pub fn lost(&self) -> Option<&EventFd> {
+        self.attached.as_ref().map(InstalledOffload::lost)
+    }
+
+    /// Takes KVM's part back, and makes it handle what comes next.
+    pub fn fall_back(&mut self) {
+        if let Some(mut attached) = self.attached.take() {
+            attached.detach();
+            *self.offload = (self.next)();
+            self.offload.iter().for_each(|next| next.succeed());
+            self.attach();
+        }
+    }
+}
