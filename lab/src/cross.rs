@@ -21,11 +21,11 @@ const PROGRAMS: &[&str] = &[
     "-p",
     "vcpufreq",
     "-p",
-    "vcpufreq-lab-agent",
+    "vcpufreq-tests",
     "-p",
     "vcpufreq-load",
     "--features",
-    "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
+    "vcpufreq/bpf,vcpufreq-tests/bpf",
 ];
 
 /// What clippy looks at: all that is compiled for arm64, and its tests.
@@ -35,7 +35,7 @@ const LINTED: &[&str] = &[
     "vcpufreq-lab",
     "--all-targets",
     "--features",
-    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/host",
+    "vcpufreq/bpf,vcpufreq-tests/bpf,vcpufreq-host-bpf/load,vcpufreq-device/host",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "clippy-arm64",
@@ -46,9 +46,9 @@ const SOURCE: ModuleSource = ModuleSource {
         "abi",
         "dt",
         "host-bpf",
-        "lab/agent",
         "load",
         "rt",
+        "tests",
         "vmm",
         "vmm-device",
     ],

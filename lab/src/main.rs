@@ -4,7 +4,7 @@
 //!
 //! This program makes what the lab needs, boots it, and turns what the agent
 //! inside reports into results. It doesn't know what a scenario does; that
-//! is the agent's (`lab/agent`).
+//! is the agent's (`tests/`).
 
 mod apt;
 mod bench;

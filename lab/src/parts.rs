@@ -122,7 +122,7 @@ impl Parts {
 
     fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
-        archive.program("init", &self.programs.join("vcpufreq-lab-agent"))?;
+        archive.program("init", &self.programs.join("vcpufreq-tests"))?;
         archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
         archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
         archive.link("bin/sh", "busybox")?;
