@@ -8,13 +8,18 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::artifacts::Artifacts;
 use crate::bounds;
-use crate::parts::Parts;
 use crate::run::Options;
 
 /// Runs the bench, for these scenarios alone if there are any; whether all
 /// was measured, and is as it has to be.
-pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> Result<bool> {
+pub fn run(
+    artifacts: &Artifacts,
+    repo: &Path,
+    topology: &str,
+    scenarios: &[String],
+) -> Result<bool> {
     let names: Vec<&str> = std::iter::once("bench")
         .chain(scenarios.iter().map(String::as_str))
         .collect();
@@ -23,7 +28,7 @@ pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> 
         limit_s: 1800,
         ..Options::of(&[&names.join(":")])
     };
-    let report = options.report(parts, repo)?;
+    let report = options.report(artifacts, repo)?;
     let mut result = report.results.into_iter().next().context("no result")?;
     let mut json = result["report"].take();
     let said = result["said"].as_str().unwrap_or_default();

@@ -7,22 +7,23 @@
 //! is the agent's (`tests/`).
 
 mod apt;
+mod artifacts;
 mod bench;
 mod bootstrap;
 mod bounds;
 mod c_checks;
 mod cache;
+mod check_cache;
 mod checks;
+mod child_output;
 mod cross;
 mod demo;
 mod draw;
 mod emulator;
 mod initramfs;
-mod kept;
 mod kernel;
 mod kernel_source;
 mod namespace;
-mod parts;
 mod paths;
 mod paths_chart;
 mod paths_kvm;
@@ -36,7 +37,6 @@ mod systemd;
 mod tools;
 mod topology;
 mod verdict;
-mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -99,17 +99,17 @@ fn dispatch(command: Command) -> Result<bool> {
         .parent()
         .map(PathBuf::from)
         .unwrap_or_default();
-    let parts = parts::Parts::prepare(&repo)?;
+    let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
         Command::Setup => Ok(true),
-        Command::Demo => demo::run(&parts, &repo, started),
-        Command::BenchPaths => paths::run(&parts, &repo),
+        Command::Demo => demo::run(&artifacts, &repo, started),
+        Command::BenchPaths => paths::run(&artifacts, &repo),
         Command::Bench {
             scenarios,
             topology,
-        } => bench::run(&parts, &repo, &topology, &scenarios),
-        Command::Test { later_us } => suite::run(&parts, &repo, later_us),
-        Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
-        Command::Run(options) => options.run(&parts, &repo),
+        } => bench::run(&artifacts, &repo, &topology, &scenarios),
+        Command::Test { later_us } => suite::run(&artifacts, &repo, later_us),
+        Command::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
+        Command::Run(options) => options.run(&artifacts, &repo),
     }
 }

@@ -14,11 +14,11 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use crate::artifacts::Artifacts;
 use crate::bounds;
 use crate::checks;
 use crate::demo;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
-use crate::parts::Parts;
 use crate::paths_kvm::Kvm;
 use crate::paths_report;
 use crate::progress::{Step, above};
@@ -252,14 +252,14 @@ const BOOTS: &[Boot] = &[
 
 /// Runs every test, or the emulated hosts alone, with a pause before each scenario; whether none
 /// failed.
-pub fn run(parts: &Parts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
+pub fn run(artifacts: &Artifacts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
     if later_us.is_none() {
-        tried.extend(checks::sources(parts, repo)?);
-        tried.extend(checks::crates(parts, repo)?);
+        tried.extend(checks::sources(artifacts, repo)?);
+        tried.extend(checks::crates(artifacts, repo)?);
     }
-    let (of_boots, results) = boots(parts, repo, later_us.unwrap_or(0));
+    let (of_boots, results) = boots(artifacts, repo, later_us.unwrap_or(0));
     tried.extend(of_boots);
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
@@ -272,7 +272,7 @@ pub fn run(parts: &Parts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
 
 /// Boots two hosts at a time: an emulated host keeps one CPU busy. What was tried, and all that
 /// the scenarios report, with the host that each ran on.
-fn boots(parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
+fn boots(artifacts: &Artifacts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
     let ended = AtomicUsize::new(0);
@@ -283,7 +283,7 @@ fn boots(parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) 
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(boot) = BOOTS.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (mut news, results) = boot.carry_out(parts, repo, later_us);
+                    let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
                     let host = boot.name();
                     let named = results.iter().map(
                         |result| json!({ "host": host, "later_us": later_us, "result": result }),
@@ -342,9 +342,14 @@ impl Boot {
         }
     }
 
-    fn carry_out(&self, parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
+    fn carry_out(
+        &self,
+        artifacts: &Artifacts,
+        repo: &Path,
+        later_us: u64,
+    ) -> (Vec<Tried>, Vec<Value>) {
         if self.scenarios == [tools::SHELL] {
-            let tried = shell::check(parts, repo);
+            let tried = shell::check(artifacts, repo);
             tell(&tried);
             return (vec![tried], Vec::new());
         }
@@ -361,7 +366,7 @@ impl Boot {
         };
         let host = self.name();
         let name = |scenario: &str| format!("lab {host}: {scenario}");
-        match options.report(parts, repo) {
+        match options.report(artifacts, repo) {
             Ok(report) => {
                 let each = report
                     .results

@@ -9,12 +9,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use crate::artifacts::Artifacts;
 use crate::cache::{key, remove_tree};
+use crate::child_output;
 use crate::kernel::ModuleSource;
-use crate::parts::Parts;
 use crate::progress::Step;
 use crate::verdict::{Tried, Verdict};
-use crate::watch;
 
 /// A command on a part of the checkout.
 pub struct Check {
@@ -48,8 +48,8 @@ pub struct Held {
 impl Check {
     /// Runs it, unless it passed before on the same input. When it doesn't
     /// pass, what it printed is the error.
-    pub fn carry_out(&self, parts: &Parts, repo: &Path) -> Result<Held> {
-        let Parts { cache, root, .. } = parts;
+    pub fn carry_out(&self, artifacts: &Artifacts, repo: &Path) -> Result<Held> {
+        let Artifacts { cache, root, .. } = artifacts;
         let mut input = self.source.content(repo)?;
         input.push(root.id().into_bytes());
         input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
@@ -67,7 +67,7 @@ impl Check {
                 }
                 Place::Checkout(settings) => command.args(["-C", "/src"]).args(settings),
             };
-            let (held, text) = watch::cargo(command.args(&self.command), &step)?;
+            let (held, text) = child_output::cargo(command.args(&self.command), &step)?;
             step.done();
             if !held {
                 bail!("{text}");
@@ -80,8 +80,8 @@ impl Check {
     }
 
     /// Runs it as one test.
-    pub fn tried(&self, name: String, parts: &Parts, repo: &Path) -> Tried {
-        let verdict = match self.carry_out(parts, repo) {
+    pub fn tried(&self, name: String, artifacts: &Artifacts, repo: &Path) -> Tried {
+        let verdict = match self.carry_out(artifacts, repo) {
             Ok(held) => held.verdict(),
             Err(error) => Verdict::Failed(format!("{error:#}")),
         };

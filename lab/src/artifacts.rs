@@ -38,7 +38,7 @@ const BPF: ModuleSource = ModuleSource {
 
 /// The root and what was built with it.
 #[derive(Debug)]
-pub struct Parts {
+pub struct Artifacts {
     /// The cache folder.
     pub cache: Cache,
     /// The toolchain root.
@@ -60,7 +60,7 @@ pub struct Guest<'a> {
     pub systemd: bool,
 }
 
-impl Parts {
+impl Artifacts {
     /// Prepares everything that runs need.
     pub fn prepare(repo: &Path) -> Result<Self> {
         let cache = Cache::open()?;
