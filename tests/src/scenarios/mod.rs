@@ -77,7 +77,6 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "order" => paths::order::run(plan),
         "in-force" => paths::in_force::run(plan),
         "paths" => paths::cost::run(plan),
-        "paths-trace" => paths::trace_of_writes::run(plan),
         "peer" => bench::peer::run(),
         "stats" => device::stats::run(plan),
         "systemd" => device::systemd::run(plan),

@@ -8,6 +8,5 @@ pub mod fallbacks;
 pub mod in_force;
 pub mod no_exit;
 pub mod order;
-pub mod trace_of_writes;
 pub mod unpinned;
 pub mod unpinned_page;
