@@ -12,6 +12,9 @@ use crate::artifacts::Artifacts;
 use crate::bounds;
 use crate::run::Options;
 
+/// All scenarios take about so long on two CPUs.
+const ABOUT_S: u64 = 360;
+
 /// Runs the bench, for these scenarios alone if there are any; whether all
 /// was measured, and is as it has to be.
 pub fn run(
@@ -26,6 +29,7 @@ pub fn run(
     let options = Options {
         topology: topology.to_owned(),
         limit_s: 1800,
+        about_s: scenarios.is_empty().then_some(ABOUT_S),
         ..Options::of(&[&names.join(":")])
     };
     let report = options.report(artifacts, repo)?;

@@ -14,7 +14,10 @@ use crate::run::Options;
 /// Runs the demo; whether its verdict is good. `started` is when the whole
 /// command began, set-up included.
 pub fn run(artifacts: &Artifacts, repo: &Path, started: Instant) -> Result<bool> {
-    let options = Options::of(&["demo"]);
+    let options = Options {
+        about_s: Some(40),
+        ..Options::of(&["demo"])
+    };
     let report = options.report(artifacts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
     let result = complete(result, &options.topology, started.elapsed().as_secs());

@@ -29,6 +29,7 @@ mod paths_chart;
 mod paths_kvm;
 mod paths_report;
 mod progress;
+mod result_port;
 mod root;
 mod run;
 mod shell;

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ use crate::artifacts::{Artifacts, Guest};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
 use crate::progress::{Step, above};
+use crate::result_port::{self, Far};
 use crate::shell;
 use crate::systemd;
 use crate::tools;
@@ -57,6 +58,9 @@ pub struct Options {
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
+    /// Real time that it takes on two CPUs, about, where that is known
+    #[arg(skip)]
+    pub about_s: Option<u64>,
 }
 
 /// A cpufreq driver for the guest.
@@ -109,6 +113,7 @@ impl Options {
             later_us: 0,
             crosvm: None,
             limit_s: 600,
+            about_s: None,
         }
     }
 
@@ -142,8 +147,7 @@ impl Options {
             let board = self.board(artifacts, &topology, &kernel);
             let limit = Duration::from_secs(self.limit_s);
             let step = Step::start(format!("emulated host {}", self.topology));
-            let told = |results| step.note(&self.stage(results));
-            let outcome = board.run(&initrd, dir, limit, told)?;
+            let outcome = board.run(&initrd, dir, limit, self.teller(&step))?;
             step.erase();
             let results = self.results(&outcome)?;
             let before = iter::once(&Duration::ZERO).chain(&outcome.came);
@@ -158,11 +162,48 @@ impl Options {
         })
     }
 
-    /// What is under way after so many results.
-    fn stage(&self, results: usize) -> String {
-        let name = self.scenarios.get(results);
+    /// Shows how far a host is, each time that it has gone on, and about how long it still takes.
+    fn teller(&self, step: &Step) -> impl FnMut(Far) {
+        let started = Instant::now();
+        if let Some(s) = self.about_s {
+            step.expect(Duration::from_secs(s));
+        }
+        let mut last = None;
+        move |far| {
+            if last.as_ref() == Some(&far) {
+                return;
+            }
+            step.note(&self.stage(&far));
+            let share = far.share(self.scenarios.len());
+            // The first part alone has the boot in it.
+            if share > 0.1 || (share > 0.0 && self.about_s.is_none()) {
+                step.expect(started.elapsed().mul_f64((1.0 - share) / share));
+            }
+            last = Some(far);
+        }
+    }
+
+    /// What is under way.
+    fn stage(&self, far: &Far) -> String {
+        let name = self.scenarios.get(far.ended);
         let name = name.map_or("ending", String::as_str);
-        format!("{name}, {results} of {} done", self.scenarios.len())
+        // A bench's has all of its options.
+        let name = match name.split_once(':') {
+            Some(("bench", _)) => "bench",
+            _ => name,
+        };
+        let of = self.scenarios.len();
+        let scenarios = match of {
+            1 => name.to_owned(),
+            _ => format!("{name}, {} of {of} done", far.ended),
+        };
+        match &far.part {
+            Some(part) => format!(
+                "{scenarios}: {} ({} of {} done)",
+                part.what, part.done, part.of
+            ),
+            None => scenarios,
+        }
     }
 
     /// Boots with a shell on this terminal.
@@ -249,9 +290,7 @@ impl Options {
     }
 
     fn results(&self, outcome: &Outcome) -> Result<Vec<Value>> {
-        let results: Vec<Value> = outcome
-            .results
-            .lines()
+        let results: Vec<Value> = result_port::results(&outcome.results)
             .map(|line| {
                 serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))
             })

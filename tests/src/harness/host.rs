@@ -20,7 +20,7 @@ use crate::harness::guest::power_off;
 use crate::harness::{sysfs, uclamp};
 use crate::scenarios::{self, Plan};
 
-/// The second serial port: results, a line of JSON each.
+/// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
 const RESULTS: &str = "/dev/ttyAMA1";
 
 /// The host's init system, where a scenario wants one.
@@ -165,6 +165,13 @@ fn raw_result_port() -> Result<()> {
 fn result_port() -> Result<File> {
     let port = File::options().write(true).read(true).open(RESULTS);
     port.context(RESULTS)
+}
+
+/// Tells the lab which of a scenario's parts begins. It is work of this CPU and an interrupt: none
+/// while something is measured.
+pub fn begins(done: u32, of: u32, what: &str) {
+    // Progress that can't be shown is no reason to stop.
+    let _ = result_port().and_then(|mut port| Ok(writeln!(port, "# {done} {of} {what}")?));
 }
 
 fn report(result: &Value) {

@@ -2,12 +2,15 @@
 //! `vcpufreq bench` on the lab's host, as anyone calls it.
 
 use std::fs;
-use std::process::{self, Command, Output};
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{self, Command, Output, Stdio};
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::{insmod, rmmod};
+use crate::harness::host::begins;
 use crate::harness::leftovers::CGROUPS;
 use crate::harness::sysfs;
 use crate::scenarios::Plan;
@@ -96,7 +99,7 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     // Of the run before.
     let _ = fs::remove_file(OUT);
     let session = Session::enter()?;
-    let output = Command::new("/bin/vcpufreq")
+    let mut output = Command::new("/bin/vcpufreq")
         .args([
             "bench",
             "--kernel",
@@ -117,8 +120,15 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
         .args(["--cgroup-parent", CGROUPS])
         .args(["--out", OUT])
         .args(options)
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .context("starting vcpufreq bench")?;
+    let said = output.stderr.take().context("no stderr")?;
+    let said = thread::spawn(move || without_repeats(said));
+    let mut output = output.wait_with_output()?;
+    let said = said.join().map_err(|_| anyhow!("a thread panicked"))?;
+    output.stderr = said?.into_bytes();
     drop(session);
     rmmod("null_blk")?;
     rmmod("configfs")?;
@@ -128,6 +138,27 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
     Ok((output, report))
+}
+
+/// What the program says but for its progress, which goes to the lab: `vcpufreq: 36 repeats`, and
+/// `vcpufreq: vm: big-ramp, repeat 2 of 5` before each of them.
+fn without_repeats(said: impl Read) -> Result<String> {
+    let mut others = String::new();
+    let (mut done, mut of) = (0, 0);
+    for line in BufReader::new(said).lines() {
+        let line = line?;
+        let text = line.strip_prefix("vcpufreq: ").unwrap_or(&line);
+        if let Some(number) = text.strip_suffix(" repeats") {
+            of += number.parse::<u32>()?;
+        } else if text.contains(", repeat ") {
+            begins(done, of, text);
+            done += 1;
+        } else {
+            others.push_str(&line);
+            others.push('\n');
+        }
+    }
+    Ok(others)
 }
 
 /// What this process starts is in a cgroup with the cpu controller, two levels below
@@ -157,5 +188,21 @@ impl Drop for Session {
         if let Err(error) = left {
             println!("the bench's cgroup stays: {error:#}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: progress is no part of what the program says.
+    use super::*;
+
+    #[test]
+    fn progress_is_left_out() {
+        let said = "vcpufreq: 2 repeats\nvcpufreq: host\nvcpufreq: host: work, repeat 1 of 2\n\
+                    vcpufreq: host: work, repeat 2 of 2\nvcpufreq: work on host failed: x\n";
+        assert_eq!(
+            without_repeats(said.as_bytes()).unwrap(),
+            "vcpufreq: host\nvcpufreq: work on host failed: x\n"
+        );
     }
 }

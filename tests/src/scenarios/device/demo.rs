@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::opps::{Row, sweep};
+use crate::harness::host::begins;
 use crate::harness::sysfs;
 use crate::harness::trace::{Seen, Trace};
 use crate::harness::vm::{Vm, events};
@@ -25,7 +26,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut vm = plan.guest(&setup)?;
     let guest_kernel = vm.ask("read /proc/sys/kernel/osrelease")?;
     let mut rows = Vec::new();
-    for (vcpu, policy) in policies.iter().enumerate() {
+    let parts = u32::try_from(policies.len())? + 2;
+    for ((vcpu, policy), part) in policies.iter().enumerate().zip(0..) {
+        begins(part, parts, &format!("every OPP of CPU {}", policy.cpu()));
         vm.ask(format!("start busy busy {vcpu}"))?;
         rows.extend(sweep(&mut vm, vcpu, policy, Row::exact)?);
         vm.ask("stop busy")?;
@@ -45,7 +48,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
         counted("applied")?,
         counted("refused")?,
     );
+    begins(parts - 2, parts, "a light load with the bridge");
     let with = periodic(plan, &policies, &[])?;
+    begins(parts - 1, parts, "a light load without it");
     let without = periodic(plan, &policies, &["--no-bridge"])?;
     let at = |end: &'static str| move |row: &Value| row["busy_khz_median"] == row[end];
     let held = wrong == 0 && with.iter().all(at("max_khz")) && without.iter().all(at("min_khz"));
