@@ -9,6 +9,7 @@
 mod apt;
 mod artifacts;
 mod bench;
+mod boots;
 mod bootstrap;
 mod bounds;
 mod c_checks;
@@ -46,6 +47,8 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::boots::Set;
+
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
 #[derive(Debug, Parser)]
 #[command(name = "lab", version)]
@@ -70,8 +73,11 @@ enum Command {
         #[arg(long, default_value = "2+2")]
         topology: String,
     },
-    /// Run every test
+    /// Run the tests: the short ones, or with --long the others
     Test {
+        /// What takes longest: floods, kills, the bench's bounds, other kernels and topologies
+        #[arg(long)]
+        long: bool,
         /// The emulated hosts alone, with a pause of so many us before each scenario, as
         /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
@@ -109,7 +115,10 @@ fn dispatch(command: Command) -> Result<bool> {
             scenarios,
             topology,
         } => bench::run(&artifacts, &repo, &topology, &scenarios),
-        Command::Test { later_us } => suite::run(&artifacts, &repo, later_us),
+        Command::Test { long, later_us } => {
+            let set = if long { Set::Long } else { Set::Short };
+            suite::run(&artifacts, &repo, set, later_us)
+        }
         Command::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
         Command::Run(options) => options.run(&artifacts, &repo),
     }
