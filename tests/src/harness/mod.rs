@@ -5,13 +5,11 @@
 pub mod access_cost;
 pub mod console_commands;
 pub mod crosvm;
-pub mod exits;
 pub mod fair_server;
 pub mod frequency;
 pub mod guest;
 pub mod guest_shell;
 pub mod host;
-pub mod instance;
 pub mod kernel_threads;
 pub mod leftovers;
 pub mod load;

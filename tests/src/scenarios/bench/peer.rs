@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::peer_setup::{Vmm, remove_groups};
 use crate::harness::crosvm::PROGRAM as CROSVM;
-use crate::harness::exits::Exits;
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
+use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{Trace, now_us};
 use crate::harness::vm::Vm;
 use crate::scenarios::device::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};

@@ -17,9 +17,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Policy};
-use crate::harness::instance::Instance;
 use crate::harness::load;
 use crate::harness::sys::set_fifo_priority;
+use crate::harness::trace::instance::Instance;
 
 const SET_PERF: u64 = BASE + 4;
 const WRITES: usize = 200;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::harness::exits::Exits;
+use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::{Plan, Policy, ask_for, cur_perf, registers, set_governor};
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::reports;
-use crate::harness::exits::{Exits, SeenExits};
+use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm, events};
 use crate::scenarios::{Plan, Policy, first_cpus, last_of, let_ticks_pass, registers};
 

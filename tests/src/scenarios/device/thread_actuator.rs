@@ -7,8 +7,8 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::harness::instance::Instance;
 use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
+use crate::harness::trace::instance::Instance;
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::rt::guest::scheduling_of;
 use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::cost::Measured;
-use crate::harness::instance::Instance;
+use crate::harness::trace::instance::Instance;
 use crate::scenarios::Policy;
 
 const TRACING: &str = "/sys/kernel/tracing";

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::before_entry::Order;
-use crate::harness::exits::Exits;
+use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::{Plan, Policy, first_cpus, registers, set_governor};
 
@@ -178,7 +178,7 @@ impl Measured {
         self.vm
             .number(format!("stores {vcpu} {set_perf:#x} {COUNTED} {opps}"))?;
         let writes = exits.stop()?.at(set_perf..set_perf + 4);
-        let ends = |seen: crate::harness::exits::Accesses| Ends {
+        let ends = |seen: crate::harness::trace::exits::Accesses| Ends {
             trapped: seen.trapped,
             exited: seen.exited,
         };

@@ -8,7 +8,7 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::harness::exits::{Accesses, Exits, SeenExits};
+use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::device::reports::asked_for;
 use crate::scenarios::{

@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::unpinned::{Moved, TICK_US, like, scaled, to_and_fro};
-use crate::harness::exits::kvm_statistic;
 use crate::harness::sys::drop_bpf_capabilities;
 use crate::harness::trace::Mmio;
+use crate::harness::trace::exits::kvm_statistic;
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::{Plan, Policy, registers};
 

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::guest::allowed;
-use crate::harness::exits::{Exits, SeenExits};
 use crate::harness::kernel_threads::Company;
+use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Seen, Trace, now_us};
 use crate::harness::vm::{Vm, threads};
 use crate::scenarios::device::dips::{

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 use super::guest;
 use super::inventory;
-use crate::harness::exits::Exits;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::guest_shell::{self, COMMAND};
 use crate::harness::kernel_threads::Company;
 use crate::harness::sysfs;
+use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{self, Trace};
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::models::speed::{SPEED_MODEL, energy_uj};

@@ -2,6 +2,9 @@
 //! The host's own trace of its frequencies: what a scenario claims is
 //! checked against it.
 
+pub mod exits;
+pub mod instance;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result};

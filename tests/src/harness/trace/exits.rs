@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::harness::instance::Instance;
 use crate::harness::sysfs;
+use crate::harness::trace::instance::Instance;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
 /// For each CPU: 100,000 writes are 5 MB.
