@@ -8,11 +8,12 @@ use std::io::{BufRead as _, BufReader};
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::harness::sysfs;
 use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::Line;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
 /// For each CPU: 100,000 writes are 5 MB.
@@ -69,7 +70,9 @@ impl Exits {
         self.trace.stop()?;
         let mut counter = Counter::default();
         for line in BufReader::new(self.trace.open()?).lines() {
-            counter.line(&line?)?;
+            if let Some(line) = Line::read(&line?) {
+                counter.line(&line)?;
+            }
         }
         self.trace.remove()?;
         Ok(SeenExits {
@@ -141,30 +144,30 @@ struct Counter {
 }
 
 impl Counter {
-    /// `  vcpu0-99  [000] .....  12.3: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
-    /// `  vcpu0-99  [000] .....  12.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
-    fn line(&mut self, line: &str) -> Result<()> {
-        let wrong = || format!("trace line '{line}'");
-        let thread = || {
-            line.split_whitespace()
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        if let Some((_, access)) = line.split_once(": kvm_mmio: ") {
-            let address = access.split_whitespace().skip_while(|word| *word != "gpa");
-            let address = address.skip(1).find_map(|word| word.strip_prefix("0x"));
-            let address = u64::from_str_radix(address.with_context(wrong)?, 16)?;
-            self.by_address.entry(address).or_default().trapped += 1;
-            *self.by_thread.entry((thread(), address)).or_default() += 1;
-            self.last.insert(thread(), address);
-        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_MMIO ") {
-            let address = self.last.get(&thread()).with_context(wrong)?;
-            self.by_address.entry(*address).or_default().exited += 1;
-        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_HYPERCALL ") {
-            self.calls_exited += 1;
-        } else if line.contains(": kvm_userspace_exit: ") && line.contains("KVM_EXIT_INTR ") {
-            *self.interrupted.entry(thread()).or_default() += 1;
+    /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
+    /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
+    fn line(&mut self, line: &Line) -> Result<()> {
+        let thread = line.thread;
+        let reason = line.tail.split_whitespace().nth(1);
+        match (line.event, reason) {
+            ("kvm_mmio", _) => {
+                let address = line.hex("gpa")?;
+                self.by_address.entry(address).or_default().trapped += 1;
+                *self
+                    .by_thread
+                    .entry((thread.to_owned(), address))
+                    .or_default() += 1;
+                self.last.insert(thread.to_owned(), address);
+            }
+            ("kvm_userspace_exit", Some("KVM_EXIT_MMIO")) => {
+                let address = line.known(self.last.get(thread))?;
+                self.by_address.entry(*address).or_default().exited += 1;
+            }
+            ("kvm_userspace_exit", Some("KVM_EXIT_HYPERCALL")) => self.calls_exited += 1,
+            ("kvm_userspace_exit", Some("KVM_EXIT_INTR")) => {
+                *self.interrupted.entry(thread.to_owned()).or_default() += 1;
+            }
+            _ => (),
         }
         Ok(())
     }
@@ -198,7 +201,9 @@ mod tests {
             " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
             " vcpu0-9 [000] ..... 1.5: kvm_userspace_exit: reason KVM_EXIT_HYPERCALL (3)",
         ] {
-            counter.line(line).unwrap();
+            if let Some(line) = Line::read(line) {
+                counter.line(&line).unwrap();
+            }
         }
         let seen = SeenExits {
             by_address: counter.by_address,

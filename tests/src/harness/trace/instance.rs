@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use crate::harness::sysfs;
 use crate::harness::trace::lost;
 
-const INSTANCES: &str = "/sys/kernel/tracing/instances";
+/// Where all instances are.
+pub const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 /// The instance; removing it switches its events off. Dropping it does so too, where
 /// something else has failed.

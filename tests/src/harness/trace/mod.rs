@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The host's own trace of its frequencies: what a scenario claims is
-//! checked against it.
+//! The host's own trace: what a scenario claims is checked against it.
 
 pub mod exits;
 pub mod instance;
+pub mod line;
 
 use std::time::Duration;
 
@@ -12,8 +12,10 @@ use nix::sys::time::TimeSpec;
 
 use crate::harness::crosvm::vcpu_name;
 use crate::harness::sysfs;
+use line::{Line, events};
 
-const TRACING: &str = "/sys/kernel/tracing";
+/// Where the kernel has it.
+pub const TRACING: &str = "/sys/kernel/tracing";
 
 /// A frequency change of a pCPU, from the tracepoint `power:cpu_frequency`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,29 +106,35 @@ pub struct Seen {
 impl Seen {
     /// From the trace's text.
     fn read(text: &str) -> Result<Self> {
-        let named = |name: &'static str| text.lines().filter(move |line| line.contains(name));
-        Ok(Self {
-            frequencies: named(": cpu_frequency: ")
-                .map(parse)
-                .collect::<Result<_>>()?,
-            switches: named(": sched_switch: ")
-                .map(parse_switch)
-                .collect::<Result<_>>()?,
-            reads: named(": kvm_mmio: mmio read ")
-                .map(parse_mmio)
-                .collect::<Result<_>>()?,
-            writes: named(": kvm_mmio: mmio write ")
-                .map(parse_mmio)
-                .collect::<Result<_>>()?,
-            idles: named(": cpu_idle: ")
-                .filter(|line| !line.contains(LEAVES_IDLE))
-                .map(parse_idle)
-                .collect::<Result<_>>()?,
-            ticks: named(TICK).map(parse_tick).collect::<Result<_>>()?,
-            wakings: named(": sched_waking: ")
-                .map(parse_waking)
-                .collect::<Result<_>>()?,
-        })
+        let mut seen = Self::default();
+        for line in events(text) {
+            seen.add(&line)?;
+        }
+        Ok(seen)
+    }
+
+    fn add(&mut self, line: &Line) -> Result<()> {
+        let Line { time_us, cpu, .. } = *line;
+        match line.event {
+            "cpu_frequency" => self.frequencies.push(FrequencyEvent {
+                time_us,
+                cpu: line.number("cpu_id")?,
+                khz: line.number("state")?,
+            }),
+            "sched_switch" => self.switches.push(switch(line)?),
+            "kvm_mmio" if line.tail.starts_with("mmio read ") => self.reads.push(mmio(line)?),
+            "kvm_mmio" if line.tail.starts_with("mmio write ") => self.writes.push(mmio(line)?),
+            "cpu_idle" if line.number("state")? != LEAVES_IDLE => self.idles.push(Idle {
+                time_us,
+                cpu: line.number("cpu_id")?,
+            }),
+            "hrtimer_expire_entry" if line.tail.contains(TICK) => {
+                self.ticks.push(Tick { time_us, cpu });
+            }
+            "sched_waking" => self.wakings.push(waking(line)?),
+            _ => (),
+        }
+        Ok(())
     }
 
     /// When a thread ran.
@@ -197,7 +205,7 @@ pub struct Trace(());
 const BUFFER_KIB: &str = "4096";
 
 /// `PWR_EVENT_EXIT` in place of a state.
-const LEAVES_IDLE: &str = ": cpu_idle: state=4294967295 ";
+const LEAVES_IDLE: u32 = u32::MAX;
 
 /// `tick_nohz_handler()` of kernel/time/tick-sched.c.
 const TICK: &str = " function=tick_nohz_handler ";
@@ -242,7 +250,7 @@ impl Trace {
             sysfs::write(own("buffer_size_kb"), BUFFER_KIB)?;
             sysfs::write(own("trace_clock"), "mono")?;
         }
-        sysfs::write(own("tracing_on"), 0)?;
+        off()?;
         sysfs::write(own("trace"), "")?;
         for event in EVENTS.iter().chain(more) {
             if sysfs::text(own(event))?.trim() != "1" {
@@ -255,10 +263,15 @@ impl Trace {
 
     /// What was seen since the start.
     pub fn stop(self) -> Result<Seen> {
-        sysfs::write(format!("{TRACING}/tracing_on"), 0)?;
+        off()?;
         let text = sysfs::text(format!("{TRACING}/trace"))?;
         Seen::read(&text)
     }
+}
+
+/// Records no more, as the lab's own looks leave it.
+pub fn off() -> Result<()> {
+    sysfs::write(format!("{TRACING}/tracing_on"), 0)
 }
 
 /// How many events of a pCPU are no longer in the trace that was stopped, because newer ones took
@@ -285,115 +298,40 @@ pub fn now_us() -> u64 {
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// `  vcpu0-99  [000] d.h2.  12.345678: cpu_frequency: state=1800000 cpu_id=0`
-fn parse(line: &str) -> Result<FrequencyEvent> {
-    let (time_us, cpu, khz) = parse_power(line, "cpu_frequency")?;
-    Ok(FrequencyEvent { time_us, cpu, khz })
-}
-
-/// `  <idle>-0  [002] d..1.  12.345678: cpu_idle: state=0 cpu_id=2`
-fn parse_idle(line: &str) -> Result<Idle> {
-    let (time_us, cpu, _) = parse_power(line, "cpu_idle")?;
-    Ok(Idle { time_us, cpu })
-}
-
-/// `  vcpu0-99  [000] d.h1.  12.345678: hrtimer_expire_entry: hrtimer=0000000052
-/// function=tick_nohz_handler now=12345670000`
-fn parse_tick(line: &str) -> Result<Tick> {
-    let wrong = || format!("trace line '{line}'");
-    let (head, _) = line
-        .split_once(": hrtimer_expire_entry: ")
-        .with_context(wrong)?;
-    Ok(Tick {
-        time_us: time_us(head)?,
-        cpu: cpu_of(head).with_context(wrong)?,
-    })
-}
-
-/// `  lab-agent-1  [003] d.h3.  12.345678: sched_waking: comm=requests pid=99 prio=120
-/// target_cpu=000`
-fn parse_waking(line: &str) -> Result<Waking> {
-    let wrong = || format!("trace line '{line}'");
-    let (head, tail) = line.split_once(": sched_waking: ").with_context(wrong)?;
-    let (name, _) = tail.rsplit_once(" pid=").with_context(wrong)?;
+/// `comm=requests pid=99 prio=120 target_cpu=000`
+fn waking(line: &Line) -> Result<Waking> {
+    let name = line.tail.rsplit_once(" pid=").map(|(name, _)| name);
+    let name = name.and_then(|name| name.strip_prefix("comm="));
     Ok(Waking {
-        cpu: cpu_of(head).with_context(wrong)?,
-        thread: name.strip_prefix("comm=").with_context(wrong)?.to_owned(),
+        cpu: line.cpu,
+        thread: line.known(name)?.to_owned(),
     })
 }
 
-/// Time, pCPU and state.
-fn parse_power(line: &str, event: &str) -> Result<(u64, u32, u32)> {
-    let wrong = || format!("trace line '{line}'");
-    let (head, tail) = line
-        .split_once(&format!(": {event}: "))
-        .with_context(wrong)?;
-    let value = |name: &str| -> Result<u32> {
-        let mut words = tail.split_whitespace();
-        let value = words.find_map(|word| word.strip_prefix(name));
-        Ok(value.with_context(wrong)?.parse()?)
-    };
-    Ok((time_us(head)?, value("cpu_id=")?, value("state=")?))
-}
-
-/// `  vcpu0-99  [000] d..2.  12.345678: sched_switch: prev_comm=a b prev_pid=1
-/// prev_prio=120 prev_state=S ==> next_comm=c next_pid=2 next_prio=120`
-fn parse_switch(line: &str) -> Result<Switch> {
-    let wrong = || format!("trace line '{line}'");
-    let (head, tail) = line.split_once(": sched_switch: ").with_context(wrong)?;
-    let cpu = cpu_of(head).with_context(wrong)?;
+/// `prev_comm=a b prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=c next_pid=2 next_prio=120`
+fn switch(line: &Line) -> Result<Switch> {
     let thread = |which: &str| -> Result<(String, i32)> {
-        let (_, rest) = tail
-            .split_once(&format!("{which}_comm="))
-            .with_context(wrong)?;
-        let (name, rest) = rest
-            .split_once(&format!(" {which}_pid="))
-            .with_context(wrong)?;
-        let pid = rest.split(' ').next().with_context(wrong)?.parse()?;
-        Ok((name.to_owned(), pid))
+        let (_, rest) = line.known(line.tail.split_once(&format!("{which}_comm=")))?;
+        let (name, rest) = line.known(rest.split_once(&format!(" {which}_pid=")))?;
+        let tid = rest.split(' ').next().and_then(|tid| tid.parse().ok());
+        Ok((name.to_owned(), line.known(tid)?))
     };
     Ok(Switch {
-        time_us: time_us(head)?,
-        cpu,
+        time_us: line.time_us,
+        cpu: line.cpu,
         prev: thread("prev")?,
         next: thread("next")?,
     })
 }
 
-/// `  vcpu0-99  [000] ....1  12.345678: kvm_mmio: mmio read len 4 gpa 0xa000000
-/// val 0x1b7740`
-fn parse_mmio(line: &str) -> Result<Mmio> {
-    let wrong = || format!("trace line '{line}'");
-    let (head, tail) = line.split_once(": kvm_mmio: ").with_context(wrong)?;
-    let value = |name: &str| -> Result<u64> {
-        let mut words = tail.split_whitespace().skip_while(|word| *word != name);
-        let digits = words.nth(1).and_then(|word| word.strip_prefix("0x"));
-        Ok(u64::from_str_radix(digits.with_context(wrong)?, 16)?)
-    };
+/// `mmio read len 4 gpa 0xa000000 val 0x1b7740`
+fn mmio(line: &Line) -> Result<Mmio> {
     Ok(Mmio {
-        time_us: time_us(head)?,
-        cpu: cpu_of(head).with_context(wrong)?,
-        address: value("gpa")?,
-        value: value("val")?,
+        time_us: line.time_us,
+        cpu: line.cpu,
+        address: line.hex("gpa")?,
+        value: line.hex("val")?,
     })
-}
-
-/// The pCPU in a line's head. A name can hold brackets too: it is in the last ones.
-fn cpu_of(head: &str) -> Option<u32> {
-    let (_, cpu) = head.rsplit_once('[')?;
-    cpu.split(']').next()?.parse().ok()
-}
-
-/// The time stamp that ends a line's head, in µs.
-fn time_us(head: &str) -> Result<u64> {
-    let stamp = head
-        .split_whitespace()
-        .last()
-        .context("a trace line without a time")?;
-    let (seconds, micros) = stamp
-        .split_once('.')
-        .with_context(|| format!("time '{stamp}'"))?;
-    Ok(seconds.parse::<u64>()? * 1_000_000 + micros.parse::<u64>()?)
 }
 
 #[cfg(test)]
@@ -403,25 +341,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_trace() {
-        let line = "           vcpu0-99      [000] d.h2.    12.345678: cpu_frequency: state=1800000 cpu_id=3";
+    fn a_frequency_of_the_trace() {
+        let text = "  vcpu0-99 [000] d.h2. 12.345678: cpu_frequency: state=1800000 cpu_id=3";
         let event = FrequencyEvent {
             time_us: 12_345_678,
             cpu: 3,
             khz: 1_800_000,
         };
-        assert_eq!(parse(line).unwrap(), event);
+        assert_eq!(Seen::read(text).unwrap().frequencies, [event]);
     }
 
     #[test]
     fn a_waking_of_the_trace() {
-        let line = " lab-agent-1 [003] d.h3. 1.000002: sched_waking: comm=requests pid=99 prio=120 \
+        let text = " init-1 [003] d.h3. 1.000002: sched_waking: comm=requests pid=99 prio=120 \
                     target_cpu=000";
         let waking = Waking {
             cpu: 3,
             thread: "requests".to_owned(),
         };
-        assert_eq!(parse_waking(line).unwrap(), waking);
+        assert_eq!(Seen::read(text).unwrap().wakings, [waking]);
     }
 
     #[test]
@@ -431,7 +369,7 @@ mod tests {
         assert_eq!(lost("entries: 9"), None);
     }
 
-    fn switch(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {
+    fn switched(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {
         let thread = |name: &str| (name.to_owned(), 1);
         Switch {
             time_us,
@@ -443,24 +381,24 @@ mod tests {
 
     #[test]
     fn a_switch_of_the_trace() {
-        let line = " kworker/0:1-11 [002] d..2.  1.000002: sched_switch: prev_comm=kworker/0:1 prev_pid=1 \
+        let text = " kworker/0:1-11 [002] d..2.  1.000002: sched_switch: prev_comm=kworker/0:1 prev_pid=1 \
                     prev_prio=120 prev_state=I ==> next_comm=vcpu0 next_pid=1 next_prio=120";
         assert_eq!(
-            parse_switch(line).unwrap(),
-            switch(2, 1_000_002, "kworker/0:1", "vcpu0")
+            Seen::read(text).unwrap().switches,
+            [switched(2, 1_000_002, "kworker/0:1", "vcpu0")]
         );
     }
 
     #[test]
     fn a_read_of_the_trace() {
-        let line = "   vcpu0-99  [002] ....1  1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
+        let text = "   vcpu0-99  [002] ....1  1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
         let read = Mmio {
             time_us: 1_000_002,
             cpu: 2,
             address: 0xa00_1000,
             value: 1_800_000,
         };
-        assert_eq!(parse_mmio(line).unwrap(), read);
+        assert_eq!(Seen::read(text).unwrap().reads, [read]);
     }
 
     #[test]
@@ -490,8 +428,8 @@ mod tests {
     #[test]
     fn a_thread_runs_since_it_was_switched_to() {
         let mut switches = vec![
-            switch(0, 10, "swapper/0", "vcpu0"),
-            switch(0, 20, "vcpu0", "init"),
+            switched(0, 10, "swapper/0", "vcpu0"),
+            switched(0, 20, "vcpu0", "init"),
         ];
         switches[0].prev.1 = 0;
         switches[1].next.1 = 2;
@@ -507,10 +445,10 @@ mod tests {
     #[test]
     fn others_are_counted_within_the_span() {
         let switches = vec![
-            switch(0, 10, "init", "vcpu0"),
-            switch(1, 15, "swapper/1", "init"),
-            switch(0, 20, "vcpu0", "kworker/0:1"),
-            switch(0, 26, "kworker/0:1", "vcpu0"),
+            switched(0, 10, "init", "vcpu0"),
+            switched(1, 15, "swapper/1", "init"),
+            switched(0, 20, "vcpu0", "kworker/0:1"),
+            switched(0, 26, "kworker/0:1", "vcpu0"),
         ];
         let seen = Seen {
             switches,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
 use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::{Line, events};
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::rt::guest::scheduling_of;
 use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};
@@ -86,7 +87,6 @@ fn sweep(
 
 /// The thread's calls of sched_setattr in a trace.
 fn calls_of(tid: i32, trace: &str) -> usize {
-    let pid = format!("-{tid} ");
-    let own = |line: &&str| line.contains("sched_setattr(") && line.contains(&pid);
-    trace.lines().filter(own).count()
+    let own = |line: &Line| line.event == "sys_sched_setattr" && line.tid() == Some(tid);
+    events(trace).filter(own).count()
 }

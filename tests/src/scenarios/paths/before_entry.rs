@@ -12,10 +12,11 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::cost::Measured;
+use crate::harness::trace::TRACING;
 use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::{Line, events};
 use crate::scenarios::Policy;
 
-const TRACING: &str = "/sys/kernel/tracing";
 /// When the function returns, and what it was given.
 const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
 const EVENTS: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_entry", "lab/clamp"];
@@ -51,8 +52,8 @@ impl Order {
         let trace = watch.stop()?;
         wrote?;
         let mut order = Self::default();
-        for line in trace.lines() {
-            order.line(line, &thread, set_perf, policy)?;
+        for line in events(&trace) {
+            order.line(&line, &thread, set_perf, policy)?;
         }
         Ok(order)
     }
@@ -74,35 +75,35 @@ impl Order {
         })
     }
 
-    /// ` vcpu1-99 [002] .... 1.0: kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x1b7740`,
-    /// ` vcpu1-99 [002] .... 1.0: kvm_entry: PC: 0x...`, and by any thread
+    /// Of the vCPU's thread `kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x1b7740` and
+    /// `kvm_entry: PC: 0x...`, and by any thread
     /// `clamp: (cgroup_file_write+0x8/0x1 <- cpu_uclamp_min_write) text="45.0" written=4`
-    fn line(&mut self, line: &str, thread: &str, set_perf: u64, policy: &Policy) -> Result<()> {
-        let wrong = || format!("trace line '{line}'");
-        let own = line.trim_start().starts_with(&format!("{thread} "));
-        if let Some((_, clamp)) = line.split_once(": clamp: ") {
-            let text = clamp.split('"').nth(1).with_context(wrong)?;
-            let hundredths = hundredths(text).with_context(wrong)?;
-            let set = !clamp.contains("written=-");
-            match self
-                .pending
-                .take_if(|(asked, _)| *asked == hundredths && set)
-            {
-                Some((_, false)) => self.before += 1,
-                Some((_, true)) => self.after += 1,
-                None => self.strange += 1,
+    fn line(&mut self, line: &Line, thread: &str, set_perf: u64, policy: &Policy) -> Result<()> {
+        let own = line.thread == thread;
+        let is_write = line.tail.starts_with("mmio write len 4 ");
+        match line.event {
+            "clamp" => {
+                let text = line.tail.split('"').nth(1);
+                let hundredths = line.known(text.and_then(hundredths))?;
+                let set = !line.tail.contains("written=-");
+                let asked = |(asked, _): &mut (u32, bool)| *asked == hundredths && set;
+                match self.pending.take_if(asked) {
+                    Some((_, false)) => self.before += 1,
+                    Some((_, true)) => self.after += 1,
+                    None => self.strange += 1,
+                }
             }
-        } else if own && line.contains(&format!(": kvm_mmio: mmio write len 4 gpa {set_perf:#x} "))
-        {
-            let khz = line.rsplit("val 0x").next().with_context(wrong)?;
-            let util = policy.util(u32::from_str_radix(khz.trim(), 16).with_context(wrong)?);
-            self.writes += 1;
-            self.pending = Some(((util * 10_000 + 512) / 1024, false));
-        } else if own
-            && line.contains(": kvm_entry: ")
-            && let Some((_, entered)) = &mut self.pending
-        {
-            *entered = true;
+            "kvm_mmio" if own && is_write && line.hex("gpa")? == set_perf => {
+                let util = policy.util(u32::try_from(line.hex("val")?)?);
+                self.writes += 1;
+                self.pending = Some(((util * 10_000 + 512) / 1024, false));
+            }
+            "kvm_entry" if own => {
+                if let Some((_, entered)) = &mut self.pending {
+                    *entered = true;
+                }
+            }
+            _ => (),
         }
         Ok(())
     }
@@ -199,7 +200,8 @@ mod tests {
         };
         let mut order = Order::default();
         for line in lines {
-            order.line(line, "vcpu1-9", 0xa00_1004, &policy).unwrap();
+            let line = Line::read(line).unwrap();
+            order.line(&line, "vcpu1-9", 0xa00_1004, &policy).unwrap();
         }
         order
     }

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::sysfs;
-use crate::harness::trace::{Switch, Trace};
+use crate::harness::trace::{Switch, TRACING, Trace};
 use crate::harness::vm::{Setup, Vm, events};
 use crate::scenarios::{Plan, Policy, registers};
 
@@ -36,7 +36,6 @@ const MOST_WRITES: usize = 5 * WRITES;
 /// With 5 ms between them the worker, which is charged with the emulator's turns, came to its
 /// bound on its own time, a twentieth, and paused: then 79 to 100 had it, by the build.
 const IN_FORCE: usize = 90;
-const EVENTS: &str = "/sys/kernel/tracing/events";
 const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
 
 /// What the vCPU does between its writes.
@@ -86,12 +85,12 @@ impl Changed {
 
     /// Has the host trace no more than is asked: it takes the worker's CPU time too.
     fn filters(&mut self, pcpu: u32) -> Result<()> {
-        let idle = format!("{EVENTS}/power/cpu_idle");
+        let idle = format!("{TRACING}/events/power/cpu_idle");
         // Switched on by the trace, for this scenario alone.
         self.set(format!("{idle}/enable"), "0", "0")?;
         self.set(format!("{idle}/filter"), &format!("cpu_id == {pcpu}"), "0")?;
         let switches = "prev_comm == \"vcpu0\" || next_comm == \"requests\"";
-        let filter = |event: &str| format!("{EVENTS}/{event}/filter");
+        let filter = |event: &str| format!("{TRACING}/events/{event}/filter");
         self.set(filter("sched/sched_switch"), switches, "0")?;
         self.set(filter("power/cpu_frequency"), "cpu_id > 1000", "0")
     }

@@ -20,6 +20,7 @@ use super::order;
 use super::pages;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::sysfs;
+use crate::harness::trace;
 use crate::harness::vm::{self, Setup, Vm};
 use crate::scenarios::device::dips::CHANGES;
 use crate::scenarios::{Plan, Policy, ask_for, let_load_decay, set_governor};
@@ -55,8 +56,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     // shows on the other, which is the SCHED_RR vCPU's, and by `kernel` the SCHED_FIFO one's.
     let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, shared)];
     let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
-    // As the lab's own looks leave it.
-    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    trace::off()?;
     let before = inventory::everything()?;
     let interleaved = order::run((little, cpu))?;
     rt(&["apply", "--guest", &format!("plc={beside},{cpu}")], 0)?;

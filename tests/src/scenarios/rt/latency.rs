@@ -49,7 +49,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         rt.cpus == [cpu] && !others.is_empty(),
         "CPU {cpu} shares its policy; use the topology 4+3+1"
     );
-    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    trace::off()?;
     let before = inventory::everything()?;
     guest::rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
     let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
@@ -115,7 +115,7 @@ fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
     Trace::start()?;
     sleep(PATCHED);
     let latency = idle_latency(vm)?;
-    sysfs::write("/sys/kernel/tracing/tracing_on", 0)?;
+    trace::off()?;
     exits.stop()?;
     sysfs::write(&governor, "schedutil")?;
     Ok(latency)
@@ -258,7 +258,7 @@ fn left_behind() -> Result<Vec<String>> {
             left.push(line.replace('\0', " "));
         }
     }
-    let traces = fs::read_dir("/sys/kernel/tracing/instances")?.flatten();
+    let traces = fs::read_dir(trace::instance::INSTANCES)?.flatten();
     let traces = traces.map(|entry| entry.file_name().to_string_lossy().into_owned());
     left.extend(traces.filter(|name| name.starts_with("vcpufreq")));
     Ok(left)
