@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo bench test bench-paths lab-shell lab-setup
+.PHONY: demo bench test test-long bench-paths lab-shell lab-setup
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -11,8 +11,11 @@ demo: ## the whole loop on an emulated Arm host, as a table
 bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
 	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
 
-test: ## every test
+test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test
+
+test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies
+	@$(LAB) test --long
 
 bench-paths: ## what an access costs by each path: table, chart, out/paths.json
 	@$(LAB) bench-paths

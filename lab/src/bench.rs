@@ -8,22 +8,31 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::artifacts::Artifacts;
 use crate::bounds;
-use crate::parts::Parts;
 use crate::run::Options;
+
+/// All scenarios take about so long on two CPUs.
+const ABOUT_S: u64 = 360;
 
 /// Runs the bench, for these scenarios alone if there are any; whether all
 /// was measured, and is as it has to be.
-pub fn run(parts: &Parts, repo: &Path, topology: &str, scenarios: &[String]) -> Result<bool> {
+pub fn run(
+    artifacts: &Artifacts,
+    repo: &Path,
+    topology: &str,
+    scenarios: &[String],
+) -> Result<bool> {
     let names: Vec<&str> = std::iter::once("bench")
         .chain(scenarios.iter().map(String::as_str))
         .collect();
     let options = Options {
         topology: topology.to_owned(),
         limit_s: 1800,
+        about_s: scenarios.is_empty().then_some(ABOUT_S),
         ..Options::of(&[&names.join(":")])
     };
-    let report = options.report(parts, repo)?;
+    let report = options.report(artifacts, repo)?;
     let mut result = report.results.into_iter().next().context("no result")?;
     let mut json = result["report"].take();
     let said = result["said"].as_str().unwrap_or_default();

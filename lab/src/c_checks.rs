@@ -10,10 +10,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::kept::{Check, Place};
+use crate::artifacts::Artifacts;
+use crate::check_cache::{Check, Place};
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
-use crate::parts::Parts;
 use crate::verdict::{Tried, Verdict};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
@@ -75,27 +75,27 @@ const DKMS_SCRIPT: &str = r#"
 "#;
 
 /// Every test of the C code.
-pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
-    let checkpatch = kernel_source::unpacked(&parts.cache, &parts.root)?;
+pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+    let checkpatch = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
     let checkpatch = format!(
         "CHECKPATCH={}/scripts/checkpatch.pl",
-        parts.root.inside(&checkpatch)?
+        artifacts.root.inside(&checkpatch)?
     );
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt] {
-        let release = Kernel::find(&parts.root, flavor)?.release;
+        let release = Kernel::find(&artifacts.root, flavor)?.release;
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
-            tried.push(check.tried(name, parts, repo));
+            tried.push(check.tried(name, artifacts, repo));
         }
         for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
             let check = dkms(source, &release);
             let name = format!("{}: make dist, DKMS, {release}", source.name);
-            tried.push(check.tried(name, parts, repo));
+            tried.push(check.tried(name, artifacts, repo));
         }
     }
-    tried.push(bpf(&checkpatch).tried("host-bpf: sparse, checkpatch".to_owned(), parts, repo));
+    tried.push(bpf(&checkpatch).tried("host-bpf: sparse, checkpatch".to_owned(), artifacts, repo));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -106,19 +106,19 @@ pub fn all(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
             place: Place::Copy,
         };
         let name = format!("abi: the header is C for {machine}");
-        tried.push(check.tried(name, parts, repo));
+        tried.push(check.tried(name, artifacts, repo));
     }
-    tried.extend(driver_tests(parts, repo)?);
+    tried.extend(driver_tests(artifacts, repo)?);
     Ok(tried)
 }
 
 /// The guest driver on an emulated guest, with memory or a module as host.
-fn driver_tests(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
-    let release = Kernel::find(&parts.root, Flavor::Standard)?.release;
+fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+    let release = Kernel::find(&artifacts.root, Flavor::Standard)?.release;
     let kernel = format!("KERNEL=/boot/vmlinuz-{release}");
     // In memory, and gone with the command.
     let check = make("test", GUEST_DRIVER, &release, &[&kernel, "MO=/tmp/out"]);
-    let result = check.carry_out(parts, repo);
+    let result = check.carry_out(artifacts, repo);
     let (text, passed) = match &result {
         Ok(held) => (held.text.clone(), held.verdict()),
         Err(error) => (format!("{error:#}"), Verdict::Passed),

@@ -7,31 +7,31 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use crate::artifacts::Artifacts;
 use crate::c_checks;
 use crate::cache::Cache;
+use crate::child_output::{self, CARGO_BAR, output};
 use crate::cross;
 use crate::kernel_source;
 use crate::namespace::{self, Users};
-use crate::parts::Parts;
 use crate::progress::{Step, above};
 use crate::verdict::{Tried, Verdict, tell};
-use crate::watch::{self, CARGO_BAR, output};
 
 /// All features but those of the BPF loader, which need C libraries that a
 /// plain machine hasn't; it is compiled for the emulated host.
 const FEATURES: &str = "vcpufreq-device/kvm";
 
 /// Formatting, lints, dependencies, C checks.
-pub fn sources(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
+pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut format = cargo();
     format.args(["fmt", "--all", "--check"]).current_dir(repo);
     let (held, text) = output(&mut format)?;
     let mut tried = vec![Tried::new("rustfmt", held, || text)];
     tried.push(clippy(repo)?);
-    let for_arm = cross::lints(&parts.cache, &parts.root, repo)?;
-    tried.push(for_arm.tried("clippy for arm64, with BPF".to_owned(), parts, repo));
-    tried.extend(dependencies(&parts.cache, repo)?);
-    tried.extend(c_checks::all(parts, repo)?);
+    let for_arm = cross::lints(&artifacts.cache, &artifacts.root, repo)?;
+    tried.push(for_arm.tried("clippy for arm64, with BPF".to_owned(), artifacts, repo));
+    tried.extend(dependencies(&artifacts.cache, repo)?);
+    tried.extend(c_checks::all(artifacts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }
@@ -45,7 +45,7 @@ fn clippy(repo: &Path) -> Result<Tried> {
         .args(["--features", FEATURES, "--", "-D", "warnings"])
         .envs(CARGO_BAR)
         .current_dir(repo);
-    let (held, text) = watch::cargo(&mut clippy, &step)?;
+    let (held, text) = child_output::cargo(&mut clippy, &step)?;
     step.done();
     Ok(Tried::new("clippy", held, || text))
 }
@@ -94,7 +94,7 @@ fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
             .args(["cargo-deny", "--root"])
             .arg(to)
             .envs(CARGO_BAR);
-        let (installed, text) = watch::cargo(&mut install, &step)?;
+        let (installed, text) = child_output::cargo(&mut install, &step)?;
         ensure!(
             installed,
             "cannot install cargo-deny (is the network up?): {text}"
@@ -110,7 +110,7 @@ fn cargo() -> Command {
 }
 
 /// The crates' own tests. A test that says `SKIP: reason` is a skipped one.
-pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
+pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = cargo();
     test.args([
@@ -124,13 +124,13 @@ pub fn crates(parts: &Parts, repo: &Path) -> Result<Vec<Tried>> {
     .args(["--", "--show-output"])
     .current_dir(repo)
     // The device tree's tests compile and check it with these.
-    .env("VCPUFREQ_LAB_ROOT", parts.root.dir())
+    .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())
     .env(
         "VCPUFREQ_BINDINGS",
-        kernel_source::bindings(&parts.cache, &parts.root)?,
+        kernel_source::bindings(&artifacts.cache, &artifacts.root)?,
     )
     .envs(CARGO_BAR);
-    let (held, text) = watch::cargo(&mut test, &step)?;
+    let (held, text) = child_output::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);
     let failed = tried

@@ -8,11 +8,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, key};
-use crate::kept::{Check, Place};
+use crate::check_cache::{Check, Place};
+use crate::child_output::{self, CARGO_BAR};
 use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
 use crate::root::Root;
-use crate::watch::{self, CARGO_BAR};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -21,11 +21,11 @@ const PROGRAMS: &[&str] = &[
     "-p",
     "vcpufreq",
     "-p",
-    "vcpufreq-lab-agent",
+    "vcpufreq-tests",
     "-p",
     "vcpufreq-load",
     "--features",
-    "vcpufreq/bpf,vcpufreq-lab-agent/bpf",
+    "vcpufreq/bpf,vcpufreq-tests/bpf",
 ];
 
 /// What clippy looks at: all that is compiled for arm64, and its tests.
@@ -35,7 +35,7 @@ const LINTED: &[&str] = &[
     "vcpufreq-lab",
     "--all-targets",
     "--features",
-    "vcpufreq/bpf,vcpufreq-lab-agent/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm",
+    "vcpufreq/bpf,vcpufreq-tests/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "clippy-arm64",
@@ -46,9 +46,9 @@ const SOURCE: ModuleSource = ModuleSource {
         "abi",
         "dt",
         "host-bpf",
-        "lab/agent",
         "load",
         "rt",
+        "tests",
         "vmm",
         "vmm-device",
     ],
@@ -66,7 +66,7 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         .args([CARGO, "build", "--release", "--locked", "--offline"])
         .args(["--target", TARGET])
         .args(PROGRAMS);
-    let (built, text) = watch::cargo(&mut command, &step)?;
+    let (built, text) = child_output::cargo(&mut command, &step)?;
     if !built {
         above(|| eprint!("{text}"));
         bail!("building the programs for arm64 failed; its output is above");

@@ -8,14 +8,17 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::parts::Parts;
+use crate::artifacts::Artifacts;
 use crate::run::Options;
 
 /// Runs the demo; whether its verdict is good. `started` is when the whole
 /// command began, set-up included.
-pub fn run(parts: &Parts, repo: &Path, started: Instant) -> Result<bool> {
-    let options = Options::of(&["demo"]);
-    let report = options.report(parts, repo)?;
+pub fn run(artifacts: &Artifacts, repo: &Path, started: Instant) -> Result<bool> {
+    let options = Options {
+        about_s: Some(40),
+        ..Options::of(&["demo"])
+    };
+    let report = options.report(artifacts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
     let result = complete(result, &options.topology, started.elapsed().as_secs());
     let out = repo.join("out");

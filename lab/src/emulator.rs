@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::{Cache, key};
 use crate::kernel::Kernel;
+use crate::result_port::Far;
 use crate::root::Root;
 use crate::topology::Topology;
 
@@ -48,9 +49,9 @@ pub struct Board<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The lines that the host wrote to its result port.
+    /// What the host wrote to its result port.
     pub results: String,
-    /// When each of them came, in real time from the start.
+    /// When each result came, in real time from the start.
     pub came: Vec<Duration>,
     /// The host's console.
     pub console: PathBuf,
@@ -62,14 +63,14 @@ impl Board<'_> {
     /// Boots, waits for the host to power itself off, and gives its results.
     ///
     /// `dir` is a folder in the cache for the run's files; `told` learns how
-    /// many results there are. The emulator has ended when this returns,
+    /// far it is, once a second. The emulator has ended when this returns,
     /// whatever happened.
     pub fn run(
         &self,
         initrd: &Path,
         dir: &Path,
         limit: Duration,
-        told: impl Fn(usize),
+        mut told: impl FnMut(Far),
     ) -> Result<Outcome> {
         let results = dir.join("results");
         let console = dir.join("console.log");
@@ -94,9 +95,9 @@ impl Board<'_> {
             .context("cannot start the emulator")?;
         let mut came = Vec::new();
         let look = || {
-            let lines = lines(&results);
-            came.resize(lines, started.elapsed());
-            told(lines);
+            let far = Far::read(&text(&results));
+            came.resize(far.ended, started.elapsed());
+            told(far);
         };
         let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;
@@ -104,7 +105,7 @@ impl Board<'_> {
             let log = fs::read_to_string(dir.join("emulator.log")).unwrap_or_default();
             bail!("the emulator failed ({status}): {}", log.trim());
         }
-        let results = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
+        let results = text(&results);
         Ok(Outcome {
             results,
             came,
@@ -216,10 +217,10 @@ impl Board<'_> {
     }
 }
 
-/// Whole lines of a file that is being written; none when it isn't there yet.
-fn lines(path: &Path) -> usize {
-    let text = fs::read(path).unwrap_or_default();
-    text.iter().filter(|byte| **byte == b'\n').count()
+/// A file that is being written; empty when it isn't there yet.
+fn text(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Waits for the child, and looks each second; past the limit it is killed,

@@ -4,30 +4,33 @@
 //!
 //! This program makes what the lab needs, boots it, and turns what the agent
 //! inside reports into results. It doesn't know what a scenario does; that
-//! is the agent's (`lab/agent`).
+//! is the agent's (`tests/`).
 
 mod apt;
+mod artifacts;
 mod bench;
+mod boots;
 mod bootstrap;
 mod bounds;
 mod c_checks;
 mod cache;
+mod check_cache;
 mod checks;
+mod child_output;
 mod cross;
 mod demo;
 mod draw;
 mod emulator;
 mod initramfs;
-mod kept;
 mod kernel;
 mod kernel_source;
 mod namespace;
-mod parts;
 mod paths;
 mod paths_chart;
 mod paths_kvm;
 mod paths_report;
 mod progress;
+mod result_port;
 mod root;
 mod run;
 mod shell;
@@ -36,7 +39,6 @@ mod systemd;
 mod tools;
 mod topology;
 mod verdict;
-mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,6 +46,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+
+use crate::boots::Set;
 
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
 #[derive(Debug, Parser)]
@@ -69,8 +73,11 @@ enum Command {
         #[arg(long, default_value = "2+2")]
         topology: String,
     },
-    /// Run every test
+    /// Run the tests: the short ones, or with --long the others
     Test {
+        /// What takes longest: floods, kills, the bench's bounds, other kernels and topologies
+        #[arg(long)]
+        long: bool,
         /// The emulated hosts alone, with a pause of so many us before each scenario, as
         /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
@@ -99,17 +106,20 @@ fn dispatch(command: Command) -> Result<bool> {
         .parent()
         .map(PathBuf::from)
         .unwrap_or_default();
-    let parts = parts::Parts::prepare(&repo)?;
+    let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
         Command::Setup => Ok(true),
-        Command::Demo => demo::run(&parts, &repo, started),
-        Command::BenchPaths => paths::run(&parts, &repo),
+        Command::Demo => demo::run(&artifacts, &repo, started),
+        Command::BenchPaths => paths::run(&artifacts, &repo),
         Command::Bench {
             scenarios,
             topology,
-        } => bench::run(&parts, &repo, &topology, &scenarios),
-        Command::Test { later_us } => suite::run(&parts, &repo, later_us),
-        Command::Shell(options) => options.shell(&parts, &repo).map(|()| true),
-        Command::Run(options) => options.run(&parts, &repo),
+        } => bench::run(&artifacts, &repo, &topology, &scenarios),
+        Command::Test { long, later_us } => {
+            let set = if long { Set::Long } else { Set::Short };
+            suite::run(&artifacts, &repo, set, later_us)
+        }
+        Command::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
+        Command::Run(options) => options.run(&artifacts, &repo),
     }
 }

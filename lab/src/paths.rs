@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::parts::Parts;
+use crate::artifacts::Artifacts;
 use crate::paths_chart::chart;
 use crate::paths_kvm;
 use crate::paths_report::{report, wrong};
@@ -20,9 +20,9 @@ const BEGIN: &str = "<!-- figures of make bench-paths -->\n";
 const END: &str = "<!-- end of the figures -->";
 
 /// Measures, writes and prints; whether all accesses ended where they should.
-pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
-    let lab = one(parts, repo, "paths")?;
-    let switches = one(parts, repo, "bpf-switch-cost")?;
+pub fn run(artifacts: &Artifacts, repo: &Path) -> Result<bool> {
+    let lab = one(artifacts, repo, "paths")?;
+    let switches = one(artifacts, repo, "bpf-switch-cost")?;
     let kvm = paths_kvm::measure(repo)?;
     let report = report(&lab, &switches, kvm);
     let wrong = wrong(&report);
@@ -44,8 +44,8 @@ pub fn run(parts: &Parts, repo: &Path) -> Result<bool> {
     Ok(lab["held"] == true && switches["held"] == true)
 }
 
-fn one(parts: &Parts, repo: &Path, scenario: &str) -> Result<Value> {
-    let report = Options::of(&[scenario]).report(parts, repo)?;
+fn one(artifacts: &Artifacts, repo: &Path, scenario: &str) -> Result<Value> {
+    let report = Options::of(&[scenario]).report(artifacts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
     ensure!(result["error"].is_null(), "{scenario}: {}", result["error"]);
     Ok(result)

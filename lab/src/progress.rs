@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Long steps say what they do, how far they are, and how long they take.
+//! Long steps show what they do, how far they are, how long they have taken, and about how
+//! long they still take.
 //!
 //! On stderr. On a terminal the last line shows all steps that are under way,
 //! each second anew; elsewhere each stage gets a line, and a step that has
-//! said nothing for half a minute says that it is still there.
+//! printed nothing for half a minute prints its line again.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +30,8 @@ struct Line {
     stage: String,
     started: Instant,
     told: Instant,
+    /// When it ends, about.
+    end: Option<Instant>,
 }
 
 /// The steps that are under way, in the order in which they began.
@@ -50,6 +53,7 @@ impl Step {
             stage: String::new(),
             started: now,
             told: now,
+            end: None,
         });
         let step = Self { id };
         step.tell("");
@@ -74,8 +78,14 @@ impl Step {
         draw(&lines());
     }
 
+    /// How long it still takes, about; shown until another estimate comes.
+    pub fn expect(&self, left: Duration) {
+        self.line(|line, now| line.end = now.checked_add(left));
+    }
+
     /// Ends the step.
     pub fn done(self) {
+        self.line(|line, _| line.end = None);
         self.tell("done");
     }
 
@@ -114,7 +124,18 @@ impl Drop for Step {
 impl Line {
     fn text(&self, now: Instant) -> String {
         let elapsed = now.duration_since(self.started).as_secs();
-        format!("{elapsed:>4} s  {}  {}", self.what, self.stage)
+        let left = self.end.map(|end| end.saturating_duration_since(now));
+        let left = left.map_or_else(String::new, |left| format!(", {}", about(left)));
+        format!("{elapsed:>4} s  {}  {}{left}", self.what, self.stage)
+    }
+}
+
+/// An estimate in words: to 10 s within two minutes, beyond that to the minute.
+fn about(left: Duration) -> String {
+    match left.as_secs() {
+        0..10 => "almost done".to_owned(),
+        s @ 10..120 => format!("about {} s left", s.next_multiple_of(10)),
+        s => format!("about {} min left", (s + 30) / 60),
     }
 }
 
@@ -181,8 +202,8 @@ fn lines() -> MutexGuard<'static, Vec<Line>> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: where lines aren't overwritten, a step says that it is still
-    //! there when it has been silent for half a minute, and not before.
+    //! Promises: where lines aren't overwritten, a step's line comes again when it has been
+    //! silent for half a minute, and not before; an estimate runs down.
     use super::*;
 
     #[test]
@@ -195,11 +216,33 @@ mod tests {
             stage: "1 of 2".into(),
             started: start,
             told,
+            end: None,
         };
         let mut lines = [line(1, at(0)), line(2, at(20))];
         assert_eq!(silent(&mut lines, at(29)), [""; 0]);
         assert_eq!(silent(&mut lines, at(31)), ["  31 s  step 1  1 of 2"]);
         assert_eq!(silent(&mut lines, at(52)), ["  52 s  step 2  1 of 2"]);
         assert_eq!(silent(&mut lines, at(61)), ["  61 s  step 1  1 of 2"]);
+    }
+
+    #[test]
+    fn what_is_left_runs_down() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let line = Line {
+            id: 1,
+            what: "bench".into(),
+            stage: "1 of 9".into(),
+            started: start,
+            told: start,
+            end: Some(at(600)),
+        };
+        let left = |s| line.text(at(s)).split_off("   0 s  bench  1 of 9, ".len());
+        assert_eq!(left(0), "about 10 min left");
+        assert_eq!(left(475), "about 2 min left");
+        assert_eq!(left(485), "about 120 s left");
+        assert_eq!(left(551), "about 50 s left");
+        assert_eq!(left(595), "almost done");
+        assert_eq!(left(700), "almost done");
     }
 }

@@ -6,15 +6,16 @@ use std::io::{self, Read as _};
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::artifacts::{Artifacts, Guest};
 use crate::emulator::{Board, Outcome};
 use crate::kernel::{Flavor, Kernel};
-use crate::parts::{Guest, Parts};
 use crate::progress::{Step, above};
+use crate::result_port::{self, Far};
 use crate::shell;
 use crate::systemd;
 use crate::tools;
@@ -57,6 +58,9 @@ pub struct Options {
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
+    /// Real time that it takes on two CPUs, about, where that is known
+    #[arg(skip)]
+    pub about_s: Option<u64>,
 }
 
 /// A cpufreq driver for the guest.
@@ -109,16 +113,17 @@ impl Options {
             later_us: 0,
             crosvm: None,
             limit_s: 600,
+            about_s: None,
         }
     }
 
     /// Runs the scenarios and prints a line of JSON for each.
-    pub fn run(&self, parts: &Parts, repo: &Path) -> Result<bool> {
+    pub fn run(&self, artifacts: &Artifacts, repo: &Path) -> Result<bool> {
         ensure!(
             !self.scenarios.is_empty(),
             "no scenario given; see lab/README.md for their names"
         );
-        let report = self.report(parts, repo)?;
+        let report = self.report(artifacts, repo)?;
         for (result, took_s) in report.results.iter().zip(&report.took_s) {
             println!("{result}");
             let name = result["scenario"].as_str().unwrap_or("?");
@@ -129,21 +134,20 @@ impl Options {
     }
 
     /// Runs the scenarios.
-    pub fn report(&self, parts: &Parts, repo: &Path) -> Result<Report> {
-        self.with_run_dir(parts, |dir| {
-            let (topology, kernel) = self.host(parts, repo)?;
-            let initrd = self.initrd(parts, dir, &self.scenarios)?;
+    pub fn report(&self, artifacts: &Artifacts, repo: &Path) -> Result<Report> {
+        self.with_run_dir(artifacts, |dir| {
+            let (topology, kernel) = self.host(artifacts, repo)?;
+            let initrd = self.initrd(artifacts, dir, &self.scenarios)?;
             above(|| {
                 eprintln!(
                     "host: {}, Linux {}, emulated",
                     topology.description, kernel.release
                 );
             });
-            let board = self.board(parts, &topology, &kernel);
+            let board = self.board(artifacts, &topology, &kernel);
             let limit = Duration::from_secs(self.limit_s);
             let step = Step::start(format!("emulated host {}", self.topology));
-            let told = |results| step.note(&self.stage(results));
-            let outcome = board.run(&initrd, dir, limit, told)?;
+            let outcome = board.run(&initrd, dir, limit, self.teller(&step))?;
             step.erase();
             let results = self.results(&outcome)?;
             let before = iter::once(&Duration::ZERO).chain(&outcome.came);
@@ -158,49 +162,88 @@ impl Options {
         })
     }
 
-    /// What is under way after so many results.
-    fn stage(&self, results: usize) -> String {
-        let name = self.scenarios.get(results);
+    /// Shows how far a host is, each time that it has gone on, and about how long it still takes.
+    fn teller(&self, step: &Step) -> impl FnMut(Far) {
+        let started = Instant::now();
+        if let Some(s) = self.about_s {
+            step.expect(Duration::from_secs(s));
+        }
+        let mut last = None;
+        move |far| {
+            if last.as_ref() == Some(&far) {
+                return;
+            }
+            step.note(&self.stage(&far));
+            let share = far.share(self.scenarios.len());
+            // The first part alone has the boot in it.
+            if share > 0.1 || (share > 0.0 && self.about_s.is_none()) {
+                step.expect(started.elapsed().mul_f64((1.0 - share) / share));
+            }
+            last = Some(far);
+        }
+    }
+
+    /// What is under way.
+    fn stage(&self, far: &Far) -> String {
+        let name = self.scenarios.get(far.ended);
         let name = name.map_or("ending", String::as_str);
-        format!("{name}, {results} of {} done", self.scenarios.len())
+        // A bench's has all of its options.
+        let name = match name.split_once(':') {
+            Some(("bench", _)) => "bench",
+            _ => name,
+        };
+        let of = self.scenarios.len();
+        let scenarios = match of {
+            1 => name.to_owned(),
+            _ => format!("{name}, {} of {of} done", far.ended),
+        };
+        match &far.part {
+            Some(part) => format!(
+                "{scenarios}: {} ({} of {} done)",
+                part.what, part.done, part.of
+            ),
+            None => scenarios,
+        }
     }
 
     /// Boots with a shell on this terminal.
-    pub fn shell(&self, parts: &Parts, repo: &Path) -> Result<()> {
-        self.with_run_dir(parts, |dir| {
-            let (topology, kernel) = self.host(parts, repo)?;
-            let initrd = self.initrd(parts, dir, &[tools::SHELL.to_owned()])?;
-            self.board(parts, &topology, &kernel).shell(&initrd)
+    pub fn shell(&self, artifacts: &Artifacts, repo: &Path) -> Result<()> {
+        self.with_run_dir(artifacts, |dir| {
+            let (topology, kernel) = self.host(artifacts, repo)?;
+            let initrd = self.initrd(artifacts, dir, &[tools::SHELL.to_owned()])?;
+            self.board(artifacts, &topology, &kernel).shell(&initrd)
         })
     }
 
     /// The same, with a pipe where a person would be: types `line`, leaves, and
     /// gives what the console has shown.
-    pub fn typed(&self, parts: &Parts, repo: &Path, line: &str) -> Result<String> {
-        self.with_run_dir(parts, |dir| {
-            let (topology, kernel) = self.host(parts, repo)?;
-            let initrd = self.initrd(parts, dir, &[tools::SHELL.to_owned()])?;
-            let emulator = self.board(parts, &topology, &kernel).on_stdio(&initrd)?;
+    pub fn typed(&self, artifacts: &Artifacts, repo: &Path, line: &str) -> Result<String> {
+        self.with_run_dir(artifacts, |dir| {
+            let (topology, kernel) = self.host(artifacts, repo)?;
+            let initrd = self.initrd(artifacts, dir, &[tools::SHELL.to_owned()])?;
+            let emulator = self
+                .board(artifacts, &topology, &kernel)
+                .on_stdio(&initrd)?;
             shell::typed(emulator, line, Duration::from_secs(self.limit_s))
         })
     }
 
-    fn host(&self, parts: &Parts, repo: &Path) -> Result<(Topology, Kernel)> {
+    fn host(&self, artifacts: &Artifacts, repo: &Path) -> Result<(Topology, Kernel)> {
         Ok((
             Topology::named(&self.topology, &repo.join("lab/topologies"))?,
-            Kernel::find(&parts.root, self.host)?,
+            Kernel::find(&artifacts.root, self.host)?,
         ))
     }
 
     fn board<'a>(
         &'a self,
-        parts: &'a Parts,
+        artifacts: &'a Artifacts,
         topology: &'a Topology,
         kernel: &'a Kernel,
     ) -> Board<'a> {
         Board {
-            root: &parts.root,
-            cache: &parts.cache,
+            root: &artifacts.root,
+            cache: &artifacts.cache,
             topology,
             kernel,
             cpu: &self.cpu,
@@ -208,7 +251,7 @@ impl Options {
         }
     }
 
-    fn initrd(&self, parts: &Parts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
+    fn initrd(&self, artifacts: &Artifacts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
             "later_us": self.later_us,
@@ -222,17 +265,21 @@ impl Options {
         let initrd = dir.join("initramfs");
         fs::write(
             &initrd,
-            parts.host_initramfs(self.host, guest, &plan.to_string())?,
+            artifacts.host_initramfs(self.host, guest, &plan.to_string())?,
         )?;
         Ok(initrd)
     }
 
     /// A folder of this run's own; kept when the run fails, for its logs.
-    fn with_run_dir<T>(&self, parts: &Parts, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    fn with_run_dir<T>(
+        &self,
+        artifacts: &Artifacts,
+        work: impl FnOnce(&Path) -> Result<T>,
+    ) -> Result<T> {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", std::process::id());
-        let dir = parts.cache.dir().join("runs").join(name);
+        let dir = artifacts.cache.dir().join("runs").join(name);
         crate::cache::remove_tree(&dir)?;
         fs::create_dir_all(&dir)?;
         let result = work(&dir);
@@ -243,9 +290,7 @@ impl Options {
     }
 
     fn results(&self, outcome: &Outcome) -> Result<Vec<Value>> {
-        let results: Vec<Value> = outcome
-            .results
-            .lines()
+        let results: Vec<Value> = result_port::results(&outcome.results)
             .map(|line| {
                 serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))
             })

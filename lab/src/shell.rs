@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::artifacts::Artifacts;
 use crate::emulator;
-use crate::parts::Parts;
 use crate::run::Options;
 use crate::verdict::Tried;
 
@@ -23,12 +23,12 @@ const LINE: &str = "for f in /bin/vcpufreq /bin/vcpufreq-load /bin/rt-app /bin/c
     vcpufreq --version; cyclictest --help 2>&1 | head -n 1; echo al''l";
 
 /// The shell's test.
-pub fn check(parts: &Parts, repo: &Path) -> Tried {
+pub fn check(artifacts: &Artifacts, repo: &Path) -> Tried {
     let options = Options {
         topology: "1".to_owned(),
         ..Options::of(&[])
     };
-    let said = options.typed(parts, repo, LINE);
+    let said = options.typed(artifacts, repo, LINE);
     let said = said.unwrap_or_else(|error| format!("{error:#}"));
     let lines = || said.lines().map(str::trim_end);
     let has = |start: &str| lines().any(|line| line.starts_with(start));

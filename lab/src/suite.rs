@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `make test`: every test of the project, counted.
+//! `make test` and `make test-long`: every test of the project, counted.
 //!
 //! A test is a scenario on one emulated host, a test function of a crate, or
 //! one of the checks on the sources. What can't be tried here is skipped
@@ -9,300 +9,131 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use crate::artifacts::Artifacts;
+use crate::boots::Set::{self, Long, Short};
+use crate::boots::{self, Boot};
 use crate::bounds;
 use crate::checks;
 use crate::demo;
-use crate::kernel::Flavor::{self, Old, Rt, Standard};
-use crate::parts::Parts;
 use crate::paths_kvm::Kvm;
 use crate::paths_report;
 use crate::progress::{Step, above};
-use crate::run::Driver::{self, Mainline, Ours};
-use crate::run::{DEFAULT_CPU, Options};
+use crate::run::Options;
 use crate::verdict::{Counts, Tried, Verdict, tell};
 use crate::{shell, tools};
 
-/// One boot of an emulated host and what is tried on it.
-struct Boot {
-    topology: &'static str,
-    host: Flavor,
-    guest: Flavor,
-    driver: Driver,
-    path: Option<&'static str>,
-    cpu: &'static str,
-    scenarios: &'static [&'static str],
-}
-
-const fn boot(topology: &'static str, scenarios: &'static [&'static str]) -> Boot {
-    Boot {
-        topology,
-        host: Standard,
-        guest: Standard,
-        driver: Ours,
-        path: None,
-        cpu: DEFAULT_CPU,
-        scenarios,
-    }
-}
-
-/// What is tried on a topology that was drawn: each OPP, and each ramp three times. Without the
-/// scheduler's servers, whose share is above most OPPs of a small CPU.
-const DRAWN: &[&str] = &[
-    "opps-exact:fair-server-off",
-    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:fair-server-off",
-];
-
-/// The longest first, so that two at a time end at about the same time.
-const BOOTS: &[Boot] = &[
-    Boot {
-        host: Rt,
-        guest: Rt,
-        ..boot("4+3+1", &["rt-latency"])
-    },
-    boot("2+2", &["kill", "flood"]),
-    Boot {
-        path: Some("kernel"),
-        ..boot("2+2", &["kill", "flood"])
-    },
-    Boot {
-        path: Some("exit"),
-        ..boot("2+2", &["kill", "flood", "opps-exact", "no-dip"])
-    },
-    boot(
-        "4+3+1",
-        &[
-            "capacity",
-            "opps-exact",
-            "opps-floor",
-            "uclamp",
-            "speed",
-            "speed-guest",
-        ],
-    ),
-    boot(
-        "2+2",
-        &[
-            "boot",
-            "doctor",
-            "capacity",
-            "governor",
-            "opps-exact",
-            "opps-floor",
-            "no-dip",
-            "demo",
-        ],
-    ),
-    boot(
-        "2+2",
-        &[
-            "domain",
-            "domain:both",
-            "unpinned",
-            "driver",
-            "restart",
-            "host-fails",
-            "pin-offline",
-            "guest-facts",
-            "dip-by-actuator",
-            "thread-actuator",
-            "idle",
-            "uclamp",
-            "rt-app",
-            "rt-standard",
-        ],
-    ),
-    Boot {
-        guest: Rt,
-        ..boot("2+2", &["governor", "opps-exact", "driver"])
-    },
-    Boot {
-        host: Rt,
-        guest: Rt,
-        ..boot("4+3+1", &["rt-guest"])
-    },
-    // With the measuring programs, for which guests of the usual size have no room.
-    Boot {
-        host: Rt,
-        guest: Rt,
-        ..boot(
-            "2+2",
-            &["rt-settings", "rt-irqbalance", "rt-causes", "rt-loop"],
-        )
-    },
-    Boot {
-        driver: Mainline,
-        ..boot("2+2", &["governor", "opps-exact", "no-exit"])
-    },
-    // The path that the VMM chooses is the best one; the others are forced.
-    boot(
-        "2+2",
-        &[
-            "no-exit",
-            "stats",
-            "memory",
-            "paths",
-            "flood:worker",
-            "flood:uart",
-            "fallbacks",
-        ],
-    ),
-    Boot {
-        path: Some("kernel"),
-        ..boot(
-            "2+2",
-            &[
-                "no-exit",
-                "order",
-                "in-force",
-                "unpinned",
-                "unpinned:rt",
-                "opps-exact",
-                "no-dip",
-                "two-guests",
-            ],
-        )
-    },
-    Boot {
-        path: Some("exit"),
-        driver: Mainline,
-        ..boot("2+2", &["opps-exact"])
-    },
-    // Without FEAT_S2FWB.
-    Boot {
-        path: Some("kernel"),
-        driver: Mainline,
-        cpu: "cortex-a76",
-        ..boot("2+2", &["no-exit", "opps-exact"])
-    },
-    boot(
-        "2+2",
-        &[
-            "bpf-page",
-            "bpf-requests",
-            "bpf-arithmetic",
-            "bpf-replace",
-            "bpf-kfunc-refused",
-            "bpf-limits",
-            "bpf-meddling",
-            "bpf-two-vms",
-            "bpf-many",
-            "bpf-kill",
-            "bpf-ends",
-            "bpf-switch-cost",
-            "bpf-dip",
-        ],
-    ),
-    Boot {
-        host: Rt,
-        ..boot("2+2", &["bpf-page", "bpf-requests", "bpf-two-vms"])
-    },
-    // Debian stable's kernel has no uclamp.
-    Boot {
-        host: Old,
-        ..boot(
-            "2+2",
-            &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
-        )
-    },
-    boot("2+2", &["default-run", "hotplug"]),
-    // Its init system is systemd.
-    boot("2+2", &["systemd"]),
-    // A host whose fair servers hold its little CPUs above their lowest OPPs.
-    boot(
-        "pixel6",
-        &[
-            "doctor",
-            "opps-exact",
-            "opps-floor",
-            "no-dip",
-            "unpinned",
-            "doctor:fair-server-off",
-            "opps-exact:fair-server-off",
-            "ext-server",
-        ],
-    ),
-    Boot {
-        driver: Mainline,
-        ..boot(
-            "pixel6",
-            &[
-                "opps-exact",
-                "opps-exact:fair-server-off",
-                "opps-floor",
-                "unpinned",
-            ],
-        )
-    },
-    boot("2+2", &["bench:little-to-big", "speed", "ramps"]),
-    // Hosts that nothing else here has in mind, with CPUs so small that a server's
-    // reservation would be above most of their OPPs.
-    boot("drawn:1", DRAWN),
-    boot("drawn:2", DRAWN),
-    boot("drawn:3", DRAWN),
-    boot("1", &["opps-exact", "governor"]),
-    boot("1", &[tools::SHELL]),
-    boot("2+2", &["repeat"]),
-    boot("2+2", &["repeat"]),
-];
-
-/// Runs every test, or the emulated hosts alone, with a pause before each scenario; whether none
+/// Runs a set's tests, or its emulated hosts alone, with a pause before each scenario; whether none
 /// failed.
-pub fn run(parts: &Parts, repo: &Path, later_us: Option<u64>) -> Result<bool> {
+pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
-    if later_us.is_none() {
-        tried.extend(checks::sources(parts, repo)?);
-        tried.extend(checks::crates(parts, repo)?);
+    if set == Short && later_us.is_none() {
+        tried.extend(checks::sources(artifacts, repo)?);
+        tried.extend(checks::crates(artifacts, repo)?);
     }
-    let (of_boots, results) = boots(parts, repo, later_us.unwrap_or(0));
+    let (of_boots, results) = boots(artifacts, repo, set, later_us.unwrap_or(0));
     tried.extend(of_boots);
     let out = repo.join("out");
     fs::create_dir_all(&out)?;
-    fs::write(out.join("test.json"), serde_json::to_vec_pretty(&results)?)?;
+    let file = match set {
+        Short => "test.json",
+        Long => "test-long.json",
+    };
+    fs::write(out.join(file), serde_json::to_vec_pretty(&results)?)?;
     if let Some(us) = later_us {
         eprintln!("the emulated hosts alone, {us} us of pause before each scenario");
     }
     Ok(summary(&tried, started))
 }
 
-/// Boots two hosts at a time: an emulated host keeps one CPU busy. What was tried, and all that
-/// the scenarios report, with the host that each ran on.
-fn boots(parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
+/// Boots two hosts at a time, the longest first: an emulated host keeps one CPU busy. What was
+/// tried, and all that the scenarios report, with the host that each ran on.
+fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
+    let boots = boots::of(set);
     let next = AtomicUsize::new(0);
-    let ended = AtomicUsize::new(0);
+    let pace = Mutex::new(Pace::of(&boots));
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
     let all = Mutex::new(Vec::new());
+    step.note(&format!("0 of {} have ended", boots.len()));
+    step.expect(lock(&pace).left(Duration::ZERO));
+    let started = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in 0..AT_A_TIME {
             scope.spawn(|| {
-                while let Some(boot) = BOOTS.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (mut news, results) = boot.carry_out(parts, repo, later_us);
+                while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    lock(&pace).begins(boot);
+                    let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
                     let host = boot.name();
                     let named = results.iter().map(
                         |result| json!({ "host": host, "later_us": later_us, "result": result }),
                     );
                     lock(&all).extend(named);
                     if boot.scenarios == ["repeat"] {
-                        lock(&repeats).extend(results);
+                        lock(&repeats).push(results);
                     }
                     lock(&tried).append(&mut news);
-                    let ended = ended.fetch_add(1, Ordering::Relaxed) + 1;
-                    step.note(&format!("{ended} of {} have ended", BOOTS.len()));
+                    let mut pace = lock(&pace);
+                    pace.ends(boot);
+                    step.note(&format!("{} of {} have ended", pace.ended, boots.len()));
+                    step.expect(pace.left(started.elapsed()));
                 }
             });
         }
     });
     step.done();
     let mut tried = tried.into_inner().unwrap_or_default();
-    tried.push(same(&repeats.into_inner().unwrap_or_default()));
+    let repeats = repeats.into_inner().unwrap_or_default();
+    if !repeats.is_empty() {
+        tried.push(same(&repeats.concat()));
+    }
     (tried, all.into_inner().unwrap_or_default())
+}
+
+/// Emulated hosts.
+const AT_A_TIME: u32 = 2;
+
+/// How far the boots are, by the time that each takes about.
+#[derive(Debug, Default)]
+struct Pace {
+    ended: usize,
+    all_s: u32,
+    ended_s: u32,
+    running_s: u32,
+}
+
+impl Pace {
+    fn of(boots: &[&Boot]) -> Self {
+        Self {
+            all_s: boots.iter().map(|boot| boot.about_s).sum(),
+            ..Self::default()
+        }
+    }
+
+    fn begins(&mut self, boot: &Boot) {
+        self.running_s += boot.about_s;
+    }
+
+    fn ends(&mut self, boot: &Boot) {
+        self.ended += 1;
+        self.running_s -= boot.about_s;
+        self.ended_s += boot.about_s;
+    }
+
+    /// How long the others take, when it took so long until now. Of those that run, half is done.
+    fn left(&self, elapsed: Duration) -> Duration {
+        if self.ended_s == 0 {
+            return Duration::from_secs((self.all_s / AT_A_TIME).into());
+        }
+        let done = self.ended_s + self.running_s / 2;
+        elapsed * (self.all_s - done) / done
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -321,30 +152,14 @@ fn same(results: &[Value]) -> Tried {
 }
 
 impl Boot {
-    fn name(&self) -> String {
-        format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {}",
-            self.topology,
-            self.host,
-            self.guest,
-            self.driver,
-            self.path.unwrap_or("auto"),
-            self.cpu,
-        )
-    }
-
-    /// How far a guest's ramps may be from the host's.
-    fn ticks_us(&self) -> u64 {
-        if self.scenarios == DRAWN {
-            bounds::THREE_TICKS_US
-        } else {
-            bounds::TWO_TICKS_US
-        }
-    }
-
-    fn carry_out(&self, parts: &Parts, repo: &Path, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
+    fn carry_out(
+        &self,
+        artifacts: &Artifacts,
+        repo: &Path,
+        later_us: u64,
+    ) -> (Vec<Tried>, Vec<Value>) {
         if self.scenarios == [tools::SHELL] {
-            let tried = shell::check(parts, repo);
+            let tried = shell::check(artifacts, repo);
             tell(&tried);
             return (vec![tried], Vec::new());
         }
@@ -357,11 +172,12 @@ impl Boot {
             cpu: self.cpu.to_owned(),
             later_us,
             limit_s: 1800,
+            about_s: Some(self.about_s.into()),
             ..Options::of(self.scenarios)
         };
         let host = self.name();
         let name = |scenario: &str| format!("lab {host}: {scenario}");
-        match options.report(parts, repo) {
+        match options.report(artifacts, repo) {
             Ok(report) => {
                 let each = report
                     .results
@@ -432,4 +248,29 @@ fn summary(tried: &[Tried], started: Instant) -> bool {
     let counts = Counts::of(tried);
     println!("{counts}");
     counts.failed == 0 && counts.passed > 0
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: the short set is short; what is left follows the pace so far.
+    use super::*;
+
+    #[test]
+    fn the_short_set_is_short() {
+        let left = Pace::of(&boots::of(Short)).left(Duration::ZERO);
+        assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
+    }
+
+    #[test]
+    fn what_is_left_follows_the_pace() {
+        let boots = boots::of(Short);
+        let mut pace = Pace::of(&boots);
+        let all = pace.left(Duration::ZERO);
+        pace.begins(boots[0]);
+        pace.ends(boots[0]);
+        let took = Duration::from_secs(boots[0].about_s.into());
+        // Alone and at twice the pace.
+        assert_eq!(pace.left(took / 2) + took / 2, all);
+        assert!(pace.left(took) > all - took);
+    }
 }

@@ -131,7 +131,12 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     {
         let trace = Trace::create().context("making a trace of the bench's own")?;
         let asked = |one: &Variant| args.variant.is_empty() || args.variant.contains(one);
-        for variant in Variant::ALL.into_iter().filter(asked) {
+        let variants = Variant::ALL.into_iter().filter(asked);
+        eprintln!(
+            "vcpufreq: {} repeats",
+            repeats(variants.clone(), &scenarios, args.repeats)
+        );
+        for variant in variants {
             measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
         }
     }
@@ -142,6 +147,17 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     write(args.html.as_deref(), || page::page(&json))?;
     print(&report.table())?;
     Ok(u8::from(!report.complete()))
+}
+
+/// How many there are in all, if none fails.
+fn repeats(
+    variants: impl Iterator<Item = Variant>,
+    scenarios: &[&Scenario],
+    wanted: Option<u32>,
+) -> u32 {
+    let own = |variant| scenarios.iter().filter(move |one| one.is_for(variant));
+    let repeats = variants.flat_map(own).map(|one| one.repeats_of(wanted));
+    repeats.sum()
 }
 
 fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
@@ -167,8 +183,8 @@ fn measure_variant(
     report: &mut Report,
 ) {
     eprintln!("vcpufreq: {}", variant.name());
-    let own = |one: &&&Scenario| one.only.is_none_or(|only| only == variant);
-    let mut todo: Vec<&Scenario> = scenarios.iter().filter(own).copied().collect();
+    let own = scenarios.iter().filter(|one| one.is_for(variant));
+    let mut todo: Vec<&Scenario> = own.copied().collect();
     // Those that share a guest one after the other.
     todo.sort_by_key(|scenario| scenario.cmdline);
     while let Some(first) = todo.first() {

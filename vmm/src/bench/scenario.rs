@@ -94,6 +94,16 @@ impl Hold {
 }
 
 impl Scenario {
+    /// Whether it is measured on this variant.
+    pub fn is_for(&self, variant: Variant) -> bool {
+        self.only.is_none_or(|only| only == variant)
+    }
+
+    /// How often it is measured where so many repeats are asked for.
+    pub fn repeats_of(&self, wanted: Option<u32>) -> u32 {
+        wanted.unwrap_or(self.repeats).min(self.most)
+    }
+
     /// The CPU that the load starts on.
     pub fn first(&self, machine: &Machine) -> u32 {
         match self.place {

@@ -57,6 +57,7 @@ const CLOCK_QUESTIONS: u32 = 6;
 #[derive(Debug)]
 pub struct Session<'a> {
     machine: &'a Machine,
+    variant: Variant,
     host: Peer,
     guest: Option<Guest>,
     /// What the last settled state left above its minimum.
@@ -109,6 +110,7 @@ impl<'a> Session<'a> {
         };
         Ok(Self {
             machine,
+            variant,
             host,
             guest,
             rest: Vec::new(),
@@ -125,9 +127,16 @@ impl<'a> Session<'a> {
         self.keep_aside(scenario.aside(self.machine))?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = Held::frequencies(scenario, self.machine)?;
-        let repeats = repeats.unwrap_or(scenario.repeats).min(scenario.most);
+        let repeats = scenario.repeats_of(repeats);
         let observed = (0..repeats)
-            .map(|repeat| settled(|| self.once(scenario, trace, repeat == 0)))
+            .map(|repeat| {
+                let (variant, name) = (self.variant.name(), scenario.name);
+                eprintln!(
+                    "vcpufreq: {variant}: {name}, repeat {} of {repeats}",
+                    repeat + 1
+                );
+                settled(|| self.once(scenario, trace, repeat == 0))
+            })
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed

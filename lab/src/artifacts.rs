@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What this checkout contributes to the lab: programs cross-built for
+//! arm64, and kernel modules for host and guest.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::cache::{Cache, key};
+use crate::cross;
+use crate::initramfs::Initramfs;
+use crate::kernel::{Flavor, Kernel, ModuleSource};
+use crate::progress::Step;
+use crate::root::Root;
+use crate::{systemd, tools};
+
+const HOST_MODULES: ModuleSource = ModuleSource {
+    name: "lab-modules",
+    folders: &["lab/modules"],
+};
+const HOST_MODULE: ModuleSource = ModuleSource {
+    name: "host-module",
+    folders: &["host-bpf/module"],
+};
+const RT_MODULE: ModuleSource = ModuleSource {
+    name: "rt-module",
+    folders: &["rt/module"],
+};
+const GUEST_MODULES: ModuleSource = ModuleSource {
+    name: "guest-driver",
+    folders: &["guest-driver", "abi"],
+};
+
+const BPF: ModuleSource = ModuleSource {
+    name: "bpf",
+    folders: &["host-bpf/bpf", "abi"],
+};
+
+/// The root and what was built with it.
+#[derive(Debug)]
+pub struct Artifacts {
+    /// The cache folder.
+    pub cache: Cache,
+    /// The toolchain root.
+    pub root: Root,
+    repo: PathBuf,
+    programs: PathBuf,
+}
+
+/// What goes into a host's initial file system besides what each has.
+#[derive(Debug, Clone, Copy)]
+pub struct Guest<'a> {
+    /// The guest's kernel.
+    pub flavor: Flavor,
+    /// Whether it and the host have the measuring programs.
+    pub tools: bool,
+    /// A crosvm for arm64, for the scenario `peer`.
+    pub crosvm: Option<&'a Path>,
+    /// Whether the host's init system is systemd.
+    pub systemd: bool,
+}
+
+impl Artifacts {
+    /// Prepares everything that runs need.
+    pub fn prepare(repo: &Path) -> Result<Self> {
+        let cache = Cache::open()?;
+        cache.prune_runs()?;
+        let root = Root::prepare(&cache, repo)?;
+        let programs = cross::build(&cache, &root, repo)?;
+        Ok(Self {
+            cache,
+            root,
+            repo: repo.to_path_buf(),
+            programs,
+        })
+    }
+
+    /// The host's initial file system, with the guest's kernel and initial
+    /// file system in it, and `plan` as `/lab/plan.json`.
+    pub fn host_initramfs(&self, host: Flavor, guest: Guest<'_>, plan: &str) -> Result<Vec<u8>> {
+        let kernel = Kernel::find(&self.root, host)?;
+        let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
+        let mut archive = self.base(&kernel, guest.tools)?;
+        archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
+        if let Some(crosvm) = guest.crosvm {
+            archive.program("bin/crosvm", crosvm)?;
+        }
+        for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
+            let name = object.file_name().and_then(|name| name.to_str());
+            let name = name.context("object name")?;
+            archive.file(&format!("lab/bpf/{name}"), &std::fs::read(&object)?)?;
+        }
+        for source in [HOST_MODULES, HOST_MODULE] {
+            add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
+        }
+        if guest.tools {
+            tools::add_daemon(&mut archive, self.root.dir())?;
+        }
+        if guest.systemd {
+            systemd::add(&mut archive, self.root.dir(), &self.repo)?;
+        }
+        archive.file("lab/plan.json", plan.as_bytes())?;
+        archive.program("lab/guest-kernel", &guest_kernel.image)?;
+        archive.file(
+            "lab/guest-initramfs",
+            &self.guest_initramfs(&guest_kernel, guest.tools)?,
+        )?;
+        archive.finish()
+    }
+
+    fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
+        let mut archive = self.base(kernel, tools)?;
+        add_modules(&mut archive, &self.own_modules(kernel, GUEST_MODULES)?)?;
+        let call = self.own_modules(kernel, HOST_MODULES)?.join("lab_call.ko");
+        archive.file("lab/modules/lab_call.ko", &std::fs::read(call)?)?;
+        add_modules(
+            &mut archive,
+            &kernel.mainline_driver(&self.cache, &self.root)?,
+        )?;
+        archive.finish()
+    }
+
+    fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
+        let mut archive = Initramfs::new()?;
+        archive.program("init", &self.programs.join("vcpufreq-tests"))?;
+        archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
+        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+        archive.link("bin/sh", "busybox")?;
+        self.add_rt_app(&mut archive)?;
+        for path in [
+            "drivers/cpufreq/cpufreq_userspace",
+            "drivers/cpufreq/cpufreq_powersave",
+            "fs/configfs/configfs",
+            "drivers/block/null_blk/null_blk",
+        ] {
+            let module = kernel.own_module(&self.cache, &self.root, path)?;
+            let name = path.rsplit('/').next().unwrap_or(path);
+            archive.file(&format!("lab/modules/{name}.ko"), &module)?;
+        }
+        if tools {
+            tools::add(&mut archive, self.root.dir())?;
+            add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
+        }
+        Ok(archive)
+    }
+
+    /// rt-app and the libraries that it is linked with.
+    fn add_rt_app(&self, archive: &mut Initramfs) -> Result<()> {
+        let tree = self.root.dir();
+        let own = tree.join("opt/rt-app/usr");
+        archive.program("bin/rt-app", &own.join("bin/rt-app"))?;
+        let libraries = [
+            (&own, "libjson-c.so.5"),
+            (&tree.join("usr"), "libc.so.6"),
+            (&tree.join("usr"), "libm.so.6"),
+            // For pthread_exit, by which each of its threads ends.
+            (&tree.join("usr"), "libgcc_s.so.1"),
+            (&tree.join("usr"), "ld-linux-aarch64.so.1"),
+        ];
+        for (usr, name) in libraries {
+            let path = usr.join("lib/aarch64-linux-gnu").join(name);
+            archive.program(&format!("lib/{name}"), &path)?;
+        }
+        Ok(())
+    }
+
+    fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
+        kernel.modules(&self.cache, &self.root, &self.repo, &source)
+    }
+}
+
+/// Adds every module in a folder.
+fn add_modules(archive: &mut Initramfs, dir: &Path) -> Result<()> {
+    for file in crate::kernel::files_below(dir)? {
+        if file.extension().is_some_and(|end| end == "ko") {
+            let name = file
+                .file_name()
+                .and_then(|name| name.to_str())
+                .context("module name")?;
+            archive.file(&format!("lab/modules/{name}"), &std::fs::read(&file)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The BPF objects, of the sources and of the tests, by the root's clang.
+fn bpf_objects(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<PathBuf>> {
+    let mut parts = BPF.content(repo)?;
+    parts.push(root.id().into_bytes());
+    let dir = cache.entry("bpf", &key(parts.iter().map(Vec::as_slice)), |to| {
+        let step = Step::start("BPF objects");
+        BPF.copy(repo, to)?;
+        let folder = format!("{}/host-bpf/bpf", root.inside(to)?);
+        let args = ["-C", &folder, "all", "tests"];
+        root.run("building the BPF objects", "make", &args)?;
+        step.done();
+        Ok(())
+    })?;
+    let mut objects = crate::kernel::files_below(&dir)?;
+    objects.retain(|file| file.to_string_lossy().ends_with(".bpf.o"));
+    Ok(objects)
+}

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated hosts of the tests: what each is made of, and what is tried on it.
+
+use std::cmp::Reverse;
+
+use crate::bounds;
+use crate::kernel::Flavor::{self, Old, Rt, Standard};
+use crate::run::DEFAULT_CPU;
+use crate::run::Driver::{self, Mainline, Ours};
+use crate::tools;
+
+use Set::{Long, Short};
+
+/// Which command carries a boot out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// `make test`, with the checks on the sources and the crates' own tests.
+    Short,
+    /// `make test-long`.
+    Long,
+}
+
+/// One boot of an emulated host and what is tried on it.
+pub struct Boot {
+    /// Which command carries it out.
+    pub set: Set,
+    /// Real time that it takes while another one runs on a second CPU, about.
+    pub about_s: u32,
+    /// As `run --topology`.
+    pub topology: &'static str,
+    /// Kernel of the host.
+    pub host: Flavor,
+    /// Kernel of the guest.
+    pub guest: Flavor,
+    /// The guest's cpufreq driver.
+    pub driver: Driver,
+    /// The path, unless the VMM chooses.
+    pub path: Option<&'static str>,
+    /// The emulated CPU.
+    pub cpu: &'static str,
+    /// What is tried, in this order.
+    pub scenarios: &'static [&'static str],
+}
+
+const fn boot(
+    set: Set,
+    about_s: u32,
+    topology: &'static str,
+    scenarios: &'static [&'static str],
+) -> Boot {
+    Boot {
+        set,
+        about_s,
+        topology,
+        host: Standard,
+        guest: Standard,
+        driver: Ours,
+        path: None,
+        cpu: DEFAULT_CPU,
+        scenarios,
+    }
+}
+
+/// What is tried on a topology that was drawn: each OPP, and each ramp three times. Without the
+/// scheduler's servers, whose share is above most OPPs of a small CPU.
+const DRAWN: &[&str] = &[
+    "opps-exact:fair-server-off",
+    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:fair-server-off",
+];
+
+/// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
+/// each path on `2+2`, a default run, a real-time host's settings, the BPF programs, systemd. Long
+/// is the rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
+const BOOTS: &[Boot] = &[
+    boot(
+        Short,
+        150,
+        "2+2",
+        &[
+            "boot",
+            "doctor",
+            "capacity",
+            "governor",
+            "opps-exact",
+            "no-dip",
+            "demo",
+        ],
+    ),
+    boot(
+        Short,
+        130,
+        "2+2",
+        &[
+            "domain",
+            "unpinned",
+            "driver",
+            "restart",
+            "host-fails",
+            "pin-offline",
+            "guest-facts",
+            "thread-actuator",
+            "idle",
+            "uclamp",
+            "rt-app",
+            "rt-standard",
+        ],
+    ),
+    // The path that the VMM chooses is the best one; the others are forced.
+    boot(
+        Short,
+        200,
+        "2+2",
+        &["no-exit", "stats", "memory", "paths", "fallbacks"],
+    ),
+    Boot {
+        path: Some("kernel"),
+        ..boot(
+            Short,
+            120,
+            "2+2",
+            &["no-exit", "order", "in-force", "opps-exact", "two-guests"],
+        )
+    },
+    Boot {
+        path: Some("exit"),
+        ..boot(Short, 50, "2+2", &["opps-exact", "no-dip"])
+    },
+    boot(
+        Short,
+        150,
+        "2+2",
+        &[
+            "bpf-page",
+            "bpf-requests",
+            "bpf-arithmetic",
+            "bpf-replace",
+            "bpf-kfunc-refused",
+            "bpf-limits",
+            "bpf-meddling",
+            "bpf-two-vms",
+        ],
+    ),
+    boot(Short, 60, "2+2", &["default-run"]),
+    // With the measuring programs, for which guests of the usual size have no room.
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(
+            Short,
+            150,
+            "2+2",
+            &["rt-settings", "rt-irqbalance", "rt-causes"],
+        )
+    },
+    // Its init system is systemd.
+    boot(Short, 80, "2+2", &["systemd"]),
+    boot(Short, 30, "1", &["opps-exact", "governor"]),
+    boot(Short, 20, "1", &[tools::SHELL]),
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 220, "4+3+1", &["rt-latency"])
+    },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 220, "4+3+1", &["rt-guest"])
+    },
+    boot(Long, 200, "2+2", &["kill", "flood"]),
+    Boot {
+        path: Some("kernel"),
+        ..boot(Long, 350, "2+2", &["kill", "flood"])
+    },
+    Boot {
+        path: Some("exit"),
+        ..boot(Long, 350, "2+2", &["kill", "flood"])
+    },
+    boot(
+        Long,
+        270,
+        "4+3+1",
+        &[
+            "capacity",
+            "opps-exact",
+            "opps-floor",
+            "uclamp",
+            "speed",
+            "speed-guest",
+        ],
+    ),
+    boot(
+        Long,
+        200,
+        "2+2",
+        &["opps-floor", "domain:both", "dip-by-actuator", "hotplug"],
+    ),
+    boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
+    Boot {
+        path: Some("kernel"),
+        ..boot(Long, 130, "2+2", &["unpinned", "unpinned:rt", "no-dip"])
+    },
+    Boot {
+        guest: Rt,
+        ..boot(Long, 70, "2+2", &["governor", "opps-exact", "driver"])
+    },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 110, "2+2", &["rt-loop"])
+    },
+    Boot {
+        driver: Mainline,
+        ..boot(Long, 90, "2+2", &["governor", "opps-exact", "no-exit"])
+    },
+    Boot {
+        path: Some("exit"),
+        driver: Mainline,
+        ..boot(Long, 35, "2+2", &["opps-exact"])
+    },
+    // Without FEAT_S2FWB.
+    Boot {
+        path: Some("kernel"),
+        driver: Mainline,
+        cpu: "cortex-a76",
+        ..boot(Long, 80, "2+2", &["no-exit", "opps-exact"])
+    },
+    boot(
+        Long,
+        150,
+        "2+2",
+        &[
+            "bpf-many",
+            "bpf-kill",
+            "bpf-ends",
+            "bpf-switch-cost",
+            "bpf-dip",
+        ],
+    ),
+    Boot {
+        host: Rt,
+        ..boot(
+            Long,
+            80,
+            "2+2",
+            &["bpf-page", "bpf-requests", "bpf-two-vms"],
+        )
+    },
+    // Debian stable's kernel has no uclamp.
+    Boot {
+        host: Old,
+        ..boot(
+            Long,
+            100,
+            "2+2",
+            &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
+        )
+    },
+    // A host whose fair servers hold its little CPUs above their lowest OPPs.
+    boot(
+        Long,
+        250,
+        "pixel6",
+        &[
+            "doctor",
+            "opps-exact",
+            "opps-floor",
+            "no-dip",
+            "unpinned",
+            "doctor:fair-server-off",
+            "opps-exact:fair-server-off",
+            "ext-server",
+        ],
+    ),
+    Boot {
+        driver: Mainline,
+        ..boot(
+            Long,
+            170,
+            "pixel6",
+            &[
+                "opps-exact",
+                "opps-exact:fair-server-off",
+                "opps-floor",
+                "unpinned",
+            ],
+        )
+    },
+    boot(Long, 200, "2+2", &["bench:little-to-big", "speed", "ramps"]),
+    // Hosts that nothing else here has in mind, with CPUs so small that a server's
+    // reservation would be above most of their OPPs.
+    boot(Long, 110, "drawn:1", DRAWN),
+    boot(Long, 90, "drawn:2", DRAWN),
+    boot(Long, 90, "drawn:3", DRAWN),
+    boot(Long, 40, "2+2", &["repeat"]),
+    boot(Long, 40, "2+2", &["repeat"]),
+];
+
+/// A set's boots, the longest first, so that those at a time end at about the same time.
+pub fn of(set: Set) -> Vec<&'static Boot> {
+    let mut boots: Vec<_> = BOOTS.iter().filter(|boot| boot.set == set).collect();
+    boots.sort_by_key(|boot| Reverse(boot.about_s));
+    boots
+}
+
+impl Boot {
+    /// What tells it from others.
+    pub fn name(&self) -> String {
+        format!(
+            "{} host {:?} guest {:?} driver {:?} path {} {}",
+            self.topology,
+            self.host,
+            self.guest,
+            self.driver,
+            self.path.unwrap_or("auto"),
+            self.cpu,
+        )
+    }
+
+    /// How far a guest's ramps may be from the host's.
+    pub fn ticks_us(&self) -> u64 {
+        if self.scenarios == DRAWN {
+            bounds::THREE_TICKS_US
+        } else {
+            bounds::TWO_TICKS_US
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a scenario of a host is in one set, and each that has to be tried is; what finds
+    //! most defects soonest is in the short one.
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Scenarios, by host, that some set has to have.
+    const HOSTS: &[(&str, &str)] = &[
+        (
+            "4+3+1 host Rt guest Rt driver Ours path auto neoverse-v1",
+            "rt-latency rt-guest",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "kill flood boot doctor capacity governor opps-exact opps-floor no-dip demo domain domain:both unpinned driver restart host-fails pin-offline guest-facts dip-by-actuator thread-actuator idle uclamp rt-app rt-standard no-exit stats memory paths flood:worker flood:uart fallbacks bpf-page bpf-requests bpf-arithmetic bpf-replace bpf-kfunc-refused bpf-limits bpf-meddling bpf-two-vms bpf-many bpf-kill bpf-ends bpf-switch-cost bpf-dip default-run hotplug systemd bench:little-to-big speed ramps repeat",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Ours path kernel neoverse-v1",
+            "kill flood no-exit order in-force unpinned unpinned:rt opps-exact no-dip two-guests",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Ours path exit neoverse-v1",
+            "kill flood opps-exact no-dip",
+        ),
+        (
+            "4+3+1 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "capacity opps-exact opps-floor uclamp speed speed-guest",
+        ),
+        (
+            "2+2 host Standard guest Rt driver Ours path auto neoverse-v1",
+            "governor opps-exact driver",
+        ),
+        (
+            "2+2 host Rt guest Rt driver Ours path auto neoverse-v1",
+            "rt-settings rt-irqbalance rt-causes rt-loop",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Mainline path auto neoverse-v1",
+            "governor opps-exact no-exit",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Mainline path exit neoverse-v1",
+            "opps-exact",
+        ),
+        (
+            "2+2 host Standard guest Standard driver Mainline path kernel cortex-a76",
+            "no-exit opps-exact",
+        ),
+        (
+            "2+2 host Rt guest Standard driver Ours path auto neoverse-v1",
+            "bpf-page bpf-requests bpf-two-vms",
+        ),
+        (
+            "2+2 host Old guest Standard driver Ours path auto neoverse-v1",
+            "bpf-page bpf-requests bpf-arithmetic no-uclamp",
+        ),
+        (
+            "pixel6 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "doctor opps-exact opps-floor no-dip unpinned doctor:fair-server-off opps-exact:fair-server-off ext-server",
+        ),
+        (
+            "pixel6 host Standard guest Standard driver Mainline path auto neoverse-v1",
+            "opps-exact opps-floor unpinned opps-exact:fair-server-off",
+        ),
+        (
+            "drawn:1 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "DRAWN",
+        ),
+        (
+            "drawn:2 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "DRAWN",
+        ),
+        (
+            "drawn:3 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "DRAWN",
+        ),
+        (
+            "1 host Standard guest Standard driver Ours path auto neoverse-v1",
+            "opps-exact governor shell",
+        ),
+    ];
+
+    /// Each scenario of a set with its host.
+    fn entries(set: Set) -> Vec<(String, &'static str)> {
+        let boots = of(set).into_iter();
+        let each = boots.flat_map(|boot| boot.scenarios.iter().map(|&one| (boot.name(), one)));
+        // Two boots of it are one test.
+        let (mut repeats, mut others): (Vec<_>, Vec<_>) =
+            each.partition(|(_, one)| *one == "repeat");
+        repeats.dedup();
+        others.append(&mut repeats);
+        others
+    }
+
+    #[test]
+    fn each_scenario_is_in_one_set() {
+        let mut seen = BTreeSet::new();
+        for entry in [entries(Short), entries(Long)].concat() {
+            assert!(seen.insert(entry.clone()), "twice: {entry:?}");
+        }
+    }
+
+    #[test]
+    fn no_scenario_is_lost() {
+        let all: BTreeSet<_> = [entries(Short), entries(Long)]
+            .concat()
+            .into_iter()
+            .collect();
+        let mut expected = 0;
+        for (host, scenarios) in HOSTS {
+            for name in scenarios.split(' ') {
+                let names = if name == "DRAWN" { DRAWN } else { &[name] };
+                for &name in names {
+                    expected += 1;
+                    let entry = ((*host).to_owned(), name);
+                    assert!(all.contains(&entry), "lost: {entry:?}");
+                }
+            }
+        }
+        assert!(expected >= 112, "{expected}");
+    }
+
+    #[test]
+    fn the_short_set_has_one_of_each_kind() {
+        let short = entries(Short);
+        let has = |host: &str, name: &str| {
+            let host = format!("2+2 host {host} neoverse-v1");
+            assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
+        };
+        for path in ["auto", "kernel", "exit"] {
+            let host = format!("Standard guest Standard driver Ours path {path}");
+            has(&host, "opps-exact");
+        }
+        has(
+            "Standard guest Standard driver Ours path auto",
+            "default-run",
+        );
+        has(
+            "Standard guest Standard driver Ours path auto",
+            "bpf-requests",
+        );
+        has("Rt guest Rt driver Ours path auto", "rt-settings");
+    }
+}

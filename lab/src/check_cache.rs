@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Checks that aren't repeated on the same input.
+//!
+//! One that passed is kept in the cache with what it printed, under a key of
+//! everything that went into it, until that changes. A failure is never kept.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use crate::artifacts::Artifacts;
+use crate::cache::{key, remove_tree};
+use crate::child_output;
+use crate::kernel::ModuleSource;
+use crate::progress::Step;
+use crate::verdict::{Tried, Verdict};
+
+/// A command on a part of the checkout.
+pub struct Check {
+    /// Of the cache's entry.
+    pub name: String,
+    /// What it looks at.
+    pub source: ModuleSource,
+    /// Runs in the toolchain root.
+    pub command: Vec<String>,
+    /// And there, in this folder.
+    pub place: Place,
+}
+
+/// Where a check runs.
+pub enum Place {
+    /// In a folder with nothing but a copy of the source.
+    Copy,
+    /// In the checkout, with these settings of the environment. They say where
+    /// things are, and so are no part of the key.
+    Checkout(Vec<String>),
+}
+
+/// A check that passed.
+pub struct Held {
+    /// What it printed.
+    pub text: String,
+    /// Whether that was in an earlier run.
+    pub kept: bool,
+}
+
+impl Check {
+    /// Runs it, unless it passed before on the same input. When it doesn't
+    /// pass, what it printed is the error.
+    pub fn carry_out(&self, artifacts: &Artifacts, repo: &Path) -> Result<Held> {
+        let Artifacts { cache, root, .. } = artifacts;
+        let mut input = self.source.content(repo)?;
+        input.push(root.id().into_bytes());
+        input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
+        let key = key(input.iter().map(Vec::as_slice));
+        let mut kept = true;
+        let dir = cache.entry(&format!("passed-{}", self.name), &key, |to| {
+            kept = false;
+            let step = Step::start(format!("{} (up to 2 minutes)", self.name));
+            let work = to.join("work");
+            let mut command = root.command("env");
+            match &self.place {
+                Place::Copy => {
+                    self.source.copy(repo, &work)?;
+                    command.args(["-C", &root.inside(&work)?])
+                }
+                Place::Checkout(settings) => command.args(["-C", "/src"]).args(settings),
+            };
+            let (held, text) = child_output::cargo(command.args(&self.command), &step)?;
+            step.done();
+            if !held {
+                bail!("{text}");
+            }
+            remove_tree(&work)?;
+            Ok(fs::write(to.join("output"), text)?)
+        })?;
+        let text = fs::read_to_string(dir.join("output"))?;
+        Ok(Held { text, kept })
+    }
+
+    /// Runs it as one test.
+    pub fn tried(&self, name: String, artifacts: &Artifacts, repo: &Path) -> Tried {
+        let verdict = match self.carry_out(artifacts, repo) {
+            Ok(held) => held.verdict(),
+            Err(error) => Verdict::Failed(format!("{error:#}")),
+        };
+        Tried { name, verdict }
+    }
+}
+
+impl Held {
+    /// As the verdict of a test.
+    pub fn verdict(&self) -> Verdict {
+        if self.kept {
+            Verdict::Kept
+        } else {
+            Verdict::Passed
+        }
+    }
+}

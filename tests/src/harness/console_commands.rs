@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a scenario can ask for by a line of text, in the guest as on the
+//! host: `VERB ARGUMENT...`, answered by one line.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+
+use crate::harness::access_cost;
+use crate::harness::guest_shell;
+use crate::harness::load::{self, Load};
+use crate::harness::sys::Registers;
+use crate::harness::sysfs;
+
+/// A 16550's interrupt enable register, and what Linux' driver has there while the port is open
+/// and sends nothing: received data, line status.
+const IER: usize = 1;
+const IER_OF_LINUX: u8 = 5;
+/// For an answer to be on its way.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// The loads that are running, by the name that the scenario gave them.
+#[derive(Debug, Default)]
+pub struct Deeds {
+    loads: BTreeMap<String, Load>,
+}
+
+impl Deeds {
+    /// Carries out one line; the answer has no line break.
+    pub fn carry_out(&mut self, line: &str) -> Result<String> {
+        if let Some(script) = line.strip_prefix("sh ") {
+            return guest_shell::run(script);
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["read", path] => Ok(sysfs::text(path)?.replace('\n', "\\n")),
+            ["write", path, value @ ..] => {
+                sysfs::write(path, value.join(" ")).map(|()| String::new())
+            }
+            ["digest", path] => digest(path),
+            ["store-pair", address] => store_pair(address),
+            ["insmod", module, options @ ..] => insmod(module, &options.join(" ")),
+            ["rmmod", module] => rmmod(module),
+            ["sleep", ms] => sleep(ms),
+            // On the vCPU whose register it is, as the kernel's tick reads it;
+            // and after a while, for the host's work on the line that asked
+            // for it moves the frequency too.
+            ["peek", cpu, address] => {
+                load::pin(cpu.parse()?)?;
+                std::thread::sleep(Duration::from_millis(20));
+                let (page, offset) = register(address)?;
+                Ok(page.read(offset).to_string())
+            }
+            ["poke", cpu, address, value] => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                page.write(offset, value.parse()?);
+                Ok(String::new())
+            }
+            ["loads", cpu, address, count] => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                Ok(load::timed(count.parse()?, |_| {
+                    std::hint::black_box(page.read(offset));
+                })
+                .to_string())
+            }
+            ["stores", cpu, address, count, values @ ..] if !values.is_empty() => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                let values: Vec<u32> =
+                    values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
+                Ok(load::timed(count.parse()?, |turn| {
+                    page.write(offset, values[turn % values.len()]);
+                })
+                .to_string())
+            }
+            // One now and then, timed each: `MEDIAN P99` in ns.
+            ["store-times", cpu, address, count, values @ ..] if !values.is_empty() => {
+                load::pin(cpu.parse()?)?;
+                let (page, offset) = register(address)?;
+                let values: Vec<u32> =
+                    values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
+                let times = load::times(count.parse()?, |turn| {
+                    page.write(offset, values[turn % values.len()]);
+                });
+                Ok(times)
+            }
+            [
+                verb @ ("store-naps" | "load-times" | "ram-times" | "call-times" | "call-changes"
+                | "call"),
+                rest @ ..,
+            ] => access_cost::carry_out(verb, rest),
+            ["registers"] => Ok(format!("{:#x}", registers()?)),
+            ["work", cpu, turns] => {
+                load::pin(cpu.parse()?)?;
+                Ok(load::timed_work(turns.parse()?).to_string())
+            }
+            ["start", name, rest @ ..] => self.start(name, rest),
+            ["turns", name] => Ok(self
+                .loads
+                .get(*name)
+                .context("no such load")?
+                .turns()
+                .to_string()),
+            ["stop", name] => {
+                let load = self.loads.remove(*name).context("no such load")?;
+                Ok(load.stop()?.to_string())
+            }
+            ["dmesg", pattern] => Ok(dmesg(pattern)?),
+            _ => bail!("not understood: '{line}'"),
+        }
+    }
+
+    fn start(&mut self, name: &str, words: &[&str]) -> Result<String> {
+        let load = match words {
+            ["busy", cpu] => Load::busy(cpu.parse()?),
+            ["periodic", cpu, period_us, busy_us] => {
+                let us = |word: &str| Ok::<_, anyhow::Error>(Duration::from_micros(word.parse()?));
+                Load::periodic(cpu.parse()?, us(period_us)?, us(busy_us)?)
+            }
+            // All registers of so many vCPUs, and what is none.
+            ["flood-all", cpu, address, vcpus, low, high] => {
+                let base = address.strip_prefix("0x").context("an address is 0x...")?;
+                let base = u64::from_str_radix(base, 16)?;
+                let vcpus: u64 = vcpus.parse()?;
+                let values: [u32; 2] = [low.parse()?, high.parse()?];
+                let pages = (0..vcpus).map(|vcpu| Registers::map(base + vcpu * 0x1000));
+                let pages = pages.collect::<Result<Vec<_>>>()?;
+                let mut turn = 0_usize;
+                Load::repeat(cpu.parse()?, move || {
+                    turn ^= 1;
+                    for page in &pages {
+                        for offset in (0..0x20).step_by(4) {
+                            page.write(offset, values[turn]);
+                            page.read(offset);
+                        }
+                        page.write_of_other_widths(0x10, values[turn]);
+                    }
+                })
+            }
+            ["flood", cpu, address, low, high] => {
+                Load::repeat(cpu.parse()?, writes(address, low, high)?)
+            }
+            // The UART's interrupt enable register and its empty receive buffer in turn, for so
+            // long. The console is quiet before and after, for the answers.
+            ["flood-uart", cpu, address, ms] => {
+                let (page, _) = register(address)?;
+                let start = Instant::now() + QUIET;
+                let flood = start..start + Duration::from_millis(ms.parse()?);
+                Load::repeat(cpu.parse()?, move || {
+                    if flood.contains(&Instant::now()) {
+                        page.write_byte(IER, IER_OF_LINUX);
+                        page.read_byte(0);
+                    } else {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                })
+            }
+            // Stores in one register what is new in another.
+            ["echo", cpu, from, to] => {
+                let ((from, at), (to, to_offset)) = (register(from)?, register(to)?);
+                let mut last = 0;
+                Load::repeat(cpu.parse()?, move || {
+                    let value = from.read(at);
+                    if value != last {
+                        to.write(to_offset, value);
+                        last = value;
+                    }
+                })
+            }
+            ["changes", cpu, address, low, high] => {
+                Load::changes(cpu.parse()?, writes(address, low, high)?)
+            }
+            // One each period; the first one writes `high`.
+            ["writes", cpu, address, period_us, low, high] => {
+                let period = Duration::from_micros(period_us.parse()?);
+                let mut write = writes(address, low, high)?;
+                Load::repeat(cpu.parse()?, move || {
+                    std::thread::sleep(period);
+                    write();
+                })
+            }
+            _ => bail!("no such load: {words:?}"),
+        };
+        if self.loads.insert(name.to_owned(), load).is_some() {
+            bail!("load '{name}' was running already");
+        }
+        Ok(String::new())
+    }
+}
+
+fn sleep(ms: &str) -> Result<String> {
+    std::thread::sleep(Duration::from_millis(ms.parse()?));
+    Ok(String::new())
+}
+
+/// Length and FNV-1a hash (64 bits) of a file.
+pub fn digest(path: &str) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| path.to_owned())?;
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    Ok(format!("{} {hash:016x}", bytes.len()))
+}
+
+/// Stores two registers at once, which KVM can't decode: in a process of its
+/// own, and how that ended.
+fn store_pair(address: &str) -> Result<String> {
+    use std::os::unix::process::ExitStatusExt as _;
+    let mut child = std::process::Command::new("/init");
+    let status = child.args(["store-pair", address]).status()?;
+    Ok(match status.signal() {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("{status}"),
+    })
+}
+
+/// Writes `high` and `low` in turn to a register.
+fn writes(address: &str, low: &str, high: &str) -> Result<impl FnMut() + Send + use<>> {
+    let (page, offset) = register(address)?;
+    let values: [u32; 2] = [low.parse()?, high.parse()?];
+    let mut turn = 0_usize;
+    Ok(move || {
+        turn ^= 1;
+        page.write(offset, values[turn]);
+    })
+}
+
+/// Loads a module of `/lab/modules`.
+pub fn insmod(module: &str, options: &str) -> Result<String> {
+    let path = format!("/lab/modules/{module}.ko");
+    let file = File::open(&path).with_context(|| path.clone())?;
+    let options = std::ffi::CString::new(options)?;
+    finit_module(file, &options, ModuleInitFlags::empty())
+        .with_context(|| format!("loading {path}"))?;
+    Ok(String::new())
+}
+
+/// Removes a module.
+pub fn rmmod(module: &str) -> Result<String> {
+    let name = std::ffi::CString::new(module)?;
+    delete_module(&name, DeleteModuleFlags::O_NONBLOCK)
+        .with_context(|| format!("removing {module}"))?;
+    Ok(String::new())
+}
+
+/// Removes the host module. The kernel frees BPF programs, which hold it, a little later than it
+/// closes them.
+pub fn unload_host_module() -> Result<()> {
+    for _ in 0..100 {
+        if rmmod("vcpufreq_host").is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    rmmod("vcpufreq_host").map(drop)
+}
+
+/// Does something without the host's module.
+pub fn without_host_module<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    unload_host_module()?;
+    let result = work();
+    let loaded = insmod("vcpufreq_host", "");
+    let result = result?;
+    loaded?;
+    Ok(result)
+}
+
+/// Physical address of the cpufreq device, from the guest's device tree.
+fn registers() -> Result<u64> {
+    const TREE: &str = "/proc/device-tree";
+    let mut folders = vec![std::path::PathBuf::from(TREE)];
+    while let Some(folder) = folders.pop() {
+        let compatible = std::fs::read(folder.join("compatible")).unwrap_or_default();
+        if compatible.starts_with(b"qemu,virtual-cpufreq\0") {
+            let reg = std::fs::read(folder.join("reg"))?;
+            let base = reg
+                .first_chunk()
+                .context("a reg property of under 8 bytes")?;
+            return Ok(u64::from_be_bytes(*base));
+        }
+        for entry in std::fs::read_dir(&folder)?.flatten() {
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    bail!("the device tree has no cpufreq device")
+}
+
+pub fn register(address: &str) -> Result<(Registers, usize)> {
+    let digits = address.strip_prefix("0x").context("an address is 0x...")?;
+    let address = u64::from_str_radix(digits, 16)?;
+    Ok((
+        Registers::map(address & !0xfff)?,
+        usize::try_from(address & 0xfff)?,
+    ))
+}
+
+/// The kernel's messages that contain a pattern.
+pub fn dmesg(pattern: &str) -> Result<String> {
+    use std::io::{ErrorKind, Read as _};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut log = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/kmsg")?;
+    let mut found = Vec::new();
+    let mut record = [0_u8; 8192];
+    loop {
+        match log.read(&mut record) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(&record[..length]).into_owned();
+                let message = text.split_once(';').map_or("", |(_, message)| message);
+                if message.contains(pattern) {
+                    found.push(message.trim().replace('\n', " "));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            // Records were overwritten while they were read: go on.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+            Err(error) => return Err(error).context("/dev/kmsg"),
+        }
+    }
+    Ok(found.join("\\n"))
+}

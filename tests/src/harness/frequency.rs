@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The frequency that a pCPU runs at, without the measurement in it: a look
+//! at sysfs is itself a task, whose load the host's governor answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::harness::crosvm::vcpu_name;
+use crate::harness::trace::{FrequencyEvent, Span, Trace, now_us};
+use crate::harness::vm::{Vm, threads};
+use crate::scenarios::{Policy, let_ticks_pass};
+
+/// Looks that are taken until one is as it should be, or is undisturbed: the
+/// promises are about a vCPU with no other runnable task beside it.
+pub const LOOKS: u32 = 25;
+/// What others may run in the 20 ms of a look on all the policy's pCPUs, in µs.
+const DISTURBED_US: u64 = 300;
+
+/// The frequency that a policy runs at for most of 20 ms, in kHz; a look at
+/// which it isn't `wanted` counts when nothing but vCPUs ran meanwhile.
+pub fn host_runs_at(policy: &Policy, vm: &mut Vm, wanted: u32) -> Result<u32> {
+    stay_off(policy, vm)?;
+    let mut khz = 0;
+    for _ in 0..LOOKS {
+        let look = look(policy, || Ok(()))?;
+        khz = look.held.most;
+        if khz == wanted || !look.disturbed {
+            break;
+        }
+    }
+    Ok(khz)
+}
+
+/// What a look saw.
+#[derive(Debug)]
+pub struct Look<T> {
+    /// The frequencies.
+    pub held: Held,
+    /// Other tasks ran beside the vCPU, or much on the policy's other pCPUs.
+    pub disturbed: bool,
+    /// What came of what was done at its end.
+    pub outcome: T,
+}
+
+/// Looks at a policy's frequency for 20 ms, then does something.
+pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<Look<T>> {
+    look_after(policy, || Ok(()), then)
+}
+
+/// Does something, lets its effects come about, looks at a policy's frequency
+/// for 20 ms, then does something else.
+pub fn look_after<T>(
+    policy: &Policy,
+    first: impl FnOnce() -> Result<()>,
+    then: impl FnOnce() -> Result<T>,
+) -> Result<Look<T>> {
+    let trace = Trace::start()?;
+    // In this order: a change between the two would be in neither otherwise.
+    let at_start = policy.khz()?;
+    let started = now_us();
+    first()?;
+    let_ticks_pass();
+    // What was done until now was a task too: let its load go by.
+    let_ticks_pass();
+    let span = undisturbed();
+    let outcome = then()?;
+    let seen = trace.stop()?;
+    let beside = seen.others_ran(&[policy.cpu()], (started, span.1));
+    let disturbed = beside > 0 || seen.others_ran(&policy.cpus, span) > DISTURBED_US;
+    let held = held_frequency(policy, &seen.frequencies, at_start, span);
+    Ok(Look {
+        held,
+        disturbed,
+        outcome,
+    })
+}
+
+/// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another
+/// policy, if there is one: what they do is a load that the host's governor
+/// answers.
+pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
+    let all = Policy::all()?;
+    let Some(other) = all.iter().find(|other| other.path != policy.path) else {
+        return Ok(());
+    };
+    let mut cpu = CpuSet::new();
+    cpu.set(usize::try_from(other.cpu())?)?;
+    for pid in [std::process::id(), vm.pid()] {
+        for (tid, name) in threads(pid)? {
+            if vcpu_name(&name).is_none() {
+                sched_setaffinity(Pid::from_raw(tid), &cpu)
+                    .with_context(|| format!("moving thread {name}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sleeps, so that the measurement isn't a task on a pCPU that is measured;
+/// from when to when, in µs of CLOCK_MONOTONIC.
+fn undisturbed() -> Span {
+    let from = now_us();
+    std::thread::sleep(Duration::from_millis(20));
+    (from, now_us())
+}
+
+/// A policy's frequency over a span of time.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The one that it had for most of the time.
+    pub most: u32,
+    /// The lowest.
+    pub lowest: u32,
+    /// Those that it had from the end of the span on.
+    pub since: Vec<u32>,
+}
+
+/// From the trace: `at_start` is the frequency before the trace began.
+fn held_frequency(policy: &Policy, seen: &[FrequencyEvent], at_start: u32, span: Span) -> Held {
+    let (from, to) = span;
+    let mut time_at = BTreeMap::new();
+    let (mut khz, mut since) = (at_start, from);
+    let mut own = seen
+        .iter()
+        .filter(|event| event.cpu == policy.cpu())
+        .peekable();
+    while let Some(event) = own.next_if(|event| event.time_us < to) {
+        let until = event.time_us.max(from);
+        *time_at.entry(khz).or_insert(0) += until - since;
+        (khz, since) = (event.khz, until);
+    }
+    *time_at.entry(khz).or_insert(0) += to - since;
+    time_at.retain(|_, time| *time > 0);
+    let most = time_at
+        .iter()
+        .max_by_key(|&(_, time)| time)
+        .map_or(khz, |(&khz, _)| khz);
+    let lowest = time_at.keys().next().copied().unwrap_or(khz);
+    let since = std::iter::once(khz)
+        .chain(own.map(|event| event.khz))
+        .collect();
+    Held {
+        most,
+        lowest,
+        since,
+    }
+}

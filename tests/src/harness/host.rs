@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host's side: set-up, the plan, the result port.
+
+use std::fs::{File, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::RebootMode;
+use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
+use serde_json::{Value, json};
+
+use crate::harness::console_commands::insmod;
+use crate::harness::guest::power_off;
+use crate::harness::{sysfs, uclamp};
+use crate::scenarios::{self, Plan};
+
+/// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
+const RESULTS: &str = "/dev/ttyAMA1";
+
+/// The host's init system, where a scenario wants one.
+const SYSTEMD: &str = "/usr/lib/systemd/systemd";
+
+/// The host's first process, or a service of its init system, which is started first then.
+pub fn main() {
+    if is_init() && Path::new(SYSTEMD).exists() {
+        let failed = Command::new(SYSTEMD).arg("--log-target=console").exec();
+        println!("{SYSTEMD}: {failed}");
+    }
+    if let Err(error) = carry_out() {
+        report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
+    }
+    // What the port still has to send is lost with the power.
+    if let Err(error) = result_port().and_then(|port| Ok(tcdrain(port)?)) {
+        println!("{error:#}");
+    }
+    power_off(RebootMode::RB_POWER_OFF);
+}
+
+fn is_init() -> bool {
+    std::process::id() == 1
+}
+
+fn carry_out() -> Result<()> {
+    if is_init() {
+        mount_all()?;
+    } else {
+        mount_traces()?;
+        // In the root group, as without an init system: all scenarios count on that.
+        sysfs::write("/sys/fs/cgroup/cgroup.procs", std::process::id())?;
+    }
+    raw_result_port()?;
+    let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;
+    calm_kernel()?;
+    uclamp::first_use(None)?;
+    for module in [
+        "lab_cpufreq",
+        "lab_cpuidle",
+        "cpufreq_userspace",
+        "cpufreq_powersave",
+    ] {
+        insmod(module, "")?;
+    }
+    // Work that the boot left behind would be measured otherwise.
+    std::thread::sleep(Duration::from_secs(2));
+    let wrong = uclamp::cpus_that_disobey()?;
+    ensure!(wrong.is_empty(), "clamps have no effect on CPUs {wrong:?}");
+    let settings = Plan {
+        driver: plan["driver"]
+            .as_str()
+            .context("a plan without a driver")?
+            .to_owned(),
+        path: plan["path"].as_str().map(str::to_owned),
+    };
+    let scenarios = plan["scenarios"]
+        .as_array()
+        .context("a plan without scenarios")?;
+    // Scenarios about it load it themselves.
+    std::fs::create_dir_all("/usr/lib")?;
+    std::os::unix::fs::symlink("/lab/bpf", "/usr/lib/vcpufreq")?;
+    let names = scenarios.iter().filter_map(Value::as_str);
+    if !names.into_iter().any(|name| name.starts_with("bpf-")) {
+        insmod("vcpufreq_host", "")?;
+    }
+    let later = Duration::from_micros(plan["later_us"].as_u64().unwrap_or(0));
+    for name in scenarios {
+        std::thread::sleep(later);
+        let name = name.as_str().context("a scenario's name")?;
+        if name == "shell" {
+            shell()?;
+            continue;
+        }
+        let mut result = match scenarios::run(name, &settings) {
+            Ok(result) => result,
+            Err(error) => json!({ "held": false, "error": format!("{error:#}") }),
+        };
+        result["scenario"] = name.into();
+        report(&result);
+    }
+    Ok(())
+}
+
+fn mount_all() -> Result<()> {
+    mount_kernel_files()?;
+    mount_at("tmpfs", "/run")?;
+    // As on every system: a new tmpfs is everybody's.
+    std::fs::set_permissions("/run", Permissions::from_mode(0o755))?;
+    mount_at("cgroup2", "/sys/fs/cgroup")
+}
+
+/// The file systems that every kernel offers.
+pub fn mount_kernel_files() -> Result<()> {
+    mount_at("proc", "/proc")?;
+    mount_at("sysfs", "/sys")?;
+    mount_at("devtmpfs", "/dev")?;
+    mount_traces()
+}
+
+/// Those that systemd mounts by units that aren't here.
+fn mount_traces() -> Result<()> {
+    mount_at("debugfs", "/sys/kernel/debug")?;
+    mount_at("tracefs", "/sys/kernel/tracing")
+}
+
+/// Turns off what the kernel does of its own accord that would be measured,
+/// on host and guest.
+pub fn calm_kernel() -> Result<()> {
+    // On an RT kernel interrupts are threads of a real-time class, which run
+    // at the maximum by default: a pCPU would never be seen at its guest's
+    // request, nor a guest ask for less.
+    // /sys/kernel/realtime was the RT patches'; mainline has none.
+    if sysfs::text("/proc/version")?.contains("PREEMPT_RT") {
+        uclamp::first_use(Some(0))?;
+    }
+    // It samples memory 200 times a second.
+    let damon = "/sys/module/damon_stat/parameters/enabled";
+    if Path::new(damon).exists() {
+        sysfs::write(damon, "N")?;
+    }
+    Ok(())
+}
+
+fn mount_at(kind: &str, path: &str) -> Result<()> {
+    std::fs::create_dir_all(path)?;
+    // debugfs may have mounted tracefs below itself; that doesn't hinder.
+    mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("mounting {kind} at {path}"))
+}
+
+fn raw_result_port() -> Result<()> {
+    let port = result_port()?;
+    let mut settings = tcgetattr(&port)?;
+    cfmakeraw(&mut settings);
+    tcsetattr(&port, SetArg::TCSANOW, &settings)?;
+    // Kept open: the settings of a serial port go with its last user.
+    std::mem::forget(port);
+    Ok(())
+}
+
+fn result_port() -> Result<File> {
+    let port = File::options().write(true).read(true).open(RESULTS);
+    port.context(RESULTS)
+}
+
+/// Tells the lab which of a scenario's parts begins. It is work of this CPU and an interrupt: none
+/// while something is measured.
+pub fn begins(done: u32, of: u32, what: &str) {
+    // Progress that can't be shown is no reason to stop.
+    let _ = result_port().and_then(|mut port| Ok(writeln!(port, "# {done} {of} {what}")?));
+}
+
+fn report(result: &Value) {
+    let written = result_port().and_then(|mut port| Ok(writeln!(port, "{result}")?));
+    if let Err(error) = written {
+        println!("{error:#}; result: {result}");
+    }
+}
+
+/// A shell on the console, with job control.
+fn shell() -> Result<()> {
+    println!(
+        "\nThe emulated host. vcpufreq is in the path; a guest's kernel and initial\n\
+         file system are /lab/guest-kernel and /lab/guest-initramfs. 'exit' ends it.\n"
+    );
+    let applets = Path::new("/bin/busybox");
+    Command::new(applets)
+        .args(["--install", "-s", "/bin"])
+        .status()?;
+    Command::new(applets)
+        .arg0("sh")
+        .args(["-c", "exec setsid -c sh -i"])
+        .env("PATH", "/bin")
+        .env("PS1", "host# ")
+        .status()
+        .context("starting the shell")?;
+    Ok(())
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What of `vcpufreq` is on the host, found without asking it.
+
+use std::fs;
+
+use anyhow::Result;
+
+pub const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Everything of vcpufreq's that is on the host now.
+pub fn leftovers() -> Result<Vec<String>> {
+    let mut found = own_cgroups()?;
+    found.extend(processes()?.iter().map(|pid| format!("process {pid}")));
+    if let Ok(entries) = fs::read_dir("/run/vcpufreq") {
+        found.extend(
+            entries
+                .flatten()
+                .map(|entry| entry.path().display().to_string()),
+        );
+    }
+    #[cfg(feature = "bpf")]
+    found.extend(crate::scenarios::bpf::left());
+    Ok(found)
+}
+
+/// Its cgroups, those at the top.
+pub fn own_cgroups() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(CGROUPS)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("vcpufreq") {
+            found.push(entry.path().display().to_string());
+        }
+    }
+    Ok(found)
+}
+
+/// Processes of the program; one that has ended but isn't reaped is none.
+pub fn processes() -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
+            continue;
+        };
+        let target = fs::read_link(entry.path().join("exe"));
+        if target.is_ok_and(|target| target.ends_with("vcpufreq")) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What scenarios are made of: the host's and the guest's first process, guests, loads, traces,
+//! and the kernel's files.
+
+pub mod access_cost;
+pub mod console_commands;
+pub mod crosvm;
+pub mod fair_server;
+pub mod frequency;
+pub mod guest;
+pub mod guest_shell;
+pub mod host;
+pub mod kernel_threads;
+pub mod leftovers;
+pub mod load;
+pub mod sys;
+pub mod sysfs;
+pub mod trace;
+pub mod uclamp;
+pub mod vm;

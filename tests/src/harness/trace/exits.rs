@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Exits of guests to userspace, by the address that was accessed: from the
+//! host's tracepoints `kvm:kvm_mmio` and `kvm:kvm_userspace_exit`, and KVM's
+//! own statistics beside them.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::ops::Range;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::harness::sysfs;
+use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::Line;
+
+const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
+/// For each CPU: 100,000 writes are 5 MB.
+const BUFFER_KIB: u32 = 32 * 1024;
+
+/// Accesses to one address.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Accesses {
+    /// That trapped into KVM.
+    pub trapped: u64,
+    /// That KVM handed to userspace.
+    pub exited: u64,
+}
+
+/// Watches the exits of all guests until it is stopped.
+#[derive(Debug)]
+pub struct Exits {
+    trace: Instance,
+    /// KVM's count of MMIO exits to userspace so far.
+    mmio_exit_user: u64,
+}
+
+/// What was seen.
+#[derive(Debug)]
+pub struct SeenExits {
+    by_address: BTreeMap<u64, Accesses>,
+    /// What each thread accessed.
+    by_thread: BTreeMap<(String, u64), u64>,
+    /// KVM's count of MMIO exits to userspace meanwhile.
+    pub mmio_exit_user: u64,
+    /// Hypercalls that KVM handed to userspace.
+    pub calls_exited: u64,
+    interrupted: BTreeMap<String, u64>,
+}
+
+impl Exits {
+    /// Starts to watch.
+    pub fn watch() -> Result<Self> {
+        let trace = Instance::create("exits", BUFFER_KIB)?;
+        trace.enable(&EVENTS)?;
+        quiet_consoles();
+        let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
+        trace.start()?;
+        Ok(Self {
+            trace,
+            mmio_exit_user,
+        })
+    }
+
+    /// What was seen since the start; an error when the trace isn't complete.
+    pub fn stop(self) -> Result<SeenExits> {
+        quiet_consoles();
+        let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
+        self.trace.stop()?;
+        let mut counter = Counter::default();
+        for line in BufReader::new(self.trace.open()?).lines() {
+            if let Some(line) = Line::read(&line?) {
+                counter.line(&line)?;
+            }
+        }
+        self.trace.remove()?;
+        Ok(SeenExits {
+            by_address: counter.by_address,
+            by_thread: counter.by_thread,
+            mmio_exit_user,
+            calls_exited: counter.calls_exited,
+            interrupted: counter.interrupted,
+        })
+    }
+}
+
+impl SeenExits {
+    /// At these addresses together.
+    pub fn at(&self, addresses: Range<u64>) -> Accesses {
+        let range = self.by_address.range(addresses);
+        range.fold(Accesses::default(), |sum, (_, one)| Accesses {
+            trapped: sum.trapped + one.trapped,
+            exited: sum.exited + one.exited,
+        })
+    }
+
+    /// Accesses to an address by threads of other names; a name is that of one guest only.
+    pub fn by_others_than(&self, name: &str, address: u64) -> u64 {
+        let others = self
+            .by_thread
+            .iter()
+            .filter(|((thread, at), _)| *at == address && !is_called(thread, name));
+        others.map(|(_, count)| count).sum()
+    }
+
+    /// How often a signal made a vCPU's thread leave KVM; its name is that of one guest only.
+    pub fn interrupted(&self, name: &str) -> u64 {
+        let all = self.interrupted.iter();
+        all.filter(|(thread, _)| is_called(thread, name))
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// At all addresses together.
+    pub fn all(&self) -> Accesses {
+        self.at(0..u64::MAX)
+    }
+
+    /// A row for each address.
+    pub fn json(&self) -> Value {
+        let rows = self.by_address.iter().map(|(address, one)| {
+            json!({ "address": format!("{address:#x}"), "trapped": one.trapped, "exited": one.exited })
+        });
+        rows.collect()
+    }
+}
+
+/// Of a trace's `NAME-TID`.
+fn is_called(thread: &str, name: &str) -> bool {
+    thread.rsplit_once('-').is_some_and(|(own, _)| own == name)
+}
+
+/// Sums up lines of the trace.
+#[derive(Debug, Default)]
+struct Counter {
+    by_address: BTreeMap<u64, Accesses>,
+    by_thread: BTreeMap<(String, u64), u64>,
+    /// What each thread accessed last.
+    last: BTreeMap<String, u64>,
+    calls_exited: u64,
+    /// By thread.
+    interrupted: BTreeMap<String, u64>,
+}
+
+impl Counter {
+    /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
+    /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
+    fn line(&mut self, line: &Line) -> Result<()> {
+        let thread = line.thread;
+        let reason = line.tail.split_whitespace().nth(1);
+        match (line.event, reason) {
+            ("kvm_mmio", _) => {
+                let address = line.hex("gpa")?;
+                self.by_address.entry(address).or_default().trapped += 1;
+                *self
+                    .by_thread
+                    .entry((thread.to_owned(), address))
+                    .or_default() += 1;
+                self.last.insert(thread.to_owned(), address);
+            }
+            ("kvm_userspace_exit", Some("KVM_EXIT_MMIO")) => {
+                let address = line.known(self.last.get(thread))?;
+                self.by_address.entry(*address).or_default().exited += 1;
+            }
+            ("kvm_userspace_exit", Some("KVM_EXIT_HYPERCALL")) => self.calls_exited += 1,
+            ("kvm_userspace_exit", Some("KVM_EXIT_INTR")) => {
+                *self.interrupted.entry(thread.to_owned()).or_default() += 1;
+            }
+            _ => (),
+        }
+        Ok(())
+    }
+}
+
+/// The last answer of a guest is on its console before it has read its own
+/// registers for the last time; no exit shall be counted by one alone.
+fn quiet_consoles() {
+    std::thread::sleep(Duration::from_millis(100));
+}
+
+/// A sum over all guests that there are.
+pub fn kvm_statistic(name: &str) -> Result<u64> {
+    sysfs::number(format!("/sys/kernel/debug/kvm/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    //! An exit is put down to what its thread accessed last.
+    use super::*;
+
+    #[test]
+    fn exits_by_address() {
+        let mut counter = Counter::default();
+        for line in [
+            "# tracer: nop",
+            " vcpu0-9 [000] ..... 1.0: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x927c0",
+            " vcpu1-8 [001] ..... 1.1: kvm_mmio: mmio unsatisfied-read len 1 gpa 0x9000005 val 0x0",
+            " vcpu0-9 [000] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1",
+            " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
+            " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
+            " vcpu0-9 [000] ..... 1.5: kvm_userspace_exit: reason KVM_EXIT_HYPERCALL (3)",
+        ] {
+            if let Some(line) = Line::read(line) {
+                counter.line(&line).unwrap();
+            }
+        }
+        let seen = SeenExits {
+            by_address: counter.by_address,
+            by_thread: counter.by_thread,
+            mmio_exit_user: 1,
+            calls_exited: counter.calls_exited,
+            interrupted: counter.interrupted,
+        };
+        assert_eq!(seen.calls_exited, 1);
+        assert_eq!(
+            ["vcpu0", "vcpu1"].map(|name| seen.interrupted(name)),
+            [1, 0]
+        );
+        let others = |name| seen.by_others_than(name, 0xa00_0004);
+        assert_eq!((others("vcpu0"), others("vcpu1")), (0, 2));
+        let accesses = |trapped, exited| Accesses { trapped, exited };
+        assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
+        assert_eq!(seen.all(), accesses(3, 1));
+    }
+}

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq bench`, and crosvm beside vcpufreq.
+
+pub mod peer;
+pub mod peer_setup;
+pub mod program;

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How the VMMs of `peer` are started, so that both give a guest the same vCPUs.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::harness::sysfs;
+use crate::harness::vm::Setup;
+use crate::scenarios::{Policy, first_cpus};
+
+/// A cgroup for each domain is in it, made before crosvm starts: it makes none.
+const GROUPS: &str = "/sys/fs/cgroup/cros";
+
+/// A VMM, and how it clamps.
+#[derive(Clone, Copy)]
+pub enum Vmm {
+    /// By sched_setattr.
+    Crosvm,
+    /// By a cgroup for each domain.
+    CrosvmGroups,
+    /// One vCPU, on this policy, with frequencies of its own: only then is there a uclamp.max.
+    CrosvmExact(usize),
+    /// Its options.
+    Ours {
+        path: &'static str,
+        clamp: &'static str,
+        actuator: &'static str,
+    },
+}
+
+impl Vmm {
+    /// As the rows name it.
+    pub fn name(self) -> String {
+        match self {
+            Self::Crosvm => "crosvm sched_setattr".to_owned(),
+            Self::CrosvmGroups => "crosvm cgroup".to_owned(),
+            Self::CrosvmExact(policy) => format!("crosvm exact {policy}"),
+            Self::Ours {
+                path,
+                clamp,
+                actuator,
+            } => format!("vcpufreq {path} {clamp} {actuator}"),
+        }
+    }
+
+    /// How to start it, and the vCPUs with what each is pinned to.
+    pub fn setup(self, policies: &[Policy]) -> Result<(Setup, Vec<(usize, Policy)>)> {
+        let all = policies.iter().cloned().enumerate().collect();
+        Ok(match self {
+            Self::Ours {
+                path,
+                clamp,
+                actuator,
+            } => {
+                let setup = Setup {
+                    silent: true,
+                    ..Setup::mirroring(&first_cpus(policies))
+                };
+                let options = ["--path", path, "--clamp", clamp, "--actuator", actuator];
+                (setup.with(&options).with(&["--rate-limit", "0"]), all)
+            }
+            Self::Crosvm => (crosvm(policies, "")?, all),
+            Self::CrosvmGroups => {
+                make_groups(policies.len())?;
+                let domains: Vec<_> = (0..policies.len()).map(|n| format!("[{n}]")).collect();
+                let domains = format!(",freq-domains=[{}]", domains.join(","));
+                let setup = crosvm(policies, &domains)?;
+                (setup.with(&["--vcpu-cgroup-path", GROUPS]), all)
+            }
+            Self::CrosvmExact(index) => {
+                let policy = policies.get(index).context("no such policy")?;
+                let mut opps = policy.opps.clone();
+                // With the pCPU's own maximum it neither caps nor throttles.
+                *opps.last_mut().context("no OPP")? -= 1;
+                let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
+                let setup = crosvm(std::slice::from_ref(policy), "")?;
+                let table = format!("0={}", opps.join(","));
+                let setup = setup.with(&["--cpu-frequencies-khz", &table]);
+                (setup, vec![(0, policy.clone())])
+            }
+        })
+    }
+}
+
+/// crosvm with a vCPU on the first CPU of each policy, which it is told to be like.
+fn crosvm(policies: &[Policy], domains: &str) -> Result<Setup> {
+    let each = |of: &dyn Fn(&Policy) -> Result<u32>, sign: &str| {
+        let each = policies.iter().enumerate();
+        let each = each.map(|(n, policy)| Ok(format!("{n}={}", of(policy)?)));
+        anyhow::Ok(each.collect::<Result<Vec<_>>>()?.join(sign))
+    };
+    let pins = each(&|policy| Ok(policy.cpu()), ":")?;
+    let ratio = each(&per_mhz, ",")?;
+    let cpus = format!("num-cores={}{domains}", policies.len());
+    let setup = Setup {
+        crosvm: true,
+        // As many as there are vCPUs.
+        pins: policies
+            .iter()
+            .map(|policy| policy.cpu().to_string())
+            .collect(),
+        ..Setup::default()
+    };
+    Ok(setup.with(&[
+        "--cpus",
+        &cpus,
+        "--cpu-affinity",
+        &pins,
+        "--cpu-capacity",
+        &ratio,
+        "--cpu-ipc-ratio",
+        &ratio,
+        "--virt-cpufreq-upstream",
+    ]))
+}
+
+/// A policy's performance for each MHz, as the host's device tree has it.
+fn per_mhz(policy: &Policy) -> Result<u32> {
+    let cpu = policy.cpu();
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/of_node/capacity-dmips-mhz");
+    let bytes = fs::read(&path).with_context(|| path.clone())?;
+    let bytes = bytes.first_chunk::<4>().context(path)?;
+    Ok(u32::from_be_bytes(*bytes))
+}
+
+fn make_groups(domains: usize) -> Result<()> {
+    sysfs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu")?;
+    for n in 0..domains {
+        let path = format!("{GROUPS}/vcpu-domain{n}");
+        fs::create_dir_all(&path)?;
+        sysfs::write(format!("{path}/cgroup.type"), "threaded")?;
+    }
+    // A group below can't be held up otherwise, for the default is 0.
+    sysfs::write(format!("{GROUPS}/cpu.uclamp.min"), "max")?;
+    sysfs::write(format!("{GROUPS}/cgroup.subtree_control"), "+cpu")
+}
+
+/// crosvm leaves them behind, with their clamps.
+pub fn remove_groups() -> Result<()> {
+    let Ok(entries) = fs::read_dir(GROUPS) else {
+        return Ok(());
+    };
+    let groups = entries.flatten().map(|entry| entry.path());
+    let groups: Vec<_> = groups.filter(|path| path.is_dir()).collect();
+    for group in groups.into_iter().chain([GROUPS.into()]) {
+        let mut removed = fs::remove_dir(&group);
+        // The threads of a process that has ended go a little later.
+        for _ in 0..100 {
+            if removed.is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            removed = fs::remove_dir(&group);
+        }
+        removed.with_context(|| group.display().to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq bench` on the lab's host, as anyone calls it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{self, Command, Output, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+
+use crate::harness::console_commands::{insmod, rmmod};
+use crate::harness::host::begins;
+use crate::harness::leftovers::CGROUPS;
+use crate::harness::sysfs;
+use crate::scenarios::Plan;
+
+const OUT: &str = "/run/ramp.json";
+const HTML: &str = "/run/ramp.html";
+const TRACE: &str = "/run/ramp.trace.json";
+const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
+/// Of host and guest, HZ = 250.
+const TICK_US: u64 = 4_000;
+/// A read takes 2 ms, and ends in a timer's interrupt.
+const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
+
+const GUEST_CMDLINE: &str = "nokaslr";
+const SLICE: &str = "/sys/fs/cgroup/user.slice";
+const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
+
+/// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
+/// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
+pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+    let mut options = vec!["--html", HTML, "--perfetto", TRACE];
+    if let Some(path) = &plan.path {
+        options.extend(["--path", path]);
+    }
+    for word in name.split(':').skip(1) {
+        if !word.starts_with("--") {
+            options.push("--scenario");
+        }
+        options.push(word);
+    }
+    let (output, report) = bench(plan, &options)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Ok(json!({
+        "held": output.status.success(), "exit_code": output.status.code(),
+        "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
+        "trace": fs::read_to_string(TRACE).unwrap_or_default(),
+        "table": text(&output.stdout), "said": text(&output.stderr),
+    }))
+}
+
+/// The ramp of a thread that begins on an idle vCPU, by each path: how long until
+/// the pCPU runs at its highest frequency. A ramp is two requests, which may each
+/// miss the host's tick, and begins anywhere between two ticks of the guest.
+pub fn ramps(plan: &Plan) -> Result<Value> {
+    let mut rows = Vec::new();
+    for path in ["exit", "kernel", "bpf"] {
+        let options = [
+            "--scenario",
+            "new-thread",
+            "--variant",
+            "vm+bridge",
+            "--repeats",
+            "3",
+            "--path",
+            path,
+        ];
+        let (output, report) = bench(plan, &options)?;
+        ensure!(
+            output.status.success(),
+            "path {path}: {} results {} failures {}",
+            String::from_utf8_lossy(&output.stderr).trim(),
+            report["results"],
+            report["failures"]
+        );
+        let row = &report["results"][0];
+        let median = row["median"].as_u64();
+        let median = median.with_context(|| format!("path {path}: no ramp"))?;
+        rows.push((path, median, row["values"].clone()));
+    }
+    let most = rows[0].1 + 3 * TICK_US;
+    let held = rows.iter().all(|(_, median, _)| *median <= most);
+    let rows: Vec<_> = rows
+        .into_iter()
+        .map(|(path, median, values)| json!({ "path": path, "to_fmax_us": median, "values": values }))
+        .collect();
+    Ok(json!({ "held": held, "at_most_us": most, "rows": rows }))
+}
+
+/// Runs the program with more options; what it said, and its report.
+fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
+    // A CPU that leaves a deep idle state spends its exit latency in the one
+    // stream of instructions that all emulated CPUs share.
+    rmmod("lab_cpuidle")?;
+    insmod("configfs", "")?;
+    insmod("null_blk", NULL_BLK)?;
+    // Of the run before.
+    let _ = fs::remove_file(OUT);
+    let session = Session::enter()?;
+    let mut output = Command::new("/bin/vcpufreq")
+        .args([
+            "bench",
+            "--kernel",
+            "/lab/guest-kernel",
+            "--initrd",
+            "/lab/guest-initramfs",
+        ])
+        .args([
+            "--guest-module",
+            "/lab/modules/configfs.ko",
+            "--guest-module",
+        ])
+        .arg(format!("/lab/modules/null_blk.ko {NULL_BLK}"))
+        .arg("--guest-module")
+        .arg(format!("/lab/modules/{}.ko", plan.driver))
+        .args(["--guest-cmdline", GUEST_CMDLINE])
+        .args(["--speed-switch", SPEED_MODEL])
+        .args(["--cgroup-parent", CGROUPS])
+        .args(["--out", OUT])
+        .args(options)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("starting vcpufreq bench")?;
+    let said = output.stderr.take().context("no stderr")?;
+    let said = thread::spawn(move || without_repeats(said));
+    let mut output = output.wait_with_output()?;
+    let said = said.join().map_err(|_| anyhow!("a thread panicked"))?;
+    output.stderr = said?.into_bytes();
+    drop(session);
+    rmmod("null_blk")?;
+    rmmod("configfs")?;
+    insmod("lab_cpuidle", "")?;
+    let report: Value = fs::read_to_string(OUT)
+        .ok()
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default();
+    Ok((output, report))
+}
+
+/// What the program says but for its progress, which goes to the lab: `vcpufreq: 36 repeats`, and
+/// `vcpufreq: vm: big-ramp, repeat 2 of 5` before each of them.
+fn without_repeats(said: impl Read) -> Result<String> {
+    let mut others = String::new();
+    let (mut done, mut of) = (0, 0);
+    for line in BufReader::new(said).lines() {
+        let line = line?;
+        let text = line.strip_prefix("vcpufreq: ").unwrap_or(&line);
+        if let Some(number) = text.strip_suffix(" repeats") {
+            of += number.parse::<u32>()?;
+        } else if text.contains(", repeat ") {
+            begins(done, of, text);
+            done += 1;
+        } else {
+            others.push_str(&line);
+            others.push('\n');
+        }
+    }
+    Ok(others)
+}
+
+/// What this process starts is in a cgroup with the cpu controller, two levels below
+/// the root, as a login's is under systemd (which has one more): on a host with an init
+/// system no load is in the root group, and each level costs a thread's ticks and
+/// switches something. A VM's own groups are two levels deep, too: below the root, where a VMM
+/// goes with --cgroup-parent only, which is accepted because nothing is limited here.
+struct Session;
+
+impl Session {
+    fn enter() -> Result<Self> {
+        // The root has the cpu controller on since `cpus_that_disobey`.
+        fs::create_dir_all(SLICE)?;
+        sysfs::write(format!("{SLICE}/cgroup.subtree_control"), "+cpu")?;
+        // What a bench before this one could not remove is as good.
+        fs::create_dir_all(SCOPE)?;
+        sysfs::write(format!("{SCOPE}/cgroup.procs"), process::id())?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let left = sysfs::write("/sys/fs/cgroup/cgroup.procs", process::id())
+            .and_then(|()| Ok(fs::remove_dir(SCOPE)?))
+            .and_then(|()| Ok(fs::remove_dir(SLICE)?));
+        if let Err(error) = left {
+            println!("the bench's cgroup stays: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: progress is no part of what the program says.
+    use super::*;
+
+    #[test]
+    fn progress_is_left_out() {
+        let said = "vcpufreq: 2 repeats\nvcpufreq: host\nvcpufreq: host: work, repeat 1 of 2\n\
+                    vcpufreq: host: work, repeat 2 of 2\nvcpufreq: work on host failed: x\n";
+        assert_eq!(
+            without_repeats(said.as_bytes()).unwrap(),
+            "vcpufreq: host\nvcpufreq: work on host failed: x\n"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! While a sched_ext scheduler runs, the ext server's share is the floor: in place of the fair
+//! server's, or beside it where the scheduler leaves fair tasks. What doctor says of it beside what
+//! a busy CPU under a ceiling of 0 runs at.
+
+use std::ffi::OsStr;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
+use serde_json::{Value, json};
+
+use crate::harness::{sysfs, uclamp};
+use crate::scenarios::Policy;
+
+const OBJECT: &str = "/lab/bpf/scheduler.bpf.o";
+const STATE: &str = "/sys/kernel/sched_ext/state";
+/// Other than the fair server's 50 ms, for the two to differ.
+const RUNTIME_NS: u64 = 100_000_000;
+
+pub fn run() -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.first().context("no policy")?;
+    let file = |cpu| format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
+    let before: u64 = sysfs::number(file(policy.cpu()))?;
+    let set = |runtime: u64| -> Result<()> {
+        policy
+            .cpus
+            .iter()
+            .try_for_each(|cpu| sysfs::write(file(*cpu), runtime))
+    };
+    set(RUNTIME_NS)?;
+    let fair = look(policy)?;
+    let takes_all = Scheduler::start("takes_all")?;
+    let all = look(policy)?;
+    set(0)?;
+    let none = look(policy)?;
+    set(RUNTIME_NS)?;
+    takes_all.end()?;
+    let takes_few = Scheduler::start("takes_few")?;
+    let few = said(policy)?;
+    takes_few.end()?;
+    set(before)?;
+    let after = look(policy)?;
+    // 50 and 100 ms of 1 s, of 1024.
+    let held = fair == at(policy, 51)
+        && all == at(policy, 102)
+        && none == at(policy, 0)
+        && few == 153
+        && after == at(policy, 51);
+    Ok(json!({
+        "held": held, "fair": fair, "takes_all": all, "takes_all_without_server": none,
+        "takes_few_util": few, "after": after,
+    }))
+}
+
+/// The utilization that doctor names, and the lowest frequency of a busy CPU under a ceiling of 0.
+fn look(policy: &Policy) -> Result<(u64, u32)> {
+    let util = said(policy)?;
+    Ok((util, uclamp::lowest_khz(policy, policy.cpu())?))
+}
+
+/// What both are to be.
+fn at(policy: &Policy, util: u32) -> (u64, u32) {
+    let khz = u64::from(policy.max()) * u64::from(util) / u64::from(policy.capacity);
+    let khz = u32::try_from(khz).unwrap_or(u32::MAX);
+    (util.into(), policy.at_least(khz))
+}
+
+/// What doctor says is reserved.
+fn said(policy: &Policy) -> Result<u64> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["doctor", "--json"])
+        .output()?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
+    let floors = said["floors"].as_array().context("no floors")?;
+    let mut own = floors
+        .iter()
+        .filter(|floor| policy.path.ends_with(&format!("policy{}", floor["policy"])));
+    let floor = own.next().context("a policy without a floor")?;
+    floor["reserved"]["known"]
+        .as_u64()
+        .with_context(|| format!("not known: {floor}"))
+}
+
+/// A sched_ext scheduler that runs as long as the link is there.
+struct Scheduler {
+    link: Link,
+    _object: Object,
+}
+
+impl Scheduler {
+    fn start(name: &str) -> Result<Self> {
+        let object = ObjectBuilder::default().open_file(OBJECT)?;
+        let mut object = object.load().context(OBJECT)?;
+        let link = {
+            let mut maps = object.maps_mut();
+            let mut map = maps
+                .find(|map| map.name() == OsStr::new(name))
+                .with_context(|| format!("no {name}"))?;
+            map.attach_struct_ops()?
+        };
+        until("enabled")?;
+        Ok(Self {
+            link,
+            _object: object,
+        })
+    }
+
+    fn end(self) -> Result<()> {
+        drop(self.link);
+        until("disabled")
+    }
+}
+
+fn until(state: &str) -> Result<()> {
+    for _ in 0..500 {
+        if sysfs::text(STATE)? == state {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    bail!("sched_ext is {}, not {state}", sysfs::text(STATE)?)
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The rate limit charges the vCPU that writes and the VM: one vCPU that writes every page gets its
+//! own rate, and writers at the same time lose no charge.
+
+use std::num::NonZeroU32;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_device::{RateLimit, VcpuId};
+use vcpufreq_host_bpf::HostBpf;
+
+use super::requests::{FROM_KHZ, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, stores};
+use super::tiny_vm::{Deed, TinyVm};
+use super::{BASE, Policy, like, start};
+use crate::harness::load;
+
+pub fn run() -> Result<Value> {
+    let (pages_hold, pages) = all_pages()?;
+    let (writers_hold, writers) = two_writers()?;
+    Ok(json!({
+        "held": pages_hold && writers_hold, "all_pages": pages, "two_writers": writers,
+    }))
+}
+
+/// Two vCPUs in these domains, and their limit.
+fn host(domains: [u32; 2], per_second: u32, burst: u32) -> Result<HostBpf> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let mut vcpus = Vec::new();
+    for domain in domains {
+        let mut vcpu = like(policy, domain)?;
+        vcpu.limit = Some(RateLimit {
+            per_second: NonZeroU32::new(per_second).context("0")?,
+            burst: NonZeroU32::new(burst).context("0")?,
+        });
+        vcpus.push(vcpu);
+    }
+    start(&policies, vcpus)
+}
+
+/// Writes these registers so often, each, as the thread of a vCPU.
+fn write(host: &HostBpf, vcpu: u16, registers: &[u64], times: u64) -> Result<()> {
+    load::pin(2 + u32::from(vcpu))?;
+    host.register_thread(VcpuId(vcpu))?;
+    let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
+    let _events = [vm.swallow(SET_PERF)?, vm.swallow(OTHERS_SET_PERF)?];
+    for &address in registers {
+        let deed = Deed {
+            address,
+            ..stores(times, FROM_KHZ, STEP_KHZ)
+        };
+        vm.run(deed, |_, _| ())?;
+    }
+    Ok(())
+}
+
+/// Requests that the limit has let pass.
+fn passed(host: &HostBpf) -> u64 {
+    let counters = [0, 1].map(|vcpu| host.counters(VcpuId(vcpu)).unwrap_or_default());
+    let passed = counters.map(|counted| counted.requests - counted.limited);
+    passed.iter().sum()
+}
+
+/// A vCPU writes its own register and another's; then that one writes its own.
+fn all_pages() -> Result<(bool, Value)> {
+    const EACH: u64 = 600;
+    const BURST: u32 = 10;
+    let host = host([0, 1], 100, BURST)?;
+    let by = |vcpu, registers: &'static [u64]| {
+        let before = passed(&host);
+        let wrote = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write(&host, vcpu, registers, EACH));
+            writer.join().map_err(|_| anyhow!("a vCPU panicked"))?
+        });
+        wrote.map(|()| passed(&host) - before)
+    };
+    let one = by(0, &[SET_PERF, OTHERS_SET_PERF])?;
+    let other = by(1, &[OTHERS_SET_PERF])?;
+    // A burst, and what the rate adds in the 10 ms or so that it takes.
+    let right = |passed| (u64::from(BURST)..=u64::from(BURST) + 5).contains(&passed);
+    let row = json!({ "requests_of_one": 2 * EACH, "passed": one, "passed_of_other": other });
+    Ok((right(one) && right(other), row))
+}
+
+/// Two vCPUs write one register at the same time.
+fn two_writers() -> Result<(bool, Value)> {
+    const EACH: u64 = 50_000;
+    const BURST: u32 = 60_000;
+    let host = host([0, 0], 1, BURST)?;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let writers = [0, 1].map(|vcpu| {
+            let host = &host;
+            scope.spawn(move || write(host, vcpu, &[SET_PERF], EACH))
+        });
+        writers
+            .into_iter()
+            .try_for_each(|writer| writer.join().map_err(|_| anyhow!("a vCPU panicked"))?)
+    })?;
+    let seconds = started.elapsed().as_secs() + 1;
+    let passed = passed(&host);
+    let most = u64::from(BURST) + seconds;
+    let held = (u64::from(BURST)..=most).contains(&passed);
+    let row = json!({ "requests": 2 * EACH, "passed": passed, "at_most": most });
+    Ok((held, row))
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Another process changes what the module sets: the clamps of a vCPU's group or thread, its
+//! policy, its priority. The next request is in force again, and the module changes clamps alone.
+
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use anyhow::{Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
+
+use super::group::{Group, write_util};
+use super::requests::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
+use crate::harness::sys::{policy_of, set_clamp, set_policy_of};
+use crate::harness::{console_commands, load};
+
+/// What is asked for, and then asked for again.
+const ASKED_KHZ: u32 = FROM_KHZ + 100 * STEP_KHZ;
+
+pub fn run() -> Result<Value> {
+    console_commands::insmod("vcpufreq_host", "")?;
+    let running = std::thread::Builder::new().spawn(|| {
+        let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+        let _event = vcpu.vm.swallow(SET_PERF)?;
+        Ok::<_, anyhow::Error>([group(&mut vcpu)?, thread(&mut vcpu)?, policy(&mut vcpu)?])
+    })?;
+    let rows = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
+    console_commands::unload_host_module()?;
+    let held = rows.iter().all(|(held, _)| *held);
+    let [group, thread, policy] = rows.map(|(_, row)| row);
+    Ok(json!({ "held": held, "group": group, "thread": thread, "policy": policy }))
+}
+
+/// The clamps in force after one request.
+fn ask(vcpu: &mut Vcpu, khz: u32) -> Result<(u32, u32)> {
+    vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
+    own_clamps()
+}
+
+/// The group's floor and ceiling.
+fn group(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let group = Group::with_current("meddling")?;
+    let module = HostModule::open(1, 1)?;
+    let (min, max) = (group.min.as_fd(), group.max.as_fd());
+    module.bind(0, Target::Group { min, max })?;
+    let wanted = (vcpu.policy.util(ASKED_KHZ), 1024);
+    let first = ask(vcpu, ASKED_KHZ)?;
+    let before = vcpu.counters()?;
+    let same = ask(vcpu, ASKED_KHZ)?;
+    let unchanged = vcpu.counters()?.unchanged - before.unchanged;
+    write_util(&group.min, 0)?;
+    let lowered = own_clamps()?;
+    let again = ask(vcpu, ASKED_KHZ)?;
+    write_util(&group.min, 1000)?;
+    let raised = own_clamps()?;
+    let down = ask(vcpu, ASKED_KHZ)?;
+    write_util(&group.max, 50)?;
+    let capped = own_clamps()?;
+    let next = ask(vcpu, ASKED_KHZ + STEP_KHZ)?;
+    let next_wanted = (vcpu.policy.util(ASKED_KHZ + STEP_KHZ), 1024);
+    let meddled = [lowered, raised, capped] == [(0, 1024), (1000, 1024), (50, 50)];
+    let held = meddled
+        && unchanged == 1
+        && [first, same, again, down] == [wanted; 4]
+        && next == next_wanted;
+    let row = json!({
+        "wanted": wanted, "first": first, "asked_again": same, "unchanged": unchanged,
+        "floor_lowered": lowered, "then": again, "floor_raised": raised, "then_down": down,
+        "capped": capped, "next": next, "next_wanted": next_wanted,
+    });
+    Ok((held, row))
+}
+
+/// The thread's own floor.
+fn thread(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let module = HostModule::open(1, 1)?;
+    module.bind(0, Target::Thread)?;
+    vcpu.host.forget(0);
+    let wanted = (vcpu.policy.util(ASKED_KHZ), 1024);
+    let first = ask(vcpu, ASKED_KHZ)?;
+    set_clamp(7, 1024)?;
+    let again = ask(vcpu, ASKED_KHZ)?;
+    let held = [first, again] == [wanted; 2];
+    Ok((
+        held,
+        json!({ "wanted": wanted, "first": first, "then": again }),
+    ))
+}
+
+/// Policy, priority and nice value, one after the other.
+const POLICIES: [(i32, i32, i32); 5] = [
+    (libc::SCHED_OTHER, 0, 3),
+    (libc::SCHED_BATCH, 0, 7),
+    (libc::SCHED_FIFO, 1, 7),
+    (libc::SCHED_RR, 2, 5),
+    (libc::SCHED_OTHER, 0, 5),
+];
+const CHANGES: usize = 5_000;
+
+/// chrt and renice, while the vCPU clamps itself as fast as it can: none is undone, nor a clamp
+/// refused.
+fn policy(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let module = HostModule::open(1, 1)?;
+    module.bind(0, Target::Thread)?;
+    let tid = nix::unistd::gettid().as_raw();
+    let done = AtomicBool::new(false);
+    let undone = std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            let undone = change(tid);
+            done.store(true, SeqCst);
+            undone
+        });
+        while !done.load(SeqCst) {
+            vcpu.vm.run(stores(100, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+        }
+        changing.join().map_err(|_| anyhow!("chrt panicked"))?
+    })?;
+    set_policy_of(tid, (libc::SCHED_OTHER, 0, 0))?;
+    let applied = module.applied(0)?;
+    let held = undone == 0 && applied.refused == 0 && applied.applied > 1_000;
+    let row = json!({
+        "changes": CHANGES, "undone": undone,
+        "clamps": applied.applied, "refused": applied.refused, "errno": applied.last_errno,
+    });
+    Ok((held, row))
+}
+
+/// How many changes didn't last until the next one.
+fn change(tid: i32) -> Result<u32> {
+    load::pin(1)?;
+    let mut undone = 0;
+    for wanted in POLICIES.into_iter().cycle().take(CHANGES) {
+        set_policy_of(tid, wanted)?;
+        let lasted = (0..10).all(|_| policy_of(tid) == wanted);
+        undone += u32::from(!lasted);
+    }
+    Ok(undone)
+}

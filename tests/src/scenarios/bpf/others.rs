@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! More than one VMM, VMMs that are killed, and what the programs cost the rest of the host.
+
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+use serde_json::{Value, json};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
+
+use super::tiny_vm::{Deed, TinyVm};
+use super::{BASE, Plan, Policy, like, start};
+use crate::harness::vm::Vm;
+use crate::harness::{console_commands, load, sysfs};
+use crate::scenarios::first_cpus;
+
+/// The agent as a VMM of its own: a tiny VM on a pCPU that writes this value so often, or for ever.
+pub fn vmm(words: &[String]) -> Result<()> {
+    let number = |at: usize| words.get(at).context("a word is missing");
+    let (cpu, value, times): (u32, u32, u64) = (
+        number(0)?.parse()?,
+        number(1)?.parse()?,
+        number(2)?.parse()?,
+    );
+    let policies = Policy::all()?;
+    let mut vcpu = like(policies.last().context("no policy")?, 0)?;
+    vcpu.actuate = ActuateBy::Kfunc;
+    load::pin(cpu)?;
+    let host = start(&policies, vec![vcpu])?;
+    let module = HostModule::open(1, 1)?;
+    module.bind(0, Target::Thread)?;
+    host.register_thread(VcpuId(0))?;
+    let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
+    let _event = vm.swallow(BASE + 4)?;
+    let deed = Deed {
+        times: times.max(1_000),
+        address: BASE + 4,
+        value,
+        step: u32::from(times == 0),
+        ..Deed::default()
+    };
+    loop {
+        vm.run(deed, |_, _| ())?;
+        if times > 0 {
+            break;
+        }
+    }
+    let counters = host.counters(VcpuId(0)).context("no vCPU")?;
+    let latest = host.latest(VcpuId(0)).context("no vCPU")?;
+    let missed = host.missed();
+    println!(
+        "{}",
+        json!({ "requests": counters.requests, "latest_khz": latest.khz.0, "missed": missed })
+    );
+    Ok(())
+}
+
+fn spawn(cpu: u32, value: u32, times: u64) -> Result<Child> {
+    Command::new("/init")
+        .arg("bpf-vmm")
+        .args([cpu.to_string(), value.to_string(), times.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting a VMM")
+}
+
+/// Two VMs with the same addresses at once: each is told of its own guest's writes alone.
+pub fn two() -> Result<Value> {
+    const TIMES: u64 = 5_000;
+    console_commands::insmod("vcpufreq_host", "")?;
+    let mut rows = Vec::new();
+    let mut children = [
+        (900_000, spawn(2, 900_000, TIMES)?),
+        (1_700_000, spawn(3, 1_700_000, TIMES)?),
+    ];
+    for (value, child) in &mut children {
+        let mut text = String::new();
+        let stdout = child.stdout.as_mut().context("no stdout")?;
+        stdout.read_to_string(&mut text)?;
+        ensure!(child.wait()?.success(), "a VMM failed: {text}");
+        let row: Value = serde_json::from_str(text.trim())?;
+        let right = row["requests"] == TIMES && row["latest_khz"] == *value && row["missed"] == 0;
+        rows.push((right, row));
+    }
+    console_commands::unload_host_module()?;
+    let held = rows.iter().all(|(right, _)| *right);
+    let rows: Vec<Value> = rows.into_iter().map(|(_, row)| row).collect();
+    Ok(json!({ "held": held, "vms": rows }))
+}
+
+/// VMMs killed at various moments of start-up and run: no program, link or map of theirs is left,
+/// and the module can be removed.
+pub fn kill() -> Result<Value> {
+    const KILLS: u32 = 20;
+    console_commands::insmod("vcpufreq_host", "")?;
+    let started = Instant::now();
+    ensure!(spawn(2, 900_000, 1)?.wait()?.success(), "a VMM failed");
+    let start_ms = u64::try_from(started.elapsed().as_millis())?;
+    // What earlier programs had is freed a little later than it was closed.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = objects();
+    let mut most = (0, 0, 0);
+    for n in 0..KILLS {
+        let mut child = spawn(2 + n % 2, 900_000, 0)?;
+        // Start-up takes about half a second of the emulated host.
+        std::thread::sleep(Duration::from_millis(u64::from(n) * 41 + 5));
+        let now = objects();
+        most = (most.0.max(now.0), most.1.max(now.1), most.2.max(now.2));
+        child.kill()?;
+        child.wait()?;
+    }
+    let mut after = objects();
+    for _ in 0..100 {
+        if after == before {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        after = objects();
+    }
+    console_commands::unload_host_module()?;
+    let silent = console_commands::Deeds::default().carry_out("dmesg WARNING")?;
+    let held = after == before && most.1 > before.1 && silent.is_empty();
+    Ok(json!({
+        "held": held, "kills": KILLS, "start_virtual_ms": start_ms, "programs_links_maps": { "before": format!("{before:?}"),
+        "most": format!("{most:?}"), "after": format!("{after:?}") }, "warnings": silent,
+    }))
+}
+
+/// VMMs that end by themselves: what the kernel lists at once of their programs and maps.
+pub fn ends(plan: &Plan) -> Result<Value> {
+    const ENDS: u32 = 10;
+    const GUESTS: u32 = 2;
+    let mut left = Vec::new();
+    console_commands::insmod("vcpufreq_host", "")?;
+    for n in 0..ENDS {
+        let mut child = spawn(2 + n % 2, 900_000, 1)?;
+        ensure!(child.wait()?.success(), "a VMM failed");
+        left.extend(super::left());
+    }
+    // Nothing of theirs holds it any more.
+    let removed = console_commands::rmmod("vcpufreq_host").is_ok();
+    if removed {
+        console_commands::insmod("vcpufreq_host", "")?;
+    }
+    let setup = plan.mirroring(&first_cpus(&Policy::all()?));
+    for _ in 0..GUESTS {
+        let vm = Vm::boot(&setup.clone().with(&["--path", "bpf"]))?;
+        ensure!(!super::left().is_empty(), "the guest has no programs");
+        vm.quit()?;
+        left.extend(super::left());
+    }
+    console_commands::unload_host_module()?;
+    let held = left.is_empty() && removed;
+    Ok(json!({
+        "held": held, "ends": ENDS, "guests": GUESTS, "left": left, "module_removed_at_once": removed,
+    }))
+}
+
+/// Programs, links and maps that the kernel has.
+fn objects() -> (usize, usize, usize) {
+    (
+        ProgInfoIter::default().count(),
+        LinkInfoIter::default().count(),
+        MapInfoIter::default().count(),
+    )
+}
+
+/// What a VM's program costs a switch between two tasks that have nothing to do with it, as the
+/// kernel measures it: its two looks at the clock are in it.
+pub fn switch_cost() -> Result<Value> {
+    let policies = Policy::all()?;
+    let vcpu = like(policies.last().context("no policy")?, 0)?;
+    let host = start(&policies, vec![vcpu])?;
+    // This thread is the VM's; those that switch are another process'.
+    host.register_thread(VcpuId(0))?;
+    sysfs::write("/proc/sys/kernel/bpf_stats_enabled", 1)?;
+    let before = switch_program()?;
+    let mut child = Command::new("/init").arg("bpf-switches").spawn()?;
+    ensure!(child.wait()?.success(), "the switches failed");
+    let after = switch_program()?;
+    sysfs::write("/proc/sys/kernel/bpf_stats_enabled", 0)?;
+    let runs = after.0 - before.0;
+    let ns = (after.1 - before.1) / runs.max(1);
+    let own = host.counters(VcpuId(0)).context("no vCPU")?.switches;
+    let held = runs >= 2 * TURNS && own < runs / 100 && ns < 1_000;
+    Ok(json!({ "held": held, "switches": runs, "of_the_vm": own, "virtual_ns": ns }))
+}
+
+/// Runs of the program on sched_switch, and the ns that they took.
+fn switch_program() -> Result<(u64, u64)> {
+    let mut programs = ProgInfoIter::default();
+    let found = programs.find(|program| program.name == "vcpufreq_switch");
+    let program = found.context("no such program is loaded")?;
+    Ok((program.run_cnt, program.run_time_ns))
+}
+
+const TURNS: u64 = 10_000;
+
+/// Two threads on one CPU wake each other by pipes.
+pub fn switches() -> Result<()> {
+    load::pin(1)?;
+    let (ping_read, ping_write) = nix::unistd::pipe()?;
+    let (pong_read, pong_write) = nix::unistd::pipe()?;
+    let other = std::thread::spawn(move || {
+        let mut byte = [0_u8];
+        for _ in 0..TURNS {
+            nix::unistd::read(&ping_read, &mut byte)?;
+            nix::unistd::write(&pong_write, &byte)?;
+        }
+        anyhow::Ok(())
+    });
+    let mut byte = [0_u8];
+    for _ in 0..TURNS {
+        nix::unistd::write(&ping_write, &byte)?;
+        nix::unistd::read(&pong_read, &mut byte)?;
+    }
+    other.join().map_err(|_| anyhow!("a thread panicked"))?
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Only a program on `kvm_mmio`, or at the kernel's own `kvm_smccc_call_handler`, may call the
+//! module's function: elsewhere it could be under a run queue's lock. The module stays as long as
+//! anything needs it, and a file whose set-up is refused is as before.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use libbpf_rs::{ErrorKind, ObjectBuilder};
+use serde_json::{Value, json};
+use vcpufreq_host_bpf::{DEVICE, HostModule, verify};
+
+use crate::harness::{console_commands, sys};
+
+const REFUSED: [&str; 3] = ["refused_switch", "refused_entry", "refused_userspace_exit"];
+
+pub fn run() -> Result<Value> {
+    let load = |name: &str| verify(Path::new(&format!("/lab/bpf/{name}.bpf.o")));
+    let without = load("allowed").is_err();
+    console_commands::insmod("vcpufreq_host", "")?;
+    let allowed = load("allowed").map_err(|error| error.to_string());
+    let mut said = Vec::new();
+    for name in REFUSED {
+        said.push(load(name).map_or_else(|error| error.to_string(), |()| "loaded".into()));
+    }
+    let call = load("allowed_call").map_err(|error| error.to_string());
+    let same_name = on_same_name()?;
+    // While a VMM has it open, it can't be removed.
+    let open = HostModule::open(2, 1)?;
+    let kept = console_commands::rmmod("vcpufreq_host").is_err();
+    let (set_up_holds, set_up) = set_up_twice(open)?;
+    console_commands::unload_host_module()?;
+    let held = without
+        && kept
+        && allowed.is_ok()
+        && call.is_ok()
+        && same_name == Some(ErrorKind::PermissionDenied)
+        && set_up_holds
+        && said.iter().all(|line| forbidden(line));
+    Ok(json!({
+        "held": held, "without_module_refused": without, "allowed": format!("{allowed:?}"),
+        "allowed_call": format!("{call:?}"), "same_name": format!("{same_name:?}"),
+        "refused": said, "kept_while_open": kept, "set_up_twice": set_up,
+    }))
+}
+
+/// The program that may call it at the kernel's function, on a BPF function of that name: why it
+/// is refused.
+fn on_same_name() -> Result<Option<ErrorKind>> {
+    const NAME: &str = "kvm_smccc_call_handler";
+    let target = ObjectBuilder::default().open_file("/lab/bpf/same_name.bpf.o")?;
+    let target = target.load()?;
+    let program = target.progs().find(|program| program.name() == NAME);
+    let fd = program.context("no target")?.as_fd().as_raw_fd();
+    let mut caller = ObjectBuilder::default().open_file("/lab/bpf/allowed_call.bpf.o")?;
+    for mut program in caller.progs_mut() {
+        program.set_attach_target(fd, Some(NAME.to_owned()))?;
+    }
+    Ok(caller.load().err().map(|error| error.kind()))
+}
+
+/// While one file of this process is set up another one is refused. That has nothing to bind
+/// then, and is set up when the first one is closed.
+fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
+    let open = || -> Result<File> { Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?) };
+    let second = open()?;
+    let error = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
+    let busy = error(sys::set_up_host_module(&second, 2, 1));
+    let bound = error(sys::bind_thread(&second, 0));
+    drop(first);
+    let again = error(sys::set_up_host_module(&second, 2, 1));
+    let then_bound = error(sys::bind_thread(&second, 0));
+    let held =
+        [busy, bound, again, then_bound] == [Some(libc::EBUSY), Some(libc::EINVAL), None, None];
+    let row = json!({
+        "errno_while_other_is": busy, "errno_of_bind": bound,
+        "errno_later": again, "errno_of_bind_later": then_bound,
+    });
+    Ok((held, row))
+}
+
+/// What the verifier says of it: up to Linux 7.2, and from 7.3 on.
+fn forbidden(said: &str) -> bool {
+    let words = [
+        "is not allowed",
+        "Use a kfunc allowed for this program type",
+    ];
+    words.iter().any(|words| said.contains(words))
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Reads that don't leave the guest and writes that don't leave the kernel: what they do, and what
+//! one costs the vCPU. On a host without uclamp reads are the same, and requests are counted.
+
+use std::num::NonZeroU32;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Value, json};
+use vcpufreq_device::{RateLimit, VcpuId};
+use vcpufreq_host_bpf::{
+    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, Target, VcpuPolicy, Waiting,
+};
+
+use super::group::{Group, write_util};
+use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
+use super::{BASE, Policy, like, settled, start};
+use crate::harness::sys::set_deadline;
+use crate::harness::{console_commands, load, sysfs};
+
+pub(super) const SET_PERF: u64 = BASE + 4;
+const MANY: u64 = 100_000;
+pub(super) const ONE: VcpuId = VcpuId(0);
+/// set_perf of another vCPU in the same domain.
+pub(super) const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
+
+pub fn run() -> Result<Value> {
+    let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
+    if uclamp {
+        console_commands::insmod("vcpufreq_host", "")?;
+    }
+    let thread = std::thread::Builder::new().name("vcpu0".into());
+    let running = thread.spawn(move || if uclamp { clamped() } else { counted() })?;
+    let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
+    if uclamp {
+        console_commands::unload_host_module()?;
+    }
+    Ok(result)
+}
+
+/// The current thread as the vCPU of a tiny VM.
+pub(super) struct Vcpu {
+    pub policy: Policy,
+    how: VcpuPolicy,
+    pub vm: TinyVm,
+    pub host: HostBpf,
+}
+
+impl Vcpu {
+    pub fn new(actuate: ActuateBy) -> Result<Self> {
+        let policies = Policy::all()?;
+        let policy = policies.last().context("no policy")?.clone();
+        load::pin(policy.cpu())?;
+        let mut how = like(&policy, 0)?;
+        how.actuate = actuate;
+        let host = start(&policies, vec![how.clone(), how.clone()])?;
+        host.register_thread(ONE)?;
+        let vm = TinyVm::new(Some((BASE, host.pages())))?;
+        Ok(Self {
+            policy,
+            how,
+            vm,
+            host,
+        })
+    }
+
+    /// The outcome, and virtual ns for each access, the two ends of a run included.
+    fn timed(&mut self, deed: Deed, left: impl FnMut(u64, u32)) -> Result<(Outcome, u64)> {
+        let start = Instant::now();
+        let outcome = self.vm.run(deed, left)?;
+        let ns = u64::try_from(start.elapsed().as_nanos())?;
+        Ok((outcome, ns / deed.times))
+    }
+
+    pub fn counters(&self) -> Result<Counters> {
+        self.host.counters(ONE).context("no vCPU")
+    }
+}
+
+fn loads(address: u64) -> Deed {
+    Deed {
+        times: MANY,
+        address,
+        read: true,
+        ..Deed::default()
+    }
+}
+
+pub(super) fn stores(times: u64, value: u32, step: u32) -> Deed {
+    Deed {
+        times,
+        address: SET_PERF,
+        value,
+        step,
+        ..Deed::default()
+    }
+}
+
+/// One request for another vCPU of the domain.
+pub(super) fn by_other(khz: u32) -> Deed {
+    Deed {
+        address: OTHERS_SET_PERF,
+        ..stores(1, khz, 0)
+    }
+}
+
+/// `MANY` reads, beside as many loads from the guest's memory.
+fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let (_, mut load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
+    let (mut outcome, mut read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
+    // The host's own work on another pCPU takes half of the emulated time.
+    for _ in 0..2 {
+        load_ns = load_ns.min(vcpu.timed(loads(RAM), |_, _| ())?.1);
+        let (again, ns) = vcpu.timed(loads(BASE), |_, _| ())?;
+        outcome.exits += again.exits;
+        read_ns = read_ns.min(ns);
+    }
+    let (read, khz) = read_beside_host(vcpu)?;
+    let trapped = vcpu.counters()?.reads;
+    let held = outcome.exits == 0 && trapped == 0 && read == khz && read_ns * 10 <= load_ns * 12;
+    let row = json!({
+        "exits": outcome.exits, "trapped": trapped, "read_khz": read, "host_khz": khz,
+        "load_virtual_ns": load_ns, "read_virtual_ns": read_ns,
+    });
+    Ok((held, row))
+}
+
+/// What the guest reads and what the host says, while that is the same before and after: the
+/// governor has just found a busy thread.
+fn read_beside_host(vcpu: &mut Vcpu) -> Result<(u32, u32)> {
+    for _ in 0..100 {
+        let before = vcpu.policy.khz()?;
+        let (outcome, _) = vcpu.timed(loads(BASE), |_, _| ())?;
+        if vcpu.policy.khz()? == before {
+            return Ok((outcome.read, before));
+        }
+    }
+    bail!("the host's frequency never stands still")
+}
+
+/// With the module, on a host with uclamp.
+fn clamped() -> Result<Value> {
+    let group = Group::with_current("requests")?;
+    let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+    let module = HostModule::open(1, 1)?;
+    let (min, max) = (group.min.as_fd(), group.max.as_fd());
+    module.bind(0, Target::Group { min, max })?;
+    let by_exit = exits(&mut vcpu, &group)?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    let _others = vcpu.vm.swallow(OTHERS_SET_PERF)?;
+    let (reads_hold, reads) = reads(&mut vcpu)?;
+    let (writes_hold, writes) = writes(&mut vcpu, by_exit)?;
+    let (limit_holds, limit) = limit(&mut vcpu, &module)?;
+    let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
+    let (raced_holds, raced) = raced(&mut vcpu, &module)?;
+    let (waits_holds, waits) = waits_over_policy(&mut vcpu, &module)?;
+    let (settled_hold, settled) = settled::rows(&mut vcpu, &module)?;
+    let (deadline_holds, deadline) = deadline(&mut vcpu)?;
+    drop((_event, _others));
+    drop(vcpu);
+    let (others_hold, for_others) = deadline_for_others(&module)?;
+    let applied = module.applied(0)?;
+    Ok(json!({
+        "held": reads_hold && writes_hold && limit_holds && overtaken_holds && raced_holds
+            && waits_holds && settled_hold && deadline_holds && others_hold && applied.refused == 0,
+        "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
+        "raced": raced, "waits_over_policy": waits, "settled": settled, "deadline": deadline, "deadline_for_others": for_others,
+        "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
+    }))
+}
+
+/// Each of these changes the clamp: 2 800 kHz are one step of 1 024.
+const CHANGES: u64 = 500;
+pub(super) const FROM_KHZ: u32 = 700_000;
+pub(super) const STEP_KHZ: u32 = 2_800;
+
+/// What a write costs by an exit, with the same clamp by the same file.
+fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
+    let policy = vcpu.policy.clone();
+    let mut failed = 0;
+    let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
+    // The programs see these too, and have nothing to do with them.
+    vcpu.how.actuate = ActuateBy::Nobody;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let (outcome, ns) = vcpu.timed(deed, |_, khz| {
+        failed += u32::from(write_util(&group.min, policy.util(khz)).is_err());
+    })?;
+    ensure!(
+        failed == 0 && outcome.exits == CHANGES,
+        "the control failed"
+    );
+    write_util(&group.min, 0)?;
+    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    Ok(ns)
+}
+
+fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
+    let before = vcpu.counters()?;
+    let (changing, changed_ns) = vcpu.timed(stores(CHANGES, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let between = vcpu.counters()?;
+    let last = FROM_KHZ + 99_999;
+    let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let clamp = own_clamp()?;
+    let requests = after.requests - between.requests;
+    let handled = |from: &Counters, to: &Counters| {
+        to.in_kernel - from.in_kernel + to.unchanged - from.unchanged
+    };
+    let held = changing.exits + outcome.exits == 0
+        && requests == MANY
+        && handled(&between, &after) == MANY
+        && between.in_kernel - before.in_kernel == CHANGES
+        && clamp == vcpu.policy.util(last)
+        // This VMM's exit is the shortest that there can be.
+        && changed_ns < by_exit_ns;
+    let row = json!({
+        "exits": outcome.exits, "requests": requests, "clamps": after.in_kernel - between.in_kernel,
+        "unchanged": after.unchanged - between.unchanged, "clamp": clamp,
+        "virtual_ns": ns, "with_clamp_virtual_ns": changed_ns,
+        "by_exit_with_clamp_virtual_ns": by_exit_ns,
+    });
+    Ok((held, row))
+}
+
+/// A flood over the limit: few clamps, one event, and the last value in the end.
+fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    set_limit(vcpu, true)?;
+    let before = vcpu.counters()?;
+    let (_, _) = vcpu.timed(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let (events, served) = serve(vcpu, module)?;
+    let clamp = own_clamp()?;
+    let last = FROM_KHZ + STEP_KHZ * 599;
+    set_limit(vcpu, false)?;
+    let passed = after.in_kernel - before.in_kernel;
+    let limited = after.limited - before.limited;
+    let held = events == 1
+        && served
+        && passed + limited == FLOOD
+        && (10..=15).contains(&passed)
+        && clamp == vcpu.policy.util(last);
+    let row = json!({
+        "requests": FLOOD, "passed": passed, "limited": limited, "events": events, "clamp": clamp,
+    });
+    Ok((held, row))
+}
+
+/// What waits for a token is older than what another vCPU of the domain asks for meanwhile.
+fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let outcome = vcpu.vm.run(by_other(newer), |_, _| ())?;
+    let at_once = own_clamp()?;
+    let (events, served) = serve(vcpu, module)?;
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let held = outcome.exits == 0 && events == 1 && served && [at_once, clamp] == [wanted; 2];
+    let row = json!({ "events": events, "clamp_at_once": at_once, "clamp": clamp });
+    Ok((held, row))
+}
+
+/// Another vCPU of the domain asks while what waited for a token is put into force: that is put
+/// into force, too, and each of the two has one outcome.
+fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let before = others_counters(&vcpu.host)?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let mut calls = 0;
+    let settled = host.serve(&waiting, |domain, demand| {
+        calls += 1;
+        if calls == 1 {
+            vm.run(by_other(newer), |_, _| ())?;
+        }
+        anyhow::Ok(module.apply(domain, demand)?)
+    });
+    let after = others_counters(&vcpu.host)?;
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let in_force =
+        matches!(settled, Settled::InForce(demand) if u32::from(demand.min.get()) == wanted);
+    // Unchanged, where the module finds it in force.
+    let handled = |counted: &Counters| counted.in_kernel + counted.unchanged;
+    let by_kernel = handled(&after) - handled(&before);
+    let held = in_force && (calls, by_kernel, clamp) == (2, 1, wanted);
+    let row = json!({
+        "clamps_of_worker": calls, "outcome": format!("{settled:?}"), "others_by_kernel": by_kernel,
+        "clamp": clamp,
+    });
+    Ok((held, row))
+}
+
+/// A request that waits for the worker is served after the policy has changed.
+fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    vcpu.how.actuate = ActuateBy::Worker;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let asked = FROM_KHZ + 2 * STEP_KHZ;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.host.set_policy(ONE, vcpu.how.clone())?;
+    let settled = vcpu
+        .host
+        .serve(&waiting, |domain, demand| module.apply(domain, demand));
+    let clamp = own_clamp()?;
+    let held = matches!(settled, Settled::InForce(_)) && clamp == vcpu.policy.util(asked);
+    Ok((
+        held,
+        json!({ "outcome": format!("{settled:?}"), "clamp": clamp }),
+    ))
+}
+
+/// Of the other vCPU of the domain.
+pub(super) fn others_counters(host: &HostBpf) -> Result<Counters> {
+    host.counters(VcpuId(1)).context("no vCPU")
+}
+
+pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
+    let events: Vec<_> = vcpu
+        .host
+        .worker()?
+        .wait(Duration::from_millis(100))?
+        .collect();
+    match events[..] {
+        [Event::Waiting(waiting)] => Ok(waiting),
+        _ => bail!("one request waits, and the events are {events:?}"),
+    }
+}
+
+/// Requests, of which some pass at once.
+pub(super) const FLOOD: u64 = 600;
+
+pub(super) fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
+    vcpu.how.limit = match on {
+        true => Some(RateLimit {
+            per_second: NonZeroU32::new(100).context("0")?,
+            burst: NonZeroU32::new(10).context("0")?,
+        }),
+        false => None,
+    };
+    Ok(vcpu.host.set_policy(ONE, vcpu.how.clone())?)
+}
+
+/// Serves the requests that wait; how many, and whether all are in force.
+fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
+    let worker = vcpu.host.worker()?;
+    let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
+    let mut served = true;
+    for event in &events {
+        let Event::Waiting(waiting) = event else {
+            bail!("told of a request that nobody wanted told: {event:?}");
+        };
+        served &= waiting.not_before_ns.is_some();
+        let apply = |domain, demand| module.apply(domain, demand);
+        served &= matches!(vcpu.host.serve(waiting, apply), Settled::InForce(_));
+    }
+    Ok((events.len(), served))
+}
+
+/// Clamps mean nothing to a SCHED_DEADLINE thread: counted, and the host goes on.
+fn deadline(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    // Its affinity has to be that of its root domain.
+    load::unpin()?;
+    set_deadline(Duration::from_millis(5), Duration::from_millis(10))?;
+    let before = vcpu.counters()?;
+    vcpu.vm.run(stores(10, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let after = vcpu.counters()?;
+    let count = after.not_applicable - before.not_applicable;
+    let row = json!({ "requests": 10, "not_applicable": count });
+    Ok((count == 10, row))
+}
+
+/// Of a vCPU in another domain, it may ask for one that clamps do mean something to: the worker
+/// has that put into force.
+fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let [mut own, mut other] = [like(policy, 1)?, like(policy, 0)?];
+    for how in [&mut own, &mut other] {
+        how.actuate = ActuateBy::Kfunc;
+    }
+    let host = start(&policies, vec![own, other])?;
+    host.register_thread(ONE)?;
+    let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
+    let _others = vm.swallow(OTHERS_SET_PERF)?;
+    let before = module.applied(0)?.applied;
+    vm.run(by_other(FROM_KHZ), |_, _| ())?;
+    let worker = host.worker()?;
+    let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
+    let apply = |domain, demand| module.apply(domain, demand);
+    let in_force = |waiting| matches!(host.serve(waiting, apply), Settled::InForce(_));
+    let served = events
+        .iter()
+        .filter(|event| matches!(event, Event::Waiting(waiting) if in_force(waiting)));
+    let (count, served) = (events.len(), served.count());
+    let applied = module.applied(0)?.applied - before;
+    let counters = host.counters(VcpuId(1)).context("no vCPU")?;
+    let held = (count, served, applied, counters.not_applicable) == (1, 1, 1, 0);
+    let row = json!({
+        "events": count, "served": served, "applied": applied,
+        "not_applicable": counters.not_applicable,
+    });
+    Ok((held, row))
+}
+
+pub(super) fn own_clamp() -> Result<u32> {
+    Ok(own_clamps()?.0)
+}
+
+/// uclamp.min and uclamp.max in force for this thread.
+pub(super) fn own_clamps() -> Result<(u32, u32)> {
+    let text = sysfs::text("/proc/thread-self/sched")?;
+    let field = |name| crate::harness::vm::field(&text, name);
+    Ok((
+        field("effective uclamp.min")?,
+        field("effective uclamp.max")?,
+    ))
+}
+
+/// On a host without uclamp.
+fn counted() -> Result<Value> {
+    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    let (held, reads) = reads(&mut vcpu)?;
+    let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;
+    let counters = vcpu.counters()?;
+    let right = counters.requests == MANY && counters.not_applicable == MANY;
+    Ok(json!({
+        "held": held && right && outcome.exits == 0, "uclamp": false, "reads": reads,
+        "writes": {
+            "requests": counters.requests, "not_applicable": counters.not_applicable,
+            "exits": outcome.exits, "virtual_ns": ns,
+        },
+    }))
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What comes of a request that the worker puts into force: where the guest asks for something
+//! else all the time, where the host fails, where writes were missed, and where the guest starts
+//! anew meanwhile.
+
+use anyhow::{Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_device::{Demand, Khz};
+use vcpufreq_host_bpf::{HostModule, Settled};
+
+use super::requests::{
+    FLOOD, FROM_KHZ, ONE, STEP_KHZ, Vcpu, by_other, others_counters, own_clamp, set_limit, stores,
+    the_one_that_waits,
+};
+use crate::harness::trace::now_us;
+
+/// All rows by name, and whether each holds.
+pub(super) fn rows(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+    let rows = [
+        ("changing", changing(vcpu, module)?),
+        ("failed", failed(vcpu, module)?),
+        ("assumed", assumed(vcpu, module)?),
+        ("reset", reset(vcpu, module)?),
+    ];
+    let held = rows.iter().all(|(_, row)| row["held"] == true);
+    let rows: serde_json::Map<_, _> = rows
+        .into_iter()
+        .map(|(name, row)| (name.to_owned(), row))
+        .collect();
+    Ok((held, rows.into()))
+}
+
+/// Put into force by the module.
+fn by(module: &HostModule) -> impl Fn(u32, Demand) -> Result<()> {
+    |domain, demand| Ok(module.apply(domain, demand)?)
+}
+
+fn min(settled: &Settled<anyhow::Error>) -> Option<u32> {
+    match settled {
+        Settled::InForce(demand) | Settled::Changing(demand) => Some(demand.min.get().into()),
+        Settled::Failed(..) | Settled::Nothing => None,
+    }
+}
+
+/// Another vCPU of the domain asks before each clamp is there: the worker goes on to others after
+/// a few, and ends at the last one when it comes back.
+fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let mut asked = FROM_KHZ;
+    let first = host.serve(&waiting, |domain, demand| {
+        asked += STEP_KHZ;
+        vm.run(by_other(asked), |_, _| ())?;
+        by(module)(domain, demand)
+    });
+    let clamps = (asked - FROM_KHZ) / STEP_KHZ;
+    let second = host.settle(0, by(module));
+    let clamp = own_clamp()?;
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(asked);
+    let goes_on = matches!(first, Settled::Changing(_)) && clamps == 4;
+    let ended = matches!(second, Settled::InForce(_));
+    let held = goes_on && ended && min(&second) == Some(wanted) && clamp == wanted;
+    Ok(json!({
+        "held": held, "clamps_at_once": clamps, "first": format!("{first:?}"),
+        "second": format!("{second:?}"), "clamp": clamp,
+    }))
+}
+
+/// What couldn't be put into force isn't taken for being so: it is tried again, by the worker and
+/// where it is asked for again, and a newer request of the domain isn't lost with it.
+fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let refused = vcpu.host.serve(&waiting, |_, _| Err(anyhow!("refused")));
+    let unknown = vcpu.host.wanted(0).is_none();
+    let settled = vcpu.host.settle(0, by(module));
+    let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
+    let clamp = own_clamp()?;
+    // Asked for again, what is in force is unchanged, and what failed isn't.
+    let again = |vcpu: &mut Vcpu| {
+        let before = others_counters(&vcpu.host)?;
+        vcpu.vm.run(by_other(last), |_, _| ())?;
+        let after = others_counters(&vcpu.host)?;
+        anyhow::Ok((
+            after.in_kernel - before.in_kernel,
+            after.unchanged - before.unchanged,
+        ))
+    };
+    let in_force = again(vcpu)?;
+    // The module sees that nothing is in force, whatever it was asked for last.
+    vcpu.host.settle(0, |domain, _| {
+        module.apply(domain, Demand::NONE)?;
+        Err(anyhow!("refused"))
+    });
+    let after_failure = again(vcpu)?;
+    let last = vcpu.policy.util(last);
+    // The newer request has an outcome of its own, and the failure doesn't undo it.
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    let newer = FROM_KHZ + STEP_KHZ;
+    let (host, vm) = (&vcpu.host, &mut vcpu.vm);
+    let before = others_counters(host)?.in_kernel;
+    let overtaken = host.serve(&waiting, |_, _| {
+        vm.run(by_other(newer), |_, _| ())?;
+        Err(anyhow!("refused"))
+    });
+    let by_kernel = others_counters(host)?.in_kernel - before;
+    let newer_clamp = own_clamp()?;
+    let newer_wanted = host.wanted(0).map(|demand| u32::from(demand.min.get()));
+    set_limit(vcpu, false)?;
+    let wanted = vcpu.policy.util(newer);
+    let held = matches!(refused, Settled::Failed(..))
+        && unknown
+        && (min(&settled), clamp) == (Some(last), last)
+        && (in_force, after_failure) == ((0, 1), (1, 0))
+        && matches!(overtaken, Settled::Failed(..))
+        && (by_kernel, newer_clamp, newer_wanted) == (1, wanted, Some(wanted));
+    Ok(json!({
+        "held": held, "unknown_after_failure": unknown, "then": format!("{settled:?}"),
+        "clamp": clamp, "again_in_force": in_force, "again_after_failure": after_failure,
+        "newer_by_kernel": by_kernel, "newer_clamp": newer_clamp,
+        "newer_wanted": newer_wanted,
+    }))
+}
+
+/// In a guest's place, for writes that no program saw: not where the guest has written since, and
+/// not over what it writes later.
+fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    let asked = FROM_KHZ + STEP_KHZ;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    let seen = vcpu.host.seen(ONE);
+    let max = Khz(vcpu.policy.max());
+    vcpu.host.assume(ONE, max, seen - 1, now_ns());
+    let settled = vcpu.host.settle(0, by(module));
+    let stale = (min(&settled), own_clamp()?);
+    // What waits for a token is older than what is assumed.
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.host.assume(ONE, max, vcpu.host.seen(ONE), now_ns());
+    let settled = vcpu.host.serve(&waiting, by(module));
+    let in_place = (min(&settled), own_clamp()?);
+    set_limit(vcpu, false)?;
+    vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
+    // The worker's own look at what was asked for last, not the program's.
+    vcpu.host.forget(0);
+    let settled = vcpu.host.settle(0, by(module));
+    let later = (min(&settled), own_clamp()?);
+    let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
+    let held = stale == (Some(asked), asked)
+        && in_place == (Some(max), max)
+        && later == (Some(asked), asked);
+    Ok(json!({
+        "held": held, "written_since": stale, "assumed": in_place, "written_later": later,
+    }))
+}
+
+/// A guest that starts anew has no part in what the old one was waiting for.
+fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+    set_limit(vcpu, true)?;
+    vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let waiting = the_one_that_waits(vcpu)?;
+    vcpu.host.reset()?;
+    let settled = vcpu.host.settle(0, by(module));
+    let anew = own_clamp()?;
+    let served = vcpu.host.serve(&waiting, by(module));
+    let later = own_clamp()?;
+    let asked = vcpu.host.asked(0);
+    set_limit(vcpu, false)?;
+    let none = u32::from(Demand::NONE.min.get());
+    let held = min(&settled) == Some(none) && [anew, later] == [none; 2] && asked.is_none();
+    Ok(json!({
+        "held": held, "settled": format!("{settled:?}"), "clamp": anew,
+        "served": format!("{served:?}"), "clamp_later": later, "asked": asked.map(|khz| khz.0),
+    }))
+}
+
+/// Rounded up to the next us, so later than every request so far.
+fn now_ns() -> u64 {
+    (now_us() + 1) * 1_000
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The least that must hold of a guest: it boots and ends; it sees its
+//! CPUs as they are; its own governor moves the host.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::opps::{Row, sweep};
+use crate::harness::fair_server;
+use crate::harness::frequency::{host_runs_at, look, stay_off};
+use crate::harness::vm::Vm;
+use crate::scenarios::{
+    Plan, Policy, cur_perf, first_cpus, let_load_decay, registers, set_governor,
+};
+
+/// A guest with a vCPU on the first CPU of each policy boots, answers, and
+/// powers off.
+pub fn boot(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = Vm::boot(&plan.mirroring(&first_cpus(&policies)))?;
+    let guest = vm.ask("read /proc/sys/kernel/osrelease")?;
+    let errors = vm.quit()?;
+    Ok(json!({ "held": true, "guest_kernel": guest, "vmm_said": errors }))
+}
+
+/// The guest's own cpu_capacity is its pCPU's within 1, and cur_perf is the
+/// pCPU's frequency.
+pub fn capacity(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
+    let base = registers(&mut vm)?;
+    let mut held = true;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let path = format!("/sys/devices/system/cpu/cpu{vcpu}/cpu_capacity");
+        let capacity = u32::try_from(vm.number(format!("read {path}"))?)?;
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        stay_off(policy, &vm)?;
+        let look = look(policy, || cur_perf(&mut vm, base, vcpu))?;
+        let (host, read) = (look.held, look.outcome);
+        let khz = host.most;
+        vm.ask("stop busy")?;
+        held &= capacity.abs_diff(policy.capacity) <= 1 && host.since.contains(&read);
+        rows.push(json!({
+            "pcpu_capacity": policy.capacity, "guest_capacity": capacity,
+            "host_khz": khz, "guest_reads_khz": read,
+        }));
+    }
+    vm.quit()?;
+    Ok(json!({ "held": held, "vcpus": rows }))
+}
+
+/// With schedutil in the guest, a busy loop brings its pCPU to the maximum
+/// and idling brings it down to the minimum.
+pub fn governor(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
+    let mut held = true;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        set_governor(&mut vm, vcpu, "schedutil")?;
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        let busy = host_runs_at(policy, &mut vm, policy.max())?;
+        vm.ask("stop busy")?;
+        let_load_decay();
+        // An idle CPU's frequency stays where it was: idle but for 1 %.
+        vm.ask(format!("start idle periodic {vcpu} 20000 200"))?;
+        let_load_decay();
+        // How soon isn't asked here; that it gets there is.
+        let mut idle = 0;
+        for _ in 0..10 {
+            idle = host_runs_at(policy, &mut vm, policy.min())?;
+            if idle == policy.min() {
+                break;
+            }
+        }
+        vm.ask("stop idle")?;
+        held &= busy == policy.max() && idle == policy.min();
+        rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "idle_clamp": vm.clamp(vcpu)?, "min_khz": policy.min() }));
+    }
+    vm.quit()?;
+    Ok(json!({ "held": held, "vcpus": rows }))
+}
+
+/// A guest that reboots boots again, and the bridge works after it.
+pub fn restart(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.first().context("no policy")?;
+    let setup = plan.mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    vm.tell("restart")?;
+    vm.expect("@ready", Duration::from_secs(120))?;
+    plan.load_driver(&mut vm)?;
+    vm.ask("start busy busy 0")?;
+    let rows = sweep(&mut vm, 0, policy, Row::exact)?;
+    vm.quit()?;
+    let wrong = rows.iter().filter(|row| !row.exact()).count();
+    Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))
+}
+
+/// What the bridge can't do without, by the names of `vcpufreq doctor`; the lab's host has the
+/// best path.
+const NEEDED: [&str; 4] = ["kvm", "path", "uclamp", "governor"];
+
+/// What `vcpufreq doctor` says of the lab's host: that a guest can run here
+/// with the bridge, and each policy's floor.
+pub fn doctor(_plan: &Plan) -> Result<Value> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["doctor", "--json"])
+        .output()?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
+    let code = output.status.code();
+    let all = said.as_array().or_else(|| said["findings"].as_array());
+    let good = |subject: &&str| {
+        let mut findings = all.into_iter().flatten();
+        findings.any(|one| one["subject"] == **subject && one["level"] == "good")
+    };
+    let good: Vec<&str> = NEEDED.into_iter().filter(good).collect();
+    let mut findings = all.into_iter().flatten();
+    let by_bpf = findings.any(|one| one["subject"] == "path" && one["what"] == "bpf");
+    let (floors_right, floors) = fair_server::doctors(&said)?;
+    let held = matches!(code, Some(0 | 1)) && good == NEEDED && by_bpf && floors_right;
+    Ok(json!({
+        "held": held, "exit_code": code, "good": good, "floors": floors, "doctor": said,
+    }))
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq run` with kernel and initrd and nothing else: cur_perf follows the pCPU by
+//! each path. With pins it mirrors their pCPUs, and says so in its first line.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::harness::sysfs;
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::paths::unpinned::{move_to, scaled};
+use crate::scenarios::{Plan, Policy, cur_perf, first_cpus, last_of, let_ticks_pass, registers};
+
+/// The best that the host offers, and each.
+const PATHS: [&[&str]; 4] = [
+    &[],
+    &["--path", "exit"],
+    &["--path", "kernel"],
+    &["--path", "bpf"],
+];
+/// Registers of a vCPU's page.
+const TABLE_LEN: u64 = 0x08;
+const DOMAIN: u64 = 0x14;
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    for policy in &policies {
+        sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
+    }
+    let unpinned: Vec<Value> = PATHS
+        .iter()
+        .map(|path| follows(&policies, path).with_context(|| format!("{path:?}")))
+        .collect::<Result<_>>()?;
+    for policy in &policies {
+        sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
+    }
+    let pinned = mirrors(&policies)
+        .unwrap_or_else(|error| json!({ "right": false, "error": format!("{error:#}") }));
+    let mut all = unpinned.iter().chain([&pinned]);
+    Ok(json!({
+        "held": all.all(|one| one["right"] == true), "unpinned": unpinned, "pinned": pinned,
+    }))
+}
+
+/// A guest with these options and no others.
+fn bare(vcpus: usize, options: &[String]) -> Result<Vm> {
+    let setup = Setup {
+        pins: vec![String::new(); vcpus],
+        ..Setup::default()
+    };
+    Vm::boot_prepared(&setup, |command| {
+        *command = Command::new("/bin/vcpufreq");
+        command
+            .args(["run", "--kernel", "/lab/guest-kernel"])
+            .args(["--initrd", "/lab/guest-initramfs"])
+            .args(options);
+    })
+}
+
+/// Has the vCPU on a pCPU of each policy in turn, forces that to each of its frequencies, up
+/// and down, and compares cur_perf with what docs/design.md makes of it.
+fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
+    let (_, like) = last_of(policies)?;
+    let options: Vec<_> = path.iter().map(|word| (*word).to_owned()).collect();
+    let mut vm = bare(1, &options)?;
+    let base = registers(&mut vm)?;
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for policy in policies {
+        move_to(&vm, policy.cpu())?;
+        for khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
+            sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;
+            let_ticks_pass();
+            let read = cur_perf(&mut vm, base, 0)?;
+            let (host_khz, on) = (policy.khz()?, vm.pcpu(0)?);
+            let expected = scaled(like, policy, host_khz);
+            compared += 1;
+            if (read, host_khz, on) != (expected, *khz, policy.cpu()) {
+                wrong.push(json!({
+                    "pcpu": on, "host_khz": host_khz, "reads_khz": read, "expected_khz": expected,
+                }));
+            }
+        }
+    }
+    let said = vm.quit()?;
+    let first = said.lines().next().unwrap_or_default();
+    let named = first.contains("aren't pinned") && first.contains("--pin");
+    Ok(json!({
+        "right": wrong.is_empty() && named, "options": path, "compared": compared,
+        "wrong": wrong.len(), "first_wrong": wrong.first(), "first_line": first,
+    }))
+}
+
+/// With nothing but a pin for each vCPU they have their pCPUs' tables and domains; with
+/// `--host-topology=false` they have none.
+fn mirrors(policies: &[Policy]) -> Result<Value> {
+    let mut options = vec!["--cpus".to_owned(), policies.len().to_string()];
+    for (vcpu, pcpu) in first_cpus(policies).iter().enumerate() {
+        options.extend(["--pin".to_owned(), format!("{vcpu}={pcpu}")]);
+    }
+    let mirrored = tables(policies, &options)?;
+    options.push("--host-topology=false".to_owned());
+    let plain = tables(policies, &options)?;
+    let lens: Vec<_> = policies.iter().map(|policy| policy.opps.len()).collect();
+    let right = mirrored["table_lens"] == json!(lens)
+        && mirrored["first_line"]
+            .as_str()
+            .is_some_and(|line| line.contains("mirror CPUs"))
+        && plain["table_lens"] == json!(vec![1; policies.len()]);
+    Ok(json!({ "right": right, "mirrored": mirrored, "plain": plain }))
+}
+
+fn tables(policies: &[Policy], options: &[String]) -> Result<Value> {
+    let mut vm = bare(policies.len(), options)?;
+    let base = registers(&mut vm)?;
+    let mut read = |offset| -> Result<Vec<u64>> {
+        let vcpus = 0..u64::try_from(policies.len())?;
+        let of = |vcpu| vm.number(format!("peek {vcpu} {:#x}", base + vcpu * 0x1000 + offset));
+        vcpus.map(of).collect()
+    };
+    let (lens, domains) = (read(TABLE_LEN)?, read(DOMAIN)?);
+    let said = vm.quit()?;
+    Ok(json!({
+        "table_lens": lens, "domains": domains, "first_line": said.lines().next(),
+    }))
+}

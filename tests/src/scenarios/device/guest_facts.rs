@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What its VMM tells a guest, as its kernel has understood it: the device tree
+//! that `--dump-dtb` wrote, and the time that others took from it. And what it is
+//! told of an access that can't be decoded.
+
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use vcpufreq_load::work::pin_thread;
+
+use crate::harness::console_commands::digest;
+use crate::harness::sysfs;
+use crate::harness::vm::Vm;
+use crate::scenarios::{Plan, Policy, registers};
+
+const DTB: &str = "/run/guest.dtb";
+/// USER_HZ, the unit of /proc/stat.
+const TICK_MS: u64 = 10;
+/// What stolen time may be off by, in per cent of what the other took.
+const TOLERANCE: u64 = 10;
+/// What a vCPU that is alone may have had stolen: the host's own short tasks.
+const ALONE_MS: u64 = 10;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.first().context("no policy")?;
+    let setup = plan.mirroring(&[policy.cpu()]).with(&["--dump-dtb", DTB]);
+    let mut vm = plan.guest(&setup)?;
+    let written = digest(DTB)?;
+    let in_guest = vm.ask("digest /sys/firmware/fdt")?;
+    vm.ask("start busy busy 0")?;
+    let alone = stolen(&mut vm, || Ok(0))?;
+    let shared = stolen(&mut vm, || beside(policy.cpu()))?;
+    vm.ask("stop busy")?;
+    let register = registers(&mut vm)? + 0x04;
+    let pair = vm.ask(format!("store-pair {register:#x}"))?;
+    let said = vm.quit()?;
+    let off = shared.0.abs_diff(shared.1);
+    let steals = alone.0 <= ALONE_MS && shared.1 > 200 && off * 100 <= shared.1 * TOLERANCE;
+    // Twice: the program's own handler of SIGBUS leaves the second to the kernel.
+    let aborted = pair == "signal 7" && said.contains("accesses of no device 2,");
+    Ok(json!({
+        "held": written == in_guest && steals && aborted,
+        "dtb": { "written": written, "in_guest": in_guest },
+        "stolen_ms": { "alone": alone.0, "shared": shared.0, "other_ran": shared.1 },
+        "store_of_a_pair": pair, "vmm_said": said,
+    }))
+}
+
+/// What the guest says was stolen from it while `other` ran, in ms, and for how
+/// long `other` says it did.
+fn stolen(vm: &mut Vm, other: impl FnOnce() -> Result<u64>) -> Result<(u64, u64)> {
+    // The line itself is work on the host.
+    let before = steal_ms(vm)?;
+    sleep(Duration::from_millis(100));
+    let ran = other()?;
+    sleep(Duration::from_millis(100));
+    Ok((steal_ms(vm)? - before, ran))
+}
+
+/// The eighth figure of a CPU's line, proc_stat(5).
+fn steal_ms(vm: &mut Vm) -> Result<u64> {
+    let text = vm.ask("read /proc/stat")?;
+    let line = text.split("\\n").find(|line| line.starts_with("cpu0 "));
+    let ticks = line.and_then(|line| line.split_whitespace().nth(8));
+    Ok(ticks.context("no steal in /proc/stat")?.parse::<u64>()? * TICK_MS)
+}
+
+/// Another process keeps the vCPU's pCPU busy for half a second; for how long
+/// it ran, in ms.
+fn beside(cpu: u32) -> Result<u64> {
+    let mut other = Command::new("/init").arg("burn").spawn()?;
+    let ran = ran_beside(&other, cpu);
+    other.kill()?;
+    other.wait()?;
+    ran
+}
+
+fn ran_beside(other: &Child, cpu: u32) -> Result<u64> {
+    pin_thread(i32::try_from(other.id())?, &[cpu])?;
+    let ran = || -> Result<u64> {
+        let text = sysfs::text(format!("/proc/{}/schedstat", other.id()))?;
+        let ns: u64 = text.split(' ').next().context("schedstat")?.parse()?;
+        Ok(ns / 1_000_000)
+    };
+    let before = ran()?;
+    sleep(Duration::from_millis(500));
+    let after = ran()?;
+    Ok(after - before)
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! kill -9 of the VMM, alone and with its guardian.
+
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill as send};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::harness::leftovers::{CGROUPS, leftovers, own_cgroups, processes};
+use crate::harness::load::Load;
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::{Plan, Policy, first_cpus, registers};
+
+/// Kills of a VMM that starts, or whose guest boots.
+const EARLY: u32 = 47;
+/// The moments that they come at, from the start of the VMM.
+const MOMENTS: Duration = Duration::from_millis(800);
+/// Kills of one whose guest makes requests.
+const LOADED: u32 = 3;
+/// In which nothing is left.
+const SOON: Duration = Duration::from_secs(1);
+/// A guest's boot, in virtual time.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// kill -9 of the VMM at 50 times: within 1 s nothing of it is left, nor does a
+/// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup` and
+/// the next start remove what is left of them alone.
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = plan.mirroring(&first_cpus(&policies));
+    let stranger = format!("{CGROUPS}/stranger");
+    fs::create_dir(&stranger)?;
+    let (mut left, with_cgroup) = early(&setup)?;
+    let loaded: Vec<Value> = (0..LOADED)
+        .map(|round| loaded(plan, &setup, &policies, round))
+        .collect::<Result<_>>()?;
+    for one in &loaded {
+        left.extend(one["left"].as_array().into_iter().flatten().cloned());
+    }
+    let cleanup = cleanup(&setup)?;
+    let next_start = next_start(&setup)?;
+    let stranger_there = fs::remove_dir(&stranger).is_ok();
+    let rounds = loaded.iter().chain([&cleanup, &next_start]);
+    let all = rounds.into_iter().all(|round| round["held"] == true);
+    Ok(json!({
+        "held": left.is_empty() && with_cgroup > EARLY / 2 && all && stranger_there,
+        "kills": EARLY + LOADED, "killed_with_a_cgroup": with_cgroup, "left": left,
+        "loaded": loaded, "both_killed": [cleanup, next_start],
+        "stranger_untouched": stranger_there,
+    }))
+}
+
+/// From before it does anything to a booting guest: what is left of all of
+/// them, and how many of them had a cgroup.
+fn early(setup: &Setup) -> Result<(Vec<Value>, u32)> {
+    let mut left = Vec::new();
+    let mut with_cgroup = 0;
+    for round in 0..EARLY {
+        let vm = Vm::start(setup)?;
+        // In steps that visit every part of it, not in order.
+        sleep(MOMENTS / EARLY * (round * 37 % EARLY));
+        with_cgroup += u32::from(!own_cgroups()?.is_empty());
+        vm.kill()?;
+        sleep(SOON);
+        left.extend(leftovers()?.into_iter().map(Value::from));
+    }
+    Ok((left, with_cgroup))
+}
+
+/// With its driver loaded, one vCPU busy under the guest's own governor and the
+/// other's register written each millisecond.
+fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<Value> {
+    let mut vm = Vm::start(setup)?;
+    vm.expect("@ready", BOOT)?;
+    plan.load_driver(&mut vm)?;
+    let register = registers(&mut vm)? + 0x04;
+    let [first, .., _] = policies else {
+        bail!("needs two policies: take another topology");
+    };
+    vm.ask(format!("start busy busy {}", policies.len() - 1))?;
+    vm.ask(format!(
+        "start writes writes 0 {register:#x} 1000 {} {}",
+        first.max(),
+        first.min()
+    ))?;
+    sleep(Duration::from_millis(20 + 23 * u64::from(round)));
+    let clamps: Vec<(u32, u32)> = (0..policies.len())
+        .map(|vcpu| vm.clamp(vcpu))
+        .collect::<Result<_>>()?;
+    vm.kill()?;
+    sleep(SOON);
+    let left = leftovers()?;
+    let held_up = held_up(policies)?;
+    let clamped = clamps.iter().all(|(min, _)| *min > 0);
+    Ok(json!({
+        "held": clamped && left.is_empty() && held_up.is_empty(),
+        "clamps": clamps, "left": left, "held_up_khz": held_up,
+    }))
+}
+
+/// The frequencies above the minimum that policies stay at under a load of
+/// 1 %, on the CPUs that vCPUs were on: nothing but a clamp does that.
+fn held_up(policies: &[Policy]) -> Result<Vec<u32>> {
+    let mut held_up = Vec::new();
+    for policy in policies {
+        let [period, busy] = [20_000, 200].map(Duration::from_micros);
+        let light = Load::periodic(policy.cpu(), period, busy);
+        let mut khz = policy.khz()?;
+        for _ in 0..50 {
+            if khz == policy.min() {
+                break;
+            }
+            sleep(Duration::from_millis(20));
+            khz = policy.khz()?;
+        }
+        light.stop()?;
+        held_up.extend((khz > policy.min()).then_some(khz));
+    }
+    Ok(held_up)
+}
+
+/// `vcpufreq cleanup` after both were killed.
+fn cleanup(setup: &Setup) -> Result<Value> {
+    let vm = Vm::boot(setup)?;
+    let (_, before) = kill_both(vm)?;
+    let output = Command::new("/bin/vcpufreq").arg("cleanup").output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let after = leftovers()?;
+    Ok(json!({
+        "held": output.status.success() && !before.is_empty() && after.is_empty(),
+        "then": "cleanup", "left": before, "left_after_it": after, "said": said,
+    }))
+}
+
+/// The next start after both were killed: when it has its own cgroup, nothing
+/// of the one before is left.
+fn next_start(setup: &Setup) -> Result<Value> {
+    let vm = Vm::start(setup)?;
+    wait_for_cgroup(vm.pid())?;
+    let (pid, before) = kill_both(vm)?;
+    let of_it = |found: &[String]| -> Vec<String> {
+        let number = pid.to_string();
+        let its = |text: &&String| {
+            text.split(|c: char| !c.is_ascii_digit())
+                .any(|n| n == number)
+        };
+        found.iter().filter(its).cloned().collect()
+    };
+    let next = Vm::start(setup)?;
+    wait_for_cgroup(next.pid())?;
+    let after = leftovers()?;
+    next.kill()?;
+    sleep(SOON);
+    let end = leftovers()?;
+    let held = of_it(&before).len() >= 2 && of_it(&after).is_empty();
+    Ok(json!({
+        "held": held && !after.is_empty() && end.is_empty(),
+        "then": "next start", "left": of_it(&before), "left_after_it": of_it(&after),
+        "of_the_next": after, "left_in_the_end": end,
+    }))
+}
+
+fn wait_for_cgroup(vmm: u32) -> Result<()> {
+    let own = format!("vcpufreq.{vmm}");
+    for _ in 0..500 {
+        if own_cgroups()?.iter().any(|path| path.ends_with(&own)) {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(10));
+    }
+    bail!("VMM {vmm} has made no cgroup")
+}
+
+/// Kills the guardian, then the VMM; the VMM's number, and what is left.
+fn kill_both(vm: Vm) -> Result<(u32, Vec<String>)> {
+    let vmm = vm.pid();
+    let guardians: Vec<u32> = processes()?.into_iter().filter(|&pid| pid != vmm).collect();
+    ensure!(!guardians.is_empty(), "no guardian beside the VMM");
+    for pid in guardians {
+        let pid = Pid::from_raw(i32::try_from(pid)?);
+        send(pid, Signal::SIGKILL).context("killing the guardian")?;
+    }
+    vm.kill()?;
+    sleep(SOON);
+    Ok((vmm, leftovers()?))
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A host whose kernel can't clamp: `vcpufreq doctor` says so and what follows,
+//! `vcpufreq run` refuses, and with `--actuator none` a guest runs by the best path all the same. What it
+//! reads is true, and each of its requests is counted as not applicable.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::bad_input::refused;
+use super::stats::of as stats;
+use crate::harness::vm::Setup;
+use crate::scenarios::{Plan, Policy, ask_for, cur_perf, let_load_decay, registers, set_governor};
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let (doctor_holds, doctor) = doctor()?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let refused = refused(
+        &plan.mirroring(&[policy.cpu()]),
+        &["CONFIG_UCLAMP_TASK", "--actuator none", "--no-bridge"],
+    )?;
+    let setup = Setup {
+        silent: true,
+        ..plan
+            .mirroring(&[policy.cpu()])
+            .with(&["--actuator", "none"])
+    };
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let before = stats(&vm)?["vcpus"][0].clone();
+    for &khz in &policy.opps {
+        ask_for(&mut vm, 0, khz)?;
+    }
+    let after = stats(&vm)?["vcpus"][0].clone();
+    let made = |name: &str| {
+        let count = |stats: &Value| stats["counts"][name].as_u64();
+        count(&after).zip(count(&before)).map(|(a, b)| a - b)
+    };
+    let asked = u64::try_from(policy.opps.len())?;
+    let counts = [made("requests"), made("not_applicable"), made("applied")];
+    let base = registers(&mut vm)?;
+    let mut reads = Vec::new();
+    for busy in [false, true] {
+        if busy {
+            vm.ask("start busy busy 0")?;
+        }
+        let_load_decay();
+        let told = cur_perf(&mut vm, base, 0)?;
+        reads.push(json!({ "busy": busy, "guest_reads": told, "host_khz": policy.khz()? }));
+    }
+    let said = vm.quit()?;
+    let true_reads = reads
+        .iter()
+        .all(|row| row["guest_reads"] == row["host_khz"]);
+    let held = doctor_holds
+        && refused["held"] == true
+        && true_reads
+        && reads[1]["guest_reads"] == policy.max()
+        && after["path"] == "bpf"
+        && counts == [Some(asked), Some(asked), Some(0)];
+    Ok(json!({
+        "held": held, "doctor": doctor, "refused": refused, "path": after["path"], "asked": asked,
+        "requests_not_applicable_applied": counts, "reads": reads, "vmm_said": said,
+    }))
+}
+
+/// Whether it says what is missing and what that means, as a limit, and that
+/// the path `bpf` is possible; the two findings.
+fn doctor() -> Result<(bool, Vec<Value>)> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["doctor", "--json"])
+        .output()?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
+    let all = said.as_array().or_else(|| said["findings"].as_array());
+    let of = |subject: &str| {
+        let found = all.into_iter().flatten().find(|f| f["subject"] == subject);
+        found.cloned().unwrap_or_default()
+    };
+    let (uclamp, bpf) = (of("uclamp"), of("path"));
+    let says = |what: &str, text: &str| uclamp[what].as_str().is_some_and(|s| s.contains(text));
+    let held = output.status.code() == Some(1)
+        && uclamp["level"] == "limit"
+        && says("what", "not available")
+        && says("why", "not applicable")
+        && says("change", "CONFIG_UCLAMP_TASK")
+        && bpf["level"] == "good"
+        && bpf["what"] == "bpf";
+    Ok((held, vec![uclamp, bpf]))
+}

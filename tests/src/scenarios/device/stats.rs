@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq stats --json` on a running VMM says what the guest did, what the
+//! host's tracepoints saw of it, and what its events file says, by each path, over
+//! a reset too; after kill -9 the socket that it asked is gone.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::reports;
+use crate::harness::trace::exits::{Exits, SeenExits};
+use crate::harness::vm::{Setup, Vm, events};
+use crate::scenarios::{Plan, Policy, first_cpus, last_of, let_ticks_pass, registers};
+
+const PATHS: [&str; 3] = ["exit", "kernel", "bpf"];
+/// Reads and writes of a vCPU's registers at once.
+const MANY: u64 = 300;
+/// Further ones after a reset.
+const FEW: u64 = 40;
+/// Writes of a value that isn't in the table: they exit by the path `kernel` too.
+const ODD: u64 = 5;
+/// How fast a vCPU may ask, and how often at once: less than [`ODD`].
+const LIMIT: &str = "200:2";
+
+/// What becomes of a request.
+const OUTCOMES: [&str; 6] = [
+    "applied",
+    "unchanged",
+    "superseded",
+    "coalesced",
+    "refused",
+    "not_applicable",
+];
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let mut results = Vec::new();
+    let mut last = None;
+    for path in PATHS {
+        if let Some(vm) = last.take() {
+            Vm::quit(vm)?;
+        }
+        let (vm, result) = by_path(path, &policies).with_context(|| format!("path {path}"))?;
+        results.push(result);
+        last = Some(vm);
+    }
+    let killed = after_kill(last.context("no path")?)?;
+    let held = results.iter().chain([&killed]).all(|r| r["held"] == true);
+    Ok(json!({ "held": held, "by_path": results, "after_kill": killed }))
+}
+
+/// Without a driver: nobody else asks. The guest goes on; by `exit` it isn't reset,
+/// which is by `kernel` as by it.
+fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
+    let (last, policy) = last_of(policies)?;
+    let setup =
+        Setup::mirroring(&first_cpus(policies)).with(&["--path", path, "--rate-limit", LIMIT]);
+    // All that is asked for is its ends.
+    let table = reports::coarse_table(last, policy);
+    let setup = setup.with(&table.each_ref().map(String::as_str));
+    let mut vm = Vm::boot(&setup)?;
+    let mut made = Made {
+        count: MANY,
+        resets: 0,
+        traced: vec![Traced::default(); policies.len()],
+    };
+    access(&mut vm, policies, MANY, &mut made.traced)?;
+    let before = of(&vm)?;
+    let wrong_before = differences(&before, path, &made)?;
+    if path != "exit" {
+        vm.tell("restart")?;
+        vm.expect("@ready", Duration::from_secs(120))?;
+        made.resets = 1;
+        access(&mut vm, policies, FEW, &mut made.traced)?;
+        made.count += FEW;
+    }
+    let after = of(&vm)?;
+    let wrong_after = differences(&after, path, &made)?;
+    let report = reports::nearest_entries(&mut vm, last, policy)?;
+    let result = json!({
+        "held": wrong_before.is_empty() && wrong_after.is_empty() && report["held"] == true,
+        "path": path, "report_table": report, "wrong": wrong_before, "wrong_after_reset": wrong_after,
+        "stats": after["vcpus"],
+    });
+    Ok((vm, result))
+}
+
+/// On each vCPU: `count` reads of cur_perf, then `count` writes of its table's
+/// ends in turn, [`ODD`] of another value, and a read of a register that has none.
+fn access(vm: &mut Vm, policies: &[Policy], count: u64, traced: &mut [Traced]) -> Result<()> {
+    let base = registers(vm)?;
+    let exits = Exits::watch()?;
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let page = base + 0x1000 * u64::try_from(vcpu)?;
+        let (low, high) = (policy.min(), policy.max());
+        let set_perf = page + 4;
+        vm.ask(format!("loads {vcpu} {page:#x} {count}"))?;
+        vm.ask(format!("stores {vcpu} {set_perf:#x} {count} {low} {high}"))?;
+        vm.ask(format!("stores {vcpu} {set_perf:#x} {ODD} {}", low + 1))?;
+        vm.ask(format!("loads {vcpu} {:#x} 1", page + 0x18))?;
+    }
+    let seen = exits.stop()?;
+    for (traced, page) in traced.iter_mut().zip((base..).step_by(0x1000)) {
+        traced.add(&seen, page);
+    }
+    // What waits for the limit gets its turn, and the file is written.
+    let_ticks_pass();
+    sleep(Duration::from_millis(100));
+    Ok(())
+}
+
+/// What tracepoints saw of a vCPU's accesses.
+#[derive(Debug, Default, Clone)]
+struct Traced {
+    reads_exited: u64,
+    writes_exited: u64,
+    writes_in_kernel: u64,
+}
+
+impl Traced {
+    /// Adds what was seen at the registers in a page.
+    fn add(&mut self, seen: &SeenExits, page: u64) {
+        let set_perf = seen.at(page + 4..page + 8);
+        self.reads_exited += seen.at(page..page + 0x1000).exited - set_perf.exited;
+        self.writes_exited += set_perf.exited;
+        self.writes_in_kernel += set_perf.trapped - set_perf.exited;
+    }
+
+    /// As the stats have it.
+    fn json(&self) -> Value {
+        json!({
+            "reads_exited": self.reads_exited, "writes_exited": self.writes_exited,
+            "writes_in_kernel": self.writes_in_kernel,
+        })
+    }
+}
+
+/// What the VMM of a guest counts.
+pub fn of(vm: &Vm) -> Result<Value> {
+    let pid = vm.pid().to_string();
+    let output = Command::new("/bin/vcpufreq")
+        .args(["stats", "--json", &pid])
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "stats: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).context("stats --json")
+}
+
+/// Whether what a vCPU has asked for adds up to what has become of it.
+pub fn has_one_outcome_each(vcpu: &Value) -> bool {
+    let count = |name: &str| vcpu["counts"][name].as_u64();
+    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<Option<u64>>();
+    outcomes.is_some_and(|outcomes| outcomes > 0) && count("requests") == outcomes
+}
+
+/// Whether all that a vCPU has written is counted, and has one outcome each.
+pub fn counted_once(vcpu: &Value, written: u64) -> bool {
+    vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
+}
+
+/// What was done until now, and seen of it.
+struct Made {
+    /// Reads, and writes of table entries, of each vCPU.
+    count: u64,
+    /// The other accesses came before and after each of these.
+    resets: u64,
+    /// Of each vCPU.
+    traced: Vec<Traced>,
+}
+
+/// What the stats say and shouldn't.
+fn differences(stats: &Value, path: &str, made: &Made) -> Result<Vec<Value>> {
+    let &Made { count, resets, .. } = made;
+    let events = events()?;
+    let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
+    let mut wrong = Vec::new();
+    for ((vcpu, seen), traced) in vcpus.iter().enumerate().zip(&made.traced) {
+        let mut expect = |what: &str, seen: &Value, expected: Value| {
+            if *seen != expected {
+                wrong.push(json!({ "vcpu": vcpu, what: seen, "expected": expected }));
+            }
+        };
+        let (once, odd) = (1 + resets, ODD * (1 + resets));
+        // A page that is in memory reads 0 where there is no register.
+        let (exited, in_kernel) = match path {
+            "exit" => ((count + once, count + odd), 0),
+            "bpf" => ((0, 0), count + odd),
+            _ => ((0, odd), count),
+        };
+        expect("path", &seen["path"], path.into());
+        let accesses = json!({
+            "reads_exited": exited.0, "writes_exited": exited.1, "writes_in_kernel": in_kernel,
+        });
+        expect("accesses", &seen["accesses"], accesses);
+        expect("accesses by the trace", &seen["accesses"], traced.json());
+        let mut counts = counted(&events, vcpu, resets);
+        let of = |what: &str| counts[what].as_u64().unwrap_or_default();
+        // What is settled while the next request arrives has no time. The module times
+        // what a reset takes back, too.
+        let mut applied = of("applied");
+        if path == "bpf" {
+            // Each has its event, also when a newer one takes its place while it waits.
+            let settled = applied + of("unchanged") + of("superseded");
+            counts["coalesced"] = of("requests").saturating_sub(settled).into();
+        } else {
+            applied -= resets;
+        }
+        let timed = seen["clamp_after"]["n"].as_u64().unwrap_or_default();
+        expect("timed", &(1..=applied).contains(&timed).into(), true.into());
+        // Else this is no test of these two.
+        expect("limited", &(counts["limited"] != 0).into(), true.into());
+        let coalesced = (counts["coalesced"] != 0).into();
+        expect("coalesced", &coalesced, (path != "exit").into());
+        let all = json!(count + odd + resets);
+        expect("requests", &counts["requests"], all);
+        expect("counts", &seen["counts"], counts);
+    }
+    Ok(wrong)
+}
+
+/// A vCPU's counts, from the events. A reset takes the last request back, which
+/// is a request without an event of its own.
+fn counted(events: &[Value], vcpu: usize, resets: u64) -> Value {
+    let of_vcpu = |kind: &'static str| {
+        let it = move |event: &&Value| event["vcpu"] == vcpu && event["event"] == kind;
+        events.iter().filter(it)
+    };
+    let count = |kind| of_vcpu(kind).count() as u64;
+    let coalesced: u64 = of_vcpu("coalesced")
+        .filter_map(|event| event["count"].as_u64())
+        .sum();
+    json!({
+        "requests": count("request") + coalesced + resets,
+        "applied": count("applied"),
+        "unchanged": count("unchanged"),
+        "superseded": count("superseded"),
+        "coalesced": coalesced,
+        "limited": count("limited"),
+        "refused": count("refused"),
+        "not_applicable": count("not_applicable"),
+        "illegal": count("illegal_access"),
+        "source_failures": count("source_failed"),
+    })
+}
+
+/// The socket is there while the VMM runs, and not when it was killed; then
+/// `stats` says so, with exit code 2.
+fn after_kill(vm: Vm) -> Result<Value> {
+    let pid = vm.pid();
+    let socket = format!("/run/vcpufreq/{pid}.sock");
+    let there = Path::new(&socket).exists();
+    vm.kill()?;
+    sleep(Duration::from_secs(1));
+    let left: Vec<_> = fs::read_dir("/run/vcpufreq")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().display().to_string())
+        .collect();
+    let output = Command::new("/bin/vcpufreq").arg("stats").output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = output.status.code() == Some(2) && said.lines().count() == 1;
+    Ok(json!({
+        "held": there && left.is_empty() && refused,
+        "socket_was_there": there, "left": left, "stats_said": said.trim(),
+    }))
+}

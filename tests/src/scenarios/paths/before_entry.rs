@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Whether a write's clamp is in force before the guest's next instruction:
+//! what came first in the host's trace, the return of the kernel's function that
+//! sets the clamp or the vCPU's next entry. An order, not a time; by the path
+//! `kernel`, whose worker is another thread, the entry comes first, which shows
+//! that the trace would tell.
+
+use std::fs::File;
+use std::io::Write as _;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::cost::Measured;
+use crate::harness::trace::TRACING;
+use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::{Line, events};
+use crate::scenarios::Policy;
+
+/// When the function returns, and what it was given.
+const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
+const EVENTS: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_entry", "lab/clamp"];
+/// Each with a new clamp.
+const WRITES: u64 = 100;
+
+/// What came first after each write of a vCPU.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Writes of set_perf.
+    writes: u64,
+    /// Whose clamp came before the vCPU's next entry.
+    before: u64,
+    /// Whose clamp came after it.
+    after: u64,
+    /// Clamps that no write asked for, or that were refused.
+    strange: u64,
+    /// The clamp that the last write asks for, in hundredths of a percent, and
+    /// whether the vCPU was entered since.
+    pending: Option<(u32, bool)>,
+}
+
+impl Order {
+    /// Has the guest write, each 20 ms another OPP.
+    pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
+        let (vcpu, set_perf) = (guest.vcpu, guest.page + 4);
+        let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
+        let watch = Watch::start()?;
+        let opps = &guest.opps;
+        let wrote = guest
+            .vm
+            .ask(format!("store-naps {vcpu} {set_perf:#x} {WRITES} {opps}"));
+        let trace = watch.stop()?;
+        wrote?;
+        let mut order = Self::default();
+        for line in events(&trace) {
+            order.line(&line, &thread, set_perf, policy)?;
+        }
+        Ok(order)
+    }
+
+    /// Every write's clamp came before the guest went on.
+    pub fn all_before(&self) -> bool {
+        (self.writes, self.before, self.strange) == (WRITES, WRITES, 0)
+    }
+
+    /// Some write's clamp came after it.
+    pub fn some_after(&self) -> bool {
+        self.writes == WRITES && self.after > 0
+    }
+
+    pub fn json(&self, path: &str) -> Value {
+        json!({
+            "path": path, "writes": self.writes, "clamp_before_entry": self.before,
+            "clamp_after_entry": self.after, "strange_clamps": self.strange,
+        })
+    }
+
+    /// Of the vCPU's thread `kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x1b7740` and
+    /// `kvm_entry: PC: 0x...`, and by any thread
+    /// `clamp: (cgroup_file_write+0x8/0x1 <- cpu_uclamp_min_write) text="45.0" written=4`
+    fn line(&mut self, line: &Line, thread: &str, set_perf: u64, policy: &Policy) -> Result<()> {
+        let own = line.thread == thread;
+        let is_write = line.tail.starts_with("mmio write len 4 ");
+        match line.event {
+            "clamp" => {
+                let text = line.tail.split('"').nth(1);
+                let hundredths = line.known(text.and_then(hundredths))?;
+                let set = !line.tail.contains("written=-");
+                let asked = |(asked, _): &mut (u32, bool)| *asked == hundredths && set;
+                match self.pending.take_if(asked) {
+                    Some((_, false)) => self.before += 1,
+                    Some((_, true)) => self.after += 1,
+                    None => self.strange += 1,
+                }
+            }
+            "kvm_mmio" if own && is_write && line.hex("gpa")? == set_perf => {
+                let util = policy.util(u32::try_from(line.hex("val")?)?);
+                self.writes += 1;
+                self.pending = Some(((util * 10_000 + 512) / 1024, false));
+            }
+            "kvm_entry" if own => {
+                if let Some((_, entered)) = &mut self.pending {
+                    *entered = true;
+                }
+            }
+            _ => (),
+        }
+        Ok(())
+    }
+}
+
+/// Of `45`, `45.1`, `45.12` or `max`, as the kernel takes them.
+fn hundredths(text: &str) -> Option<u32> {
+    let text = text.trim_end_matches("\\n").trim();
+    if text == "max" {
+        return Some(10_000);
+    }
+    let (whole, digits) = text.split_once('.').unwrap_or((text, ""));
+    let digits: u32 = format!("{digits:0<2}").parse().ok()?;
+    Some(whole.parse::<u32>().ok()? * 100 + digits)
+}
+
+/// The probe, which has to go after the instances that have it on.
+struct Probe;
+
+impl Probe {
+    fn set() -> Result<Self> {
+        // One is there that nobody has removed.
+        let _ = Self::write("-:lab/clamp");
+        Self::write(PROBE)?;
+        Ok(Self)
+    }
+
+    /// Adds or removes one; to write over the file would remove all.
+    fn write(line: &str) -> Result<()> {
+        let path = format!("{TRACING}/kprobe_events");
+        let mut file = File::options()
+            .append(true)
+            .open(&path)
+            .with_context(|| path.clone())?;
+        file.write_all(line.as_bytes())
+            .with_context(|| format!("{path}: {line}"))
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if let Err(error) = Self::write("-:lab/clamp") {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// The trace and its probe, in the order in which they have to go.
+struct Watch {
+    trace: Instance,
+    _probe: Probe,
+}
+
+impl Watch {
+    fn start() -> Result<Self> {
+        let probe = Probe::set()?;
+        let trace = Instance::create("entries", 2048)?;
+        trace.set("trace_clock", "mono")?;
+        trace.enable(&EVENTS)?;
+        trace.start()?;
+        Ok(Self {
+            trace,
+            _probe: probe,
+        })
+    }
+
+    /// The trace, which has to be complete; nothing of it stays.
+    fn stop(self) -> Result<String> {
+        self.trace.stop()?;
+        let text = self.trace.text()?;
+        self.trace.remove()?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A clamp after the entry is told from one before it, and a clamp that
+    //! nobody asked for, or that is refused, from both.
+    use super::*;
+
+    const WRITE: &str = " vcpu1-9 [2] . 1.0: kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x12c";
+    const ENTRY: &str = " vcpu1-9 [2] . 1.0: kvm_entry: PC: 0x8";
+    const OTHER_ENTRY: &str = " vcpu0-8 [1] . 1.0: kvm_entry: PC: 0x8";
+    const CLAMP: &str =
+        " vcpu1-9 [2] . 1.0: clamp: (a+0x8/0x1 <- cpu_uclamp_min_write) text=\"50.0\" written=4";
+
+    fn of(lines: &[&str]) -> Order {
+        let policy = Policy {
+            path: String::new(),
+            cpus: vec![2],
+            opps: vec![300, 600],
+            capacity: 1024,
+        };
+        let mut order = Order::default();
+        for line in lines {
+            let line = Line::read(line).unwrap();
+            order.line(&line, "vcpu1-9", 0xa00_1004, &policy).unwrap();
+        }
+        order
+    }
+
+    #[test]
+    fn what_came_first() {
+        let counts = |lines: &[&str]| {
+            let order = of(lines);
+            [order.writes, order.before, order.after, order.strange]
+        };
+        assert_eq!(counts(&[WRITE, OTHER_ENTRY, CLAMP, ENTRY]), [1, 1, 0, 0]);
+        assert_eq!(counts(&[ENTRY, WRITE, ENTRY, CLAMP]), [1, 0, 1, 0]);
+        assert_eq!(counts(&[WRITE, ENTRY]), [1, 0, 0, 0]);
+        assert_eq!(counts(&[CLAMP]), [0, 0, 0, 1]);
+        let refused = CLAMP.replace("written=4", "written=-34");
+        assert_eq!(counts(&[WRITE, &refused, ENTRY]), [1, 0, 0, 1]);
+        let another = CLAMP.replace("50.0", "50.1");
+        assert_eq!(counts(&[WRITE, &another, CLAMP]), [1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn percents_as_the_kernel_takes_them() {
+        let texts = ["45", "45.1", "45.12", "0.05", "max", "max\\n", "x"];
+        let read = texts.map(hundredths);
+        assert_eq!(read[..6], [4500, 4510, 4512, 5, 10_000, 10_000].map(Some));
+        assert_eq!(read[6], None);
+    }
+}

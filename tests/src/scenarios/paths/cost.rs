@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What an access costs the vCPU, by each path: a read of cur_perf in a loop, a
+//! write of set_perf that changes the clamp, one each 2 ms on an otherwise idle
+//! host, after the guest has settled. The same accesses are counted by where
+//! they end, in a run of their own, since the trace takes time too; and whether
+//! the clamp was there before the guest went on.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::before_entry::Order;
+use crate::harness::trace::exits::Exits;
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::{Plan, Policy, first_cpus, registers, set_governor};
+
+/// Writes that are timed.
+const WRITES: u64 = 500;
+/// Reads that are timed: batches, and reads of each.
+const BATCHES: u64 = 200;
+const READS: u64 = 50;
+/// Accesses of each kind that are counted by where they end.
+const COUNTED: u64 = 1_000;
+
+const CUR_PERF: &str = "0x86000f01";
+const SET_PERF: &str = "0x86000f02";
+/// A call that nobody knows: KVM says so without asking anybody.
+const UNKNOWN: &str = "0x86000fff";
+
+/// The paths that a VMM takes.
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (mut rows, mut orders) = (Vec::new(), Vec::new());
+    let mut in_order = true;
+    let (mut bare, mut guest_kernel) = (Value::Null, String::new());
+    for path in ["exit", "kernel", "bpf"] {
+        let calls = matches!(path, "exit" | "bpf");
+        let mut guest = Measured::boot(plan, &policies, path, calls)?;
+        rows.extend(guest.by_registers()?);
+        let order = Order::of(&mut guest, policies.last().context("no policy")?)?;
+        in_order &= match path {
+            // Its worker is another thread: this is to be seen by the trace too.
+            "kernel" => order.some_after(),
+            _ => order.all_before(),
+        };
+        orders.push(order.json(path));
+        if calls {
+            rows.extend(guest.by_hypercalls()?);
+        }
+        if path == "exit" {
+            bare = guest.bare()?;
+            guest_kernel = guest.vm.ask("read /proc/sys/kernel/osrelease")?;
+        }
+        guest.vm.quit()?;
+    }
+    let wrong = out_of_bound(&rows, &bare);
+    let held = in_order && wrong.is_empty() && rows.iter().all(Row::holds);
+    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    Ok(json!({
+        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
+        "before_next_instruction": orders, "guest_kernel": guest_kernel,
+        "host_kernel": crate::harness::sysfs::text("/proc/sys/kernel/osrelease")?,
+    }))
+}
+
+/// What costs more than it may: a read from memory 1.2 times a load; of a write by
+/// `exit`, one by `bpf` half, each with its clamp, and one by `kernel`, whose worker
+/// sets the clamp, 0.46.
+fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
+    let median = |path, op| {
+        let found = rows.iter().find(|row| (row.path, row.op) == (path, op));
+        found.map_or(f64::NAN, |row| row.median_ns)
+    };
+    let load = bare["load_median_ns"].as_f64().unwrap_or(f64::NAN);
+    let bounds = [
+        ("kernel", "read", 1.2 * load),
+        ("bpf", "read", 1.2 * load),
+        ("bpf", "write", median("exit", "write") / 2.0),
+        ("kernel", "write", median("exit", "write") * 0.46),
+    ];
+    let wrong = bounds.into_iter().filter_map(|(path, op, bound)| {
+        let ns = median(path, op);
+        // One that wasn't measured isn't within it either.
+        let within = ns <= bound;
+        (!within).then(|| format!("a {op} by {path} takes {ns} ns, more than {bound}"))
+    });
+    wrong.collect()
+}
+
+/// A guest whose last vCPU makes the accesses.
+pub struct Measured {
+    /// The guest.
+    pub vm: Vm,
+    /// How its accesses go.
+    pub path: &'static str,
+    /// The vCPU.
+    pub vcpu: usize,
+    /// Where the vCPU's registers are.
+    pub page: u64,
+    /// What it asks for in turn.
+    pub opps: String,
+}
+
+struct Row {
+    path: &'static str,
+    op: &'static str,
+    n: u64,
+    median_ns: f64,
+    p99_ns: f64,
+    exits_user: u64,
+    exits_kernel: u64,
+    clamp_after_ns: Option<u64>,
+    freq_after_ns: Option<u64>,
+}
+
+/// How many of `n` accesses trapped, and how many of these exited.
+struct Ends {
+    trapped: u64,
+    exited: u64,
+}
+
+impl Measured {
+    /// Boots it by a path, with hypercalls or not.
+    pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str, calls: bool) -> Result<Self> {
+        let setup = Setup {
+            silent: true,
+            ..Setup::mirroring(&first_cpus(policies))
+        };
+        let mut setup = setup.with(&["--path", path, "--rate-limit", "0"]);
+        if calls {
+            setup = setup.with(&["--hypercalls"]);
+        }
+        let mut vm = plan.guest(&setup)?;
+        for vcpu in 0..policies.len() {
+            set_governor(&mut vm, vcpu, "userspace")?;
+        }
+        if calls {
+            vm.ask("insmod lab_call")?;
+        }
+        let vcpu = policies.len() - 1;
+        let opps = &policies.last().context("no policy")?.opps;
+        let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
+        let page = registers(&mut vm)? + 0x1000 * u64::try_from(vcpu)?;
+        Ok(Self {
+            vm,
+            path,
+            vcpu,
+            page,
+            opps: opps.join(" "),
+        })
+    }
+
+    /// Reads: median and 99th percentile, ns.
+    pub fn reads(&mut self) -> Result<(f64, f64)> {
+        let (vcpu, page) = (self.vcpu, self.page);
+        self.times(format!("load-times {vcpu} {page:#x} {BATCHES} {READS}"))
+    }
+
+    /// So many writes: median and 99th percentile, ns.
+    pub fn writes(&mut self, count: u64) -> Result<(f64, f64)> {
+        let (vcpu, set_perf) = (self.vcpu, self.page + 4);
+        self.times(format!(
+            "store-times {vcpu} {set_perf:#x} {count} {}",
+            self.opps
+        ))
+    }
+
+    fn by_registers(&mut self) -> Result<Vec<Row>> {
+        let (vcpu, page, set_perf) = (self.vcpu, self.page, self.page + 4);
+        let opps = self.opps.clone();
+        let read = self.reads()?;
+        let write = self.writes(WRITES)?;
+        let after = self.after()?;
+        let exits = Exits::watch()?;
+        self.vm
+            .number(format!("loads {vcpu} {page:#x} {COUNTED}"))?;
+        let reads = exits.stop()?.at(page..page + 4);
+        let exits = Exits::watch()?;
+        self.vm
+            .number(format!("stores {vcpu} {set_perf:#x} {COUNTED} {opps}"))?;
+        let writes = exits.stop()?.at(set_perf..set_perf + 4);
+        let ends = |seen: crate::harness::trace::exits::Accesses| Ends {
+            trapped: seen.trapped,
+            exited: seen.exited,
+        };
+        Ok(vec![
+            Row::new(self.path, "read", read, &ends(reads), (None, None)),
+            Row::new(self.path, "write", write, &ends(writes), after),
+        ])
+    }
+
+    fn by_hypercalls(&mut self) -> Result<Vec<Row>> {
+        let (vcpu, opps) = (self.vcpu, self.opps.clone());
+        self.check_answers()?;
+        let path = match self.path {
+            "bpf" => "hypercall-bpf",
+            _ => "hypercall-user",
+        };
+        let mut rows = Vec::new();
+        // By BPF there is no read: see docs/bpf.md.
+        if path == "hypercall-user" {
+            let line = format!("call-times {vcpu} {CUR_PERF} {BATCHES} {READS}");
+            let read = self.times(line)?;
+            let exits = Exits::watch()?;
+            self.times(format!("call-times {vcpu} {CUR_PERF} 1 {COUNTED}"))?;
+            let exited = exits.stop()?.calls_exited;
+            let trapped = COUNTED;
+            rows.push(Row::new(
+                path,
+                "read",
+                read,
+                &Ends { trapped, exited },
+                (None, None),
+            ));
+        }
+        let line = |count| format!("call-changes {vcpu} {SET_PERF} {count} {opps}");
+        let write = self.times(line(WRITES))?;
+        let after = self.after()?;
+        let exits = Exits::watch()?;
+        self.times(line(COUNTED))?;
+        let exited = exits.stop()?.calls_exited;
+        let trapped = COUNTED;
+        rows.push(Row::new(
+            path,
+            "write",
+            write,
+            &Ends { trapped, exited },
+            after,
+        ));
+        Ok(rows)
+    }
+
+    /// The calls do what they say, and whatever else a guest calls is refused.
+    fn check_answers(&mut self) -> Result<()> {
+        let (vcpu, by_bpf) = (self.vcpu, self.path == "bpf");
+        let max: u32 = self.opps.rsplit(' ').next().context("no OPP")?.parse()?;
+        let mut call = |function: &str, argument: u32| {
+            let answer = self.vm.ask(format!("call {vcpu} {function} {argument}"))?;
+            anyhow::Ok(answer.parse::<i64>()?)
+        };
+        ensure!(call("0x86000f00", 0)? == 1, "no version");
+        let done = call(SET_PERF, max)?;
+        ensure!(
+            done == if by_bpf { -1 } else { 0 },
+            "set_perf returned {done}"
+        );
+        let khz = call(CUR_PERF, 0)?;
+        ensure!(khz > 0, "cur_perf returned {khz}");
+        // 64-bit and yielding forms, neighbours, and functions of nobody.
+        for function in [
+            "0xc6000f00",
+            "0xc6000f02",
+            "0x06000f02",
+            "0x86000eff",
+            "0x86000f03",
+            UNKNOWN,
+            "0x8600ffff",
+            "0x87000f02",
+            "0x80000f02",
+        ] {
+            let answer = call(function, u32::MAX)?;
+            ensure!(answer == -1, "{function} returned {answer}");
+        }
+        call(SET_PERF, u32::MAX)?;
+        let clamp = self.vm.clamp(vcpu)?.0;
+        let policies = Policy::all()?;
+        let capacity = policies.last().context("no policy")?.capacity;
+        ensure!(clamp == capacity, "uclamp.min is {clamp}, not {capacity}");
+        Ok(())
+    }
+
+    /// A load from memory, and the shortest trap that there is.
+    fn bare(&mut self) -> Result<Value> {
+        let vcpu = self.vcpu;
+        let load = self.times(format!("ram-times {vcpu} 0 {BATCHES} {READS}"))?;
+        let trap = self.times(format!("call-times {vcpu} {UNKNOWN} {BATCHES} {READS}"))?;
+        Ok(json!({ "load_median_ns": load.0, "trap_median_ns": trap.0, "trap_p99_ns": trap.1 }))
+    }
+
+    /// Median and 99th percentile.
+    fn times(&mut self, line: String) -> Result<(f64, f64)> {
+        let answer = self.vm.ask(line)?;
+        let mut numbers = answer.split(' ').map(str::parse::<f64>);
+        let (median, p99) = (numbers.next(), numbers.next());
+        Ok((median.context("no median")??, p99.context("no p99")??))
+    }
+
+    /// Medians from a request to its clamp, and to the next frequency: upper
+    /// bounds, which are powers of two.
+    fn after(&self) -> Result<(Option<u64>, Option<u64>)> {
+        let stats = crate::scenarios::device::stats::of(&self.vm)?;
+        let of = &stats["vcpus"][self.vcpu];
+        let p50 = |name: &str| of[name]["p50_below_ns"].as_u64();
+        Ok((p50("clamp_after"), p50("freq_after")))
+    }
+}
+
+impl Row {
+    fn new(
+        path: &'static str,
+        op: &'static str,
+        (median_ns, p99_ns): (f64, f64),
+        ends: &Ends,
+        (clamp_after_ns, freq_after_ns): (Option<u64>, Option<u64>),
+    ) -> Self {
+        let read = op == "read";
+        // A read that exits is traced when it leaves and when it is answered.
+        let told = if read && !path.starts_with("hypercall") {
+            2
+        } else {
+            1
+        };
+        Self {
+            path,
+            op,
+            n: if read { BATCHES * READS } else { WRITES },
+            median_ns,
+            p99_ns,
+            exits_user: ends.exited,
+            exits_kernel: ends.trapped.saturating_sub(told * ends.exited),
+            clamp_after_ns,
+            freq_after_ns,
+        }
+    }
+
+    /// All accesses ended where the path says.
+    fn holds(&self) -> bool {
+        let (user, kernel) = match (self.path, self.op) {
+            ("kernel" | "bpf", "read") => (0, 0),
+            ("kernel" | "bpf" | "hypercall-bpf", _) => (0, COUNTED),
+            // The guest's tick reads too.
+            (_, "read") => return self.exits_user >= COUNTED && self.exits_kernel == 0,
+            _ => (COUNTED, 0),
+        };
+        (self.exits_user, self.exits_kernel) == (user, kernel)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "path": self.path, "op": self.op, "n": self.n, "median_ns": self.median_ns,
+            "p99_ns": self.p99_ns, "exits_user": self.exits_user,
+            "exits_kernel": self.exits_kernel, "exits_of": COUNTED,
+            "clamp_after_ns": self.clamp_after_ns, "freq_after_ns": self.freq_after_ns,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! What costs too much is named, and what wasn't measured isn't within its bound.
+    use super::*;
+
+    fn row(path: &'static str, op: &'static str, median_ns: f64) -> Row {
+        let ends = Ends {
+            trapped: 0,
+            exited: 0,
+        };
+        Row::new(path, op, (median_ns, median_ns), &ends, (None, None))
+    }
+
+    #[test]
+    fn costs_have_bounds() {
+        let bare = json!({ "load_median_ns": 10.0 });
+        let rows = |bpf_write, kernel_write| {
+            vec![
+                row("exit", "write", 28_000.0),
+                row("kernel", "read", 12.0),
+                row("kernel", "write", kernel_write),
+                row("bpf", "read", 12.0),
+                row("bpf", "write", bpf_write),
+            ]
+        };
+        let within = rows(14_000.0, 12_880.0);
+        assert!(out_of_bound(&within, &bare).is_empty());
+        for (path, rows) in [
+            ("bpf", rows(14_001.0, 12_880.0)),
+            ("kernel", rows(14_000.0, 12_881.0)),
+        ] {
+            let wrong = out_of_bound(&rows, &bare);
+            let named = format!("a write by {path}");
+            assert!(
+                matches!(&wrong[..], [one] if one.starts_with(&named)),
+                "{wrong:?}"
+            );
+        }
+        assert_eq!(out_of_bound(&within, &Value::Null).len(), 2);
+        assert_eq!(out_of_bound(&[], &bare).len(), 4);
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the path `bpf` falls back on, at start and while the guest runs: each
+//! time the guest's requests are carried out, and the reason is said.
+
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::{MapCore as _, MapHandle};
+use nix::mount::{MsFlags, mount, umount};
+use serde_json::{Value, json};
+
+use crate::harness::console_commands::{dmesg, insmod, unload_host_module};
+use crate::harness::sys::drop_bpf_capabilities;
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::device::reports::asked_for;
+use crate::scenarios::device::stats::{has_one_outcome_each, of as stats};
+use crate::scenarios::{Plan, Policy, ask_for, registers, set_governor};
+
+const BTF: &str = "/sys/kernel/btf";
+const SET_PERF: &str = "0x86000f02";
+const CUR_PERF: &str = "0x86000f01";
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+/// Hypercalls of a flood.
+const CALLS: u64 = 5_000;
+/// The VMM looks ten times a second for requests that nobody saw.
+const LOOKS: Duration = Duration::from_secs(1);
+
+/// Each case in turn; the last one can't be taken back, so this is the last
+/// scenario of its boot.
+pub fn run(plan: &Plan) -> Result<Value> {
+    let mut rows = vec![detached(plan)?, detached_amid_requests(plan)?];
+    unload_host_module()?;
+    rows.push(started(
+        plan,
+        "without the module",
+        "bpf",
+        "isn't loaded",
+        |_| (),
+    )?);
+    insmod("vcpufreq_host", "")?;
+    mount(
+        None::<&str>,
+        BTF,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )?;
+    let row = started(
+        plan,
+        "without BTF",
+        "kernel",
+        "CONFIG_DEBUG_INFO_BTF",
+        |_| (),
+    );
+    umount(BTF)?;
+    rows.push(row?);
+    rows.push(started(
+        plan,
+        "without CAP_BPF",
+        "kernel",
+        "lacks CAP_",
+        |command| {
+            drop_bpf_capabilities(command);
+        },
+    )?);
+    rows.push(no_object(plan)?);
+    mount(
+        Some("securityfs"),
+        "/sys/kernel/security",
+        Some("securityfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )?;
+    fs::write(LOCKDOWN, "confidentiality").context("lockdown")?;
+    rows.push(started(plan, "in lockdown", "kernel", "lockdown", |_| ())?);
+    let held = rows.iter().all(|row| row["held"] == true);
+    Ok(json!({ "held": held, "rows": rows }))
+}
+
+/// A guest on the last policy, whose start is prepared by `prepare`: by which
+/// path it runs, with which reason, and whether each OPP is in force.
+fn started(
+    plan: &Plan,
+    what: &str,
+    path: &str,
+    reason: &str,
+    prepare: impl FnOnce(&mut Command),
+) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let options = ["--clamp", "exact", "--explain", "--report", "request"];
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&options);
+    let mut vm = Vm::boot_prepared(&setup, prepare)?;
+    plan.load_driver(&mut vm)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let wrong = wrong_clamps(&mut vm, policy)?;
+    // What it asked for last.
+    let report = asked_for(&mut vm, 0, policy, policy.min())?;
+    let taken = stats(&vm)?["vcpus"][0]["path"].clone();
+    let said = vm.quit()?;
+    let line = said.lines().find(|line| line.contains(reason));
+    Ok(json!({
+        "held": wrong.is_empty() && taken == path && line.is_some() && report["held"] == true,
+        "case": what, "path": taken, "report_request": report, "reason": line, "wrong": wrong,
+    }))
+}
+
+/// The object isn't where it is looked for.
+fn no_object(plan: &Plan) -> Result<Value> {
+    fs::rename("/usr/lib/vcpufreq", "/usr/lib/elsewhere")?;
+    let row = started(
+        plan,
+        "without the object",
+        "kernel",
+        "no BPF object at",
+        |_| (),
+    );
+    fs::rename("/usr/lib/elsewhere", "/usr/lib/vcpufreq")?;
+    row
+}
+
+/// An administrator takes the program away from the running guest: the path
+/// `kernel` takes over, no request is lost, and no program stays.
+fn detached(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"])
+    };
+    let mut vm = plan.guest(&setup)?;
+    vm.ask("insmod lab_call")?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let mut wrong = wrong_clamps(&mut vm, policy)?;
+    let before = stats(&vm)?["vcpus"][0].clone();
+    take_program_away()?;
+    // The request that shows it, twice: until somebody has seen one, the
+    // highest frequency is what a guest without an answer gets.
+    let mut meanwhile = Vec::new();
+    let second = policy.opps.get(1).copied().context("a policy of one OPP")?;
+    for khz in [policy.max(), second, policy.max()] {
+        ask_for(&mut vm, 0, khz)?;
+        sleep(LOOKS / 4);
+        meanwhile.push((khz, vm.clamp(0)?.0));
+    }
+    sleep(LOOKS);
+    wrong.extend(wrong_clamps(&mut vm, policy)?);
+    let after = stats(&vm)?["vcpus"][0].clone();
+    // KVM's filter can't be changed any more: it answers a write by hypercall as
+    // before, and the program that sees it passes it on.
+    let mut called = Vec::new();
+    for khz in [second, policy.max(), second, policy.min()] {
+        let answer = vm.ask(format!("call 0 {SET_PERF} {khz}"))?;
+        sleep(LOOKS / 4);
+        called.push((khz, answer, vm.clamp(0)?));
+    }
+    let cur_perf = vm.ask(format!("call 0 {CUR_PERF} 0"))?;
+    let counted = stats(&vm)?["vcpus"][0].clone();
+    let in_force = |khz: u32, clamp| clamp == (policy.util(khz), policy.util(khz));
+    let calls_go_on = called
+        .iter()
+        .all(|(khz, answer, clamp)| answer == "-1" && in_force(*khz, *clamp))
+        && cur_perf != "-1"
+        && requests(&counted) == requests(&after).map(|before| before + 4);
+    // Of the selection, when the driver was loaded.
+    let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
+    let flood = calls_flooded(&mut vm, policy)?;
+    let all = stats(&vm)?["vcpus"][0].clone();
+    let said = vm.quit()?;
+    let line = said
+        .lines()
+        .find(|line| line.contains("the path bpf is lost"));
+    let counts = [&before, &after, &counted, &all].map(|stats| stats["counts"].clone());
+    // Never below what was asked for by then.
+    let held = wrong.is_empty()
+        && before["path"] == "bpf"
+        && after["path"] == "kernel"
+        && exited(&before) == exited(&after)
+        && [&before, &after, &counted, &all]
+            .into_iter()
+            .all(has_one_outcome_each)
+        && meanwhile
+            .iter()
+            .all(|&(khz, clamp)| clamp >= policy.util(khz))
+        && calls_go_on
+        && flood["held"] == true
+        && line.is_some_and(|line| line.contains("by hypercall by BPF and a thread"));
+    Ok(json!({
+        "held": held, "case": "program taken away", "calls": called, "cur_perf_by_call": cur_perf, "flood": flood,
+        "requests": [requests(&after), requests(&counted)],
+        "counts": counts,
+        "path": after["path"], "reason": line,
+        "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
+    }))
+}
+
+/// Many hypercalls without a pause, by a guest whose path is lost: each is counted,
+/// nothing grows, and one that comes after them is in force.
+fn calls_flooded(vm: &mut Vm, policy: &Policy) -> Result<Value> {
+    let log_before = dmesg("")?.len();
+    let flood = |vm: &mut Vm| vm.ask(format!("call-times 0 {SET_PERF} 10 {}", CALLS / 10));
+    // The first ones fill what is filled once.
+    flood(vm)?;
+    sleep(LOOKS / 4);
+    let before = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
+    flood(vm)?;
+    sleep(LOOKS / 4);
+    vm.ask(format!("call 0 {SET_PERF} {}", policy.max()))?;
+    sleep(LOOKS / 4);
+    let clamp = vm.clamp(0)?;
+    let after = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
+    let log = dmesg("")?;
+    let log = log.get(log_before..).unwrap_or(&log);
+    let util = policy.util(policy.max());
+    let held = clamp == (util, util)
+        && after.0 == before.0.map(|before| before + CALLS + 1)
+        && after.1 <= before.1 + 64
+        && log.is_empty();
+    Ok(json!({
+        "held": held, "calls": CALLS, "requests": [before.0, after.0], "clamp": clamp,
+        "vmm_resident_kib": [before.1, after.1], "kernel_said": log,
+    }))
+}
+
+/// A guest that is reset after it has lost the path: its last request is taken
+/// back, and what it asks for then is in force. By hand: it boots twice.
+pub fn reset(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"]);
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    take_program_away()?;
+    // The highest is in force for the last one, which nobody saw, until the next.
+    for khz in [policy.max(), policy.min(), policy.max()] {
+        ask_for(&mut vm, 0, khz)?;
+        sleep(LOOKS / 4);
+    }
+    sleep(LOOKS);
+    let mut wrong = wrong_clamps(&mut vm, policy)?;
+    vm.tell("restart")?;
+    vm.expect("@ready", Duration::from_secs(120))?;
+    let clamp = vm.clamp(0)?;
+    plan.load_driver(&mut vm)?;
+    vm.ask("insmod lab_call")?;
+    set_governor(&mut vm, 0, "userspace")?;
+    wrong.extend(wrong_clamps(&mut vm, policy)?);
+    let mut called = Vec::new();
+    for khz in [policy.max(), policy.min()] {
+        vm.ask(format!("call 0 {SET_PERF} {khz}"))?;
+        sleep(LOOKS / 4);
+        called.push((policy.util(khz), vm.clamp(0)?));
+    }
+    let path = stats(&vm)?["vcpus"][0]["path"].clone();
+    let said = vm.quit()?;
+    let held = wrong.is_empty()
+        && clamp == (0, 1024)
+        && path == "kernel"
+        && called.iter().all(|&(util, clamp)| clamp == (util, util));
+    Ok(json!({
+        "held": held, "wrong": wrong, "clamp_after_reset": clamp, "path": path,
+        "util_and_clamp_by_call": called, "vmm_said": said,
+    }))
+}
+
+/// The same while the guest asks each millisecond, also in the moment of the
+/// handing over: no clamp is below the lower of its two values, and the last one
+/// is in force in the end.
+fn detached_amid_requests(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    // The highest is what stands for a request that nobody saw.
+    let [_, low, high, _, ..] = policy.opps[..] else {
+        bail!("a policy of under four OPPs");
+    };
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
+    };
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let register = registers(&mut vm)? + 0x04;
+    let idle = stats(&vm)?["vcpus"][0].clone();
+    vm.ask(format!(
+        "start load writes 0 {register:#x} 1000 {low} {high}"
+    ))?;
+    sleep(LOOKS / 4);
+    let before = stats(&vm)?["vcpus"][0].clone();
+    take_program_away()?;
+    let mut lowest = u32::MAX;
+    for _ in 0..100 {
+        sleep(LOOKS / 100);
+        lowest = lowest.min(vm.clamp(0)?.0);
+    }
+    let turns = vm.number("stop load")?;
+    let last = if turns % 2 == 1 { high } else { low };
+    sleep(LOOKS);
+    let clamp = vm.clamp(0)?;
+    let after = stats(&vm)?["vcpus"][0].clone();
+    let said = vm.quit()?;
+    let line = said
+        .lines()
+        .find(|line| line.contains("the path bpf is lost"));
+    let util = policy.util(last);
+    let new = requests(&after).zip(requests(&idle));
+    // The last one by `bpf` is the next path's first one, too, unless that has had one.
+    let each_counted = new.is_some_and(|(all, idle)| [turns, turns + 1].contains(&(all - idle)));
+    let held = before["path"] == "bpf"
+        && after["path"] == "kernel"
+        && turns > 500
+        && each_counted
+        && has_one_outcome_each(&after)
+        && lowest >= policy.util(low)
+        && clamp == (util, util)
+        && line.is_some();
+    Ok(json!({
+        "held": held, "case": "program taken away amid requests", "path": after["path"],
+        "reason": line, "vmm_said": said, "requests": turns, "asked_last": last, "util": util,
+        "counts": [&idle["counts"], &after["counts"]],
+        "clamp": clamp, "lowest_clamp": lowest, "util_of_lower": policy.util(low),
+        "writes_exited": after["accesses"]["writes_exited"],
+    }))
+}
+
+/// Requests of a vCPU, by its stats.
+fn requests(stats: &Value) -> Option<u64> {
+    stats["counts"]["requests"].as_u64()
+}
+
+/// Asks for every OPP; those whose clamp isn't in force.
+fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
+    let mut wrong = Vec::new();
+    for &khz in policy.opps.iter().chain(policy.opps.first()) {
+        ask_for(vm, 0, khz)?;
+        let util = policy.util(khz);
+        let mut clamp = vm.clamp(0)?;
+        for _ in 0..100 {
+            if clamp == (util, util) {
+                break;
+            }
+            sleep(Duration::from_millis(1));
+            clamp = vm.clamp(0)?;
+        }
+        if clamp != (util, util) {
+            wrong.push(json!({ "khz": khz, "util": util, "clamp": clamp }));
+        }
+    }
+    Ok(wrong)
+}
+
+/// Empties the slot that the VMM's stub calls into.
+fn take_program_away() -> Result<()> {
+    // The newest: the kernel may still list that of a VMM that has ended.
+    let all = MapInfoIter::default().filter(|map| map.name == "slots");
+    let slots = all.max_by_key(|map| map.id);
+    let slots = slots.ok_or_else(|| anyhow!("no VMM has programs"))?;
+    MapHandle::from_map_id(slots.id)?.delete(&0_u32.to_ne_bytes())?;
+    Ok(())
+}

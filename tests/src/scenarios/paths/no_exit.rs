@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Reads of cur_perf and writes of set_perf, 100,000 of each and a whole ramp:
+//! which of them leave KVM for userspace. The same by the path `exit` shows
+//! that the count would see them.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::device::reports::asked_for;
+use crate::scenarios::{
+    Plan, Policy, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
+};
+
+/// Accesses of each kind.
+const MANY: u64 = 100_000;
+/// And by the path `exit`.
+const FEW: u64 = 500;
+/// Bytes of a vCPU's registers.
+const PAGE: u64 = 0x1000;
+/// Bytes of all registers, with the padding.
+const REGION: u64 = 0x1_0000;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup {
+        silent: true,
+        ..plan.mirroring(&first_cpus(&policies))
+    };
+    let mut vm = plan.guest(&setup)?;
+    let tight = accesses(&mut vm, &policies, MANY)?;
+    let ramp = ramp(&mut vm, &policies)?;
+    let said = vm.quit()?;
+
+    let exit = Setup {
+        silent: true,
+        ..Setup::mirroring(&first_cpus(&policies)).with(&["--path", "exit", "--report", "request"])
+    };
+    let mut vm = plan.guest(&exit)?;
+    let control = accesses(&mut vm, &policies, FEW)?;
+    let (last, policy) = last_of(&policies)?;
+    for khz in [policy.max(), policy.min()] {
+        ask_for(&mut vm, last, khz)?;
+    }
+    let report = asked_for(&mut vm, last, policy, policy.min())?;
+    vm.quit()?;
+
+    let held = tight.set_perf.trapped == MANY
+        && tight.region.exited == 0
+        && tight.exits_agree
+        && ramp.region.exited == 0
+        && ramp.region.trapped > 0
+        && ramp.exits_agree
+        // The kernel's own driver lets a domain's CPUs ask for it, and no others.
+        && (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest")
+        && control.set_perf.exited == FEW
+        && control.region.exited >= 2 * FEW
+        && report["held"] == true;
+    Ok(json!({
+        "held": held, "accesses": tight.json(), "ramp": ramp.json(), "vmm_said": said,
+        "control_by_exit": control.json(), "report_request_by_exit": report,
+    }))
+}
+
+/// What came of some accesses.
+struct Seen {
+    /// Of the vCPU's set_perf.
+    set_perf: Accesses,
+    /// Of all registers.
+    region: Accesses,
+    /// Writes of a vCPU's set_perf by another vCPU: the scheduler has given that one work.
+    by_other_vcpus: u64,
+    /// KVM counts as many exits as were traced.
+    exits_agree: bool,
+    read_ns: f64,
+    /// Median and 99th percentile.
+    write_ns: String,
+    all: Value,
+}
+
+impl Seen {
+    fn of(seen: &SeenExits, base: u64, set_perf: Range<u64>, ns: (f64, String)) -> Self {
+        Self {
+            set_perf: seen.at(set_perf),
+            region: seen.at(base..base + REGION),
+            by_other_vcpus: (0..REGION / PAGE)
+                .map(|vcpu| seen.by_others_than(&format!("vcpu{vcpu}"), base + PAGE * vcpu + 4))
+                .sum(),
+            exits_agree: seen.all().exited == seen.mmio_exit_user,
+            read_ns: ns.0,
+            write_ns: ns.1,
+            all: seen.json(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "set_perf_trapped": self.set_perf.trapped, "exited": self.region.exited,
+            "read_virtual_ns": self.read_ns, "write_virtual_ns_median_p99": self.write_ns,
+            "by_other_vcpus": self.by_other_vcpus, "kvm_counts_the_same_exits": self.exits_agree, "by_address": self.all,
+        })
+    }
+}
+
+/// Reads and writes the registers of the last vCPU in tight loops. Its driver
+/// asks for nothing meanwhile, but reads cur_perf at each tick.
+fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
+    let vcpu = policies.len() - 1;
+    let policy = policies.last().context("no policy")?;
+    for vcpu in 0..policies.len() {
+        set_governor(vm, vcpu, "userspace")?;
+    }
+    let base = registers(vm)?;
+    let page = base + PAGE * u64::try_from(vcpu)?;
+    let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
+    let (set_perf, opps) = (page + 4, opps.join(" "));
+    let read = |count| format!("loads {vcpu} {page:#x} {count}");
+    let write = |count| format!("stores {vcpu} {set_perf:#x} {count} {opps}");
+    // How long it takes is asked without the trace, which takes time too.
+    let read_ns = vm.number(read(FEW))? as f64 / FEW as f64;
+    let line = format!("store-times {vcpu} {set_perf:#x} {FEW} {opps}");
+    let ns = (read_ns, vm.ask(line)?);
+    let exits = Exits::watch()?;
+    vm.number(read(count))?;
+    vm.number(write(count))?;
+    Ok(Seen::of(&exits.stop()?, base, set_perf..page + 8, ns))
+}
+
+/// An idle guest under schedutil becomes busy, and idle again.
+fn ramp(vm: &mut Vm, policies: &[Policy]) -> Result<Seen> {
+    for vcpu in 0..policies.len() {
+        set_governor(vm, vcpu, "schedutil")?;
+    }
+    let base = registers(vm)?;
+    let exits = Exits::watch()?;
+    for vcpu in 0..policies.len() {
+        vm.ask(format!("start idle periodic {vcpu} 20000 200"))?;
+        let_load_decay();
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        vm.ask("stop busy")?;
+        let_load_decay();
+        vm.ask("stop idle")?;
+    }
+    Ok(Seen::of(
+        &exits.stop()?,
+        base,
+        base + 4..base + 8,
+        (0.0, String::new()),
+    ))
+}

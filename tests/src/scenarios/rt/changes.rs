@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the host's trace shows while real-time vCPUs in their partition change their requests, one
+//! busy moment after the other: no dip of the frequency, the clamp of each request in force, none of
+//! the bridge's registers left for userspace, and nobody else on their pCPUs.
+
+use std::collections::BTreeSet;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::guest::allowed;
+use crate::harness::kernel_threads::Company;
+use crate::harness::trace::exits::{Exits, SeenExits};
+use crate::harness::trace::{self, Seen, Trace, now_us};
+use crate::harness::vm::{Vm, threads};
+use crate::scenarios::device::dips::{
+    CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light,
+};
+use crate::scenarios::{Policy, registers, set_governor};
+
+/// To switch events on patches the kernel's code, which is work on every CPU.
+const PATCHED: Duration = Duration::from_secs(1);
+/// Between looks at the clamps: a vCPU changes its request each 108 ms.
+const LOOK_EVERY: Duration = Duration::from_millis(30);
+/// Bytes of a vCPU's registers.
+const PAGE: u64 = 0x1000;
+/// Changes at which the frequency was no lower than both requests before: the others show nothing.
+const TELLING: usize = CHANGES / 2;
+/// The thread that carries out requests by the path `kernel`.
+const WORKER: &str = "requests";
+
+/// A real-time vCPU and its pCPU.
+#[derive(Debug)]
+pub(super) struct RtVcpu<'a> {
+    pub vcpu: usize,
+    pub cpu: u32,
+    pub policy: &'a Policy,
+}
+
+impl<'a> RtVcpu<'a> {
+    pub(super) fn new(vcpu: usize, cpu: u32, policy: &'a Policy) -> Self {
+        Self { vcpu, cpu, policy }
+    }
+
+    /// Of its thread.
+    pub(super) fn name(&self) -> String {
+        format!("vcpu{}", self.vcpu)
+    }
+}
+
+/// A thread's clamp at a moment.
+struct Look {
+    /// CLOCK_MONOTONIC in µs, after the look.
+    time_us: u64,
+    /// Effective `uclamp.min`.
+    clamp: u32,
+}
+
+/// 100 changes on each of these vCPUs, at the same time.
+pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
+    for one in vcpus {
+        set_governor(vm, one.vcpu, "userspace")?;
+    }
+    let base = registers(vm)?;
+    let exits = Exits::watch()?;
+    let trace = Trace::start_with_registers()?;
+    sleep(PATCHED);
+    for one in vcpus {
+        start_light(vm, one.vcpu, one.policy)?;
+    }
+    let mut looks: Vec<Vec<Look>> = vcpus.iter().map(|_| Vec::new()).collect();
+    let until = Instant::now() + LIGHT_CHANGES;
+    while Instant::now() < until {
+        sleep(LOOK_EVERY);
+        look(vm, vcpus, &mut looks)?;
+    }
+    // Each takes as long as some changes do, and nobody looks meanwhile.
+    for one in vcpus {
+        stop_light(vm, one.vcpu)?;
+    }
+    let (seen, exits) = (trace.stop()?, exits.stop()?);
+    let rows = vcpus.iter().zip(&looks);
+    let rows = rows.map(|(one, looks)| of_vcpu(one, looks, base, &seen, &exits));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    let worker = worker(vm, vcpus, &seen)?;
+    Ok(json!({
+        "held": rows.iter().chain([&worker]).all(|row| row["held"] == true),
+        "vcpus": rows, "worker": worker,
+    }))
+}
+
+/// Looks at each clamp.
+fn look(vm: &Vm, vcpus: &[RtVcpu], looks: &mut [Vec<Look>]) -> Result<()> {
+    for (one, looks) in vcpus.iter().zip(looks) {
+        let (clamp, _) = vm.clamp(one.vcpu)?;
+        let time_us = now_us();
+        looks.push(Look { time_us, clamp });
+    }
+    Ok(())
+}
+
+fn of_vcpu(
+    one: &RtVcpu,
+    looks: &[Look],
+    base: u64,
+    seen: &Seen,
+    exits: &SeenExits,
+) -> Result<Value> {
+    let name = one.name();
+    let page = base + PAGE * u64::try_from(one.vcpu)?;
+    let writes = seen.writes.iter().filter(|write| write.address == page + 4);
+    let requests = writes.map(|write| Ok((write.time_us, u32::try_from(write.value)?)));
+    let requests: Vec<(u64, u32)> = requests.collect::<Result<_>>()?;
+    let dips = dips(one.policy, &requests, &seen.frequencies, LIGHT_US);
+    let (in_force, looked_at, strange) = clamps(one.policy, &requests, looks);
+    let accesses = exits.at(page..page + PAGE);
+    let interrupted = exits.interrupted(&name);
+    let company = Company::of(&name, one.cpu, &seen.switches);
+    let lost = trace::lost_on(one.cpu)?;
+    let irq_work = company.counts.get(&format!("irq_work/{}", one.cpu));
+    let held = dips.none()
+        && dips.from_above >= TELLING
+        && looked_at >= TELLING
+        && in_force == looked_at
+        && strange == 0
+        && accesses.trapped > dips.changes as u64
+        && accesses.exited == 0
+        && interrupted == 0
+        && company.strangers.is_empty()
+        && lost == 0;
+    Ok(json!({
+        "held": held, "vcpu": one.vcpu, "frequency": dips.json(), "clamps_in_force": in_force,
+        "clamps_looked_at": looked_at, "other_clamps": strange, "requests": accesses.trapped,
+        "exits_to_userspace_by_the_bridge": accesses.exited, "exits_for_signals": interrupted,
+        "runs_of_irq_work": irq_work.copied().unwrap_or(0), "strangers": company.strangers,
+        "times_switched_to": company.counts, "events_lost": lost,
+    }))
+}
+
+/// Changes whose clamp was the thread's before the next one came; of how many that began and ended
+/// while there were looks; and looks at which it was neither the old nor the new one's.
+fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, usize, usize) {
+    let (mut in_force, mut looked_at, mut strange) = (0, 0, 0);
+    let first = looks.first().map_or(u64::MAX, |look| look.time_us);
+    let last = looks.last().map_or(0, |look| look.time_us);
+    for changes in requests.windows(3) {
+        let [(_, old), (from, new), (next, _)] = *changes else {
+            continue;
+        };
+        if from < first || next > last {
+            continue;
+        }
+        looked_at += 1;
+        let within = looks
+            .iter()
+            .filter(|look| (from..next).contains(&look.time_us));
+        let within: Vec<u32> = within.map(|look| look.clamp).collect();
+        let (old, new) = (policy.util(old), policy.util(new));
+        in_force += usize::from(within.contains(&new));
+        strange += within
+            .iter()
+            .filter(|&&clamp| clamp != old && clamp != new)
+            .count();
+    }
+    (in_force, looked_at, strange)
+}
+
+/// The thread that carries out requests: where it may run, and where it ran. By the path `kernel` it
+/// is what sets the clamps.
+fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
+    let mut threads = threads(vm.pid())?.into_iter();
+    let (tid, _) = threads
+        .find(|(_, name)| name == WORKER)
+        .context("no thread carries out requests")?;
+    let allowed = allowed(vm.pid(), tid)?;
+    let path = crate::scenarios::device::stats::of(vm)?["vcpus"][1]["path"].clone();
+    let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
+    let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
+    let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);
+    let held = vcpus.iter().all(apart) && (path != "kernel" || runs.clone().count() >= CHANGES);
+    Ok(json!({
+        "held": held, "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": runs.count(),
+    }))
+}

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq run --rt` on a real RT kernel: real-time vCPUs are alone on their pCPUs, their
+//! requests move the frequency of these and no lower than the floor, and nothing of it is left
+//! when the VMM is killed.
+//!
+//! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
+//! frequency would be that of the other pCPUs.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use vcpufreq_device::host::CpuList;
+
+use super::changes::{self, RtVcpu};
+use super::inventory;
+use super::order;
+use super::pages;
+use crate::harness::frequency::host_runs_at;
+use crate::harness::sysfs;
+use crate::harness::trace;
+use crate::harness::vm::{self, Setup, Vm};
+use crate::scenarios::device::dips::CHANGES;
+use crate::scenarios::{Plan, Policy, ask_for, let_load_decay, set_governor};
+
+/// The guest's boot, in the host's time.
+pub(super) const BOOT: Duration = Duration::from_secs(120);
+/// Times that a load is begun, at most, until the pCPU runs at what was asked for.
+const LOADS: usize = 3;
+/// After that its own work is done.
+const SETTLED: Duration = Duration::from_secs(4);
+const BOUND_US: &str = "50";
+const HUGE_MIB: u64 = 256;
+const PROFILE: &str = "/run/deadline.toml";
+/// A load of 50 % on vCPU 1. While the vCPU sleeps, another pCPU's look at the blocked load lets the
+/// frequency fall, 4 ms after and later: with a lighter load that is most of a period.
+pub(super) const HALF: &str = "half periodic 1 20000 10000";
+/// The bridge's threads, and the one that writes `--events`.
+const OF_THE_BRIDGE: [&str; 3] = ["requests", "maintenance", "events"];
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let [.., shared, big] = &policies[..] else {
+        bail!("fewer than two policies; use the topology 4+3+1");
+    };
+    let little = policies[0].cpu();
+    let cpu = big.cpu();
+    ensure!(
+        big.cpus == [cpu],
+        "CPU {cpu} shares its policy; use the topology 4+3+1"
+    );
+    let beside = *shared.cpus.last().context("no CPU")?;
+    // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy: a dip
+    // shows on the other, which is the SCHED_RR vCPU's, and by `kernel` the SCHED_FIFO one's.
+    let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, shared)];
+    let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
+    trace::off()?;
+    let before = inventory::everything()?;
+    let interleaved = order::run((little, cpu))?;
+    rt(&["apply", "--guest", &format!("plc={beside},{cpu}")], 0)?;
+    let floor = *big.opps.get(1).context("no second OPP")?;
+    // Before anything has bound the VMM's threads, as looks at the frequency do.
+    let by_kernel = by_kernel(plan, little, &swapped)?;
+    let mut vm = rt_guest(plan, little, &both)?;
+    let alone = alone(plan, &vm, &both)?;
+    let rows = requests(&mut vm, big, floor)?;
+    let changes = changes::traced(&mut vm, &both)?;
+    let refused = second_guest(cpu)?;
+    let others_refused = order::others((beside, cpu))?;
+    let occupied = rt(&["restore"], 2).is_ok();
+    vm.kill()?;
+    sleep(Duration::from_secs(1));
+    let bound = sysfs::text(bound_file(cpu))?;
+    rt(&["restore"], 0)?;
+    let left = inventory::changes(&before, &inventory::everything()?);
+    let others = other_policies(plan, little, cpu)?;
+    let gib_page = pages::gib_page(plan, cpu)?;
+    let left_after = inventory::changes(&before, &inventory::everything()?);
+    let right = rows.iter().all(|row| row["right"] == true);
+    let parts = [
+        &by_kernel,
+        &alone,
+        &changes,
+        &interleaved,
+        &others_refused,
+        &others,
+        &gib_page,
+    ];
+    Ok(json!({
+        "held": parts.iter().all(|part| part["held"] == true) && right && refused && occupied
+            && bound == "0" && left.is_empty() && left_after.is_empty(),
+        "by_kernel": by_kernel, "alone": alone, "requests": rows, "changes": changes,
+        "second_guest_refused": refused, "interleaved": interleaved,
+        "others_refused": others_refused, "restore_refused_while_it_ran": occupied,
+        "bound_after_kill": bound, "left": left,
+        "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
+    }))
+}
+
+/// A housekeeping vCPU on `little`, a SCHED_FIFO one whose floor is the second OPP, and a SCHED_RR
+/// one.
+fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
+    let floor = format!("1={}", fifo.policy.opps.get(1).context("no second OPP")?);
+    let options = [
+        "--rt",
+        "1=fifo:1",
+        "--rt",
+        "2=rr:2",
+        "--resume-latency-us",
+        BOUND_US,
+        "--floor",
+        &floor,
+    ];
+    let setup = plan.mirroring(&[little, fifo.cpu, rr.cpu]).with(&options);
+    boot(plan, &setup)
+}
+
+/// The same guest by the path `kernel`, whose worker puts each request into force, from elsewhere.
+fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+    let plan = Plan {
+        driver: plan.driver.clone(),
+        path: Some("kernel".to_owned()),
+    };
+    let mut vm = rt_guest(&plan, little, vcpus)?;
+    let alone = alone(&plan, &vm, vcpus)?;
+    let changes = changes::traced(&mut vm, vcpus)?;
+    vm.quit()?;
+    // It would be that for each change of the frequency if these woke the worker.
+    let seldom = |row: &Value| row["runs_of_irq_work"].as_u64() < Some(CHANGES as u64 / 2);
+    let rows = changes["vcpus"].as_array().context("no vCPUs")?;
+    Ok(json!({
+        "held": alone["held"] == true && changes["held"] == true && rows.iter().all(seldom)
+            && changes["worker"]["path"] == "kernel",
+        "alone": alone, "changes": changes,
+    }))
+}
+
+/// Boots; a real-time thread has no utilization to settle by.
+pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
+    let mut vm = booted(setup)?;
+    plan.load_driver(&mut vm)?;
+    Ok(vm)
+}
+
+/// Before anything is asked for.
+fn booted(setup: &Setup) -> Result<Vm> {
+    let mut vm = Vm::start(setup)?;
+    vm.expect("@ready", BOOT)?;
+    sleep(SETTLED);
+    Ok(vm)
+}
+
+/// Nobody but the vCPUs' threads may run on their pCPUs, and these threads only there.
+fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+    let mut intruders = Vec::new();
+    let mut of_vcpus = Vec::new();
+    let threads = vm::threads(vm.pid())?;
+    let names: Vec<&str> = threads.iter().map(|(_, name)| name.as_str()).collect();
+    // Or there was nothing to keep off.
+    let by_exit = plan.path.as_deref() == Some("exit");
+    let mut bridges = OF_THE_BRIDGE.iter().skip(usize::from(by_exit));
+    let bridges = bridges.all(|name| names.contains(name));
+    for (tid, name) in &threads {
+        let allowed = allowed(vm.pid(), *tid)?;
+        if let Some(one) = vcpus.iter().find(|one| *name == one.name()) {
+            of_vcpus.push((allowed.as_slice() == [one.cpu], allowed.to_string()));
+        } else if vcpus.iter().any(|one| allowed.contains(one.cpu)) {
+            intruders.push(format!("{name} on {allowed}"));
+        }
+    }
+    let scheduling: Vec<String> = (0..=2)
+        .map(|vcpu| scheduling_of(vm, vcpu))
+        .collect::<Result<_>>()?;
+    let status = sysfs::text(format!("/proc/{}/status", vm.pid()))?;
+    let locked: u64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmLck:"))
+        .and_then(|text| text.trim().trim_end_matches(" kB").parse().ok())
+        .context("no VmLck")?;
+    let bounds = [vcpus[0].cpu, vcpus[1].cpu, 0].map(|cpu| sysfs::text(bound_file(cpu)));
+    let bounds = bounds.into_iter().collect::<Result<Vec<_>>>()?;
+    let held = intruders.is_empty()
+        && bridges
+        && of_vcpus.len() == 2
+        && of_vcpus.iter().all(|(right, _)| *right)
+        && scheduling == ["0 0", "1 1", "2 2"]
+        && locked >= HUGE_MIB * 1024
+        && bounds == [BOUND_US, BOUND_US, "0"];
+    Ok(json!({
+        "held": held, "threads": names, "other_threads_there": intruders,
+        "vcpus_allowed_on": of_vcpus, "priorities_and_policies": scheduling, "locked_kib": locked,
+        "bounds_us": bounds,
+    }))
+}
+
+/// The pCPUs that a thread may run on.
+pub(super) fn allowed(pid: u32, tid: i32) -> Result<CpuList> {
+    let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    Ok(line.context("no Cpus_allowed_list")?.parse()?)
+}
+
+/// Priority and policy of a vCPU's thread.
+pub fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
+    scheduling(vm.pid(), vm.vcpu_tid(vcpu)?)
+}
+
+/// Priority and policy: fields 40 and 41 of proc_pid_stat(5).
+fn scheduling(pid: u32, tid: i32) -> Result<String> {
+    let stat = sysfs::text(format!("/proc/{pid}/task/{tid}/stat"))?;
+    let rest = stat.rsplit_once(')').context("no name in stat")?.1;
+    let fields: Vec<&str> = rest.split_whitespace().skip(37).take(2).collect();
+    Ok(fields.join(" "))
+}
+
+/// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what the
+/// pCPU runs at, after `settle`. The load is busy for a time, whatever the frequency, so that its
+/// utilization grows with that: what came from a higher OPP could stay at one above what is asked
+/// for. And a kernel's thread that has run there meanwhile may have raised the frequency, which
+/// schedutil holds until the CPU idles: so the load is begun anew, a few times, until it is as
+/// `wanted`. All that it ran at; the load goes on.
+pub(super) fn runs_under_load(
+    (vm, policy): (&mut Vm, &Policy),
+    (khz, wanted): (u32, u32),
+    settle: impl Fn(),
+) -> Result<Vec<u32>> {
+    let mut ran_at = Vec::new();
+    loop {
+        ask_for(vm, 1, khz)?;
+        let_load_decay();
+        vm.ask(format!("start {HALF}"))?;
+        settle();
+        let runs_at = host_runs_at(policy, vm, wanted)?;
+        ran_at.push(runs_at);
+        if runs_at == wanted || ran_at.len() == LOADS {
+            return Ok(ran_at);
+        }
+        vm.ask("stop half")?;
+    }
+}
+
+/// Each OPP up and down: the clamp is the request's or the floor's, and so is the frequency of a
+/// vCPU whose load alone needs less.
+fn requests(vm: &mut Vm, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
+    set_governor(vm, 1, "userspace")?;
+    let mut rows = Vec::new();
+    for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
+        let wanted = khz.max(floor);
+        let ran_at = runs_under_load((&mut *vm, policy), (khz, wanted), || ())?;
+        let (min, _) = vm.clamp(1)?;
+        vm.ask("stop half")?;
+        let right = min == policy.util(wanted) && ran_at.last() == Some(&wanted);
+        rows.push(json!({
+            "asked_khz": khz, "uclamp_min": min, "ran_at_khz": ran_at, "right": right,
+        }));
+    }
+    Ok(rows)
+}
+
+/// Another guest on the same pCPU: one line, exit code 2.
+fn second_guest(cpu: u32) -> Result<bool> {
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&[cpu]).with(&["--rt", "0=fifo:1"])
+    };
+    let output = vm::command(&setup).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let told = said.lines().count() == 1 && said.contains("already");
+    ensure!(told, "a second guest: {said}");
+    Ok(output.status.code() == Some(2))
+}
+
+/// RR with huge pages, and DEADLINE, whose requests don't apply.
+fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let rr = round_robin(plan, little, cpu)?;
+    let deadline = deadline(plan, little, cpu)?;
+    Ok(json!({
+        "held": rr["held"] == true && deadline["held"] == true, "rr": rr, "deadline": deadline,
+    }))
+}
+
+/// What a real-time thread asks for by default, the maximum. The profile sets it to 0, and
+/// RT hosts here start with that.
+const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
+
+/// Without a partition, and with the kernel's own default for real-time threads: what is asked for
+/// is the clamp, up and down, and before that there is none.
+fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let pages = "/proc/sys/vm/nr_hugepages";
+    let before = sysfs::text(pages)?;
+    sysfs::write(pages, HUGE_MIB / 2)?;
+    let rt_default = sysfs::text(RT_DEFAULT)?;
+    sysfs::write(RT_DEFAULT, 1024)?;
+    let options = ["--rt", "1=rr:2", "--hugepages", "2M"];
+    let mut vm = booted(&plan.mirroring(&[little, cpu]).with(&options))?;
+    let at_start = vm.clamp(1)?.0;
+    plan.load_driver(&mut vm)?;
+    let scheduling = scheduling_of(&vm, 1)?;
+    let free = huge_pages_free()?;
+    set_governor(&mut vm, 1, "userspace")?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let mut clamps = Vec::new();
+    for khz in [policy.min(), policy.max(), policy.min()] {
+        ask_for(&mut vm, 1, khz)?;
+        clamps.push((policy.util(khz), vm.clamp(1)?.0));
+    }
+    vm.quit()?;
+    sysfs::write(pages, before)?;
+    sysfs::write(RT_DEFAULT, rt_default)?;
+    let right = clamps.iter().all(|(asked, clamp)| asked == clamp);
+    Ok(json!({
+        "held": scheduling == "2 2" && free == 0 && at_start == 0 && right,
+        "priority_and_policy": scheduling, "clamp_at_start": at_start,
+        "huge_pages_free": free, "asked_and_clamp": clamps,
+    }))
+}
+
+/// With admission control as it is: in a partition of its own pCPU, and refused without one.
+fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+    let setup = plan
+        .mirroring(&[little, cpu])
+        .with(&["--rt", "1=deadline:8000/10000"]);
+    let alone = Setup {
+        silent: true,
+        ..setup.clone()
+    };
+    let refused = vm::command(&alone).output()?;
+    let refused = refused.status.code() == Some(2)
+        && String::from_utf8_lossy(&refused.stderr).contains("root domain");
+    std::fs::write(PROFILE, "[settings]\ncpuset = 'root'\n")?;
+    rt(
+        &[
+            "apply",
+            "--profile",
+            PROFILE,
+            "--guest",
+            &format!("plc={cpu}"),
+        ],
+        0,
+    )?;
+    let mut vm = boot(plan, &setup)?;
+    let scheduling = scheduling_of(&vm, 1)?;
+    set_governor(&mut vm, 1, "userspace")?;
+    let policies = Policy::all()?;
+    ask_for(&mut vm, 1, policies.last().context("no policy")?.min())?;
+    let said = vm.quit()?;
+    rt(&["restore"], 0)?;
+    let counted = said.contains("not applicable") && !said.contains("not applicable 0");
+    Ok(json!({
+        "held": refused && scheduling == "0 6" && counted, "refused_without_partition": refused,
+        "priority_and_policy": scheduling, "vmm_said": said,
+    }))
+}
+
+fn huge_pages_free() -> Result<u64> {
+    let text = sysfs::text("/proc/meminfo")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    Ok(line.context("no HugePages_Free")?.trim().parse()?)
+}
+
+pub(super) fn bound_file(cpu: u32) -> String {
+    format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
+}
+
+pub(super) fn rt(line: &[&str], code: i32) -> Result<()> {
+    let output = Command::new("/bin/vcpufreq")
+        .arg("rt")
+        .args(line)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(code),
+        "rt {line:?}: {}: {said}",
+        output.status
+    );
+    Ok(())
+}

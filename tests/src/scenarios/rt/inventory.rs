@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! All of a host that `vcpufreq rt` could change, decided here and not by it: far more files than a
+//! plan lists, every cgroup, and the scheduling of kernel threads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::harness::kernel_threads::is_kernels;
+use crate::harness::sysfs;
+
+pub(super) type State = BTreeMap<String, String>;
+
+/// Paths that are in only one of two states, or have another value there.
+pub(super) fn changes(before: &State, after: &State) -> Vec<String> {
+    let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let differ = paths
+        .into_iter()
+        .filter(|path| before.get(*path) != after.get(*path));
+    differ.cloned().collect()
+}
+
+/// Folders below which every file counts, and how its name has to end.
+const KEPT: &[(&str, &[&str])] = &[
+    ("/proc/sys/kernel", &[""]),
+    ("/proc/sys/vm", &[""]),
+    ("/proc/irq", &["smp_affinity"]),
+    ("/sys/devices/virtual/workqueue", &["cpumask", "_requested"]),
+    (
+        "/sys/devices/system/cpu",
+        &[
+            "_governor",
+            "_min_freq",
+            "_max_freq",
+            "_setspeed",
+            "boost",
+            "no_turbo",
+            "rate_limit_us",
+            "disable",
+            "latency_us",
+        ],
+    ),
+    ("/sys/kernel/debug/sched", &["runtime", "period"]),
+    ("/sys/kernel/mm/ksm", &["run"]),
+    ("/sys/kernel/mm/transparent_hugepage", &["enabled"]),
+    ("/sys/module/kvm/parameters", &[""]),
+    (
+        "/sys/fs/cgroup",
+        &[
+            "control",
+            "type",
+            "cpus",
+            "exclusive",
+            "partition",
+            "isolated",
+        ],
+    ),
+];
+/// What changes by itself, or by looking.
+const OWN_WAY: &[&str] = &[
+    "ns_last_pid",
+    "/random/",
+    "detect_count",
+    "/pty/nr",
+    "/keys/",
+];
+
+/// All values, with every cgroup and every kernel thread's scheduling.
+pub(super) fn everything() -> Result<State> {
+    let mut state = State::new();
+    for (folder, ends) in KEPT {
+        collect(Path::new(folder), ends, &mut state);
+    }
+    for path in [
+        "/sys/kernel/tracing/tracing_on",
+        "/sys/kernel/rcu_expedited",
+    ] {
+        state.insert(path.to_owned(), sysfs::text(path)?);
+    }
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let path = entry.path();
+        let name = sysfs::text(path.join("comm")).unwrap_or_default();
+        let fixed = ["ktimers/", "rcuc/", "ksoftirqd/"];
+        if fixed.iter().any(|kind| name.starts_with(kind)) {
+            let stat = sysfs::text(path.join("stat"))?;
+            // Any process can have such a name.
+            if !is_kernels(&stat) {
+                continue;
+            }
+            let fields: Vec<&str> = stat.split_whitespace().skip(39).take(2).collect();
+            state.insert(name, fields.join(" "));
+        }
+    }
+    Ok(state)
+}
+
+fn collect(folder: &Path, ends: &[&str], state: &mut State) {
+    let cgroup = folder.starts_with("/sys/fs/cgroup");
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.display().to_string();
+        if OWN_WAY.iter().any(|part| name.contains(part)) {
+            continue;
+        }
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
+        if kind.is_dir() {
+            if cgroup {
+                state.insert(name, "cgroup".to_owned());
+            }
+            collect(&path, ends, state);
+        } else if kind.is_file() && ends.iter().any(|end| name.ends_with(end)) {
+            // Some can only be written.
+            if let Ok(text) = sysfs::text(&path) {
+                state.insert(name, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Wake-up latency of a real-time guest that drives its pCPU's frequency, by `vcpufreq rt report`:
+//! the vCPU is alone, the bridge adds no exit to userspace, and latency is that of the
+//! maximum; what it saves is counted with the speed model on, apart from that.
+//!
+//! All emulated CPUs share one stream of instructions: the latencies are no hardware's, and compare
+//! only with one another.
+
+use std::fs::{self, File};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::guest;
+use super::inventory;
+use crate::harness::frequency::host_runs_at;
+use crate::harness::guest_shell::{self, COMMAND};
+use crate::harness::kernel_threads::Company;
+use crate::harness::sysfs;
+use crate::harness::trace::exits::Exits;
+use crate::harness::trace::{self, Trace};
+use crate::harness::vm::{Setup, Vm};
+use crate::scenarios::models::speed::{SPEED_MODEL, energy_uj};
+use crate::scenarios::{Plan, Policy, let_load_decay, registers, set_governor};
+
+const OUTPUT: &str = "/run/report.json";
+const PAGE: &str = "/run/report.html";
+/// The guest's programs take 60 MiB, packed and unpacked.
+const MEM_MIB: u32 = 512;
+/// To switch events on patches the kernel's code, which is work on every CPU.
+const PATCHED: Duration = Duration::from_secs(1);
+/// Senders of hackbench in the guest, and as many receivers.
+const FDS: &str = "2";
+/// It ran several times: each is 4 of these threads. Without it the test starts 5 (measured).
+const FORKS: u64 = 24;
+/// Loads that are still there a while after; the pattern doesn't find itself.
+const LEFT_IN_GUEST: &str = "sleep 1\nbusybox grep -lE 'hackbenc[h]|stress-n[g]|cyclictes[t]' /proc/[0-9]*/cmdline 2> /dev/null || true\n";
+/// Register pages of two vCPUs.
+const PAGES: u64 = 0x2000;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (rt, others) = policies.split_last().context("no policy")?;
+    let cpu = rt.cpu();
+    ensure!(
+        rt.cpus == [cpu] && !others.is_empty(),
+        "CPU {cpu} shares its policy; use the topology 4+3+1"
+    );
+    trace::off()?;
+    let before = inventory::everything()?;
+    guest::rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
+    let setup = Setup {
+        mem_mib: Some(MEM_MIB),
+        ..plan.mirroring(&[others[0].cpu(), cpu]).with(&options)
+    };
+    let mut vm = guest::boot(plan, &setup)?;
+    set_governor(&mut vm, 1, "schedutil")?;
+    // Before and after: two runs differ by where the host's own work falls.
+    let first = at_maximum(&mut vm, rt)?;
+    let apart = apart(&mut vm, cpu)?;
+    let second = at_maximum(&mut vm, rt)?;
+    let figures = all_loads(&mut vm)?;
+    let hackbench = hackbench(&mut vm)?;
+    let exit = exit(&mut vm)?;
+    let phases = phases(&mut vm, rt, others)?;
+    vm.quit()?;
+    guest::rt(&["restore"], 0)?;
+    let left = inventory::changes(&before, &inventory::everything()?);
+    let longest = |one: &Value| one["max_us"].as_u64().unwrap_or(0);
+    let bridge = longest(&apart["latency"]);
+    let maximum = longest(&first).max(longest(&second));
+    // Two equal runs differ by a fourth, by where the work of other CPUs falls in the one stream
+    // of instructions.
+    let near = bridge > 0 && bridge * 2 <= maximum * 3;
+    let held = [&apart, &figures, &hackbench, &exit, &phases];
+    Ok(json!({
+        "held": held.iter().all(|part| part["held"] == true) && near && left.is_empty(),
+        "emulated": true, "apart": apart, "with_performance": [first, second],
+        "no_higher_than_with_performance": bridge <= maximum, "report": figures, "phases": phases,
+        "guest_hackbench": hackbench, "guest_exit": exit, "left": left,
+    }))
+}
+
+/// 10 s of cyclictest in the guest, which drives the frequency: who else ran there, and whether
+/// the bridge's registers were left for userspace.
+fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
+    let base = registers(vm)?;
+    let exits = Exits::watch()?;
+    let trace = Trace::start()?;
+    sleep(PATCHED);
+    let latency = idle_latency(vm)?;
+    let seen = trace.stop()?;
+    let exits = exits.stop()?.at(base..base + PAGES);
+    let lost = trace::lost_on(cpu)?;
+    let Company { counts, strangers } = Company::of("vcpu1", cpu, &seen.switches);
+    let ran = counts.get("vcpu1").copied().unwrap_or(0);
+    let samples = latency["samples"].as_u64();
+    Ok(json!({
+        "held": strangers.is_empty() && lost == 0 && ran >= 5000 && samples >= Some(9_900)
+            && exits.trapped > 0 && exits.exited == 0,
+        "times_switched_to": counts, "strangers": strangers, "events_lost": lost, "latency": latency,
+        "requests": exits.trapped, "exits_to_userspace_by_the_bridge": exits.exited,
+    }))
+}
+
+/// The same with the pCPU at its maximum, and traced as much, which costs time as well.
+fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
+    let governor = format!("{}/scaling_governor", rt.path);
+    sysfs::write(&governor, "performance")?;
+    let exits = Exits::watch()?;
+    Trace::start()?;
+    sleep(PATCHED);
+    let latency = idle_latency(vm)?;
+    trace::off()?;
+    exits.stop()?;
+    sysfs::write(&governor, "schedutil")?;
+    Ok(latency)
+}
+
+/// Of 10 s in the guest without load.
+fn idle_latency(vm: &mut Vm) -> Result<Value> {
+    let report = report(vm, &["--guest-only", "--loads", "idle", "--time", "10s"])?;
+    let mut latency = report["runs"][0]["latencies"][0].clone();
+    latency["histogram"].take();
+    Ok(latency)
+}
+
+/// Every load on the host, and on the guest stress: idle was before, hackbench comes after; traced:
+/// figures for each, no verdict here, nothing left.
+fn all_loads(vm: &mut Vm) -> Result<Value> {
+    let common = [
+        "--loops",
+        "500",
+        "--trace",
+        "--budget-us",
+        "1000",
+        // All of them at once are more than the one stream of instructions can carry.
+        "--others",
+        "0-1",
+    ];
+    let line = [&common[..], &["--html", PAGE]].concat();
+    let status = command(&line)?.status()?;
+    let host = printed(status.code())?;
+    let of_guest = ["--guest-only", "--guest-others", "0", "--loads", "stress"];
+    let guest = report(vm, &[&common[..], &of_guest].concat())?;
+    let none = Vec::new();
+    let both = [&host, &guest];
+    let runs = both
+        .iter()
+        .flat_map(|one| one["runs"].as_array().unwrap_or(&none));
+    let runs: Vec<&Value> = runs.collect();
+    let full = |run: &&&Value| {
+        let latency = &run["latencies"][0];
+        latency["samples"] == 500 && latency["max_us"].as_u64() > Some(0)
+    };
+    let complete = runs.len() == 4 && runs.iter().filter(full).count() == runs.len();
+    let tied = runs
+        .iter()
+        .flat_map(|run| run["worst"].as_array().unwrap_or(&none));
+    let (looked_up, with_cause) = tied.fold((0, 0), |(all, with), worst| {
+        (all + 1, with + u32::from(worst["causes"] != json!([])))
+    });
+    let page = fs::read_to_string(PAGE)?;
+    let pictures = page.matches("<svg").count();
+    let refused =
+        |one: &&Value| one["verdict"] == "refused" && one["conditions"]["emulated"].is_string();
+    let rows: Vec<Value> = runs.iter().map(|run| row(run)).collect();
+    let left = left_behind()?;
+    Ok(json!({
+        "held": complete && both.iter().all(refused) && with_cause > 0 && pictures == 3
+            && page.contains("(emulated)") && left.is_empty(),
+        "complete": complete, "rows": rows, "verdict": host["verdict"], "looked_up": looked_up,
+        "with_cause": with_cause, "pictures": pictures, "left_behind": left,
+    }))
+}
+
+/// hackbench in the guest, small, and on the host: not on the CPU of the vCPU that it runs on, which
+/// would hardly get its turn among those threads.
+fn hackbench(vm: &mut Vm) -> Result<Value> {
+    let before = forks(vm)?;
+    let line = [
+        "--guest-only",
+        "--guest-others",
+        "0",
+        "--others",
+        "1",
+        "--loads",
+        "hackbench",
+        "--hackbench-fds",
+        FDS,
+        "--loops",
+        "200",
+    ];
+    let report = report(vm, &line)?;
+    let forks = forks(vm)? - before;
+    let run = &report["runs"][0];
+    let samples = &run["latencies"][0]["samples"];
+    let left = guest_shell::ask(vm, LEFT_IN_GUEST)?;
+    Ok(json!({
+        "held": *samples == 200 && run["load"] == "hackbench" && forks >= FORKS && left.is_empty(),
+        "forks_in_the_guest": forks, "left_in_the_guest": left, "row": row(run),
+    }))
+}
+
+/// Processes and threads that the guest has started.
+fn forks(vm: &mut Vm) -> Result<u64> {
+    let text = guest_shell::ask(vm, "busybox grep ^processes /proc/stat")?;
+    let number = text.split_whitespace().nth(1);
+    Ok(number.context("no processes")?.parse()?)
+}
+
+/// A guest's wake-up on a busy vCPU takes an exit: its timer's interrupt is the host's.
+fn exit(vm: &mut Vm) -> Result<Value> {
+    vm.ask("start spin busy 1")?;
+    let line = [
+        "--guest-only",
+        "--loads",
+        "idle",
+        "--loops",
+        "100",
+        "--trace",
+        "--spike-us",
+        "1",
+    ];
+    let report = report(vm, &line)?;
+    vm.ask("stop spin")?;
+    let worst = report["runs"][0]["worst"].as_array();
+    let worst = worst.context("no samples")?;
+    let exits = |one: &Value| {
+        let causes = one["causes"].as_array().into_iter().flatten();
+        let mut causes = causes.filter(|cause| cause["kind"] == "exit");
+        causes.any(|cause| cause["us"].as_u64() > Some(0))
+    };
+    let named = worst.iter().filter(|one| exits(one)).count();
+    Ok(json!({
+        "held": !worst.is_empty() && named == worst.len(), "looked_up": worst.len(), "named": named, "worst": worst,
+    }))
+}
+
+fn row(run: &Value) -> Value {
+    let mut latency = run["latencies"][0].clone();
+    latency["histogram"].take();
+    json!({ "place": run["place"], "load": run["load"], "latency": latency, "worst": run["worst"][0] })
+}
+
+/// Processes of loads and traces that are still there; what has ended and isn't waited for has no
+/// command line.
+fn left_behind() -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let line = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+        let loads = ["stress-ng", "hackbench", "cyclictest"];
+        if loads.iter().any(|load| line.contains(load)) {
+            left.push(line.replace('\0', " "));
+        }
+    }
+    let traces = fs::read_dir(trace::instance::INSTANCES)?.flatten();
+    let traces = traces.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    left.extend(traces.filter(|name| name.starts_with("vcpufreq")));
+    Ok(left)
+}
+
+/// A guest that is busy half of the time: with the speed model on it takes less energy than at the
+/// maximum; what it asks for is what its pCPU runs at, and others fall. That without the model,
+/// whose interrupts, which make a slow CPU slow, are a load that the host's governor answers.
+fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
+    sysfs::write(SPEED_MODEL, 1)?;
+    vm.ask(format!("start {}", guest::HALF))?;
+    let bridge = energy_of_5s(rt)?;
+    sysfs::write(format!("{}/scaling_governor", rt.path), "performance")?;
+    let performance = energy_of_5s(rt)?;
+    sysfs::write(format!("{}/scaling_governor", rt.path), "schedutil")?;
+    sysfs::write(SPEED_MODEL, 0)?;
+    vm.ask("stop half")?;
+    set_governor(vm, 1, "userspace")?;
+    let mut rows = Vec::new();
+    for &khz in &rt.opps {
+        rows.push(phase(vm, rt, others, khz)?);
+    }
+    let held = rows.iter().all(|row| row["held"] == true);
+    Ok(json!({
+        "held": held && bridge > 0 && bridge < performance, "rows": rows,
+        "energy_of_5_s_uj": { "bridge": bridge, "performance": performance },
+    }))
+}
+
+/// Asks, starts the load when the last one's has decayed, and looks at all pCPUs.
+fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value> {
+    let ran_at = guest::runs_under_load((&mut *vm, rt), (khz, khz), let_load_decay)?;
+    let (clamp, _) = vm.clamp(1)?;
+    let mut fell = Vec::new();
+    for other in others {
+        fell.push(host_runs_at(other, vm, other.min())?);
+    }
+    vm.ask("stop half")?;
+    let free = others.iter().map(Policy::min).eq(fell.iter().copied());
+    Ok(json!({
+        "asked_khz": khz, "uclamp_min": clamp, "ran_at_khz": ran_at, "others_khz": fell,
+        "held": free && ran_at.last() == Some(&khz) && clamp == rt.util(khz),
+    }))
+}
+
+fn energy_of_5s(policy: &Policy) -> Result<u64> {
+    let_load_decay();
+    let before = energy_uj(policy)?;
+    sleep(Duration::from_secs(5));
+    Ok(energy_uj(policy)? - before)
+}
+
+/// `vcpufreq rt report` with the guest's vCPU 1.
+fn report(vm: &mut Vm, line: &[&str]) -> Result<Value> {
+    let guest = ["--guest-shell", COMMAND, "--guest-cpus", "1"];
+    let line: Vec<&str> = guest.iter().chain(line).copied().collect();
+    let status = guest_shell::with_guest(vm, command(&line)?)?;
+    printed(status.code())
+}
+
+pub(super) fn command(line: &[&str]) -> Result<Command> {
+    let mut command = Command::new("/bin/vcpufreq");
+    command
+        .args(["rt", "report", "--json"])
+        .args(line)
+        .stdout(File::create(OUTPUT)?)
+        .stderr(File::create("/run/report.err")?);
+    Ok(command)
+}
+
+pub(super) fn printed(code: Option<i32>) -> Result<Value> {
+    let said = sysfs::text("/run/report.err")?;
+    ensure!(code == Some(0), "rt report ended with {code:?}: {said}");
+    let file = File::open(OUTPUT)?;
+    serde_json::from_reader(file).context("what rt report printed")
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guests that start and end around `vcpufreq rt apply` and `restore`, and guests that would share a
+//! real-time vCPU's pCPU: each is refused with one line and changes nothing, and what is on the pCPU
+//! afterwards is what was there first.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::guest::{BOOT, bound_file, rt};
+use super::inventory::{changes, everything};
+use crate::harness::sysfs;
+use crate::harness::vm::{self, Setup, Vm};
+
+/// A bound that both apply and the guest set, and no cpuset: its threads would keep restore off.
+const PROFILE: &str = "/run/bound.toml";
+/// How often to look whether something has come about, and how far apart: for 60 s.
+const TRIES: u32 = 600;
+const BETWEEN: Duration = Duration::from_millis(100);
+
+/// A guest that runs before apply, real-time or not; one that runs when restore comes. They need
+/// not boot for that, and end killed: what brings back their bounds is the same.
+pub fn run((little, cpu): (u32, u32)) -> Result<Value> {
+    std::fs::write(PROFILE, "[settings]\nresume-latency-us = 'n/a'\n")?;
+    let guest = format!("plc={cpu}");
+    let apply = ["apply", "--profile", PROFILE, "--guest", guest.as_str()];
+    let plain = Setup {
+        silent: true,
+        ..Setup::mirroring(&[little, cpu])
+    };
+    let real_time = plain
+        .clone()
+        .with(&["--rt", "1=fifo:1", "--resume-latency-us", "50"]);
+    let bound = || sysfs::text(bound_file(cpu));
+    let first = bound()?;
+    let before_apply = refused_beside(&real_time, &apply)?;
+    let between = bound()?;
+    let pinned = refused_beside(&plain, &apply)?;
+    rt(&apply, 0)?;
+    let applied = bound()?;
+    let before_restore = refused_beside(&real_time, &["restore"])?;
+    let after_it = bound()?;
+    rt(&["restore"], 0)?;
+    let bounds = [&first, &between, &applied, &after_it, &bound()?];
+    let all = [&before_apply, &pinned, &before_restore];
+    let had = all.map(|one| one["bound_us_meanwhile"].as_str().unwrap_or_default());
+    let right = bounds == ["0", "0", "n/a", "n/a", "0"] && had == ["50", "0", "50"];
+    Ok(json!({
+        "held": right && all.iter().all(|one| one["held"] == true), "bounds_us": bounds,
+        "apply_under_it": before_apply, "apply_under_one_that_is_not_real_time": pinned,
+        "restore_under_it": before_restore,
+    }))
+}
+
+/// Whether `vcpufreq rt` refuses this because of a guest that runs, and leaves all as it is. The
+/// last vCPU's pCPU is the one that counts.
+fn refused_beside(setup: &Setup, line: &[&str]) -> Result<Value> {
+    let cpu = setup.pins.last().context("no pin")?.parse()?;
+    let vm = Vm::start(setup)?;
+    let pid = vm.pid();
+    let started = || vm.vcpu_tid(setup.pins.len() - 1).is_ok();
+    wait_until("a guest has its vCPUs", started)?;
+    let mut refused = refused(line, pid)?;
+    refused["bound_us_meanwhile"] = sysfs::text(bound_file(cpu))?.into();
+    vm.kill()?;
+    let record = format!("/run/vcpufreq/{pid}.json");
+    wait_until("its guardian has cleaned up", || {
+        !Path::new(&record).exists()
+    })?;
+    Ok(refused)
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+    for _ in 0..TRIES {
+        if is_so() {
+            return Ok(());
+        }
+        sleep(BETWEEN);
+    }
+    bail!("{what}: not within {} s", TRIES / 10)
+}
+
+/// Whether `vcpufreq rt` refuses this because of process `pid`, and leaves all as it is.
+fn refused(line: &[&str], pid: u32) -> Result<Value> {
+    let before = everything()?;
+    let output = Command::new("/bin/vcpufreq")
+        .arg("rt")
+        .args(line)
+        .output()?;
+    let changed = changes(&before, &everything()?);
+    let told = told(
+        &output,
+        &[&format!("process {pid}"), "end that guest first"],
+    );
+    Ok(json!({
+        "held": told["held"] == true && changed.is_empty(), "told": told, "changed": changed,
+    }))
+}
+
+/// One line that says all of this, and exit code 2.
+fn told(output: &Output, says: &[&str]) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let all = says.iter().all(|text| said.contains(text));
+    let code = output.status.code();
+    json!({ "held": all && said.lines().count() == 1 && code == Some(2), "said": said, "code": code })
+}
+
+/// With a real-time guest on pCPUs `first` to `last`, the host's last ones, which `vcpufreq rt apply`
+/// has set apart: others that are pinned there, alone or among other pCPUs. One that isn't pinned
+/// boots beside it, and the cpuset keeps it off.
+pub fn others((first, last): (u32, u32)) -> Result<Value> {
+    let pinned = |pins: &str| Setup {
+        pins: vec![pins.to_owned()],
+        silent: true,
+        ..Setup::default()
+    };
+    let mut cases = Vec::new();
+    for (pins, named) in [(last.to_string(), last), (format!("0-{last}"), first)] {
+        let output = vm::command(&pinned(&pins)).output()?;
+        cases.push(told(
+            &output,
+            &[&format!("CPU {named}"), "pin it to other CPUs"],
+        ));
+    }
+    let mut beside = Vm::start(&pinned(""))?;
+    beside.expect("@ready", BOOT)?;
+    // The agent that started it keeps to one CPU: let it go wherever it may.
+    let mut all = CpuSet::new();
+    for cpu in 0..=usize::try_from(last)? {
+        all.set(cpu)?;
+    }
+    sched_setaffinity(Pid::from_raw(beside.vcpu_tid(0)?), &all).context("letting it go")?;
+    let allowed = beside.allowed(0)?;
+    beside.quit()?;
+    let off = allowed == format!("0-{}", first - 1);
+    let held = off && cases.iter().all(|case| case["held"] == true);
+    Ok(json!({ "held": held, "pinned_there": cases, "not_pinned_ran_on": allowed }))
+}

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq rt` on a real kernel: plan → apply → check → restore leaves everything as before,
+//! also when apply or restore is killed at any line, when a file refuses the write, and after
+//! another boot.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::impostors;
+use super::inventory::{State, changes, everything};
+use crate::harness::sysfs;
+use crate::scenarios::{Plan, Policy};
+
+const RECORD: &str = "/run/vcpufreq-rt/rt.json";
+pub(super) const CONFIG: &str = "/run/rt.toml";
+const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+pub(super) const NOBODY: u32 = 65534;
+
+/// What the lab's kernel starts with is kvm-rt's value: others, so that there is something to write.
+/// A row's maximum is above its minimum, in this order and back.
+const OTHERS: &[(&str, u32, u32)] = &[
+    ("/proc/sys/kernel/sched_util_clamp_min", 1024, 900),
+    ("/proc/sys/kernel/sched_util_clamp_max", 1024, 1000),
+    ("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0, 128),
+    ("/sys/kernel/mm/ksm/run", 0, 1),
+];
+
+/// What kvm-rt leaves alone and the lab's kernel has, with values other than its own.
+const MORE: &str = "
+schedutil-rate-limit-us = 500
+idle-states-off = 'deep'
+resume-latency-us = 'n/a'
+";
+
+pub fn run(_plan: &Plan) -> Result<Value> {
+    for (path, own, other) in OTHERS {
+        let now = sysfs::text(path)?;
+        ensure!(now.trim() == own.to_string(), "{path} starts with {now}");
+        sysfs::write(path, other)?;
+    }
+    let result = tried()?;
+    for (path, own, _) in OTHERS.iter().rev() {
+        sysfs::write(path, own)?;
+    }
+    Ok(result)
+}
+
+fn tried() -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let cpu = *policy.cpus.last().context("no CPU")?;
+    // Neither end, which they have.
+    let khz = *policy.opps.get(1).context("no second OPP")?;
+    let limits = format!("min-freq = {khz}\nmax-freq = {khz}");
+    let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}{limits}");
+    fs::write(CONFIG, config)?;
+    let before = everything()?;
+    let unprivileged = without_privilege(&before, cpu)?;
+    let (checked, cut_off) = there_and_back(&before, cpu)?;
+    let impostors = impostors::left_alone(&before, cpu)?;
+    let performance = with_performance(&before, cpu)?;
+    let applies = killed(&before, &[], &["apply", "--config", CONFIG])?;
+    let restores = killed(&before, &["apply", "--config", CONFIG], &["restore"])?;
+    let refused = refusals(&before)?;
+    let reboot = another_boot(&before)?;
+    Ok(json!({
+        "held": checked["held"] == true && cut_off && performance && refused && reboot
+            && applies.held() && restores.held() && unprivileged["held"] == true
+            && impostors["held"] == true,
+        "files_compared": before.len(), "unprivileged": unprivileged, "check": checked, "others_are_cut_off": cut_off,
+        "impostors": impostors, "performance_there_and_back": performance,
+        "apply_killed": applies.json(), "restore_killed": restores.json(),
+        "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
+    }))
+}
+
+/// Applies, checks, restores.
+fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
+    let plan = json_of(&["plan", "--config", CONFIG, "--json"])?;
+    ensure!(everything()? == *before, "planning changed something");
+    succeeded(&["apply", "--config", CONFIG])?;
+    let changed = changes(before, &everything()?);
+    let unlisted = unlisted(&plan, &changed);
+    let not_compared = not_compared(&plan, before);
+    // Nobody outside of the guest's group can be put on its CPU.
+    let cut_off = bind(cpu).is_err();
+    let check = json_of(&["check", "--json"])?;
+    let none = Vec::new();
+    let settings = check["settings"].as_array().unwrap_or(&none);
+    let good = |one: &&Value| one["effect"] == "effective" && one["unset"] == json!([]);
+    let effective = settings.iter().filter(good).count();
+    let not: Vec<&Value> = settings.iter().filter(|one| !good(one)).collect();
+    succeeded(&["restore"])?;
+    let left = changes(before, &everything()?);
+    let planned = plan["plan"]["settings"].as_array().map_or(0, Vec::len);
+    let record_gone = !Path::new(RECORD).exists();
+    let held = not.is_empty() && effective == planned && left.is_empty() && record_gone;
+    let report = json!({
+        "held": held && unlisted.is_empty() && not_compared.is_empty() && changed.len() > 30 && bind(cpu).is_ok(),
+        "settings": planned, "changed_and_not_planned": unlisted,
+        "planned_and_not_compared": not_compared,
+        "effective": effective, "not": not, "files_changed": changed.len(),
+        "left_after_restore": left, "absent": plan["plan"]["absent"],
+        "unseen": plan["plan"]["unseen"], "cmdline": plan["plan"]["cmdline"],
+    });
+    Ok((report, cut_off))
+}
+
+/// What the plan has and the inventory doesn't: it would come back unseen. What the plan itself makes
+/// isn't there before.
+fn not_compared(plan: &Value, before: &State) -> Vec<String> {
+    let compared = changes_of(plan).into_iter().filter_map(|change| {
+        let made = change["kind"] == "dir" || change["kind"] == "inside";
+        let name = change["path"].as_str().or(change["name"].as_str())?;
+        (!made && !before.contains_key(name)).then(|| name.to_owned())
+    });
+    compared.collect()
+}
+
+fn changes_of(plan: &Value) -> Vec<&Value> {
+    let settings = plan["plan"]["settings"].as_array().into_iter().flatten();
+    settings
+        .flat_map(|one| one["changes"].as_array().into_iter().flatten())
+        .collect()
+}
+
+/// What has changed and is not in the plan, nor follows in the kernel from what is: files of cgroups
+/// that the plan makes or gives controllers to, and the list of isolated CPUs.
+fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
+    let mut planned = BTreeSet::new();
+    for change in changes_of(plan) {
+        for key in ["path", "shown_in", "name"] {
+            planned.extend(change[key].as_str());
+        }
+    }
+    let follows = |path: &str| path.starts_with("/sys/fs/cgroup/");
+    let unlisted = changed
+        .iter()
+        .filter(|path| !planned.contains(path.as_str()) && !follows(path));
+    unlisted.cloned().collect()
+}
+
+/// As nobody: plan and check say what they couldn't see, apply is refused, nothing is changed.
+fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
+    let guest = format!("plc={cpu}");
+    let mut unseen = Vec::new();
+    for word in ["plan", "check"] {
+        let output = command(&[word, "--guest", &guest, "--json"])
+            .uid(NOBODY)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(1),
+            "rt {word} as nobody: {said}"
+        );
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let part = if word == "plan" {
+            &report["plan"]
+        } else {
+            &report
+        };
+        unseen.push(part["unseen"].as_array().map_or(0, Vec::len));
+    }
+    let apply = command(&["apply", "--guest", &guest])
+        .uid(NOBODY)
+        .output()?;
+    let refused = apply.status.code() == Some(2)
+        && String::from_utf8_lossy(&apply.stderr).lines().count() == 1
+        && !Path::new(RECORD).exists();
+    let untouched = everything()? == *before;
+    // The kernel's configuration is hidden from root as well.
+    Ok(json!({
+        "held": unseen.iter().all(|count| *count > 1) && refused && untouched,
+        "unseen_by_plan_and_check": unseen, "apply_refused": refused,
+    }))
+}
+
+/// The governor's own tunables go with it and come back: the vendors' profiles do that.
+fn with_performance(before: &State, cpu: u32) -> Result<bool> {
+    succeeded(&[
+        "apply",
+        "--profile",
+        "qcs6490",
+        "--guest",
+        &format!("plc={cpu}"),
+    ])?;
+    let check = json_of(&["check", "--json"])?;
+    let settings = check["settings"].as_array().context("no settings")?;
+    let effect = |name: &str| {
+        let one = settings.iter().find(|one| one["name"] == name);
+        one.map(|one| one["effect"].clone()).unwrap_or_default()
+    };
+    // PREEMPT_RT kernels don't expedite whatever they are told, and schedutil's tunable isn't there.
+    let none = Vec::new();
+    let absent = check["absent"].as_array().unwrap_or(&none);
+    let absent = |name: &str| absent.iter().any(|one| one["setting"] == name);
+    let told = effect("governor") == "effective"
+        && absent("rcu-expedited")
+        && absent("schedutil-rate-limit-us");
+    succeeded(&["restore"])?;
+    Ok(told && everything()? == *before)
+}
+
+/// Kills at each line of output.
+#[derive(Debug, Default)]
+struct Killed {
+    times: usize,
+    /// Killed with something changed, and something still as before.
+    in_the_middle: usize,
+    left: Vec<String>,
+}
+
+impl Killed {
+    fn held(&self) -> bool {
+        self.left.is_empty() && self.in_the_middle * 2 > self.times && self.times > 20
+    }
+
+    fn json(&self) -> Value {
+        json!({ "times": self.times, "in_the_middle": self.in_the_middle, "left": self.left })
+    }
+}
+
+/// Kills `line` after each of its lines of output in turn, then restores.
+fn killed(before: &State, prepare: &[&str], line: &[&str]) -> Result<Killed> {
+    let mut killed = Killed::default();
+    succeeded(&["apply", "--config", CONFIG])?;
+    let all = changes(before, &everything()?).len();
+    succeeded(&["restore"])?;
+    for lines in 1.. {
+        if !prepare.is_empty() {
+            succeeded(prepare)?;
+        }
+        let ended = kill_after(line, lines)?;
+        let changed = changes(before, &everything()?).len();
+        killed.in_the_middle += usize::from(changed > 0 && changed < all);
+        succeeded(&["restore"])?;
+        let left = changes(before, &everything()?);
+        killed.left.extend(left);
+        if ended {
+            return Ok(killed);
+        }
+        killed.times += 1;
+    }
+    Ok(killed)
+}
+
+/// Runs it until it has printed so many lines, then kills it; whether it had ended before.
+fn kill_after(line: &[&str], lines: usize) -> Result<bool> {
+    let mut child = command(line).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    let seen = BufReader::new(output).lines().take(lines).count();
+    child.kill()?;
+    child.wait()?;
+    Ok(seen < lines)
+}
+
+/// A file that refuses the write in apply, and one that does in restore.
+fn refusals(before: &State) -> Result<bool> {
+    read_only(SWAPPINESS)?;
+    let applied = output(&["apply", "--config", CONFIG])?;
+    let said = String::from_utf8_lossy(&applied.stderr).contains(SWAPPINESS);
+    let named = applied.status.code() == Some(1) && said;
+    umount(SWAPPINESS)?;
+    succeeded(&["restore"])?;
+    let after_apply = everything()? == *before;
+    succeeded(&["apply", "--config", CONFIG])?;
+    read_only(SWAPPINESS)?;
+    let restored = output(&["restore"])?;
+    umount(SWAPPINESS)?;
+    let kept = restored.status.code() == Some(1) && Path::new(RECORD).exists();
+    let only_that = changes(before, &everything()?) == [SWAPPINESS];
+    succeeded(&["restore"])?;
+    Ok(named && after_apply && kept && only_that && everything()? == *before)
+}
+
+/// A file that can be read and not written.
+fn read_only(path: &str) -> Result<()> {
+    mount(
+        Some(path),
+        path,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )?;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>).context("remounting read-only")
+}
+
+/// With another boot id, restore removes the record and writes nothing.
+fn another_boot(before: &State) -> Result<bool> {
+    succeeded(&["apply", "--config", CONFIG])?;
+    let record = fs::read(RECORD)?;
+    let applied = everything()?;
+    fs::write("/run/boot_id", "another boot\n")?;
+    let over = mount(
+        Some("/run/boot_id"),
+        BOOT_ID,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    );
+    over.context("another boot id")?;
+    let restored = output(&["restore"]);
+    umount(BOOT_ID)?;
+    let closed = restored?.status.success() && !Path::new(RECORD).exists();
+    let untouched = everything()? == applied;
+    // This boot's again, or the host would stay as it is.
+    put_back(&record)?;
+    succeeded(&["restore"])?;
+    Ok(closed && untouched && everything()? == *before)
+}
+
+/// As apply makes it: what others could have written isn't read.
+fn put_back(record: &[u8]) -> Result<()> {
+    let dir = Path::new(RECORD).parent().context("no directory")?;
+    fs::DirBuilder::new().mode(0o700).create(dir)?;
+    let mut file = fs::File::options();
+    let file = file.write(true).create_new(true).mode(0o600).open(RECORD);
+    Ok(file?.write_all(record)?)
+}
+
+fn bind(cpu: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(usize::try_from(cpu)?)?;
+    // A process of its own: this one shall stay where it may be.
+    let mut child = Command::new("/bin/busybox")
+        .args(["sleep", "100"])
+        .spawn()?;
+    let bound = sched_setaffinity(Pid::from_raw(i32::try_from(child.id())?), &set);
+    child.kill()?;
+    child.wait()?;
+    bound.context("binding")
+}
+
+pub(super) fn command(line: &[&str]) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.arg("rt").args(line);
+    command
+}
+
+fn output(line: &[&str]) -> Result<Output> {
+    command(line).output().context("starting vcpufreq rt")
+}
+
+/// Of a command that has to; what it said on standard error.
+pub(crate) fn succeeded(line: &[&str]) -> Result<String> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "rt {line:?}: {}: {said}",
+        output.status
+    );
+    Ok(said.into_owned())
+}
+
+/// Of a command that may have findings.
+pub(super) fn json_of(line: &[&str]) -> Result<Value> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
+}
