@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo bench test test-long bench-paths lab-shell lab-setup
+.PHONY: demo bench test test-long bench-paths lab-shell lab-setup book
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -25,3 +25,6 @@ lab-shell: ## a console on the emulated host
 
 lab-setup: ## fetch and build everything, and stop
 	@$(LAB) setup
+
+book: ## all pages as a book in out/book, and each dead link
+	@docs/build

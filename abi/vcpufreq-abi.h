@@ -4,7 +4,7 @@
  *
  * Compatible with the device-tree binding "qemu,virtual-cpufreq" (Linux 6.13
  * and later). One page per vCPU; registers are 32 bits, little-endian, and
- * accessed at their natural alignment. Everything else is in README.md.
+ * accessed at their natural alignment. Everything else is in docs/registers.md.
  */
 #ifndef VCPUFREQ_ABI_H
 #define VCPUFREQ_ABI_H

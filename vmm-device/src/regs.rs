@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The register interface as data: offsets, widths, and which accesses are legal.
 //!
-//! The contract is `abi/vcpufreq-abi.h` and `abi/README.md`; a test proves these constants equal
+//! The contract is `abi/vcpufreq-abi.h` and `docs/registers.md`; a test proves these constants equal
 //! to the header. Reading and writing have tables of their own, so that an access in the wrong
 //! direction doesn't decode, and nothing after the decoder knows a raw offset.
 

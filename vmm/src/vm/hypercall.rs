@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The hypercall form of the two accesses that matter: cur_perf and set_perf of
-//! the calling vCPU (`abi/README.md`).
+//! the calling vCPU (`docs/registers.md`).
 //!
 //! Not here: how KVM hands a call over, which is the architecture's. Which
 //! device answers is the bus', as for MMIO.
