@@ -45,7 +45,7 @@ use swappable::SwappableDevice;
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
 
 /// What a bridge is to know of its guest.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct BridgeConfig {
     /// Guest address of the first register.
     pub base: u64,
