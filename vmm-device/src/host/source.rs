@@ -166,7 +166,7 @@ impl SysfsSource {
             let Pcpu {
                 khz_max, capacity, ..
             } = slot.as_ref()?;
-            Some(PcpuTop {
+            (*khz_max > Khz(0)).then_some(PcpuTop {
                 pcpu,
                 khz_max: *khz_max,
                 capacity: *capacity,
