@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 
 use crate::VcpuId;
 use crate::host::{HostRoot, Tid, cpu_list_text, is_within, pin, policies};
-
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::event_stats::EventStats;
 
