@@ -11,8 +11,8 @@
 //! is built beside it (`make -C host-bpf/bpf`). Everything is bound to the process that loads it:
 //! nothing is pinned, so nothing is left when it is killed.
 //!
-//! [`HostBpf`] is the loader: its pages and an [`Event`] for each request. [`BpfBackend`] is the
-//! path `bpf` of a bridge ([`vcpufreq_device::kvm::Bridge`]), made of that.
+//! `HostBpf` is the loader: its pages and an [`Event`] for each request. `BpfBackend` is the path
+//! `bpf` of a bridge (`vcpufreq_device::kvm::Bridge`), made of that.
 //!
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 

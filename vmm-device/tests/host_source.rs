@@ -273,3 +273,35 @@ fn thread_numbers_are_above_0() {
     assert_eq!(Tid::new(-1), None);
     assert_eq!(Tid::current(), Tid::current());
 }
+
+#[test]
+fn a_thread_of_another_process_is_found_there() {
+    let host = Host::new();
+    let zeros = "0 ".repeat(35);
+    let text = format!("77 (vcpu) R {zeros}2 0 0 0\n");
+    host.write("proc/70/task/77/stat", &text);
+    let source = SysfsSource::new(&HostRoot::at(host.dir.path()), 1).expect("cpufreq");
+    let source = source.for_process(70);
+    let tid = Tid::new(77).expect("a thread");
+    source.register_thread(VcpuId(0), tid).expect("its stat");
+    assert_eq!(source.sample(VcpuId(0)).map(|here| here.pcpu), Ok(2));
+    let own = Tid::new(TID).expect("a thread");
+    assert!(source.register_thread(VcpuId(0), own).is_err());
+}
+
+#[test]
+fn pcpus_that_are_online_say_what_they_can_do() {
+    let host = Host::new();
+    host.write("sys/devices/system/cpu/online", "0-1,3\n");
+    fs::remove_file(host.path("sys/devices/system/cpu/cpu2/cpu_capacity")).expect("a file");
+    host.cpu(3, "cpufreq/scaling_cur_freq", 700_000);
+    let source = host.source();
+    let tops = source.pcpus();
+    let numbers: Vec<_> = tops.iter().map(|top| top.pcpu).collect();
+    assert_eq!(numbers, [0, 1, 3]);
+    assert_eq!(
+        (tops[0].khz_max, tops[0].capacity.get()),
+        (Khz(1_800_000), 329)
+    );
+    assert_eq!((source.khz(3), source.khz(2)), (Some(Khz(700_000)), None));
+}

@@ -13,13 +13,13 @@ use std::sync::atomic::{
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::{Event, Worker};
 use anyhow::Context;
+use vcpufreq_device::kvm::budget::Budget;
 use vcpufreq_device::{Khz, VcpuId, WriteReg, host};
 
 use super::Shared;
 use super::worker::SHARE;
-use vcpufreq_device::kvm::budget::Budget;
+use crate::{Event, Worker};
 
 /// How soon the thread sees that it is to end.
 const LOOK: Duration = Duration::from_millis(100);

@@ -3,10 +3,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::{Outcome, Told};
 use vcpufreq_device::{ActuateError, Demand, DomainId, Event, VcpuId};
 
 use super::Shared;
+use crate::{Outcome, Told};
 
 impl Shared {
     /// Passes a request that the programs tell of to the events file.

@@ -9,34 +9,26 @@
 mod calls;
 mod events;
 mod memory;
+mod running;
 mod setup;
 mod worker;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
-use crate::{BpfPages, HostBpf, HostModule, VmConfig, Warn, Worker, probe as probe_host};
 use anyhow::Context;
-use vcpufreq_device::{
-    CounterSnapshot, Demand, DomainId, HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot, Khz,
-    PageMemory, REG_CUR_PERF, REGION_STRIDE, VcpuId, host::Tid, host::monotonic_ns,
+use vcpufreq_device::kvm::{
+    Backend, BridgeDevice, Diagnostics, Guest, KvmOffload, RunningBackend, SlotMemory,
 };
+use vcpufreq_device::{DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::{HostBpf, HostModule, VmConfig, Warn, probe as probe_host};
 use calls::Calls;
 use setup::{open_module, pcpus, policies};
-use vcpufreq_device::kvm::Diagnostics;
-use vcpufreq_device::kvm::MmioDevice;
-use vcpufreq_device::kvm::{
-    AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot,
-};
-use vcpufreq_device::kvm::{KvmOffload, SlotMemory};
 
 /// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
 ///
@@ -214,189 +206,6 @@ impl Backend for BpfBackend {
     }
 }
 
-impl RunningBackend for BpfPath {
-    fn memory(&self) -> Box<dyn PageMemory> {
-        Box::new(BpfPages(self.shared.host.clone()))
-    }
-
-    /// The device for accesses that exit: `inner`, but cur_perf is the programs'.
-    fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
-        Arc::new(BpfRegion {
-            inner,
-            shared: self.shared.clone(),
-        })
-    }
-
-    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
-        if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
-            known.tid.store(tid.get(), Relaxed);
-        }
-        Ok(self.shared.host.register_thread(vcpu)?)
-    }
-
-    fn follow_pcpus(&self) -> anyhow::Result<()> {
-        let source = self.shared.device.source();
-        let khz = |pcpu| source.khz(pcpu);
-        Ok(self.shared.host.set_pcpus(&pcpus(source), khz)?)
-    }
-
-    fn reset(&self) {
-        let shared = &self.shared;
-        // What the guest did before is no request of the one that starts.
-        shared.count_missed(|_, known, _| {
-            known.served.fetch_add(1, Relaxed);
-            known.superseded.fetch_add(1, Relaxed);
-        });
-        if let Err(error) = shared.host.reset() {
-            shared.diagnostics.warn(&format!(
-                "the guest's requests can't be taken back: {error}"
-            ));
-        }
-        for known in &shared.vcpus {
-            known.missed_at_ns.store(0, SeqCst);
-        }
-        for domain in shared.all_domains() {
-            let vcpu = shared.last_writer(domain);
-            if let Some(known) = shared.vcpus.get(vcpu.index()) {
-                known.taken_back.fetch_add(1, Relaxed);
-            }
-            shared.settle(vcpu, domain);
-        }
-    }
-
-    /// Requests by hypercall, if there are any, the device gets from the one program that stays.
-    fn hand_over(&self) -> (String, anyhow::Result<()>) {
-        let shared = &self.shared;
-        self.stop();
-        let calls = match shared.hypercalls {
-            true => self.take_calls(),
-            false => {
-                shared.host.detach();
-                Ok(None)
-            }
-        };
-        // The device may have new requests in force by now: nothing is assumed.
-        shared.count_missed(|_, _, _| ());
-        shared.count_left();
-        for domain in shared.all_domains() {
-            if let Some((vcpu, khz)) = shared.newest(domain) {
-                shared.device.inherit(vcpu, khz);
-            }
-        }
-        let calling = calls.and_then(|events| self.serve_calls(events));
-        let why = shared.why_lost.get();
-        let why = why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone);
-        (why, calling)
-    }
-
-    fn end_calls(&self) {
-        let calls = self
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(calls) = calls {
-            self.shared.host.detach();
-            calls.end();
-        }
-    }
-
-    fn end(&self) {
-        self.stop();
-        self.shared.count_missed(|_, _, _| ());
-        self.shared.count_left();
-    }
-
-    fn counters(&self, vcpu: VcpuId) -> CounterSnapshot {
-        let shared = &self.shared;
-        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        let Some(known) = shared.vcpus.get(vcpu.index()) else {
-            return CounterSnapshot::default();
-        };
-        let failed = known.failed.load(Relaxed);
-        let passed_on = known.passed_on.load(Relaxed);
-        CounterSnapshot {
-            requests: by_programs.requests.saturating_sub(passed_on)
-                + known.taken_back.load(Relaxed)
-                + known.found.load(Relaxed),
-            applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
-            unchanged: by_programs.unchanged,
-            superseded: known.superseded.load(Relaxed),
-            coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
-            limited: by_programs.limited,
-            refused: by_programs.refused + failed + known.refused.load(Relaxed),
-            not_applicable: by_programs.not_applicable.saturating_sub(passed_on)
-                + known.not_applicable.load(Relaxed),
-            ..CounterSnapshot::default()
-        }
-    }
-
-    fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
-        let shared = &self.shared;
-        let Some(known) = shared.vcpus.get(vcpu.index()) else {
-            return;
-        };
-        let counters = self.counters(vcpu);
-        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        let taken_back = known.taken_back.load(Relaxed);
-        snapshot.accesses.writes_in_kernel += counters.requests.saturating_sub(taken_back);
-        let device = shared.device.counters(vcpu).unwrap_or_default();
-        snapshot.counters = device + counters;
-        if self.shared.stop.load(SeqCst) {
-            // The path that took over says the rest.
-            return;
-        }
-        snapshot.path = AccessPath::Backend("bpf");
-        snapshot.asked = shared.host.asked(known.domain);
-        snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
-        snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Demand::NONE);
-        let in_module = shared.module.as_ref();
-        let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
-        snapshot.clamp_after = match in_module {
-            Some(applied) => histogram(&applied.after_ns),
-            None => known.clamp_after.snapshot(),
-        };
-        snapshot.freq_after = histogram(&by_programs.freq_after);
-    }
-}
-
-impl BpfPath {
-    /// Leaves hypercalls to the program that sees them; its events, and from when
-    /// on they count: what is older the device inherits.
-    fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
-        let host = &self.shared.host;
-        host.leave_calls()?;
-        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
-            let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
-            known.untold.store(untold, Relaxed);
-        }
-        Ok(Some((host.worker()?, monotonic_ns())))
-    }
-
-    fn serve_calls(&self, events: Option<(Worker, u64)>) -> anyhow::Result<()> {
-        if let Some((worker, since_ns)) = events {
-            let calls = Calls::start(&self.shared, worker, since_ns)?;
-            *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Some(calls);
-        }
-        Ok(())
-    }
-
-    fn stop(&self) {
-        self.end_calls();
-        self.shared.stop.store(true, SeqCst);
-        let thread = self
-            .worker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            // A panic of that thread was reported when it happened.
-            let _ = thread.join();
-        }
-        self.shared.look_at_module();
-    }
-}
-
 impl Vcpu {
     fn new(domain: u32, signal: Arc<EventFd>) -> Self {
         Self {
@@ -424,31 +233,6 @@ impl Vcpu {
     }
 }
 
-/// The device on the bus as long as programs keep cur_perf: a hypercall that
-/// asks for it exits, and `inner` knows neither requests nor frequencies.
-struct BpfRegion {
-    inner: Arc<dyn MmioDevice>,
-    shared: Arc<Shared>,
-}
-
-impl MmioDevice for BpfRegion {
-    fn read(&self, offset: u64, data: &mut [u8]) {
-        let vcpu = u16::try_from(offset / REGION_STRIDE).map(VcpuId).ok();
-        let of_cur_perf = offset % REGION_STRIDE == REG_CUR_PERF && data.len() == 4;
-        match vcpu.and_then(|vcpu| self.shared.host.cur_perf(vcpu)) {
-            Some(khz) if of_cur_perf => {
-                data.copy_from_slice(&khz.0.to_le_bytes());
-                self.shared.device.count_exit(vcpu, false);
-            }
-            _ => self.inner.read(offset, data),
-        }
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        self.inner.write(offset, data);
-    }
-}
-
 /// The pages, as a slot shows them.
 struct Shown(Arc<HostBpf>);
 
@@ -460,13 +244,4 @@ impl SlotMemory for Shown {
     fn size(&self) -> u64 {
         self.0.pages().len as u64
     }
-}
-
-/// Bucket *n* of the kernel's side starts at 2^n ns.
-fn histogram(buckets: &[u32]) -> HistogramSnapshot {
-    let mut counts = [0; HISTOGRAM_BUCKETS];
-    for (to, from) in counts[1..].iter_mut().zip(buckets) {
-        *to = u64::from(*from);
-    }
-    HistogramSnapshot { counts }
 }

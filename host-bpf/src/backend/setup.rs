@@ -4,11 +4,11 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
-use crate::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
 use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
-
 use vcpufreq_device::kvm::BridgeDevice;
+
+use crate::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
 /// for these.

@@ -6,17 +6,14 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{Event, Settled, Waiting, Worker};
+use vcpufreq_device::kvm::{Doorbell, Guest, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
     ActuateError, Actuator, Demand, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
 };
 
 use super::events::{applied_event, not_applicable, refusal, refused};
 use super::{Shared, Shown, Vcpu};
-use vcpufreq_device::kvm::Guest;
-use vcpufreq_device::kvm::TURNS;
-use vcpufreq_device::kvm::budget::Budget;
-use vcpufreq_device::kvm::{Doorbell, KvmOffload};
+use crate::{Event, Settled, Waiting, Worker};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 //! Frequencies from cpufreq's files in sysfs.
 //!
 //! The read path opens no file: each pCPU's `scaling_cur_freq` and each vCPU thread's
-//! `/proc/self/task/<tid>/stat` stay open. Called on the vCPU's own thread, as a read of cur_perf
+//! `/proc/<pid>/task/<tid>/stat` stay open. Called on the vCPU's own thread, as a read of cur_perf
 //! usually is, it asks the vDSO for the pCPU and makes one `pread`; on another thread, two.
 //! No governor, limit or affinity is looked at: what counts is the pCPU that the thread is on and
 //! the frequency that it has.
@@ -36,6 +36,8 @@ const STAT_LEN: usize = 1024;
 #[derive(Debug)]
 pub struct SysfsSource {
     root: HostRoot,
+    /// The directory in procfs of the process whose threads run the vCPUs.
+    process: PathBuf,
     /// By pCPU number.
     pcpus: Box<[RwLock<Option<Pcpu>>]>,
     /// By vCPU number.
@@ -117,6 +119,7 @@ impl SysfsSource {
         let count = list.iter().last().map_or(0, |last| last + 1);
         let source = Self {
             root: root.clone(),
+            process: root.own_process(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
             threads: (0..vcpus).map(|_| RwLock::default()).collect(),
         };
@@ -143,6 +146,13 @@ impl SysfsSource {
         readable
     }
 
+    /// The same for vCPUs that are threads of process `pid`, not of this one.
+    #[must_use]
+    pub fn for_process(self, pid: u32) -> Self {
+        let process = self.root.path(format!("proc/{pid}"));
+        Self { process, ..self }
+    }
+
     /// Where `/sys` and `/proc` are.
     #[must_use]
     pub fn root(&self) -> &HostRoot {
@@ -158,7 +168,7 @@ impl SysfsSource {
             let Pcpu {
                 khz_max, capacity, ..
             } = slot.as_ref()?;
-            Some(PcpuTop {
+            (*khz_max > Khz(0)).then_some(PcpuTop {
                 pcpu,
                 khz_max: *khz_max,
                 capacity: *capacity,
@@ -173,14 +183,14 @@ impl SysfsSource {
         self.frequency(pcpu).ok().map(|perf| perf.khz)
     }
 
-    /// Says that `vcpu` runs on thread `tid` of this process.
+    /// Says that `vcpu` runs on thread `tid` of this process, or of that of [`Self::for_process`].
     ///
     /// # Errors
     /// When there is no such vCPU, or the thread can't be seen in procfs.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), SourceSetupError> {
         let slot = self.threads.get(vcpu.index());
         let slot = slot.ok_or(SourceSetupError::NoSuchVcpu { vcpu })?;
-        let path = self.root.own_process().join(format!("task/{tid}/stat"));
+        let path = self.process.join(format!("task/{tid}/stat"));
         let stat = File::open(&path).map_err(|error| SourceSetupError::NoThread { path, error })?;
         *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Thread { tid, stat });
         Ok(())

@@ -3,7 +3,7 @@
 //! times as long as the turn took of its CPU, unless it had been idle for as long
 //! before, up to a reserve. A turn that was charged for more than it did (an
 //! interrupt, a hypervisor below) doesn't keep the next request waiting for
-//! longer than [`NAP`]: what is left of its debt is paid by later naps.
+//! longer than `NAP`: what is left of its debt is paid by later naps.
 
 use std::time::{Duration, Instant};
 

@@ -9,11 +9,10 @@ use std::sync::atomic::{
 };
 use std::thread::Thread;
 
+use crate::kvm::host_watch::HostChange;
 use crate::{
     ActuateError, Event, Events, Histogram, HistogramSnapshot, VcpuId, host::monotonic_ns,
 };
-
-use crate::kvm::host_watch::HostChange;
 
 /// Gets each event as it happens, such as for a file. Like the device's [`Events`], it neither
 /// blocks nor panics.

@@ -16,7 +16,6 @@ use std::path::PathBuf;
 
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
-
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::event_stats::EventStats;
 

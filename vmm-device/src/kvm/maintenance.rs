@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle, park_timeout, sleep};
 use std::time::{Duration, Instant};
 
-use crate::{Actuator, Device, host, host::SysfsSource};
 use anyhow::Context;
 
 use crate::kvm::event_stats::EventStats;
+use crate::{Actuator, Device, host, host::SysfsSource};
 
 /// How often the source's files are looked after, when a read has failed, and
 /// the host for what it has changed.

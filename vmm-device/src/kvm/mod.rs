@@ -8,6 +8,10 @@
 //!
 //! A VMM implements [`KvmVm`] and [`Diagnostics`], calls [`Bridge::start`], puts [`Bridge::mmio`]
 //! on its bus and tells a [`BridgeHandle`] of its threads, resets and end.
+//!
+//! The virtual machine comes with [`BridgeHandle::attach`] and not with the start, for a reset may
+//! make a new one. The VMM calls [`Attachment::fall_back`] when [`Attachment::lost`] is readable,
+//! on the thread that resets the guest too: a reset and a fallback never meet.
 
 mod bridge;
 pub mod budget;

@@ -12,8 +12,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 /// A virtual machine in KVM: what a VMM implements.
 pub trait KvmVm {

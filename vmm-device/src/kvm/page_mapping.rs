@@ -10,10 +10,10 @@
 use std::io;
 use std::sync::atomic::AtomicU32;
 
-use crate::PageMemory;
 use vm_memory::MmapRegion;
 
 use super::offload::SlotMemory;
+use crate::PageMemory;
 
 /// Zeroed memory, mapped as long as this lives.
 #[derive(Debug)]

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
-
 use super::{BridgeDevice, Guest, VcpuSnapshot};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::KvmOffload;
+use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
 
 /// A path, as it is offered to a bridge.
 pub trait Backend: Send + Sync {

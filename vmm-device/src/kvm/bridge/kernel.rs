@@ -4,12 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::host::{CpuList, Tid, present_pcpus};
-use crate::{DeviceConfig, DomainId, VcpuId};
 use anyhow::Context;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BridgeDevice, Guest};
+use crate::host::{CpuList, Tid, present_pcpus};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::kernel_path::{
     DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
@@ -17,6 +16,7 @@ use crate::kvm::kernel_path::{
 };
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
+use crate::{DeviceConfig, DomainId, VcpuId};
 
 /// How the path `kernel` is to be.
 #[derive(Clone, Copy, Debug)]

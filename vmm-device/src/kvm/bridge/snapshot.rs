@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
+use crate::kvm::event_stats::EventStats;
+use crate::kvm::offload::OffloadState;
 use crate::{
     Accesses, Actuator, CounterSnapshot, Demand, Device, DomainId, HistogramSnapshot, Khz, Source,
     VcpuId, VcpuSpec,
 };
-
-use crate::kvm::event_stats::EventStats;
-use crate::kvm::offload::OffloadState;
 
 /// How the registers of a vCPU are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,11 +25,11 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use crate::VcpuId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Known, Requests, WriteOrder};
+use crate::VcpuId;
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.

@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use crate::VcpuId;
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Known, LastWrite, Requests, Unknown, WriteOrder};
 use super::{DomainWrites, Latest};
+use crate::VcpuId;
 
 const VCPU: VcpuId = VcpuId(0);
 const ENTRIES: u32 = 4;

@@ -9,12 +9,12 @@
 
 use std::sync::OnceLock;
 
-use crate::host::{HostRoot, Tid};
-use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use anyhow::{Context, bail};
 
 use super::perf::{PerfEvent, Read, Whose};
 use super::tracepoint_text;
+use crate::host::{HostRoot, Tid};
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 /// Who knows what was written last.
 pub trait WriteOrder: Send + Sync {

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::VcpuId;
-use crate::host::{HostRoot, Tid};
 use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
 use super::tracepoint_text;
+use crate::VcpuId;
+use crate::host::{HostRoot, Tid};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
 

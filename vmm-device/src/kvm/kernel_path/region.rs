@@ -4,10 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
-
 use super::{PendingWrites, Requests};
 use crate::kvm::mmio_device::MmioDevice;
+use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 /// What a request has.
 const BYTES: usize = 4;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use crate::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{DomainWrites, PendingWrites, Requests, Unknown};
 use super::KernelRegion;
+use crate::VcpuId;
 use crate::kvm::mmio_device::MmioDevice;
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::{VcpuId, host};
 use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -23,6 +22,7 @@ use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use super::{PendingWrites, Requests};
 use crate::kvm::budget::Budget;
+use crate::{VcpuId, host};
 
 /// Requests may take one part in this many of the time.
 const SHARE: u32 = 20;

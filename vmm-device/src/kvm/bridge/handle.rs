@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the threads of a virtual machine tell its bridge, and ask it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use anyhow::Context;
+
+use super::{BridgeInner, BridgeSnapshot};
+use crate::VcpuId;
+use crate::host::Tid;
+use crate::kvm::offload::{Attachment, KvmOffload, KvmVm};
+
+/// A bridge, for the threads of its virtual machine.
+#[derive(Clone)]
+pub struct BridgeHandle(Arc<BridgeInner>);
+
+impl BridgeHandle {
+    pub(super) fn new(inner: &Arc<BridgeInner>) -> Self {
+        Self(inner.clone())
+    }
+
+    /// Called once on each vCPU's thread `tid`, in the order of their numbers, before it runs the
+    /// guest.
+    ///
+    /// # Errors
+    /// Why the thread can't be clamped, or its requests not be seen.
+    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let inner = &self.0;
+        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
+        inner
+            .device
+            .actuator()
+            .register_thread(vcpu, tid)
+            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
+        inner.device.source().register_thread(vcpu, tid)?;
+        let active = inner.active();
+        if let Some(path) = &active.kernel {
+            path.register_thread(vcpu, tid);
+        }
+        if let Some((_, path)) = &active.backend {
+            path.register_thread(vcpu, tid)?;
+        }
+        drop(active);
+        if let Some(slot) = inner.tids.get(vcpu.index()) {
+            // A vCPU has one thread.
+            let _ = slot.set(tid);
+        }
+        inner.guest.threads.store(vcpu.0 + 1, Relaxed);
+        Ok(())
+    }
+
+    /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
+    /// page shows is true again before the guest's next look at it.
+    pub fn vcpu_moved(&self, vcpu: VcpuId) {
+        if self.0.active().kernel.is_some() {
+            self.0.device.refresh(vcpu);
+        }
+    }
+
+    /// The guest resets; no vCPU runs.
+    pub fn reset(&self) {
+        let inner = &self.0;
+        // What the guest asked for before is older than the reset.
+        let active = inner.active();
+        if let Some(path) = &active.kernel {
+            path.drain(&inner.device);
+        }
+        // KVM forwards those of the guest that boots now.
+        if let Some((_, path)) = &active.lost {
+            path.end_calls();
+        }
+        inner.device.reset();
+        if let Some((_, path)) = &active.backend {
+            path.reset();
+        }
+    }
+
+    /// The guest has ended; its threads end next, and where one is can't be read any more then.
+    pub fn guest_ended(&self) {
+        self.0.guest.threads.store(0, Relaxed);
+    }
+
+    /// Whether a backend answers the guest now.
+    #[must_use]
+    pub fn by_backend(&self) -> bool {
+        self.0.active().backend.is_some()
+    }
+
+    /// Makes `vm` answer what it can of the registers: `offload`, first that of
+    /// [`Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
+    /// that makes a new virtual machine attaches that one with what was left of the last one.
+    #[must_use]
+    pub fn attach<'a>(
+        &self,
+        vm: &'a dyn KvmVm,
+        offload: &'a mut Option<Arc<KvmOffload>>,
+    ) -> Attachment<'a> {
+        let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
+        Attachment::new(
+            vm,
+            offload,
+            Box::new(move || bridge.path_lost()),
+            Box::new(move |text| warnings.warn(text)),
+        )
+    }
+
+    /// Ends the path that was lost; KVM's part of it is taken back. What KVM is to do from now on,
+    /// if anything.
+    #[must_use]
+    pub fn path_lost(&self) -> Option<Arc<KvmOffload>> {
+        let (backend, kernel) = {
+            let mut active = self.0.active();
+            (active.backend.take(), active.kernel.take())
+        };
+        if let Some(path) = kernel {
+            self.0.kernel_lost(path);
+        }
+        self.0.backend_lost(backend?).map(Arc::new)
+    }
+
+    /// How it stands now.
+    #[must_use]
+    pub fn snapshot(&self) -> BridgeSnapshot {
+        let inner = &self.0;
+        let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
+        for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
+            // Not held for all of them: a vCPU that has moved waits for it.
+            let active = inner.active();
+            for (_, path) in active.backend.iter().chain(&active.lost) {
+                path.tell(vcpu, of_vcpu);
+            }
+        }
+        snapshot
+    }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The example `attach`, on real KVM: the guest reads the frequency of its pCPU and asks for one of
+//! its table, without an exit, and what it asked for reaches the device.
+#![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use kvm_ioctls::Kvm;
+use vcpufreq_device::host::{HostRoot, Tid};
+
+#[path = "../examples/attach.rs"]
+mod attach;
+
+/// A directory that stands for a host whose pCPUs run at 1.2 of 1.8 GHz.
+fn host() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let cpus = dir.path().join("sys/devices/system/cpu");
+    let possible = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
+    let last = possible.trim().rsplit(['-', ',']).next().unwrap();
+    for cpu in 0..=last.parse::<u32>().unwrap() {
+        let cpufreq = cpus.join(format!("cpu{cpu}/cpufreq"));
+        fs::create_dir_all(&cpufreq).unwrap();
+        fs::write(cpufreq.join("scaling_cur_freq"), "1200000\n").unwrap();
+        fs::write(cpufreq.join("cpuinfo_max_freq"), "1800000\n").unwrap();
+    }
+    fs::write(cpus.join("possible"), possible).unwrap();
+    let tid = Tid::current();
+    let task = dir.path().join(format!("proc/self/task/{tid}"));
+    fs::create_dir_all(&task).unwrap();
+    fs::copy(format!("/proc/self/task/{tid}/stat"), task.join("stat")).unwrap();
+    dir
+}
+
+#[test]
+fn a_guest_of_another_vmm_needs_no_exit() {
+    let kvm = match Kvm::new().and_then(|kvm| kvm.create_vm().map(|_| kvm)) {
+        Ok(kvm) => kvm,
+        Err(error) => return println!("SKIP: no usable /dev/kvm: {error}"),
+    };
+    let host = host();
+    let (cur_perf, exits, totals) = attach::run(&kvm, &HostRoot::at(host.path())).unwrap();
+    assert_eq!((cur_perf, exits), (1_200_000, 0));
+    assert_eq!((totals.counters.requests, totals.counters.refused), (1, 0));
+}
