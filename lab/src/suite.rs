@@ -143,7 +143,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Two runs of the same scenario on the same parts give the same events.
+/// Two runs of the same scenario on the same artifacts give the same events.
 fn same(results: &[Value]) -> Tried {
     let held = matches!(results, [first, second] if first == second);
     Tried::new("2+2: two runs give identical event logs", held, || {

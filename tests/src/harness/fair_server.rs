@@ -11,8 +11,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::scenarios::{Policy, rt_command};
+use crate::scenarios::rt_command;
 
 const DEBUG: &str = "/sys/kernel/debug/sched";
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];

@@ -10,9 +10,9 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::harness::crosvm::vcpu_name;
+use crate::harness::policy::Policy;
 use crate::harness::trace::{FrequencyEvent, Span, Trace, now_us};
 use crate::harness::vm::{Vm, threads};
-use crate::scenarios::{Policy, let_ticks_pass};
 
 /// Looks that are taken until one is as it should be, or is undisturbed: the
 /// promises are about a vCPU with no other runnable task beside it.
@@ -148,4 +148,10 @@ fn held_frequency(policy: &Policy, seen: &[FrequencyEvent], at_start: u32, span:
         lowest,
         since,
     }
+}
+
+/// Lets the host's ticks pass: a new clamp shows in the frequency at the
+/// next scheduler event, at the latest the next tick but one (4 ms each).
+pub fn let_ticks_pass() {
+    std::thread::sleep(Duration::from_millis(40));
 }

@@ -13,6 +13,7 @@ pub mod host;
 pub mod kernel_threads;
 pub mod leftovers;
 pub mod load;
+pub mod policy;
 pub mod sys;
 pub mod sysfs;
 pub mod trace;

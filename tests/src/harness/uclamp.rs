@@ -15,8 +15,8 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::harness::fair_server::SwitchedOff;
 use crate::harness::load::Load;
+use crate::harness::policy::Policy;
 use crate::harness::{sys, sysfs};
-use crate::scenarios::Policy;
 
 /// Writing another value than it has is a use of uclamp.
 pub const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
