@@ -12,7 +12,6 @@ use vcpufreq_dt::Opp;
 use crate::{energy_model, opp_node};
 
 /// The name that `bridge`, `hotplug`, `kernel_path` and `watch` use.
-pub use vcpufreq_device::host::HostRoot as HostTree;
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
