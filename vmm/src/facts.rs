@@ -11,8 +11,6 @@ use vcpufreq_dt::Opp;
 
 use crate::{energy_model, opp_node};
 
-/// The name that `bridge`, `hotplug`, `kernel_path` and `watch` use.
-
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
 /// The highest capacity, and that of a host that tells none (its CPUs are
