@@ -47,22 +47,20 @@ static int vcpufreq_write_text(struct file *file, const char *text, size_t len)
  */
 static int vcpufreq_write(struct file *file, u32 util)
 {
-	u32 percent = DIV_ROUND_CLOSEST(util * 10000, 1024);
+	u32 hundredths = DIV_ROUND_CLOSEST(util * 10000, 1024);
+	u32 percent = hundredths / 100, rest = hundredths % 100;
 	char text[sizeof("100.00") - 1];
 	char *end = text + sizeof(text), *at = end;
 
 	/* The kernel has a word for all of it, which it reads in no time. */
 	if (util == 1024)
 		return vcpufreq_write_text(file, "max", 3);
-	*--at = '0' + percent % 10;
-	percent /= 10;
-	*--at = '0' + percent % 10;
-	percent /= 10;
+	*--at = '0' + rest % 10;
+	*--at = '0' + rest / 10;
 	*--at = '.';
-	do {
-		*--at = '0' + percent % 10;
-		percent /= 10;
-	} while (percent);
+	*--at = '0' + percent % 10;
+	if (percent >= 10)
+		*--at = '0' + percent / 10;
 	return vcpufreq_write_text(file, at, end - at);
 }
 
@@ -142,7 +140,7 @@ static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
  */
 bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp)
 {
-	return vcpufreq_shows(domain) && vcpufreq_has(domain, clamp);
+	return vcpufreq_has(domain, clamp) && vcpufreq_shows(domain);
 }
 
 /*
@@ -157,7 +155,8 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	u32 old_max = VCPUFREQ_CLAMP_MAX(domain->force);
 	int ret = 0;
 
-	if (vcpufreq_shows(domain) && !vcpufreq_has(domain, domain->force)) {
+	/* Mostly the thread has it, which is cheaper to see than whose group it is in. */
+	if (!vcpufreq_has(domain, domain->force) && vcpufreq_shows(domain)) {
 		ret = vcpufreq_write_max(domain, max);
 		return ret ?: vcpufreq_write_min(domain, min);
 	}
