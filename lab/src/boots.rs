@@ -61,11 +61,11 @@ const fn boot(
     }
 }
 
-/// What is tried on a topology that was drawn: each OPP, and each ramp three times. Without the
+/// What is tried on a topology that was drawn: each OPP, and each ramp five times. Without the
 /// scheduler's servers, whose share is above most OPPs of a small CPU.
 const DRAWN: &[&str] = &[
     "opps-exact:fair-server-off",
-    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:fair-server-off",
+    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:fair-server-off",
 ];
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
