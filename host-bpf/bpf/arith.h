@@ -10,7 +10,7 @@
  * floor(capacity * khz / perf_max), times the headroom's fraction: below 2^45;
  * and not below the VMM's lower bound.
  */
-static __always_inline __u32 request_to_demand(const struct vcpufreq_bpf_policy *p,
+static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
 					       __u32 khz, __u32 *granted)
 {
 	__u64 num, den;

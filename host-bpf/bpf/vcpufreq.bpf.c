@@ -7,7 +7,7 @@
  * true while the vCPU's thread runs. A vCPU that doesn't run can't read.
  *
  * Writes: a program on kvm_mmio (and one on hypercalls, where asked for) sees
- * address and value in the vCPU's own context, works out the demand, and has it
+ * address and value in the vCPU's own context, works out the clamp, and has it
  * put into force by the kernel module, before the guest goes on, or by the VMM.
  *
  * There is one set of programs and maps for a VM, and they go with the VMM's
@@ -332,7 +332,7 @@ static __always_inline bool asks_for_own(const struct vcpufreq_bpf_event *event)
 }
 
 /*
- * Has a demand put into force by the module, on behalf of the current vCPU.
+ * Has a clamp put into force by the module, on behalf of the current vCPU.
  * Another vCPU may do so at the same time: whoever comes last looks what is
  * wanted by then. Returns an outcome.
  */
@@ -341,23 +341,23 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 				     struct vcpufreq_bpf_event *event)
 {
 	bool settled = false;
-	__u32 demand, now;
+	__u32 clamp, now;
 	int result = 0;
 
 	for (int i = 0; i < 4 && !settled; i++) {
-		demand = READ_ONCE(domain->demand);
+		clamp = READ_ONCE(domain->clamp);
 		/* Another's failure has taken it back; this one has not been tried. */
-		if (demand == VCPUFREQ_BPF_NO_DEMAND)
-			demand = event->demand;
+		if (clamp == VCPUFREQ_BPF_NO_CLAMP)
+			clamp = event->clamp;
 		if (bpf_ksym_exists(vcpufreq_host_request))
 			result = vcpufreq_host_request(event->domain, event->writer,
-						       demand & 0xffff, demand >> 16, event->ns);
+						       clamp & 0xffff, clamp >> 16, event->ns);
 		else
 			result = -ENOENT;
 		if (result < 0)
 			break;
-		now = READ_ONCE(domain->demand);
-		settled = now == demand || now == VCPUFREQ_BPF_NO_DEMAND;
+		now = READ_ONCE(domain->clamp);
+		settled = now == clamp || now == VCPUFREQ_BPF_NO_CLAMP;
 	}
 	if (settled && result) {
 		count(&vcpu->unchanged);
@@ -377,7 +377,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		return VCPUFREQ_BPF_LEFT_TO_WORKER;
 	}
 	/* The next request is to try again, whatever it asks for. */
-	__sync_lock_test_and_set(&domain->demand, VCPUFREQ_BPF_NO_DEMAND);
+	__sync_lock_test_and_set(&domain->clamp, VCPUFREQ_BPF_NO_CLAMP);
 	if (result == -EOPNOTSUPP) {
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
@@ -386,7 +386,7 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	return VCPUFREQ_BPF_IS_REFUSED;
 }
 
-/* What becomes of a request; `event` has what was asked for, and gets the demand. */
+/* What becomes of a request; `event` has what was asked for, and gets the clamp. */
 static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 				    const struct vcpufreq_bpf_policy *policy,
 				    struct vcpufreq_bpf_domain *domain,
@@ -396,7 +396,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC;
 	__u32 granted;
 
-	event->demand = request_to_demand(policy, event->khz, &granted);
+	event->clamp = request_to_clamp(policy, event->khz, &granted);
 	if (when) {
 		count(&vcpu->limited);
 		event->kind = VCPUFREQ_BPF_DEFERRED;
@@ -412,7 +412,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
-	if (__sync_lock_test_and_set(&domain->demand, event->demand) != event->demand) {
+	if (__sync_lock_test_and_set(&domain->clamp, event->clamp) != event->clamp) {
 		vcpu->moving_ns = now;
 	} else if (!by_module || !asks_for_own(event)) {
 		/* Else the module looks whether another process has changed the clamp. */
@@ -451,7 +451,7 @@ static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u
 	if (policy->tell) {
 		event.kind = VCPUFREQ_BPF_TOLD;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
-			count(&vcpu->untold);
+			count(&vcpu->unreported);
 	}
 	return 0;
 }
@@ -490,7 +490,7 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 	address -= v->base;
 	if (address / VCPUFREQ_STRIDE >= v->vcpus) {
 		if (address < (__u64)VCPUFREQ_VCPUS_MAX * VCPUFREQ_STRIDE)
-			count(&v->strangers);
+			count(&v->out_of_range);
 		return 0;
 	}
 	id = address / VCPUFREQ_STRIDE;

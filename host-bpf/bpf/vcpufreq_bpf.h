@@ -13,7 +13,7 @@
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
-#define VCPUFREQ_BPF_NO_DEMAND	0xffffffff	/* nothing in force, or not known */
+#define VCPUFREQ_BPF_NO_CLAMP	0xffffffff	/* nothing in force, or not known */
 
 /* Demands are a number: uclamp.min in the low half, uclamp.max in the high. */
 #define VCPUFREQ_BPF_DEMAND(min, max)	((min) | (max) << 16)
@@ -30,7 +30,7 @@ enum vcpufreq_bpf_report {
 	VCPUFREQ_BPF_REPORT_REQUEST,	/* what the domain asked for last */
 };
 
-/* Who puts demands into force. */
+/* Who puts clamps into force. */
 enum vcpufreq_bpf_actuator {
 	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
@@ -77,7 +77,7 @@ struct vcpufreq_bpf_vcpu {
 	__u64 latest;		/* count of requests << 32 | kHz of the last one */
 	__u64 latest_ns;	/* when that was, CLOCK_MONOTONIC */
 	__u64 due_ns;		/* of the limit: when its next write is due, of any register */
-	__u64 moving_ns;	/* a demand awaits its frequency since; 0: none does */
+	__u64 moving_ns;	/* a clamp awaits its frequency since; 0: none does */
 	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
 
@@ -93,7 +93,7 @@ struct vcpufreq_bpf_vcpu {
 	__u64 refused;		/* by the module */
 	__u64 not_applicable;	/* SCHED_DEADLINE, or a host without uclamp */
 	__u64 dropped;		/* requests left to the VMM: no room for the event */
-	__u64 untold;		/* requests that the VMM wanted told: no room */
+	__u64 unreported;		/* requests that the VMM wanted told: no room */
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */
@@ -102,7 +102,7 @@ struct vcpufreq_bpf_vcpu {
 };
 
 struct vcpufreq_bpf_domain {
-	__u32 demand;		/* passed on last, or VCPUFREQ_BPF_NO_DEMAND */
+	__u32 clamp;		/* passed on last, or VCPUFREQ_BPF_NO_CLAMP */
 	__u32 pending;		/* 1: an event is under way to the worker */
 	__u32 granted_khz;	/* what was asked for last; 0: nothing */
 	__u32 pad;
@@ -113,7 +113,7 @@ struct vcpufreq_bpf_vm {
 	__u64 base;		/* guest address of the first page */
 	__u32 vcpus;
 	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
-	__u64 strangers;	/* accesses to the padding behind the last page */
+	__u64 out_of_range;	/* accesses to the padding behind the last page */
 	__u32 calls_only;	/* 1: no other program runs than the one on hypercalls */
 	__u32 pad[9];		/* each switch of the host's reads what is above */
 	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
@@ -121,7 +121,7 @@ struct vcpufreq_bpf_vm {
 
 /* What an event is about. */
 enum vcpufreq_bpf_kind {
-	VCPUFREQ_BPF_APPLY,	/* the domain's demand is to be put into force */
+	VCPUFREQ_BPF_APPLY,	/* the domain's clamp is to be put into force */
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
 	VCPUFREQ_BPF_TOLD,	/* a request, and what became of it */
 };
@@ -143,7 +143,7 @@ struct vcpufreq_bpf_event {
 	__u32 kind;		/* enum vcpufreq_bpf_kind */
 	__u32 khz;		/* what was asked for; not for APPLY */
 	__u64 ns;		/* CLOCK_MONOTONIC: not before, or when it was made */
-	__u32 demand;		/* of TOLD only, as the next */
+	__u32 clamp;		/* of TOLD only, as the next */
 	__u32 outcome;		/* enum vcpufreq_bpf_outcome */
 	__u32 writer;		/* vCPU that wrote it */
 	__u32 pad;

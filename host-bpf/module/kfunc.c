@@ -105,18 +105,18 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 	bound = &vm->domains[domain];
 	/*
 	 * xchg, for its full barriers. Two vCPUs may ask for one domain at the same
-	 * time: each stores what the domain wants in the program's @demand, calls
-	 * this, and looks at @demand again, and calls again if that has changed.
+	 * time: each stores what the domain wants in the program's @clamp, calls
+	 * this, and looks at @clamp again, and calls again if that has changed.
 	 *
 	 *	vCPU A			vCPU B
-	 *	demand = a		demand = b	exchange
+	 *	clamp = a		clamp = b	exchange
 	 *	wanted = a		wanted = b
 	 *	<full barrier>
-	 *	reads demand
+	 *	reads clamp
 	 *
-	 * Where A reads its own a, B's exchange of @demand comes later, and B's store
+	 * Where A reads its own a, B's exchange of @clamp comes later, and B's store
 	 * of @wanted later still: @wanted ends as b. Without the barrier, a weakly
-	 * ordered CPU may read @demand before its store of @wanted is seen; that then
+	 * ordered CPU may read @clamp before its store of @wanted is seen; that then
 	 * comes after B's, and a stays in force (the litmus test "R"). Emulators that
 	 * run one CPU at a time never show it.
 	 */

@@ -6,7 +6,7 @@
 // Without the loader, nobody receives them.
 #![cfg_attr(not(feature = "load"), allow(dead_code))]
 
-use vcpufreq_device::{Demand, Khz, VcpuId};
+use vcpufreq_device::{Clamp, Khz, VcpuId};
 
 use crate::layout::{self, EVENT_SIZE, unpack};
 use crate::policy::VcpuPolicy;
@@ -45,7 +45,7 @@ pub struct Told {
     /// When, in ns of CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// What that stands for.
-    pub demand: Demand,
+    pub clamp: Clamp,
     /// What became of it.
     pub outcome: Outcome,
 }
@@ -94,7 +94,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
             domain,
             khz: Khz(word(12)?),
             at_ns: ns,
-            demand: unpack(word(24)?),
+            clamp: unpack(word(24)?),
             outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
         }),
         _ => return None,
@@ -132,7 +132,9 @@ const OUTCOMES: [Outcome; 6] = [
 mod tests {
     //! Promises: an event is read as the programs write it; there is room for all that can be
     //! under way.
-    use vcpufreq_device::{ClampMode, DomainId, Headroom, PerfTable, Report, Util, VcpuSpec};
+    use vcpufreq_device::{
+        ClampMode, CurPerfVisibility, DomainId, Headroom, PerfTable, Util, VcpuSpec,
+    };
 
     use super::*;
     use crate::policy::ActuateBy;
@@ -147,7 +149,7 @@ mod tests {
             domain: 0,
             clamp: ClampMode::Floor,
             headroom: Headroom::None,
-            report: Report::Exact,
+            visibility: CurPerfVisibility::Exact,
             actuate: ActuateBy::Kfunc,
             limit: None,
             floor: Util::ZERO,
@@ -165,10 +167,10 @@ mod tests {
         assert_eq!(room(&[policy(false), policy(true)], 2, false), None);
     }
 
-    fn event(words: [u32; 4], ns: u64, demand: u32, outcome: u32) -> Vec<u8> {
+    fn event(words: [u32; 4], ns: u64, clamp: u32, outcome: u32) -> Vec<u8> {
         let mut bytes: Vec<u8> = words.map(u32::to_ne_bytes).concat();
         bytes.extend(ns.to_ne_bytes());
-        bytes.extend([demand, outcome, 5, 0].map(u32::to_ne_bytes).concat());
+        bytes.extend([clamp, outcome, 5, 0].map(u32::to_ne_bytes).concat());
         bytes
     }
 
@@ -196,8 +198,8 @@ mod tests {
             panic!("not told")
         };
         assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));
-        assert_eq!(told.demand.min, Util::saturating(109));
-        assert_eq!(told.demand.max, Util::MAX);
+        assert_eq!(told.clamp.min, Util::saturating(109));
+        assert_eq!(told.clamp.max, Util::MAX);
         assert_eq!(told.outcome, Outcome::LeftToWorker);
         assert_eq!(parse(&event([3, 2, 2, 1], 77, 0, 6)), None);
     }

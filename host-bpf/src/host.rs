@@ -4,11 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod calls;
-mod demands;
+mod clamps;
 mod gone;
 mod pcpus;
 
-pub use demands::Settled;
+pub use clamps::Settled;
 use gone::Gone;
 
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
 use crate::event;
-use crate::layout::{Counters, CpuEntry, DomainEntry, NO_DEMAND, PageEntry, VcpuEntry, VmEntry};
+use crate::layout::{Counters, CpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry};
 use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes, refused};
 use crate::policy::VcpuPolicy;
@@ -201,7 +201,7 @@ impl HostBpf {
             vm.vcpus.store(self.sizes.vcpus, SeqCst);
         }
         for domain in self.domains.all() {
-            domain.demand.store(NO_DEMAND, SeqCst);
+            domain.clamp.store(NO_CLAMP, SeqCst);
         }
         self.fill_pcpus(pcpus);
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
@@ -346,8 +346,8 @@ impl HostBpf {
 
     /// Accesses to the padding behind the last page.
     #[must_use]
-    pub fn strangers(&self) -> u64 {
-        self.vm.get(0).map_or(0, |vm| vm.strangers.load(Relaxed))
+    pub fn out_of_range(&self) -> u64 {
+        self.vm.get(0).map_or(0, |vm| vm.out_of_range.load(Relaxed))
     }
 
     /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that

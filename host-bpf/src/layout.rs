@@ -8,13 +8,13 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use vcpufreq_device::{Demand, Util};
+use vcpufreq_device::{Clamp, Util};
 
 pub(crate) const LAYOUT: u32 = 6;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
-pub(crate) const NO_DEMAND: u32 = u32::MAX;
+pub(crate) const NO_CLAMP: u32 = u32::MAX;
 
 pub(crate) const CLAMP_FLOOR: u32 = 0;
 pub(crate) const CLAMP_EXACT: u32 = 1;
@@ -48,7 +48,7 @@ pub(crate) struct PolicyEntry {
     pub headroom_num: u32,
     pub headroom_den: u32,
     pub clamp: u32,
-    pub report: u32,
+    pub visibility: u32,
     pub actuator: u32,
     pub domain: u32,
     pub interval_ns: u64,
@@ -83,7 +83,7 @@ pub(crate) struct VcpuEntry {
     pub refused: AtomicU64,
     pub not_applicable: AtomicU64,
     pub dropped: AtomicU64,
-    pub untold: AtomicU64,
+    pub unreported: AtomicU64,
     pub switches: AtomicU64,
     pub frequencies: AtomicU64,
     pub unsettled: AtomicU64,
@@ -95,7 +95,7 @@ pub(crate) struct VcpuEntry {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct DomainEntry {
-    pub demand: AtomicU32,
+    pub clamp: AtomicU32,
     pub pending: AtomicU32,
     pub granted_khz: AtomicU32,
     pub pad: u32,
@@ -108,7 +108,7 @@ pub(crate) struct VmEntry {
     pub base: AtomicU64,
     pub vcpus: AtomicU32,
     pub tgid: AtomicU32,
-    pub strangers: AtomicU64,
+    pub out_of_range: AtomicU64,
     pub calls_only: AtomicU32,
     pub pad: [u32; 9],
     pub due_ns: AtomicU64,
@@ -153,7 +153,7 @@ pub struct Counters {
     pub to_worker: u64,
     /// Requests that an event that was under way already stands for too.
     pub coalesced: u64,
-    /// Requests whose demand was in force already.
+    /// Requests whose clamp was in force already.
     pub unchanged: u64,
     /// Requests over the rate limit; the worker applies the last of them later.
     pub limited: u64,
@@ -165,7 +165,7 @@ pub struct Counters {
     /// requests can take up: what the vCPU asked for last may still be to be served.
     pub dropped: u64,
     /// Requests that the VMM wanted told, and for whose event there was no room.
-    pub untold: u64,
+    pub unreported: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,
     /// Changes of frequency while it ran.
@@ -194,7 +194,7 @@ impl VcpuEntry {
             refused: get(&self.refused),
             not_applicable: get(&self.not_applicable),
             dropped: get(&self.dropped),
-            untold: get(&self.untold),
+            unreported: get(&self.unreported),
             switches: get(&self.switches),
             frequencies: get(&self.frequencies),
             unsettled: get(&self.unsettled),
@@ -205,14 +205,14 @@ impl VcpuEntry {
 }
 
 /// `VCPUFREQ_BPF_DEMAND`.
-pub(crate) fn pack(demand: Demand) -> u32 {
-    u32::from(demand.min.get()) | u32::from(demand.max.get()) << 16
+pub(crate) fn pack(clamp: Clamp) -> u32 {
+    u32::from(clamp.min.get()) | u32::from(clamp.max.get()) << 16
 }
 
-/// The demand that [`pack`] made a number of.
-pub(crate) fn unpack(bits: u32) -> Demand {
+/// The clamp that [`pack`] made a number of.
+pub(crate) fn unpack(bits: u32) -> Clamp {
     let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
-    Demand {
+    Clamp {
         min: util(bits),
         max: util(bits >> 16),
     }

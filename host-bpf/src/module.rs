@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::path::Path;
 
-use vcpufreq_device::Demand;
+use vcpufreq_device::Clamp;
 
 use crate::error::BpfError;
 use crate::layout::BUCKETS;
@@ -147,15 +147,15 @@ impl HostModule {
         self.call("binding a domain", BIND, bind)
     }
 
-    /// Puts a demand into force from the VMM, after whatever a vCPU has asked for until now.
+    /// Puts a clamp into force from the VMM, after whatever a vCPU has asked for until now.
     ///
     /// # Errors
     /// What the scheduler said.
-    pub fn apply(&self, domain: u32, demand: Demand) -> io::Result<()> {
+    pub fn apply(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
         let mut apply = Apply {
             domain,
-            min: demand.min.get().into(),
-            max: demand.max.get().into(),
+            min: clamp.min.get().into(),
+            max: clamp.max.get().into(),
             pad: 0,
         };
         ioctl(self.file.as_fd(), APPLY, &mut apply)

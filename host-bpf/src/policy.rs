@@ -5,11 +5,13 @@
 
 use std::num::NonZeroU32;
 
-use vcpufreq_device::{ClampMode, Demand, Headroom, Pace, RateLimit, Report, Util, VcpuSpec};
+use vcpufreq_device::{
+    Clamp, ClampMode, CurPerfVisibility, Headroom, Pace, RateLimit, Util, VcpuSpec,
+};
 
 use crate::layout::{self, PolicyEntry, TABLE_MAX};
 
-/// Who puts demands into force.
+/// Who puts clamps into force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActuateBy {
     /// The VMM, which gets an [`Event`](crate::Event).
@@ -32,7 +34,7 @@ pub struct VcpuPolicy {
     /// What the running kernel adds to a clamp.
     pub headroom: Headroom,
     /// What the guest is told.
-    pub report: Report,
+    pub visibility: CurPerfVisibility,
     /// Who acts.
     pub actuate: ActuateBy,
     /// How often a vCPU may write, and the VM for each of its domains; `None`: as often as the
@@ -45,12 +47,12 @@ pub struct VcpuPolicy {
 }
 
 impl VcpuPolicy {
-    /// `demand`, not below the lower bound.
+    /// `clamp`, not below the lower bound.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
-    pub(crate) fn raised(&self, demand: Demand) -> Demand {
-        Demand {
-            min: demand.min.max(self.floor),
-            max: demand.max.max(self.floor),
+    pub(crate) fn raised(&self, clamp: Clamp) -> Clamp {
+        Clamp {
+            min: clamp.min.max(self.floor),
+            max: clamp.max.max(self.floor),
         }
     }
 
@@ -81,10 +83,10 @@ impl VcpuPolicy {
                 ClampMode::Floor => layout::CLAMP_FLOOR,
                 ClampMode::Exact => layout::CLAMP_EXACT,
             },
-            report: match self.report {
-                Report::Exact => layout::REPORT_EXACT,
-                Report::Table => layout::REPORT_TABLE,
-                Report::Request => layout::REPORT_REQUEST,
+            visibility: match self.visibility {
+                CurPerfVisibility::Exact => layout::REPORT_EXACT,
+                CurPerfVisibility::Table => layout::REPORT_TABLE,
+                CurPerfVisibility::Request => layout::REPORT_REQUEST,
             },
             actuator: match self.actuate {
                 ActuateBy::Worker => layout::BY_WORKER,

@@ -113,7 +113,7 @@ const BOOTS: &[Boot] = &[
         &["no-exit", "stats", "memory", "paths", "fallbacks"],
     ),
     Boot {
-        path: Some("kernel"),
+        path: Some("ioeventfd"),
         ..boot(
             Short,
             120,
@@ -168,7 +168,7 @@ const BOOTS: &[Boot] = &[
     },
     boot(Long, 200, "2+2", &["kill", "flood"]),
     Boot {
-        path: Some("kernel"),
+        path: Some("ioeventfd"),
         ..boot(Long, 350, "2+2", &["kill", "flood"])
     },
     Boot {
@@ -196,7 +196,7 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
-        path: Some("kernel"),
+        path: Some("ioeventfd"),
         ..boot(Long, 130, "2+2", &["unpinned", "unpinned:rt", "no-dip"])
     },
     Boot {
@@ -219,7 +219,7 @@ const BOOTS: &[Boot] = &[
     },
     // Without FEAT_S2FWB.
     Boot {
-        path: Some("kernel"),
+        path: Some("ioeventfd"),
         driver: Mainline,
         cpu: "cortex-a76",
         ..boot(Long, 80, "2+2", &["no-exit", "opps-exact"])
@@ -368,7 +368,7 @@ mod tests {
             let host = format!("2+2 host {host} neoverse-v1");
             assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
         };
-        for path in ["auto", "kernel", "exit"] {
+        for path in ["auto", "ioeventfd", "exit"] {
             let host = format!("Standard guest Standard driver Ours path {path}");
             has(&host, "opps-exact");
         }

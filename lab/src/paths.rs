@@ -106,7 +106,13 @@ fn table(report: &Value) -> String {
 }
 
 /// All paths, in the order of the table.
-pub const PATHS: [&str; 5] = ["exit", "hypercall-user", "kernel", "bpf", "hypercall-bpf"];
+pub const PATHS: [&str; 5] = [
+    "exit",
+    "hypercall-user",
+    "ioeventfd",
+    "bpf",
+    "hypercall-bpf",
+];
 
 fn kvm_table(results: &[Value], conditions: &Value) -> String {
     if let Some(why) = conditions["skipped"].as_str() {

@@ -32,8 +32,8 @@ const EMULATED_NS: f64 = 50.0;
 const ROWS: [(&str, &str, &str); 4] = [
     ("exit-read", "exit", "read"),
     ("exit-write", "exit", "write"),
-    ("kernel-read", "kernel", "read"),
-    ("kernel-write", "kernel", "write"),
+    ("ioeventfd-read", "ioeventfd", "read"),
+    ("ioeventfd-write", "ioeventfd", "write"),
 ];
 
 /// Runs the benchmark, where there is a KVM.
@@ -77,7 +77,7 @@ fn rows(criterion: &Path, said: &str) -> Result<Kvm> {
         // The last one ends a run; what leaves otherwise is nearly none or all.
         let each = told["exits_each"].as_f64().unwrap_or(0.0);
         let n = told["accesses"].as_u64().unwrap_or(0);
-        let write_in_kernel = path == "kernel" && op == "write";
+        let write_in_kernel = path == "ioeventfd" && op == "write";
         rows.push(json!({
             "machine": machine, "path": path, "op": op, "n": n,
             "median_ns": at(&turns, 50), "p99_ns": at(&turns, 99),

@@ -84,7 +84,7 @@ mod tests {
 
     fn row() -> Value {
         json!({
-            "path": "kernel", "op": "write", "n": 500, "median_ns": 12.5, "p99_ns": 20.0,
+            "path": "ioeventfd", "op": "write", "n": 500, "median_ns": 12.5, "p99_ns": 20.0,
             "exits_user": 0, "exits_kernel": 500, "clamp_after_ns": null, "freq_after_ns": 8,
         })
     }

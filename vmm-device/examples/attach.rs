@@ -16,12 +16,12 @@ use vcpufreq_device::host::{
     ActuatorKind, HostActuator, HostRoot, KernelTree, SysfsSource, Tid, uclamp_available,
 };
 use vcpufreq_device::kvm::{
-    Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoEventFd, KernelPlan, KvmVm,
+    Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoEventFd, IoeventfdPlan, KvmVm,
     MmioDevice, PageMapping, ReadOnlySlot, SlotMemory, Totals, accesses_are_of,
 };
 use vcpufreq_device::{
-    ClampMode, Device, DeviceConfig, DomainId, Headroom, Khz, PageMemory, PerfTable, Report, Util,
-    VcpuId, VcpuSpec,
+    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PageMemory,
+    PerfTable, Util, VcpuId, VcpuSpec,
 };
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -108,7 +108,7 @@ fn device(host: &HostRoot) -> anyhow::Result<BridgeDevice> {
         }],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     };
     let kind = match uclamp_available() {
@@ -132,7 +132,7 @@ pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
         rt_pcpus: vec![],
         kick: SIGRTMIN(),
         hypercalls: false,
-        kernel: Some(KernelPlan { clean: false }),
+        ioeventfd: Some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
     let bridge = Bridge::start(device(host)?, &config, &[], &diagnostics)?;

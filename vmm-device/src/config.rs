@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::limit::RateLimit;
-use crate::policy::{ClampMode, Headroom, Report};
+use crate::policy::{ClampMode, CurPerfVisibility, Headroom};
 use crate::regs::MAX_VCPUS;
 use crate::table::PerfTable;
 use crate::units::{DomainId, Util, VcpuId};
@@ -32,7 +32,7 @@ pub struct DeviceConfig {
     /// What the running host kernel adds to a clamp.
     pub headroom: Headroom,
     /// What cur_perf tells.
-    pub report: Report,
+    pub visibility: CurPerfVisibility,
     /// How often the requests that a vCPU writes reach the host, and for each domain those of the
     /// VM; without one, as often as they are made.
     pub rate_limit: Option<RateLimit>,

@@ -20,7 +20,7 @@ use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
-use crate::policy::{self, Demand, Report};
+use crate::policy::{self, Clamp, CurPerfVisibility};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::regs::{FEATURE_ANY_CPU, ReadReg, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
@@ -53,11 +53,11 @@ impl fmt::Debug for Time {
 
 /// Where a vCPU's domain stands at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct DomainStatus {
     /// What the domain's newest request asks for; `None` when there is none.
     pub asked: Option<Khz>,
     /// What that request is to the host's scheduler.
-    pub demand: Demand,
+    pub clamp: Clamp,
     /// What the vCPU was last told that it gets.
     pub cur_perf: Khz,
 }
@@ -120,7 +120,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self.config
     }
 
-    /// Where its demands go.
+    /// Where its clamps go.
     #[must_use]
     pub fn actuator(&self) -> &A {
         &self.actuator
@@ -173,7 +173,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// Writes a register of `vcpu`, on behalf of the vCPU `by`, whose requests the limit counts;
     /// dropped when there is no such register. For set_perf, makes one host call when the domain's
-    /// demand changes, and a few more when other vCPUs ask for the same domain meanwhile.
+    /// clamp changes, and a few more when other vCPUs ask for the same domain meanwhile.
     pub fn write_by(&self, by: Option<VcpuId>, vcpu: VcpuId, reg: WriteReg, value: u32) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;
@@ -223,15 +223,15 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// Makes `khz` the request of the domain of `vcpu`, unless that has had one: what another way
     /// to the host has carried out, or left undone, before this device got the guest's requests.
-    pub fn inherit(&self, vcpu: VcpuId, khz: Khz) {
+    pub fn adopt_request(&self, vcpu: VcpuId, khz: Khz) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;
         };
         let domain = &self.domains[page.domain];
         let by = None;
-        if domain.inherit(Request { vcpu, by, khz }) {
+        if domain.adopt_request(Request { vcpu, by, khz }) {
             page.counters.requests.bump();
-            self.settle(domain);
+            self.apply_pending(domain);
         }
     }
 
@@ -253,17 +253,17 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Puts the requests into force that waited for a token and now have one. Returns how long the
     /// next one has to wait, if there is one. To be called that much later, and after each
     /// [`Event::Limited`].
-    pub fn settle_held(&self) -> Option<Duration> {
+    pub fn apply_deferred(&self) -> Option<Duration> {
         let now = self.clock.0.now_ns();
         let waits = self.domains.iter().filter_map(|domain| {
-            let request = domain.take_held()?;
+            let request = domain.take_deferred()?;
             match self.take_token(domain, request, now) {
                 Ok(()) => {
-                    self.settle(domain);
+                    self.apply_pending(domain);
                     None
                 }
                 Err(due) => {
-                    domain.hold();
+                    domain.defer();
                     Some(Duration::from_nanos(due.saturating_sub(now)))
                 }
             }
@@ -302,12 +302,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// Where `vcpu` stands, if there is one. Calls nobody.
     #[must_use]
-    pub fn standing(&self, vcpu: VcpuId) -> Option<Standing> {
+    pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
         let page = self.vcpus.get(vcpu.index())?;
         let newest = self.domains[page.domain].newest().filter(Request::asks);
-        Some(Standing {
+        Some(DomainStatus {
             asked: newest.map(|request| request.khz),
-            demand: newest.map_or(Demand::NONE, |request| self.demand(request)),
+            clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
             cur_perf: Khz(page.cur_perf.load(Relaxed)),
         })
     }
@@ -339,7 +339,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
         self.publish(domain, request);
         self.of(request).limited.bump();
-        domain.hold();
+        domain.defer();
         self.events.record(&Event::Limited {
             vcpu: request.vcpu,
             domain: domain.id(),
@@ -357,11 +357,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     pub(crate) fn request(&self, domain: &Domain, request: Request) {
         self.publish(domain, request);
-        self.settle(domain);
+        self.apply_pending(domain);
     }
 
-    fn settle(&self, domain: &Domain) {
-        domain.settle(|request, in_force| self.enforce(domain.id(), request, in_force));
+    fn apply_pending(&self, domain: &Domain) {
+        domain.apply_pending(|request, in_force| self.enforce(domain.id(), request, in_force));
     }
 
     fn publish(&self, domain: &Domain, request: Request) {
@@ -380,29 +380,29 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self,
         domain: DomainId,
         request: Request,
-        in_force: Option<Demand>,
-    ) -> Option<Demand> {
+        in_force: Option<Clamp>,
+    ) -> Option<Clamp> {
         let vcpu = request.vcpu;
-        let demand = self.demand(request);
+        let clamp = self.clamp(request);
         let counters = self.of(request);
-        if in_force == Some(demand) {
+        if in_force == Some(clamp) {
             counters.unchanged.bump();
             self.events.record(&Event::Unchanged {
                 vcpu,
                 domain,
-                demand,
+                clamp,
             });
             return in_force;
         }
-        match self.actuator.apply(domain, demand) {
+        match self.actuator.apply(domain, clamp) {
             Ok(()) => {
                 counters.applied.bump();
                 self.events.record(&Event::Applied {
                     vcpu,
                     domain,
-                    demand,
+                    clamp,
                 });
-                Some(demand)
+                Some(clamp)
             }
             Err(ActuateError::NotApplicable { reason, .. }) => {
                 counters.not_applicable.bump();
@@ -418,7 +418,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 self.events.record(&Event::Refused {
                     vcpu,
                     domain,
-                    demand,
+                    clamp,
                     error,
                 });
                 None
@@ -426,21 +426,21 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    fn demand(&self, request: Request) -> Demand {
+    fn clamp(&self, request: Request) -> Clamp {
         let config = &self.config;
         let spec = config.vcpus.get(request.vcpu.index());
-        spec.map_or(Demand::NONE, |spec| {
-            policy::demand(spec, request.khz, config.mode, config.headroom).demand
+        spec.map_or(Clamp::NONE, |spec| {
+            policy::clamp(spec, request.khz, config.mode, config.headroom).clamp
         })
     }
 
     fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        let told = match self.config.report {
-            Report::Exact => self.learn(vcpu, spec),
-            Report::Table => self
+        let told = match self.config.visibility {
+            CurPerfVisibility::Exact => self.learn(vcpu, spec),
+            CurPerfVisibility::Table => self
                 .learn(vcpu, spec)
                 .map(|khz| policy::nearest_entry(spec, khz)),
-            Report::Request => Ok(self.asked(spec, page)),
+            CurPerfVisibility::Request => Ok(self.asked(spec, page)),
         };
         match told {
             Ok(khz) => {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::limit::Bucket;
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::regs::MAX_VCPUS;
 use crate::units::{DomainId, Khz, VcpuId};
 
@@ -46,7 +46,7 @@ pub(crate) struct Domain {
     id: DomainId,
     newest: Newest,
     /// What is in force on the host, if that is known. The lock is the right to call the host.
-    in_force: Mutex<Option<Demand>>,
+    in_force: Mutex<Option<Clamp>>,
     /// Whoever holds the lock won't look for newer requests again.
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
@@ -67,13 +67,13 @@ impl Domain {
         }
     }
 
-    /// Leaves the newest request to [`Domain::take_held`].
-    pub fn hold(&self) {
+    /// Leaves the newest request to [`Domain::take_deferred`].
+    pub fn defer(&self) {
         self.held.store(true, SeqCst);
     }
 
     /// The request that waits for a token, if one does; it is not held any more.
-    pub fn take_held(&self) -> Option<Request> {
+    pub fn take_deferred(&self) -> Option<Request> {
         if !self.held.swap(false, SeqCst) {
             return None;
         }
@@ -95,13 +95,13 @@ impl Domain {
     }
 
     /// Makes `request` the newest unless there has been one; whether it did.
-    pub fn inherit(&self, request: Request) -> bool {
+    pub fn adopt_request(&self, request: Request) -> bool {
         self.newest.put_first(request)
     }
 
     /// Sees to it that the newest request is put into force, by this thread or by another one that
     /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
-    pub fn settle(&self, mut apply: impl FnMut(Request, Option<Demand>) -> Option<Demand>) {
+    pub fn apply_pending(&self, mut apply: impl FnMut(Request, Option<Clamp>) -> Option<Clamp>) {
         let mut rounds = 0;
         let mut right = self.enter();
         while let Some(mut in_force) = right.take() {
@@ -132,7 +132,7 @@ impl Domain {
     }
 
     /// The right to call the host; `None` when somebody else has it and will look again.
-    fn enter(&self) -> Option<MutexGuard<'_, Option<Demand>>> {
+    fn enter(&self) -> Option<MutexGuard<'_, Option<Clamp>>> {
         fence(SeqCst);
         match self.in_force.try_lock() {
             Ok(guard) => Some(guard),
@@ -254,7 +254,7 @@ mod tests {
                             by: Some(vcpu),
                             khz,
                         });
-                        domain.settle(|_, in_force| in_force);
+                        domain.apply_pending(|_, in_force| in_force);
                         meet(writing, 2 * round);
                         if vcpu.0 == 0 && domain.newest.is_pending() {
                             left.fetch_add(1, SeqCst);

@@ -6,18 +6,18 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator, Event, Events, PcpuPerf, Source, SourceError};
 use crate::units::{DomainId, VcpuId};
 
-/// Remembers every demand; refuses them while [`RecordingActuator::fail_with`] says so.
+/// Remembers every clamp; refuses them while [`RecordingActuator::fail_with`] says so.
 #[derive(Debug, Default)]
 pub struct RecordingActuator {
-    applied: Mutex<Vec<(DomainId, Demand)>>,
+    applied: Mutex<Vec<(DomainId, Clamp)>>,
     failing: Mutex<Option<ActuateError>>,
 }
 
-/// Honours every demand and remembers none.
+/// Honours every clamp and remembers none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullActuator;
 
@@ -33,23 +33,23 @@ pub struct RecordingEvents {
 }
 
 impl RecordingActuator {
-    /// Everything applied so far, in order. Refused demands aren't in it.
-    pub fn applied(&self) -> Vec<(DomainId, Demand)> {
+    /// Everything applied so far, in order. Refused clamps aren't in it.
+    pub fn applied(&self) -> Vec<(DomainId, Clamp)> {
         locked(&self.applied).clone()
     }
 
-    /// From now on, every demand fails with `error`; `None` ends that.
+    /// From now on, every clamp fails with `error`; `None` ends that.
     pub fn fail_with(&self, error: Option<ActuateError>) {
         *locked(&self.failing) = error;
     }
 }
 
 impl Actuator for RecordingActuator {
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         if let Some(error) = *locked(&self.failing) {
             return Err(error);
         }
-        locked(&self.applied).push((domain, demand));
+        locked(&self.applied).push((domain, clamp));
         Ok(())
     }
 
@@ -59,7 +59,7 @@ impl Actuator for RecordingActuator {
 }
 
 impl Actuator for NullActuator {
-    fn apply(&self, _domain: DomainId, _demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         Ok(())
     }
 }

@@ -27,7 +27,7 @@
 //!     vcpus: vec![vcpu],
 //!     mode: ClampMode::Floor,
 //!     headroom: Headroom::for_kernel(7, 2),
-//!     report: Report::default(),
+//!     visibility: CurPerfVisibility::default(),
 //!     rate_limit: None,
 //! };
 //! let actuator = Arc::new(fakes::RecordingActuator::default());
@@ -68,13 +68,13 @@ mod units;
 
 pub use config::{ConfigError, DeviceConfig, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
-pub use device::{Device, Standing};
+pub use device::{Device, DomainStatus};
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit};
 pub use mmio::{MmioRegion, region_size};
 pub use pages::{PageMemory, PagesError, RegisterPages};
 pub use policy::{
-    ClampMode, Decision, Demand, Headroom, Report, Why, demand, nearest_entry, performance,
+    Clamp, ClampMode, CurPerfVisibility, Decision, Headroom, Why, clamp, nearest_entry, performance,
 };
 pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, PcpuPerf, Source, SourceError};
 pub use regs::*;

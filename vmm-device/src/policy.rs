@@ -31,11 +31,11 @@ pub enum Headroom {
 
 /// What a guest learns from cur_perf. A frequency tells about whatever else runs on the pCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Report {
+pub enum CurPerfVisibility {
     /// What the vCPU gets, as it is.
     Exact,
     /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
-    /// those that it may ask for. With a table of one entry that is any: as [`Report::Exact`].
+    /// those that it may ask for. With a table of one entry that is any: as [`CurPerfVisibility::Exact`].
     #[default]
     Table,
     /// What its domain asked for, and the maximum until it asks: nothing of the host.
@@ -44,7 +44,7 @@ pub enum Report {
 
 /// A clamp on the utilization of whatever stands for a domain on the host. `min <= max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub struct Clamp {
     /// uclamp.min.
     pub min: Util,
     /// uclamp.max.
@@ -55,7 +55,7 @@ pub struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The clamp.
-    pub demand: Demand,
+    pub clamp: Clamp,
     /// The performance that the clamp stands for: the request, up to the maximum; 0 when there
     /// is none.
     pub granted: Khz,
@@ -74,7 +74,7 @@ pub enum Why {
     LoweredToMax,
 }
 
-impl Demand {
+impl Clamp {
     /// No clamp at all, as a thread starts.
     pub const NONE: Self = Self {
         min: Util::ZERO,
@@ -114,7 +114,7 @@ impl Headroom {
     }
 }
 
-/// What a request for `asked` by a vCPU like `spec` demands of the host.
+/// What a request for `asked` by a vCPU like `spec` clamps of the host.
 ///
 /// `util = floor(capacity * perf / perf_max)`: floor, because the host rounds the frequency up to
 /// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one
@@ -125,10 +125,10 @@ impl Headroom {
 /// that takes its driver away or suspends leaves neither a floor nor, in [`ClampMode::Exact`], a
 /// ceiling behind.
 #[must_use]
-pub fn demand(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -> Decision {
+pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -> Decision {
     if asked == Khz(0) {
         return Decision {
-            demand: Demand::NONE,
+            clamp: Clamp::NONE,
             granted: asked,
             why: Why::Withdrawn,
         };
@@ -148,7 +148,7 @@ pub fn demand(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) 
         ClampMode::Exact => min,
     };
     Decision {
-        demand: Demand { min, max },
+        clamp: Clamp { min, max },
         granted,
         why,
     }

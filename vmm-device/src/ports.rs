@@ -9,17 +9,17 @@
 
 use std::sync::Arc;
 
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::units::{DomainId, Khz, Util, VcpuId};
 
-/// Makes the host honour a domain's demand.
+/// Makes the host honour a domain's clamp.
 pub trait Actuator: Send + Sync {
-    /// Puts `demand` into force for the threads of `domain`. Never called for one domain from two
-    /// threads at once, nor with the demand that is already in force.
+    /// Puts `clamp` into force for the threads of `domain`. Never called for one domain from two
+    /// threads at once, nor with the clamp that is already in force.
     ///
     /// # Errors
     /// What the host said. The device counts it and asks again at the next request.
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError>;
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError>;
 
     /// Whether a guest may have a vCPU of any domain ask for any other, which it is told by
     /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU) once. Not where what is clamped can be the
@@ -58,7 +58,7 @@ pub struct PcpuPerf {
     pub capacity: Util,
 }
 
-/// Why a demand is not in force. Plain values, so that a flood of refusals allocates nothing.
+/// Why a clamp is not in force. Plain values, so that a flood of refusals allocates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ActuateError {
     /// The host refused a call.
@@ -138,23 +138,23 @@ pub enum Event {
         /// The value written, unchecked; 0 takes the domain's request back.
         khz: Khz,
     },
-    /// A demand is in force on the host.
+    /// A clamp is in force on the host.
     Applied {
         /// Whose request.
         vcpu: VcpuId,
         /// Its domain.
         domain: DomainId,
-        /// The demand.
-        demand: Demand,
+        /// The clamp.
+        clamp: Clamp,
     },
-    /// The demand was in force already; the host was not called.
+    /// The clamp was in force already; the host was not called.
     Unchanged {
         /// Whose request.
         vcpu: VcpuId,
         /// Its domain.
         domain: DomainId,
-        /// The demand.
-        demand: Demand,
+        /// The clamp.
+        clamp: Clamp,
     },
     /// A newer request of the domain came before this one reached the host.
     Superseded {
@@ -180,14 +180,14 @@ pub enum Event {
         /// Its domain.
         domain: DomainId,
     },
-    /// The host did not put the demand into force.
+    /// The host did not put the clamp into force.
     Refused {
         /// Whose request.
         vcpu: VcpuId,
         /// Its domain.
         domain: DomainId,
-        /// The demand.
-        demand: Demand,
+        /// The clamp.
+        clamp: Clamp,
         /// What the host said.
         error: ActuateError,
     },
@@ -235,8 +235,8 @@ pub enum Event {
 }
 
 impl<T: Actuator + ?Sized> Actuator for Arc<T> {
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
-        (**self).apply(domain, demand)
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
+        (**self).apply(domain, clamp)
     }
 
     fn serves_any_vcpu(&self) -> bool {

@@ -21,13 +21,13 @@ fn device<A: Actuator>(vcpus: usize, actuator: A) -> Device<A, FixedSource, NoEv
         vcpus: vec![spec; vcpus],
         mode: ClampMode::Exact,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     };
     Device::new(config, actuator, FixedSource::default(), NoEvents).expect("a sound device")
 }
 
-/// Remembers the last demand, and whether calls ever overlapped or repeated one.
+/// Remembers the last clamp, and whether calls ever overlapped or repeated one.
 #[derive(Default)]
 struct Host {
     last: AtomicU32,
@@ -37,11 +37,11 @@ struct Host {
 }
 
 impl Actuator for Host {
-    fn apply(&self, _domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, _domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         if self.busy.swap(true, SeqCst) {
             self.overlapped.store(true, SeqCst);
         }
-        let value = u32::from(demand.min.get());
+        let value = u32::from(clamp.min.get());
         if self.last.swap(value, SeqCst) == value {
             self.repeated.store(true, SeqCst);
         }
@@ -137,8 +137,8 @@ impl Gate {
 }
 
 impl Actuator for Gate {
-    fn apply(&self, _domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
-        let told = self.begun.send((demand.min.get(), thread::current().id()));
+    fn apply(&self, _domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
+        let told = self.begun.send((clamp.min.get(), thread::current().id()));
         told.expect("the test waits");
         let go_on = self.go_on.lock().expect("no test panics");
         go_on.recv().expect("the test tells");

@@ -40,7 +40,7 @@ fn config(mode: ClampMode) -> DeviceConfig {
         ],
         mode,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     }
 }
@@ -90,7 +90,7 @@ impl Bench {
         let applied = self.actuator.applied();
         applied
             .iter()
-            .map(|(d, demand)| (d.0, demand.min.get()))
+            .map(|(d, clamp)| (d.0, clamp.min.get()))
             .collect()
     }
 }
@@ -262,7 +262,7 @@ fn a_request_of_0_gives_the_reset_state_in_both_modes() {
         // Another member's page: the request is the domain's.
         bench.write(1, REG_SET_PERF, 0);
         let last = bench.actuator.applied().last().copied();
-        assert_eq!(last, Some((DomainId(7), Demand::NONE)), "{mode:?}");
+        assert_eq!(last, Some((DomainId(7), Clamp::NONE)), "{mode:?}");
         bench.write(1, REG_SET_PERF, 0);
         let counters = bench.counters(1);
         assert_eq!(
@@ -271,7 +271,7 @@ fn a_request_of_0_gives_the_reset_state_in_both_modes() {
             "counted as any other request, {mode:?}"
         );
         let (vcpu, domain, khz) = (VcpuId(1), DomainId(7), Khz(0));
-        let demand = Demand::NONE;
+        let clamp = Clamp::NONE;
         assert_eq!(
             bench.events.all()[2..4],
             [
@@ -279,7 +279,7 @@ fn a_request_of_0_gives_the_reset_state_in_both_modes() {
                 Event::Applied {
                     vcpu,
                     domain,
-                    demand
+                    clamp
                 }
             ]
         );
@@ -336,7 +336,7 @@ fn events_tell_the_story_of_a_request() {
     bench.write(1, REG_SET_PERF, u32::MAX);
     let (vcpu, domain) = (VcpuId(1), DomainId(7));
     let util = Util::new(329).unwrap();
-    let demand = Demand {
+    let clamp = Clamp {
         min: util,
         max: util,
     };
@@ -348,7 +348,7 @@ fn events_tell_the_story_of_a_request() {
             Event::Applied {
                 vcpu,
                 domain,
-                demand
+                clamp
             },
         ]
     );
@@ -405,7 +405,7 @@ fn a_reset_takes_requests_back() {
     bench.region.device().reset();
     assert_eq!(
         bench.actuator.applied().last(),
-        Some(&(DomainId(7), Demand::NONE))
+        Some(&(DomainId(7), Clamp::NONE))
     );
     assert_eq!(bench.actuator.applied().len(), 2, "domain 3 had no request");
     assert_eq!(bench.read(0, REG_PERFTBL_RD), LITTLE[0]);
@@ -584,17 +584,17 @@ fn each_access_that_exits_is_counted_where_it_went() {
 #[test]
 fn a_vcpu_stands_where_its_domain_does() {
     let bench = bench(ClampMode::Floor);
-    let standing = |vcpu| bench.region.device().standing(VcpuId(vcpu));
-    let before = standing(0).expect("a vCPU");
-    assert_eq!((before.asked, before.demand), (None, Demand::NONE));
+    let domain_status = |vcpu| bench.region.device().domain_status(VcpuId(vcpu));
+    let before = domain_status(0).expect("a vCPU");
+    assert_eq!((before.asked, before.clamp), (None, Clamp::NONE));
     assert_eq!(before.cur_perf, Khz(1_800_000));
     bench.write(1, REG_SET_PERF, LITTLE[0]);
     bench.read(0, REG_CUR_PERF);
-    let after = standing(0).expect("a vCPU");
+    let after = domain_status(0).expect("a vCPU");
     assert_eq!(after.asked, Some(Khz(LITTLE[0])));
-    assert_eq!(after.demand.min.get(), 109, "329 / 3");
+    assert_eq!(after.clamp.min.get(), 109, "329 / 3");
     assert_eq!(after.cur_perf, Khz(1_200_000));
     bench.region.device().reset();
-    assert_eq!(standing(0).expect("a vCPU").asked, None);
-    assert_eq!(standing(3), None);
+    assert_eq!(domain_status(0).expect("a vCPU").asked, None);
+    assert_eq!(domain_status(3), None);
 }

@@ -24,19 +24,19 @@ const ACCESS_NS: u64 = 100;
 /// Accesses after which requests that wait get their turn.
 const TURN: u64 = 1_000;
 
-/// Refuses every third demand, and checks that what it is asked for makes sense.
+/// Refuses every third clamp, and checks that what it is asked for makes sense.
 struct Moody {
     mode: ClampMode,
     calls: AtomicU64,
 }
 
 impl Actuator for Moody {
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let max = match self.mode {
-            ClampMode::Exact => demand.min,
+            ClampMode::Exact => clamp.min,
             ClampMode::Floor => Util::MAX,
         };
-        assert!(demand == Demand::NONE || demand.max == max);
+        assert!(clamp == Clamp::NONE || clamp.max == max);
         match self.calls.fetch_add(1, Relaxed) % 3 {
             0 => Err(ActuateError::NoThread { domain }),
             _ => Ok(()),
@@ -74,7 +74,7 @@ type MoodyDevice = Device<Moody, FixedSource, NoEvents>;
 /// A device, and the hands of its clock.
 fn device(
     mode: ClampMode,
-    report: Report,
+    visibility: CurPerfVisibility,
     rate_limit: Option<RateLimit>,
 ) -> (MoodyDevice, Arc<AtomicU64>) {
     let table = PerfTable::try_from(vec![Khz(1), Khz(1000), Khz(u32::MAX)]).expect("a sound table");
@@ -87,7 +87,7 @@ fn device(
         vcpus: (0..VCPUS).map(spec).collect(),
         mode,
         headroom: Headroom::None,
-        report,
+        visibility,
         rate_limit,
     };
     let pcpu = PcpuPerf {
@@ -151,12 +151,12 @@ fn hammered((device, hands): (MoodyDevice, Arc<AtomicU64>)) -> Vec<CounterSnapsh
         access(&region, &mut random);
         hands.fetch_add(ACCESS_NS, Relaxed);
         if n % TURN == 0 {
-            device.settle_held();
+            device.apply_deferred();
         }
     }
     let grown = resident_pages().saturating_sub(before);
     assert!(grown <= 16, "grew by {grown} pages");
-    while let Some(wait) = device.settle_held() {
+    while let Some(wait) = device.apply_deferred() {
         hands.fetch_add(u64::try_from(wait.as_nanos()).expect("short"), Relaxed);
     }
     assert!(device.accesses_outside() > 1000);
@@ -179,11 +179,15 @@ fn check(all: &[CounterSnapshot]) {
 // In one test, so that neither grows while the other is measured.
 #[test]
 fn ten_million_random_accesses() {
-    let all = hammered(device(ClampMode::Exact, Report::Exact, None));
+    let all = hammered(device(ClampMode::Exact, CurPerfVisibility::Exact, None));
     check(&all);
     assert!(all.iter().all(|c| c.limited == 0));
 
-    let all = hammered(device(ClampMode::Floor, Report::Table, Some(LIMIT)));
+    let all = hammered(device(
+        ClampMode::Floor,
+        CurPerfVisibility::Table,
+        Some(LIMIT),
+    ));
     check(&all);
     assert!(all.iter().all(|c| c.limited > 1000), "{all:?}");
 }

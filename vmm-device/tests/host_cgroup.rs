@@ -151,9 +151,9 @@ fn own_group() -> String {
     format!("vcpufreq.{}", process::id())
 }
 
-fn demand(min: u16, max: u16) -> Demand {
+fn clamp(min: u16, max: u16) -> Clamp {
     let util = |value| Util::new(value).expect("on the scale");
-    Demand {
+    Clamp {
         min: util(min),
         max: util(max),
     }
@@ -471,7 +471,7 @@ fn a_demand_is_written_to_its_domains_group_only() {
     let host = Host::new();
     let actuator = host.actuator();
     let group = own_group();
-    actuator.apply(DomainId(7), demand(329, 329)).unwrap();
+    actuator.apply(DomainId(7), clamp(329, 329)).unwrap();
     assert_eq!(
         host.get(&format!("{group}/domain7/cpu.uclamp.min")),
         "032.13"
@@ -482,7 +482,7 @@ fn a_demand_is_written_to_its_domains_group_only() {
     );
     assert_eq!(host.get(&format!("{group}/domain3/cpu.uclamp.min")), "0.00");
     let domain = DomainId(8);
-    let error = actuator.apply(domain, demand(1, 1));
+    let error = actuator.apply(domain, clamp(1, 1));
     assert_eq!(error, Err(ActuateError::NoThread { domain }));
 }
 
@@ -490,7 +490,7 @@ fn a_demand_is_written_to_its_domains_group_only() {
 fn a_floor_writes_the_minimum_alone() {
     let host = Host::new();
     let actuator = host.actuator();
-    actuator.apply(DomainId(3), demand(512, 1024)).unwrap();
+    actuator.apply(DomainId(3), clamp(512, 1024)).unwrap();
     let group = own_group();
     assert_eq!(
         host.get(&format!("{group}/domain3/cpu.uclamp.min")),
@@ -514,7 +514,7 @@ fn the_maximum_goes_first_on_the_way_up_and_last_on_the_way_down() {
     register(&actuator, 0);
     let max = format!("{}/domain0/cpu.uclamp.max", own_group());
 
-    let refused = actuator.apply(DomainId(0), demand(300, 300));
+    let refused = actuator.apply(DomainId(0), clamp(300, 300));
     assert!(
         matches!(refused, Err(ActuateError::Refused { errno: 28, .. })),
         "{refused:?}"
@@ -525,10 +525,10 @@ fn the_maximum_goes_first_on_the_way_up_and_last_on_the_way_down() {
         "down from 1024: the minimum first, which failed"
     );
 
-    // A demand with the same minimum as is in force gets the maximum down all the same.
-    actuator.apply(DomainId(0), demand(0, 300)).unwrap();
+    // A clamp with the same minimum as is in force gets the maximum down all the same.
+    actuator.apply(DomainId(0), clamp(0, 300)).unwrap();
     assert_eq!(host.get(&max), "029.30");
-    let refused = actuator.apply(DomainId(0), demand(500, 500));
+    let refused = actuator.apply(DomainId(0), clamp(500, 500));
     assert!(refused.is_err());
     assert_eq!(host.get(&max), "048.83", "up: the maximum first");
 }
@@ -570,7 +570,7 @@ fn a_host_that_refuses_is_counted_and_asked_again() {
         vcpus: vec![spec],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     };
     let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();
@@ -586,7 +586,7 @@ fn a_domain_without_a_thread_is_refused() {
     let host = Host::new();
     let domain = DomainId(0);
     let actuator = CgroupActuator::create(&host.tree, &host.place(), &[domain]).unwrap();
-    let answer = actuator.apply(domain, demand(1, 1024));
+    let answer = actuator.apply(domain, clamp(1, 1024));
     assert_eq!(answer, Err(ActuateError::NoThread { domain }));
 }
 
@@ -806,7 +806,7 @@ fn without_uclamp_requests_are_not_applicable() {
     let domains = [DomainId(7)];
     let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains).unwrap();
     actuator.register_thread(VcpuId(0), Tid::current()).unwrap();
-    let refused = actuator.apply(DomainId(7), Demand::NONE);
+    let refused = actuator.apply(DomainId(7), Clamp::NONE);
     assert!(matches!(refused, Err(ActuateError::NotApplicable { .. })));
     assert!(!actuator.clamps() && actuator.group(DomainId(7)).is_none());
 }

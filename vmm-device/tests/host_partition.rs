@@ -162,12 +162,12 @@ fn no_request_undercuts_a_floor() {
     // Without uclamp, taking the thread's own clamp away fails, but only that.
     let registered = actuator.register_thread(VcpuId(1), Tid::current());
     assert!(registered.is_ok() || uclamp_available().is_err());
-    let clamp = |name: &str| {
+    let written = |name: &str| {
         let text = fs::read_to_string(group.join(name)).expect("a file");
         text.trim().trim_start_matches('0').to_owned()
     };
     if registered.is_ok() {
-        assert_eq!(clamp("cpu.uclamp.min"), "50.00", "from the beginning");
+        assert_eq!(written("cpu.uclamp.min"), "50.00", "from the beginning");
     }
     for (min, max, floor, ceiling) in [
         (100, 1024, "50.00", ""),
@@ -176,14 +176,14 @@ fn no_request_undercuts_a_floor() {
         (100, 100, "50.00", "50.00"),
         (768, 768, "75.00", "75.00"),
     ] {
-        let demand = Demand {
+        let clamp = Clamp {
             min: util(min),
             max: util(max),
         };
-        actuator.apply(RT, demand).expect("applied");
-        assert_eq!(clamp("cpu.uclamp.min"), floor, "{min}..{max}");
+        actuator.apply(RT, clamp).expect("applied");
+        assert_eq!(written("cpu.uclamp.min"), floor, "{min}..{max}");
         if !ceiling.is_empty() {
-            assert_eq!(clamp("cpu.uclamp.max"), ceiling, "{min}..{max}");
+            assert_eq!(written("cpu.uclamp.max"), ceiling, "{min}..{max}");
         }
     }
 }

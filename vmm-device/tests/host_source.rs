@@ -99,7 +99,7 @@ fn a_guest_reads_its_pcpus_frequency_wherever_the_vcpu_is() {
         vcpus: vec![spec],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     };
     let device = Device::new(config, NullActuator, host.source(), NoEvents).unwrap();

@@ -12,9 +12,9 @@ use vcpufreq_device::*;
 
 const DOMAIN: DomainId = DomainId(5);
 
-fn demand(min: u16, max: u16) -> Demand {
+fn clamp(min: u16, max: u16) -> Clamp {
     let util = |value| Util::new(value).expect("on the scale");
-    Demand {
+    Clamp {
         min: util(min),
         max: util(max),
     }
@@ -53,19 +53,19 @@ fn the_clamp_that_the_kernel_reports_is_the_demand() {
     with_thread(|tid| {
         let actuator = ThreadActuator::new(&[DOMAIN]);
         actuator.register_thread(VcpuId(0), tid).unwrap();
-        for demand in [
-            demand(0, 0),
-            demand(329, 329),
-            demand(512, 1024),
-            demand(1024, 1024),
+        for clamp in [
+            clamp(0, 0),
+            clamp(329, 329),
+            clamp(512, 1024),
+            clamp(1024, 1024),
         ] {
-            actuator.apply(DOMAIN, demand).unwrap();
-            let clamp = thread_clamp(tid).unwrap();
-            assert_eq!(clamp.demand, demand);
-            assert!(clamp.reset_on_fork, "kept by requests");
+            actuator.apply(DOMAIN, clamp).unwrap();
+            let read = thread_clamp(tid).unwrap();
+            assert_eq!(read.clamp, clamp);
+            assert!(read.reset_on_fork, "kept by requests");
         }
         let own = thread_clamp(Tid::current()).unwrap();
-        assert_eq!(own.demand, Demand::NONE, "not the caller's");
+        assert_eq!(own.clamp, Clamp::NONE, "not the caller's");
     });
 }
 
@@ -77,13 +77,13 @@ fn children_do_not_inherit_a_clamp() {
     let actuator = ThreadActuator::new(&[DOMAIN]);
     let parent = thread::spawn(move || {
         actuator.register_thread(VcpuId(0), Tid::current()).unwrap();
-        actuator.apply(DOMAIN, demand(700, 800)).unwrap();
+        actuator.apply(DOMAIN, clamp(700, 800)).unwrap();
         let child = thread::spawn(|| thread_clamp(Tid::current()).unwrap());
         (thread_clamp(Tid::current()).unwrap(), child.join().unwrap())
     });
     let (own, child) = parent.join().unwrap();
-    assert_eq!(own.demand, demand(700, 800));
-    assert_eq!(child.demand, Demand::NONE);
+    assert_eq!(own.clamp, clamp(700, 800));
+    assert_eq!(child.clamp, Clamp::NONE);
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
                 for (vcpu, tid) in [(0, first), (1, other), (2, second)] {
                     actuator.register_thread(VcpuId(vcpu), tid).unwrap();
                 }
-                actuator.apply(DOMAIN, demand(100, 200)).unwrap();
-                let clamps = [first, second, other].map(|tid| thread_clamp(tid).unwrap().demand);
-                assert_eq!(clamps, [demand(100, 200), demand(100, 200), Demand::NONE]);
+                actuator.apply(DOMAIN, clamp(100, 200)).unwrap();
+                let clamps = [first, second, other].map(|tid| thread_clamp(tid).unwrap().clamp);
+                assert_eq!(clamps, [clamp(100, 200), clamp(100, 200), Clamp::NONE]);
             });
         });
     });
@@ -115,7 +115,7 @@ fn a_thread_that_ended_is_refused() {
     }
     let actuator = ThreadActuator::new(&[DOMAIN]);
     assert!(actuator.register_thread(VcpuId(0), tid).is_err());
-    let refused = actuator.apply(DOMAIN, demand(1, 2));
+    let refused = actuator.apply(DOMAIN, clamp(1, 2));
     let (domain, call, errno) = (DOMAIN, "sched_setattr", 3);
     assert_eq!(
         refused,
@@ -134,7 +134,7 @@ fn a_kernel_without_uclamp_refuses_and_says_so() {
     }
     let actuator = ThreadActuator::new(&[DOMAIN]);
     assert!(actuator.register_thread(VcpuId(0), Tid::current()).is_err());
-    let refused = actuator.apply(DOMAIN, demand(1, 2));
+    let refused = actuator.apply(DOMAIN, clamp(1, 2));
     assert!(
         matches!(refused, Err(ActuateError::Refused { .. })),
         "{refused:?}"
@@ -145,7 +145,7 @@ fn a_kernel_without_uclamp_refuses_and_says_so() {
 fn without_a_thread_there_is_nothing_to_clamp() {
     let actuator = ThreadActuator::new(&[DOMAIN]);
     for domain in [DOMAIN, DomainId(1)] {
-        let answer = actuator.apply(domain, demand(1, 2));
+        let answer = actuator.apply(domain, clamp(1, 2));
         assert_eq!(answer, Err(ActuateError::NoThread { domain }));
     }
     let missing = actuator.register_thread(VcpuId(1), Tid::current());

@@ -46,7 +46,7 @@ fn at(khz: u32) -> PcpuPerf {
 }
 
 /// Two vCPUs in one domain, a third one alone.
-fn config(report: Report, rate_limit: Option<RateLimit>) -> DeviceConfig {
+fn config(visibility: CurPerfVisibility, rate_limit: Option<RateLimit>) -> DeviceConfig {
     let spec = |domain| VcpuSpec {
         table: PerfTable::try_from(TABLE.map(Khz).to_vec()).unwrap(),
         capacity: Util::MAX,
@@ -56,13 +56,13 @@ fn config(report: Report, rate_limit: Option<RateLimit>) -> DeviceConfig {
         vcpus: vec![spec(0), spec(0), spec(5)],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
-        report,
+        visibility,
         rate_limit,
     }
 }
 
-fn bench(report: Report, rate_limit: Option<RateLimit>) -> Bench {
-    let config = config(report, rate_limit);
+fn bench(visibility: CurPerfVisibility, rate_limit: Option<RateLimit>) -> Bench {
+    let config = config(visibility, rate_limit);
     let actuator = Arc::new(RecordingActuator::default());
     let source = Arc::new(FixedSource::new(at(1_200_000)));
     let events = Arc::new(RecordingEvents::default());
@@ -115,7 +115,7 @@ impl Bench {
     /// uclamp.min of everything applied.
     fn floors(&self) -> Vec<u16> {
         let applied = self.actuator.applied();
-        applied.iter().map(|(_, demand)| demand.min.get()).collect()
+        applied.iter().map(|(_, clamp)| clamp.min.get()).collect()
     }
 
     /// Requests that had a token.
@@ -131,7 +131,7 @@ impl Bench {
 
 #[test]
 fn pages_show_the_registers_and_nothing_else() {
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     let memory = bench.attach();
     for (vcpu, domain) in [(0, 0), (1, 0), (2, 5)] {
         let page: Vec<_> = (0..REGION_STRIDE / 4)
@@ -148,7 +148,7 @@ fn pages_show_the_registers_and_nothing_else() {
 
 #[test]
 fn a_selection_is_in_the_page_when_the_write_returns() {
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     let memory = bench.attach();
     for (selected, entry) in [(2, TABLE[2]), (3, 0), (u32::MAX, 0), (1, TABLE[1])] {
         bench
@@ -164,7 +164,7 @@ fn a_selection_is_in_the_page_when_the_write_returns() {
 
 #[test]
 fn cur_perf_is_what_was_found_last() {
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     let memory = bench.attach();
     bench.device.refresh(VcpuId(2));
     assert_eq!(word(&memory, 2, REG_CUR_PERF), 1_200_000);
@@ -177,7 +177,7 @@ fn cur_perf_is_what_was_found_last() {
 
 #[test]
 fn a_restored_state_is_in_the_pages() {
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     let memory = bench.attach();
     let mut state = bench.device.save();
     state.vcpus[0] = VcpuState {
@@ -201,7 +201,7 @@ fn pages_of_another_size_and_second_ones_are_refused() {
             bytes: 0x1_0000,
         }
     );
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     bench.attach();
     let more = RegisterPages::new(Box::new(memory(3)), 3).unwrap();
     assert_eq!(bench.device.attach_pages(more), Err(PagesError::Twice));
@@ -210,29 +210,29 @@ fn pages_of_another_size_and_second_ones_are_refused() {
 #[test]
 fn cur_perf_tells_what_the_host_lets_it() {
     let rows = [
-        (Report::Exact, 1_333_333, 1_333_333),
-        (Report::Table, 1_333_333, 1_200_000),
-        (Report::Table, 1_199_999, 1_200_000),
+        (CurPerfVisibility::Exact, 1_333_333, 1_333_333),
+        (CurPerfVisibility::Table, 1_333_333, 1_200_000),
+        (CurPerfVisibility::Table, 1_199_999, 1_200_000),
         // Half-way: the higher one.
-        (Report::Table, 900_000, 1_200_000),
-        (Report::Table, 1, 600_000),
-        (Report::Table, 1_800_000, 1_800_000),
+        (CurPerfVisibility::Table, 900_000, 1_200_000),
+        (CurPerfVisibility::Table, 1, 600_000),
+        (CurPerfVisibility::Table, 1_800_000, 1_800_000),
         // Until it asks, the maximum.
-        (Report::Request, 1_333_333, 1_800_000),
+        (CurPerfVisibility::Request, 1_333_333, 1_800_000),
     ];
-    for (report, khz, told) in rows {
-        let bench = bench(report, None);
+    for (visibility, khz, told) in rows {
+        let bench = bench(visibility, None);
         bench.source.set(Some(at(khz)));
         let memory = bench.attach();
         let read = bench.device.read(VcpuId(0), ReadReg::CurPerf);
-        assert_eq!(read, told, "{report:?} {khz}");
+        assert_eq!(read, told, "{visibility:?} {khz}");
         assert_eq!(word(&memory, 0, REG_CUR_PERF), told);
     }
 }
 
 #[test]
 fn a_report_of_the_request_has_nothing_of_the_host() {
-    let bench = bench(Report::Request, None);
+    let bench = bench(CurPerfVisibility::Request, None);
     bench.source.set(None);
     bench.ask(1, 700_000);
     let read = |vcpu| bench.device.read(VcpuId(vcpu), ReadReg::CurPerf);
@@ -252,16 +252,19 @@ const LIMIT: RateLimit = RateLimit {
 
 #[test]
 fn what_comes_too_fast_waits_and_the_newest_wins() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for khz in [600_000, 1_200_000, 1_800_000, 900_000] {
         bench.ask(0, khz);
     }
     assert_eq!(bench.floors(), [341, 682]);
-    assert_eq!(bench.device.settle_held(), Some(Duration::from_millis(1)));
+    assert_eq!(
+        bench.device.apply_deferred(),
+        Some(Duration::from_millis(1))
+    );
     bench.pass(MS - 1);
-    assert_eq!(bench.device.settle_held(), Some(Duration::from_nanos(1)));
+    assert_eq!(bench.device.apply_deferred(), Some(Duration::from_nanos(1)));
     bench.pass(1);
-    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.device.apply_deferred(), None);
     assert_eq!(bench.floors(), [341, 682, 512]);
     let counters = bench.counters(0);
     assert_eq!((counters.requests, counters.limited), (4, 2));
@@ -272,7 +275,7 @@ fn what_comes_too_fast_waits_and_the_newest_wins() {
 
 #[test]
 fn a_newer_request_with_a_token_replaces_the_one_that_waits() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for khz in [600_000, 1_200_000, 1_800_000] {
         bench.ask(0, khz);
     }
@@ -280,13 +283,13 @@ fn a_newer_request_with_a_token_replaces_the_one_that_waits() {
     bench.ask(1, 900_000);
     assert_eq!(bench.floors(), [341, 682, 512]);
     bench.pass(10 * MS);
-    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.device.apply_deferred(), None);
     assert_eq!(bench.floors(), [341, 682, 512]);
 }
 
 #[test]
 fn one_vcpu_does_not_use_up_anothers_tokens() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for turn in 0..1000 {
         bench.ask(0, TABLE[turn % 3]);
     }
@@ -297,12 +300,12 @@ fn one_vcpu_does_not_use_up_anothers_tokens() {
 
 #[test]
 fn a_vcpu_that_writes_every_page_has_its_own_rate() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     // 100 ms of a request each 10 µs, to all three registers in turn.
     for turn in 0..10_000 {
         let register = u16::try_from(turn % 3).unwrap();
         bench.ask_for(Some(0), register, TABLE[turn / 3 % 3]);
-        bench.device.settle_held();
+        bench.device.apply_deferred();
         bench.pass(10_000);
     }
     let calls = bench.carried_out();
@@ -315,12 +318,12 @@ fn a_vcpu_that_writes_every_page_has_its_own_rate() {
 
 #[test]
 fn a_vm_has_the_rate_of_its_domains() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     // 100 ms in which three vCPUs write as fast as they can; there are two domains.
     for turn in 0..10_000 {
         let vcpu = u16::try_from(turn % 3).unwrap();
         bench.ask(vcpu, TABLE[turn / 3 % 3]);
-        bench.device.settle_held();
+        bench.device.apply_deferred();
         bench.pass(10_000);
     }
     let calls = bench.carried_out();
@@ -329,7 +332,7 @@ fn a_vm_has_the_rate_of_its_domains() {
 
 #[test]
 fn where_the_writer_is_not_known_its_domain_pays() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for khz in TABLE {
         for register in 0..3 {
             bench.ask_for(None, register, khz);
@@ -346,12 +349,12 @@ fn where_the_writer_is_not_known_its_domain_pays() {
 
 #[test]
 fn what_waits_is_charged_to_its_writer() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for khz in TABLE {
         bench.ask_for(Some(2), 0, khz);
     }
     bench.pass(MS);
-    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.device.apply_deferred(), None);
     // That was the token which vCPU 2 had by then; vCPU 0 has its burst.
     bench.ask(2, 600_000);
     bench.ask(0, 700_000);
@@ -363,38 +366,38 @@ fn what_waits_is_charged_to_its_writer() {
 
 #[test]
 fn host_calls_are_bounded_by_the_limit() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     // 100 ms of a request each 10 µs.
     for turn in 0..10_000 {
         bench.ask(0, TABLE[turn % 3]);
-        bench.device.settle_held();
+        bench.device.apply_deferred();
         bench.pass(10_000);
     }
     let calls = bench.floors().len();
     assert!((100..=102).contains(&calls), "{calls}");
     bench.ask(0, 1_500_000);
     bench.pass(10 * MS);
-    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.device.apply_deferred(), None);
     // 1024 × 1500 / 1800
     assert_eq!(bench.floors().last(), Some(&853));
 }
 
 #[test]
 fn a_reset_does_not_wait() {
-    let bench = bench(Report::Exact, Some(LIMIT));
+    let bench = bench(CurPerfVisibility::Exact, Some(LIMIT));
     for khz in TABLE {
         bench.ask(0, khz);
     }
     bench.device.reset();
     assert_eq!(bench.floors().last(), Some(&0));
     bench.pass(10 * MS);
-    assert_eq!(bench.device.settle_held(), None);
+    assert_eq!(bench.device.apply_deferred(), None);
     assert_eq!(bench.floors().last(), Some(&0));
 }
 
 #[test]
 fn coalesced_requests_are_counted_and_told() {
-    let bench = bench(Report::Exact, None);
+    let bench = bench(CurPerfVisibility::Exact, None);
     bench.device.count_coalesced(VcpuId(2), 7);
     bench.device.count_coalesced(VcpuId(2), 0);
     bench.device.count_coalesced(VcpuId(9), 1);
@@ -416,7 +419,7 @@ fn coalesced_requests_are_counted_and_told() {
 struct Own;
 
 impl Actuator for Own {
-    fn apply(&self, _domain: DomainId, _demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         Ok(())
     }
 }
@@ -424,7 +427,10 @@ impl Actuator for Own {
 #[test]
 fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
     let read = |actuator: Arc<dyn Actuator>| {
-        let (config, source) = (config(Report::Exact, None), FixedSource::default());
+        let (config, source) = (
+            config(CurPerfVisibility::Exact, None),
+            FixedSource::default(),
+        );
         let device = Device::new(config, actuator, source, NoEvents).unwrap();
         device.read(VcpuId(0), ReadReg::Features)
     };

@@ -42,8 +42,8 @@ fn requests_become_clamps() {
         ("more than 32 bits",    1024, &[u32::MAX], u32::MAX, Exact, None, 1024, 1024, u32::MAX, Why::AsAsked),
     ];
     for (name, capacity, table, asked, mode, headroom, min, max, granted, why) in rows {
-        let decision = demand(&spec(capacity, table), Khz(asked), mode, headroom);
-        let clamp = (decision.demand.min.get(), decision.demand.max.get());
+        let decision = clamp(&spec(capacity, table), Khz(asked), mode, headroom);
+        let clamp = (decision.clamp.min.get(), decision.clamp.max.get());
         assert_eq!(clamp, (min, max), "{name}");
         assert_eq!(
             (decision.granted, decision.why),
@@ -150,14 +150,14 @@ proptest! {
     ) {
         let mode = if exact { ClampMode::Exact } else { ClampMode::Floor };
         let headroom = if old { Headroom::Quarter } else { Headroom::None };
-        let Demand { min, max } = demand(&spec, Khz(asked), mode, headroom).demand;
+        let Clamp { min, max } = clamp(&spec, Khz(asked), mode, headroom).clamp;
         prop_assert!(min <= spec.capacity);
         prop_assert!(min <= max);
     }
 
     #[test]
     fn asking_for_more_never_clamps_to_less(spec in any_spec(), a: u32, b: u32) {
-        let clamp = |khz| demand(&spec, Khz(khz), ClampMode::Exact, Headroom::None).demand.min;
+        let clamp = |khz| clamp(&spec, Khz(khz), ClampMode::Exact, Headroom::None).clamp.min;
         prop_assert!(clamp(a.min(b)) <= clamp(a.max(b)));
     }
 
@@ -171,7 +171,7 @@ proptest! {
         let table: Vec<u32> = (1..=opps).map(|i| i * step).collect();
         let spec = spec(capacity, &table);
         for asked in &table {
-            let clamp = demand(&spec, Khz(*asked), ClampMode::Exact, Headroom::None).demand;
+            let clamp = clamp(&spec, Khz(*asked), ClampMode::Exact, Headroom::None).clamp;
             let util = u64::from(clamp.min.get());
             let target = u64::from(spec.table.max().0) * util / u64::from(capacity);
             let picked = table.iter().find(|opp| u64::from(**opp) >= target);

@@ -11,7 +11,7 @@ use crate::{
     bench::BenchArgs,
     config::ConfigError,
     console_choice::ConsoleChoice,
-    options::{Actuator, Clamp, Report, RunOptions, one_line},
+    options::{Actuator, ClampArg, CurPerfArg, RunOptions, one_line},
     parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
     rt_options::{PageSize, ResumeLatency, RtPolicy},
@@ -145,7 +145,7 @@ pub struct RunArgs {
     pub hugepages: Option<PageSize>,
     /// What a request sets: the floor alone, or the ceiling too [default: floor]
     #[arg(long, value_name = "MODE")]
-    pub clamp: Option<Clamp>,
+    pub clamp: Option<ClampArg>,
     /// How requests reach the host's scheduler [default: auto]
     #[arg(long, value_name = "HOW")]
     pub actuator: Option<Actuator>,
@@ -164,8 +164,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub explain: bool,
     /// What the guest reads of its frequency [default: table]
-    #[arg(long, value_name = "WHAT")]
-    pub report: Option<Report>,
+    #[arg(long, alias = "report", value_name = "WHAT")]
+    pub cur_perf: Option<CurPerfArg>,
     /// Requests that a vCPU writes, and of the VM for each domain, that reach
     /// the host, a second and at once; 0: all
     /// [default: 1000:100]
@@ -259,7 +259,7 @@ impl RunArgs {
             path: self.path,
             bpf_object: self.bpf_object.clone(),
             explain: self.explain.then_some(true),
-            report: self.report,
+            cur_perf: self.cur_perf,
             rate_limit: self.rate_limit,
             hypercalls: self.hypercalls.then_some(true),
             events: self.events.clone(),
@@ -379,7 +379,7 @@ mod tests {
             "--host-topology",
             "--path=exit",
             "--explain",
-            "--report=request",
+            "--cur-perf=request",
             "--rate-limit=100:3",
             "--rt=2=fifo:3",
             "--floor=2=600000",

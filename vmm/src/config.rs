@@ -8,7 +8,9 @@
 use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
-use vcpufreq_device::{ClampMode, DomainId, RateLimit, Report, Util, host::ActuatorChoice};
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility, DomainId, RateLimit, Util, host::ActuatorChoice,
+};
 use vcpufreq_dt::Opp;
 
 use crate::{
@@ -97,7 +99,7 @@ pub struct RunConfig {
     /// Whether to say why.
     pub explain: bool,
     /// What cur_perf tells.
-    pub report: Report,
+    pub visibility: CurPerfVisibility,
     /// How often a vCPU's requests reach the host.
     pub rate_limit: Option<RateLimit>,
     /// Whether the guest may access the device by hypercalls, too.

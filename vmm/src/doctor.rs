@@ -189,7 +189,7 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
 fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Finding {
     let subject = match path {
         Path::Bpf => "path bpf",
-        Path::Exit | Path::Kernel => "path kernel",
+        Path::Exit | Path::Ioeventfd => "path ioeventfd",
     };
     let (cause, step) = match why.rsplit_once("; ") {
         Some((cause, step)) => (cause, step.to_owned()),

@@ -185,7 +185,7 @@ mod tests {
 
     use std::sync::{Mutex, mpsc};
 
-    use vcpufreq_device::{ActuateError, Demand, DomainId, Khz, Util, VcpuId};
+    use vcpufreq_device::{ActuateError, Clamp, DomainId, Khz, Util, VcpuId};
 
     use super::*;
 
@@ -197,8 +197,8 @@ mod tests {
         khz: Khz(600_000),
     };
 
-    fn demand() -> Demand {
-        Demand {
+    fn clamp() -> Clamp {
+        Clamp {
             min: Util::new(329).unwrap(),
             max: Util::MAX,
         }
@@ -243,12 +243,12 @@ mod tests {
             Event::Applied {
                 vcpu: VCPU,
                 domain: DOMAIN,
-                demand: demand(),
+                clamp: clamp(),
             },
             Event::Refused {
                 vcpu: VCPU,
                 domain: DOMAIN,
-                demand: demand(),
+                clamp: clamp(),
                 error,
             },
         ]);

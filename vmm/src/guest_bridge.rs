@@ -9,7 +9,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::monotonic_ns;
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    KernelPlan, KvmOffload, Offered, Totals, VcpuSnapshot,
+    IoeventfdPlan, KvmOffload, Offered, Totals, VcpuSnapshot,
 };
 
 use crate::{
@@ -35,8 +35,8 @@ pub struct Plans {
     pub bpf: Option<BpfPlan>,
     /// The user wants that one.
     pub only_bpf: bool,
-    /// The path `kernel`.
-    pub kernel: Option<KernelPlan>,
+    /// The path `ioeventfd`.
+    pub ioeventfd: Option<IoeventfdPlan>,
 }
 
 impl Plans {
@@ -117,7 +117,7 @@ impl GuestBridge {
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: kick_signal(),
             hypercalls: config.hypercalls,
-            kernel: plans.kernel,
+            ioeventfd: plans.ioeventfd,
         };
         let explain = config.explain;
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr { explain });
@@ -232,7 +232,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         domain: of.domain.0,
         path: match of.path {
             AccessPath::Exit => Path::Exit,
-            AccessPath::Kernel => Path::Kernel,
+            AccessPath::Ioeventfd => Path::Ioeventfd,
             AccessPath::Backend(_) => Path::Bpf,
         },
         pcpu: of.pcpu.map(|(pcpu, _)| pcpu),

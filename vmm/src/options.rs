@@ -18,14 +18,14 @@ use crate::{
 /// The clamp mode, in the user's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Clamp {
+pub enum ClampArg {
     /// The host runs at what the guest asks for, or faster.
     Floor,
     /// The host runs at what the guest asks for.
     Exact,
 }
 
-impl Clamp {
+impl ClampArg {
     /// Its name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -49,10 +49,10 @@ pub enum Actuator {
     None,
 }
 
-/// What cur_perf tells, in the user's words.
+/// What a read of cur_perf returns, in the user's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Report {
+pub enum CurPerfArg {
     /// What the vCPU gets, as it is.
     Exact,
     /// The nearest entry of the vCPU's table.
@@ -100,7 +100,7 @@ pub struct RunOptions {
     /// Leave the cpufreq device out.
     pub no_bridge: Option<bool>,
     /// Floor or exact.
-    pub clamp: Option<Clamp>,
+    pub clamp: Option<ClampArg>,
     /// How requests reach the host's scheduler.
     pub actuator: Option<Actuator>,
     /// Where its cgroups are made.
@@ -111,8 +111,9 @@ pub struct RunOptions {
     pub bpf_object: Option<PathBuf>,
     /// Say why which path is taken.
     pub explain: Option<bool>,
-    /// What cur_perf tells.
-    pub report: Option<Report>,
+    /// What a read of cur_perf returns.
+    #[serde(alias = "report")]
+    pub cur_perf: Option<CurPerfArg>,
     /// How often a vCPU's requests reach the host.
     pub rate_limit: Option<Rate>,
     /// The hypercall form of the accesses.
@@ -191,7 +192,7 @@ impl RunOptions {
             path: self.path.or(file.path),
             bpf_object: self.bpf_object.or(file.bpf_object),
             explain: self.explain.or(file.explain),
-            report: self.report.or(file.report),
+            cur_perf: self.cur_perf.or(file.cur_perf),
             rate_limit: self.rate_limit.or(file.rate_limit),
             hypercalls: self.hypercalls.or(file.hypercalls),
             events: self.events.or(file.events),
@@ -278,7 +279,7 @@ ipc-ratio = "1.5"
         assert_eq!(options.mem, Some(MemSize(1024)));
         assert_eq!(
             (options.no_bridge, options.clamp),
-            (Some(true), Some(Clamp::Exact))
+            (Some(true), Some(ClampArg::Exact))
         );
         let [zero, one, two, three] = [0, 1, 2, 3].map(|n| options.vcpus[&n].clone());
         assert_eq!(zero, one);

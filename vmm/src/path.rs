@@ -17,7 +17,7 @@ pub enum Path {
     #[default]
     Exit,
     /// Reads from memory, writes by ioeventfd.
-    Kernel,
+    Ioeventfd,
     /// Reads from memory that BPF keeps true, writes handled by BPF.
     Bpf,
 }
@@ -32,7 +32,9 @@ pub enum PathChoice {
     /// Each access exits to the VMM.
     Exit,
     /// Reads from memory, writes finished by KVM.
-    Kernel,
+    #[serde(alias = "kernel")]
+    #[value(alias = "kernel")]
+    Ioeventfd,
     /// Reads and writes handled by BPF in the kernel.
     Bpf,
 }
@@ -41,7 +43,7 @@ impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Exit => "exit",
-            Self::Kernel => "kernel",
+            Self::Ioeventfd => "ioeventfd",
             Self::Bpf => "bpf",
         })
     }
@@ -61,7 +63,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Open files that the path `kernel` takes: an eventfd for each entry, an
+    /// Open files that the path `ioeventfd` takes: an eventfd for each entry, an
     /// epoll set for each domain, two perf events for each vCPU and one for
     /// each pCPU. And what the VMM has open anyway: for each vCPU the vCPU, its
     /// thread's stat and two files of its clamp, for each pCPU its frequency
@@ -88,15 +90,19 @@ pub fn offers(
     needs: &Needs,
     open_files: u64,
 ) -> Vec<Offer> {
-    let (kernel, in_kvm) = match facts {
-        Ok(facts) => (kernel(facts, needs, open_files), bpf_in_kvm(facts)),
+    let (ioeventfd, in_kvm) = match facts {
+        Ok(facts) => (ioeventfd(facts, needs, open_files), bpf_in_kvm(facts)),
         Err(why) => (Err(why.clone()), Err(why.clone())),
     };
     let bpf = bpf.and_then(|how| in_kvm.map(|()| how));
     let exit = Ok("each access exits to the VMM; every host has it".to_owned());
-    [(Path::Bpf, bpf), (Path::Kernel, kernel), (Path::Exit, exit)]
-        .map(|(path, possible)| Offer { path, possible })
-        .into()
+    [
+        (Path::Bpf, bpf),
+        (Path::Ioeventfd, ioeventfd),
+        (Path::Exit, exit),
+    ]
+    .map(|(path, possible)| Offer { path, possible })
+    .into()
 }
 
 /// What the path `bpf` needs of KVM.
@@ -106,7 +112,7 @@ fn bpf_in_kvm(facts: &PathFacts) -> Result<(), String> {
         true => Ok(()),
         false => Err(
             "a guest's reads go past the host's caches (no FEAT_S2FWB), which BPF can't clean; \
-             take --path kernel"
+             take --path ioeventfd"
                 .to_owned(),
         ),
     }
@@ -122,7 +128,7 @@ fn in_kvm(facts: &PathFacts) -> Result<(), String> {
         .map_err(|why| format!("{why}; use a kernel with CONFIG_EVENTFD and KVM's ioeventfds"))
 }
 
-fn kernel(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+fn ioeventfd(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
     in_kvm(facts)?;
     let needed = needs.open_files();
     if needed > open_files {
@@ -153,7 +159,7 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     let wanted = match choice {
         PathChoice::Auto => None,
         PathChoice::Exit => Some(Path::Exit),
-        PathChoice::Kernel => Some(Path::Kernel),
+        PathChoice::Ioeventfd => Some(Path::Ioeventfd),
         PathChoice::Bpf => Some(Path::Bpf),
     };
     let Some(wanted) = wanted else {
@@ -211,21 +217,21 @@ mod tests {
         }
     }
 
-    fn why_no_kernel(facts: Result<PathFacts, String>, open_files: u64) -> String {
+    fn why_no_ioeventfd(facts: Result<PathFacts, String>, open_files: u64) -> String {
         let offers = offers(no_bpf(), &facts, &NEEDS, open_files);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Exit));
-        choose(PathChoice::Kernel, &offers).unwrap_err()
+        choose(PathChoice::Ioeventfd, &offers).unwrap_err()
     }
 
     #[test]
     fn the_best_offer_is_taken_unless_another_is_asked_for() {
         let offers = offers(no_bpf(), &Ok(facts()), &NEEDS, 65_536);
-        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Ioeventfd));
         assert_eq!(choose(PathChoice::Exit, &offers), Ok(Path::Exit));
         assert!(choose(PathChoice::Bpf, &offers).is_err());
-        let text = explain(&offers, Path::Kernel);
+        let text = explain(&offers, Path::Ioeventfd);
         assert_eq!(text.lines().count(), 3);
-        assert!(text.contains("path kernel: taken: reads from memory; requests by 1024"));
+        assert!(text.contains("path ioeventfd: taken: reads from memory; requests by 1024"));
     }
 
     #[test]
@@ -234,23 +240,23 @@ mod tests {
             readonly_slots: Err("refused".into()),
             ..facts()
         };
-        assert!(why_no_kernel(Ok(refused), 65_536).contains("refused, as for a protected VM"));
+        assert!(why_no_ioeventfd(Ok(refused), 65_536).contains("refused, as for a protected VM"));
         let without = PathFacts {
             ioeventfds: Err("none".into()),
             ..facts()
         };
-        assert!(why_no_kernel(Ok(without), 65_536).contains("none; use a kernel with"));
-        assert!(why_no_kernel(Err("no KVM".into()), 65_536).contains("no KVM"));
+        assert!(why_no_ioeventfd(Ok(without), 65_536).contains("none; use a kernel with"));
+        assert!(why_no_ioeventfd(Err("no KVM".into()), 65_536).contains("no KVM"));
     }
 
     #[test]
     fn the_limit_of_open_files_is_kept() {
         let needed = NEEDS.open_files();
-        let why = why_no_kernel(Ok(facts()), needed - 1);
+        let why = why_no_ioeventfd(Ok(facts()), needed - 1);
         assert!(why.contains("64 vCPUs with 1024 table entries"), "{why}");
         assert!(why.contains(&format!("ulimit -Hn {needed}")), "{why}");
         let offers = offers(no_bpf(), &Ok(facts()), &NEEDS, needed);
-        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Kernel));
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Ioeventfd));
     }
 
     #[test]
@@ -259,7 +265,10 @@ mod tests {
             coherent: false,
             ..facts()
         };
-        let text = explain(&offers(no_bpf(), &Ok(facts), &NEEDS, 65_536), Path::Kernel);
+        let text = explain(
+            &offers(no_bpf(), &Ok(facts), &NEEDS, 65_536),
+            Path::Ioeventfd,
+        );
         assert!(text.contains("no FEAT_S2FWB"), "{text}");
     }
 
@@ -273,7 +282,7 @@ mod tests {
             ..facts()
         };
         let best = offers(how(), &Ok(facts), &NEEDS, 65_536);
-        assert_eq!(choose(PathChoice::Auto, &best), Ok(Path::Kernel));
+        assert_eq!(choose(PathChoice::Auto, &best), Ok(Path::Ioeventfd));
         let why = choose(PathChoice::Bpf, &best).unwrap_err();
         assert!(why.contains("no FEAT_S2FWB"), "{why}");
     }

@@ -16,7 +16,7 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use vcpufreq_device::{
-    ClampMode, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec,
+    ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
     host::ActuatorChoice,
 };
 use vcpufreq_dt::Opp;
@@ -30,7 +30,7 @@ use vcpufreq_device::host::CpuList;
 use crate::{
     config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
     facts::{HostCpus, Pcpu, Policy},
-    options::{self, Actuator, Clamp, RunOptions, VcpuOptions},
+    options::{self, Actuator, ClampArg, RunOptions, VcpuOptions},
     rt_config::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
 };
@@ -72,7 +72,7 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
             .clone()
             .unwrap_or_else(|| config::DEFAULT_BPF_OBJECT.into()),
         explain: options.explain.unwrap_or(false),
-        report: report(options.report),
+        visibility: visibility(options.cur_perf),
         rate_limit: match options.rate_limit {
             Some(limit) => limit.0,
             None => Some(config::DEFAULT_RATE_LIMIT),
@@ -143,7 +143,7 @@ pub fn device_config(
         vcpus: specs.collect::<Result<_, _>>()?,
         mode,
         headroom,
-        report: Report::default(),
+        visibility: CurPerfVisibility::default(),
         rate_limit: None,
     })
 }
@@ -156,18 +156,18 @@ fn perf_table(vcpu: u32, opps: &[Opp]) -> Result<PerfTable, ConfigError> {
     })
 }
 
-fn clamp_mode(clamp: Option<Clamp>) -> ClampMode {
+fn clamp_mode(clamp: Option<ClampArg>) -> ClampMode {
     match clamp {
-        Some(Clamp::Exact) => ClampMode::Exact,
-        Some(Clamp::Floor) | None => ClampMode::Floor,
+        Some(ClampArg::Exact) => ClampMode::Exact,
+        Some(ClampArg::Floor) | None => ClampMode::Floor,
     }
 }
 
-fn report(report: Option<options::Report>) -> Report {
-    match report {
-        Some(options::Report::Exact) => Report::Exact,
-        Some(options::Report::Request) => Report::Request,
-        Some(options::Report::Table) | None => Report::Table,
+fn visibility(visibility: Option<options::CurPerfArg>) -> CurPerfVisibility {
+    match visibility {
+        Some(options::CurPerfArg::Exact) => CurPerfVisibility::Exact,
+        Some(options::CurPerfArg::Request) => CurPerfVisibility::Request,
+        Some(options::CurPerfArg::Table) | None => CurPerfVisibility::Table,
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{
 };
 
 use vcpufreq_device::{
-    ClampMode, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion, NoEvents,
-    PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, Report, Util, VcpuSpec,
+    ClampMode, CurPerfVisibility, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion,
+    NoEvents, PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, Util, VcpuSpec,
     fakes::{DirTree, FixedSource},
     host::{ActuatorKind, CgroupTree as _, Placement},
     region_size,
@@ -175,7 +175,7 @@ fn of(toml: &str) -> RtGuest {
 }
 
 /// What a guest is told by its second vCPU's register, by an exit and from its page: `bpf` and
-/// `kernel` show the same pages.
+/// `ioeventfd` show the same pages.
 fn features(actuator: HostActuator) -> [u32; 2] {
     let spec = |domain| VcpuSpec {
         table: PerfTable::try_from(vec![Khz(1000), Khz(2000)]).unwrap(),
@@ -186,7 +186,7 @@ fn features(actuator: HostActuator) -> [u32; 2] {
         vcpus: vec![spec(0), spec(1)],
         mode: ClampMode::Floor,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         rate_limit: None,
     };
     let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();

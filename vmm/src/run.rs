@@ -16,7 +16,7 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
         KernelTree, SysfsSource,
     },
-    kvm::{BridgeDevice, EventSink, EventStats, KernelPlan, KvmOffload},
+    kvm::{BridgeDevice, EventSink, EventStats, IoeventfdPlan, KvmOffload},
 };
 use vcpufreq_rt::{InForce, KernelHost, Record};
 
@@ -196,14 +196,15 @@ fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Pl
     let clean = facts.is_ok_and(|facts| !facts.coherent);
     if taken == Path::Exit
         && config.path == PathChoice::Auto
-        && let Some(why) = path::why_not(&offers, Path::Kernel)
+        && let Some(why) = path::why_not(&offers, Path::Ioeventfd)
     {
         notes.push(warning(&format!("each access exits to the VMM: {why}")));
     }
     Ok(Plans {
         bpf: (taken == Path::Bpf).then_some(bpf),
         only_bpf: config.path == PathChoice::Bpf,
-        kernel: (taken >= Path::Kernel && offered(Path::Kernel)).then_some(KernelPlan { clean }),
+        ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
+            .then_some(IoeventfdPlan { clean }),
     })
 }
 
@@ -309,7 +310,7 @@ fn make_device(
     let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let headroom = headroom_of(&release).unwrap_or(Headroom::None);
     let device = DeviceConfig {
-        report: config.report,
+        visibility: config.visibility,
         rate_limit: config.rate_limit,
         ..resolve::device_config(&config.vcpus, config.clamp, headroom)?
     };

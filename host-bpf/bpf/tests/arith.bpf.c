@@ -19,7 +19,7 @@ struct inputs {
 };
 
 struct result {
-	__u32 demand;
+	__u32 clamp;
 	__u32 granted;
 	__u32 perf;
 	__u32 entry;
@@ -56,7 +56,7 @@ static int one(__u32 n, struct inputs **in)
 		return 1;
 	result = &list->of[n];
 	khz = from->from + n * from->step;
-	result->demand = request_to_demand(&from->policy, khz, &result->granted);
+	result->clamp = request_to_clamp(&from->policy, khz, &result->granted);
 	result->perf = perf_on(&from->policy, &from->cpu, khz);
 	result->entry = nearest_entry(&from->policy, khz);
 	return 0;

@@ -79,7 +79,7 @@ impl Shared {
                     ));
                 }
             };
-            self.add_untold(&mut asked);
+            self.add_unreported(&mut asked);
             self.pass_on(&asked);
             let cpu = host::thread_cpu_time();
             let used = cpu.saturating_sub(cpu_before);
@@ -89,10 +89,10 @@ impl Shared {
     }
 
     /// Adds what found no room among the events: the last of them counts.
-    fn add_untold(&self, asked: &mut Vec<Asked>) {
+    fn add_unreported(&self, asked: &mut Vec<Asked>) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
-            let untold = self.host.counters(vcpu).map_or(0, |one| one.untold);
-            let news = untold.saturating_sub(known.untold.swap(untold, Relaxed));
+            let unreported = self.host.counters(vcpu).map_or(0, |one| one.unreported);
+            let news = unreported.saturating_sub(known.unreported.swap(unreported, Relaxed));
             if let Some(latest) = self.host.latest(vcpu).filter(|_| news > 0) {
                 asked.push(Asked {
                     vcpu,

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::{ActuateError, Demand, DomainId, Event, VcpuId};
+use vcpufreq_device::{ActuateError, Clamp, DomainId, Event, VcpuId};
 
 use super::Shared;
 use crate::{Outcome, Told};
@@ -11,7 +11,7 @@ use crate::{Outcome, Told};
 impl Shared {
     /// Passes a request that the programs tell of to the events file.
     pub(super) fn told(&self, told: &Told) {
-        let Told { vcpu, demand, .. } = *told;
+        let Told { vcpu, clamp, .. } = *told;
         let (Some(domain), Some(known)) = (self.id_of(told.domain), self.vcpus.get(vcpu.index()))
         else {
             return;
@@ -19,16 +19,16 @@ impl Shared {
         let khz = told.khz;
         let request = Event::Request { vcpu, domain, khz };
         let outcome = match told.outcome {
-            Outcome::InKernel => Some(applied_event(vcpu, domain, demand)),
+            Outcome::InKernel => Some(applied_event(vcpu, domain, clamp)),
             Outcome::Unchanged => Some(Event::Unchanged {
                 vcpu,
                 domain,
-                demand,
+                clamp,
             }),
             Outcome::Limited => Some(Event::Limited { vcpu, domain }),
             // The worker says what becomes of it.
             Outcome::LeftToWorker => None,
-            Outcome::Refused => Some(refused(vcpu, domain, demand, refusal(domain, None))),
+            Outcome::Refused => Some(refused(vcpu, domain, clamp, refusal(domain, None))),
             Outcome::NotApplicable => Some(not_applicable(
                 vcpu,
                 domain,
@@ -42,11 +42,11 @@ impl Shared {
     }
 }
 
-pub(super) fn applied_event(vcpu: VcpuId, domain: DomainId, demand: Demand) -> Event {
+pub(super) fn applied_event(vcpu: VcpuId, domain: DomainId, clamp: Clamp) -> Event {
     Event::Applied {
         vcpu,
         domain,
-        demand,
+        clamp,
     }
 }
 
@@ -58,16 +58,11 @@ pub(super) fn not_applicable(vcpu: VcpuId, domain: DomainId, reason: &'static st
     }
 }
 
-pub(super) fn refused(
-    vcpu: VcpuId,
-    domain: DomainId,
-    demand: Demand,
-    error: ActuateError,
-) -> Event {
+pub(super) fn refused(vcpu: VcpuId, domain: DomainId, clamp: Clamp, error: ActuateError) -> Event {
     Event::Refused {
         vcpu,
         domain,
-        demand,
+        clamp,
         error,
     }
 }

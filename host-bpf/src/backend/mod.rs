@@ -118,15 +118,15 @@ struct Vcpu {
     /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
     /// The same of requests that were to be told.
-    untold: AtomicU64,
+    unreported: AtomicU64,
     /// Requests that the programs have counted, and the device has too.
     passed_on: AtomicU64,
     /// Requests of its domain that a reset has taken back, each of which is one itself.
-    taken_back: AtomicU64,
+    withdrawn: AtomicU64,
     /// Requests that no program has seen, found later.
     found: AtomicU64,
     /// Requests to be served, of which no program has told.
-    owed: AtomicU64,
+    unserved: AtomicU64,
     /// Of these and those that programs have told of: served, or found to be overtaken.
     served: AtomicU64,
     /// From a request to its clamp, when the worker did it.
@@ -222,11 +222,11 @@ impl Vcpu {
             coalesced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
-            untold: AtomicU64::new(0),
+            unreported: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
-            taken_back: AtomicU64::new(0),
+            withdrawn: AtomicU64::new(0),
             found: AtomicU64::new(0),
-            owed: AtomicU64::new(0),
+            unserved: AtomicU64::new(0),
             served: AtomicU64::new(0),
             clamp_after: Histogram::default(),
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use vcpufreq_device::host::{Tid, monotonic_ns};
 use vcpufreq_device::kvm::{AccessPath, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
-    CounterSnapshot, Demand, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF,
+    Clamp, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF,
     REGION_STRIDE, VcpuId,
 };
 
@@ -60,9 +60,9 @@ impl RunningBackend for BpfPath {
         for domain in shared.all_domains() {
             let vcpu = shared.last_writer(domain);
             if let Some(known) = shared.vcpus.get(vcpu.index()) {
-                known.taken_back.fetch_add(1, Relaxed);
+                known.withdrawn.fetch_add(1, Relaxed);
             }
-            shared.settle(vcpu, domain);
+            shared.apply_pending(vcpu, domain);
         }
     }
 
@@ -82,7 +82,7 @@ impl RunningBackend for BpfPath {
         shared.count_left();
         for domain in shared.all_domains() {
             if let Some((vcpu, khz)) = shared.newest(domain) {
-                shared.device.inherit(vcpu, khz);
+                shared.device.adopt_request(vcpu, khz);
             }
         }
         let calling = calls.and_then(|events| self.serve_calls(events));
@@ -119,7 +119,7 @@ impl RunningBackend for BpfPath {
         let passed_on = known.passed_on.load(Relaxed);
         CounterSnapshot {
             requests: by_programs.requests.saturating_sub(passed_on)
-                + known.taken_back.load(Relaxed)
+                + known.withdrawn.load(Relaxed)
                 + known.found.load(Relaxed),
             applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
             unchanged: by_programs.unchanged,
@@ -140,8 +140,8 @@ impl RunningBackend for BpfPath {
         };
         let counters = self.counters(vcpu);
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        let taken_back = known.taken_back.load(Relaxed);
-        snapshot.accesses.writes_in_kernel += counters.requests.saturating_sub(taken_back);
+        let withdrawn = known.withdrawn.load(Relaxed);
+        snapshot.accesses.writes_in_kernel += counters.requests.saturating_sub(withdrawn);
         let device = shared.device.counters(vcpu).unwrap_or_default();
         snapshot.counters = device + counters;
         if self.shared.stop.load(SeqCst) {
@@ -151,7 +151,7 @@ impl RunningBackend for BpfPath {
         snapshot.path = AccessPath::Backend("bpf");
         snapshot.asked = shared.host.asked(known.domain);
         snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
-        snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Demand::NONE);
+        snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Clamp::NONE);
         let in_module = shared.module.as_ref();
         let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
         snapshot.clamp_after = match in_module {
@@ -169,8 +169,8 @@ impl BpfPath {
         let host = &self.shared.host;
         host.leave_calls()?;
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
-            let untold = host.counters(vcpu).map_or(0, |counted| counted.untold);
-            known.untold.store(untold, Relaxed);
+            let unreported = host.counters(vcpu).map_or(0, |counted| counted.unreported);
+            known.unreported.store(unreported, Relaxed);
         }
         Ok(Some((host.worker()?, monotonic_ns())))
     }

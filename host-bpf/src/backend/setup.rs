@@ -46,7 +46,7 @@ pub(super) fn policies(
         domain: u32::try_from(domains.partition_point(|id| *id < spec.domain)).unwrap_or(u32::MAX),
         clamp: config.mode,
         headroom: config.headroom,
-        report: config.report,
+        visibility: config.visibility,
         actuate: match (device.actuator().clamps(), module) {
             (false, _) => ActuateBy::Nobody,
             (true, true) => ActuateBy::Kfunc,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use vcpufreq_device::kvm::{Doorbell, Guest, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
-    ActuateError, Actuator, Demand, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
+    ActuateError, Actuator, Clamp, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
 };
 
 use super::events::{applied_event, not_applicable, refusal, refused};
@@ -176,7 +176,7 @@ impl Shared {
                 known.missed_at_ns.store(host::monotonic_ns(), SeqCst);
                 known.found.fetch_add(news, Relaxed);
                 known.coalesced.fetch_add(news - 1, Relaxed);
-                known.owed.fetch_add(1, Relaxed);
+                known.unserved.fetch_add(1, Relaxed);
                 tell(vcpu, known, seen);
             }
         }
@@ -196,14 +196,14 @@ impl Shared {
                 continue;
             }
             told.store(applied.refused, SeqCst);
-            let demand = self.host.wanted(domain).unwrap_or(Demand::NONE);
+            let clamp = self.host.wanted(domain).unwrap_or(Clamp::NONE);
             self.host.forget(domain);
             let vcpu = self.last_writer(domain);
             let Some(id) = self.id_of(domain) else {
                 continue;
             };
             self.count_failed(domain, news);
-            let event = refused(vcpu, id, demand, refusal(id, Some(applied.last_errno)));
+            let event = refused(vcpu, id, clamp, refusal(id, Some(applied.last_errno)));
             for _ in 0..news.min(REFUSALS_TOLD) {
                 self.device.events().record(&event);
             }
@@ -237,7 +237,7 @@ impl Shared {
             let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
             if news > 0 {
                 known.coalesced.fetch_add(news - 1, Relaxed);
-                known.owed.fetch_add(1, Relaxed);
+                known.unserved.fetch_add(1, Relaxed);
                 // As one that was over the limit, which may be what it was.
                 waiting.push(Waiting {
                     vcpu,
@@ -281,7 +281,7 @@ impl Shared {
     fn serve_one(&self, request: &Waiting, changing: &mut Vec<u32>) -> bool {
         let vcpu = request.vcpu;
         let _alone = self.applying();
-        let apply = |domain, demand| self.apply(domain, demand);
+        let apply = |domain, clamp| self.apply(domain, clamp);
         let settled = self.host.serve(request, apply);
         if matches!(settled, Settled::Changing(_)) && !changing.contains(&request.domain) {
             changing.push(request.domain);
@@ -311,18 +311,18 @@ impl Shared {
             let counted = self.host.counters(vcpu).unwrap_or_default();
             let dropped = known.dropped.swap(counted.dropped, Relaxed);
             let unseen = counted.dropped.saturating_sub(dropped);
-            known.owed.fetch_add(unseen, Relaxed);
-            let all = counted.to_worker + known.owed.load(Relaxed);
+            known.unserved.fetch_add(unseen, Relaxed);
+            let all = counted.to_worker + known.unserved.load(Relaxed);
             let left = all.saturating_sub(known.served.swap(all, Relaxed));
             known.superseded.fetch_add(left, Relaxed);
         }
     }
 
     /// Puts what a domain wants into force, which counts as a request of `vcpu`.
-    pub(super) fn settle(&self, vcpu: VcpuId, domain: u32) {
+    pub(super) fn apply_pending(&self, vcpu: VcpuId, domain: u32) {
         let _alone = self.applying();
-        let apply = |domain, demand| self.apply(domain, demand);
-        let settled = self.host.settle(domain, apply);
+        let apply = |domain, clamp| self.apply(domain, clamp);
+        let settled = self.host.apply_pending(domain, apply);
         self.count(vcpu, domain, settled);
     }
 
@@ -332,15 +332,15 @@ impl Shared {
         self.applying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apply(&self, domain: u32, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: u32, clamp: Clamp) -> Result<(), ActuateError> {
         let id = self.id_of(domain).ok_or(ActuateError::NoThread {
             domain: DomainId(domain),
         })?;
         match &self.module {
             Some(module) => module
-                .apply(domain, demand)
+                .apply(domain, clamp)
                 .map_err(|error| refusal(id, error.raw_os_error())),
-            None => self.device.actuator().apply(id, demand),
+            None => self.device.actuator().apply(id, clamp),
         }
     }
 
@@ -350,8 +350,8 @@ impl Shared {
             return;
         };
         let (counter, event) = match settled {
-            Settled::InForce(demand) | Settled::Changing(demand) => {
-                (&known.applied, applied_event(vcpu, id, demand))
+            Settled::InForce(clamp) | Settled::Changing(clamp) => {
+                (&known.applied, applied_event(vcpu, id, clamp))
             }
             // [`Self::look_at_module`] takes it from these and says so, as of all that the
             // module could not do.
@@ -362,7 +362,7 @@ impl Shared {
             Settled::Failed(_, ActuateError::NotApplicable { reason, .. }) => {
                 (&known.not_applicable, not_applicable(vcpu, id, reason))
             }
-            Settled::Failed(demand, error) => (&known.refused, refused(vcpu, id, demand, error)),
+            Settled::Failed(clamp, error) => (&known.refused, refused(vcpu, id, clamp, error)),
             Settled::Nothing => (
                 &known.superseded,
                 DeviceEvent::Superseded { vcpu, domain: id },

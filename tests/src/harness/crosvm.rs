@@ -6,7 +6,7 @@ use std::process::Command;
 /// Where the host has it, if it was given one.
 pub const PROGRAM: &str = "/bin/crosvm";
 
-/// Runs the guest, whose kernel is `kernel`; it adds the console to the command line itself.
+/// Runs the guest, whose kernel is `ioeventfd`; it adds the console to the command line itself.
 pub fn command(kernel: [&str; 2], mem_mib: u32, cmdline: &str, options: &[String]) -> Command {
     let [kernel, initrd] = kernel;
     let cmdline = cmdline.trim_start_matches("console=ttyS0 ");

@@ -23,7 +23,7 @@ use super::placement::Placement;
 use super::sys::{self, Tid};
 use super::text::{errno, percent_bytes};
 use super::thread_actuator::{DEADLINE, DomainThreads, prepare_thread};
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
@@ -174,11 +174,11 @@ impl CgroupActuator {
 }
 
 impl Actuator for CgroupActuator {
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let group = self.group(domain);
         let group = group.map_err(|_| ActuateError::NoThread { domain })?;
         self.check_applies(domain)?;
-        group.set(demand)
+        group.set(clamp)
     }
 }
 
@@ -187,15 +187,15 @@ impl DomainGroup {
         Ok(Self {
             id,
             members: dir.join("cgroup.threads"),
-            min: ClampFile::open(&dir.join("cpu.uclamp.min"), Demand::NONE.min)?,
-            max: ClampFile::open(&dir.join("cpu.uclamp.max"), Demand::NONE.max)?,
+            min: ClampFile::open(&dir.join("cpu.uclamp.min"), Clamp::NONE.min)?,
+            max: ClampFile::open(&dir.join("cpu.uclamp.max"), Clamp::NONE.max)?,
         })
     }
 
-    fn set(&self, demand: Demand) -> Result<(), ActuateError> {
-        let min = (&self.min, demand.min, "a write of cpu.uclamp.min");
-        let max = (&self.max, demand.max, "a write of cpu.uclamp.max");
-        let up = demand.max.get() > self.max.value.load(Relaxed);
+    fn set(&self, clamp: Clamp) -> Result<(), ActuateError> {
+        let min = (&self.min, clamp.min, "a write of cpu.uclamp.min");
+        let max = (&self.max, clamp.max, "a write of cpu.uclamp.max");
+        let up = clamp.max.get() > self.max.value.load(Relaxed);
         for (file, util, call) in if up { [max, min] } else { [min, max] } {
             file.set(util).map_err(|error| ActuateError::Refused {
                 domain: self.id,

@@ -14,7 +14,7 @@ use super::partition::PartitionGroups;
 use super::placement::Placement;
 use super::sys::Tid;
 use super::thread_actuator::{ThreadActuator, uclamp_available};
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
@@ -235,7 +235,7 @@ impl HostActuator {
         if self.floor(domain) == Util::ZERO {
             return Ok(());
         }
-        match self.apply(domain, Demand::NONE) {
+        match self.apply(domain, Clamp::NONE) {
             // A SCHED_DEADLINE thread's floor is its bandwidth.
             Ok(()) | Err(ActuateError::NotApplicable { .. }) => Ok(()),
             Err(error) => Err(io::Error::other(error)),
@@ -262,15 +262,15 @@ impl HostActuator {
 }
 
 impl Actuator for HostActuator {
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let floor = self.floor(domain);
-        let demand = Demand {
-            min: demand.min.max(floor),
-            max: demand.max.max(floor),
+        let clamp = Clamp {
+            min: clamp.min.max(floor),
+            max: clamp.max.max(floor),
         };
         match &self.on {
-            On::Groups(actuator) => actuator.apply(domain, demand),
-            On::Threads(actuator) => actuator.apply(domain, demand),
+            On::Groups(actuator) => actuator.apply(domain, clamp),
+            On::Threads(actuator) => actuator.apply(domain, clamp),
             On::Nothing => Err(ActuateError::NotApplicable {
                 domain,
                 reason: "nothing is to be clamped",

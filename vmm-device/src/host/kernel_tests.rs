@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of the cgroup actuator on the running kernel: the groups can be made, the clamp that
-//! the scheduler uses for a thread is the demand, for real-time threads too, and all of it goes
+//! the scheduler uses for a thread is the clamp, for real-time threads too, and all of it goes
 //! away. Needs root and `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
 
 #![forbid(unsafe_code)]
@@ -8,7 +8,7 @@
 use std::{fs, io, thread};
 
 use super::*;
-use crate::{Actuator, Demand, DomainId, Util, VcpuId};
+use crate::{Actuator, Clamp, DomainId, Util, VcpuId};
 
 const DOMAINS: [DomainId; 2] = [DomainId(3), DomainId(9)];
 
@@ -59,7 +59,7 @@ fn check_clamps(actuator: &CgroupActuator, tid: Tid, kind: &str) {
     ] {
         let util = |value| Util::new(value).expect("on the scale");
         let (min, max) = (util(min), util(max));
-        let applied = actuator.apply(DomainId(9), Demand { min, max });
+        let applied = actuator.apply(DomainId(9), Clamp { min, max });
         assert_eq!(applied, Ok(()), "{kind}");
         assert_eq!(effective_clamp(tid), Some((min.get(), max.get())), "{kind}");
     }

@@ -14,7 +14,7 @@ use std::thread;
 
 use super::sys::{SchedAttr, Tid};
 use super::text::errno;
-use crate::policy::Demand;
+use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
@@ -40,7 +40,7 @@ pub struct ThreadActuator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadClamp {
     /// The clamp that the thread asks for; groups and system limits may narrow it.
-    pub demand: Demand,
+    pub clamp: Clamp,
     /// Children start without the clamp.
     pub reset_on_fork: bool,
 }
@@ -68,11 +68,11 @@ impl ThreadActuator {
 impl Actuator for ThreadActuator {
     /// One call for each thread of the domain. When one fails, the others are clamped all the
     /// same, and a failure is returned.
-    fn apply(&self, domain: DomainId, demand: Demand) -> Result<(), ActuateError> {
+    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let mut first_error = None;
         let mut clamped = 0;
         for tid in self.threads.of(domain) {
-            match clamp(tid, demand) {
+            match clamp_thread(tid, clamp) {
                 Ok(true) => clamped += 1,
                 Ok(false) => {
                     let reason = DEADLINE;
@@ -111,15 +111,15 @@ pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
             | SchedAttr::RESET_ON_FORK
             | SchedAttr::UTIL_CLAMP_MIN
             | SchedAttr::UTIL_CLAMP_MAX,
-        util_min: Demand::NONE.min.get().into(),
-        util_max: Demand::NONE.max.get().into(),
+        util_min: Clamp::NONE.min.get().into(),
+        util_max: Clamp::NONE.max.get().into(),
         ..attr
     };
     attr.set(tid)
 }
 
 /// Clamps `tid`, if it isn't yet; false when clamps mean nothing to it.
-fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
+fn clamp_thread(tid: Tid, clamp: Clamp) -> io::Result<bool> {
     // The kernel accepts clamps for SCHED_DEADLINE and ignores them. The policy can change at any
     // time, so it is looked at each time.
     let attr = SchedAttr::of(tid)?;
@@ -127,18 +127,18 @@ fn clamp(tid: Tid, demand: Demand) -> io::Result<bool> {
         return Ok(false);
     }
     // A call that changes nothing makes the frequency dip all the same.
-    if demand_of(&attr) != demand {
-        set_clamp(tid, demand)?;
+    if clamp_of(&attr) != clamp {
+        set_clamp(tid, clamp)?;
     }
     Ok(true)
 }
 
-fn set_clamp(tid: Tid, demand: Demand) -> io::Result<()> {
-    SchedAttr::clamp(demand.min.get().into(), demand.max.get().into()).set(tid)
+fn set_clamp(tid: Tid, clamp: Clamp) -> io::Result<()> {
+    SchedAttr::clamp(clamp.min.get().into(), clamp.max.get().into()).set(tid)
 }
 
-fn demand_of(attr: &SchedAttr) -> Demand {
-    Demand {
+fn clamp_of(attr: &SchedAttr) -> Clamp {
+    Clamp {
         min: Util::saturating(attr.util_min.into()),
         max: Util::saturating(attr.util_max.into()),
     }
@@ -151,7 +151,7 @@ fn demand_of(attr: &SchedAttr) -> Demand {
 pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
     let attr = SchedAttr::of(tid)?;
     Ok(ThreadClamp {
-        demand: demand_of(&attr),
+        clamp: clamp_of(&attr),
         reset_on_fork: attr.flags & SchedAttr::RESET_ON_FORK != 0,
     })
 }
@@ -164,7 +164,7 @@ pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
 /// 5.3, `EPERM` where a sandbox forbids the call.
 pub fn uclamp_available() -> io::Result<()> {
     let probe = thread::Builder::new().name("uclamp-probe".into());
-    let probe = probe.spawn(|| set_clamp(Tid::current(), Demand::NONE))?;
+    let probe = probe.spawn(|| set_clamp(Tid::current(), Clamp::NONE))?;
     probe
         .join()
         .map_err(|_| io::Error::other("the probe panicked"))?
@@ -215,7 +215,7 @@ mod tests {
             let vcpu = scope.spawn(|| {
                 become_deadline()?;
                 actuator.register_thread(VcpuId(0), Tid::current())?;
-                Ok::<_, io::Error>(actuator.apply(DOMAIN, Demand::NONE))
+                Ok::<_, io::Error>(actuator.apply(DOMAIN, Clamp::NONE))
             });
             vcpu.join().unwrap()
         });

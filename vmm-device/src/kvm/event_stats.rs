@@ -236,7 +236,7 @@ mod tests {
     //! The first refusal is kept, a failed read remembered once, and what is lost on the host is
     //! counted.
 
-    use crate::{Demand, DomainId, SourceError};
+    use crate::{Clamp, DomainId, SourceError};
 
     use super::*;
 
@@ -246,7 +246,7 @@ mod tests {
         let refusal = |errno| Event::Refused {
             vcpu: VcpuId(0),
             domain: DomainId(0),
-            demand: Demand::NONE,
+            clamp: Clamp::NONE,
             error: ActuateError::Refused {
                 domain: DomainId(0),
                 call: "write",

@@ -54,7 +54,7 @@ impl MaintenanceThread {
                     device.source().refresh();
                 }
                 let limited = watched.take_limited();
-                match device.settle_held() {
+                match device.apply_deferred() {
                     // Asleep, not parked: the next such request doesn't wake it.
                     Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
                     None if limited => sleep(TURNS[0]),

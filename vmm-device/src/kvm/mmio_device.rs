@@ -21,7 +21,7 @@ pub fn accesses_are_of(vcpu: VcpuId) {
 /// Called on the thread of the vCPU that made the access. Whatever a guest
 /// does, neither function may panic. What keeps the vCPU waiting: at the
 /// console, whoever reads what it prints; at the vcpufreq registers, a call of
-/// the host for a request of the domain that it asks for, which on the path `kernel` the
+/// the host for a request of the domain that it asks for, which on the path `ioeventfd` the
 /// worker may be at (`KernelRegion`), and
 /// accesses under way while a path takes over from another one.
 pub trait MmioDevice: Send + Sync {

@@ -2,7 +2,7 @@
 //! What a VMM on KVM runs around the device: how accesses get to it, and the threads that it needs.
 //!
 //! ```text
-//! Bridge ─▶ backend, path kernel or exit ─▶ KvmOffload ─▶ KvmVm: a read-only slot, ioeventfds
+//! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a read-only slot, ioeventfds
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
 //! ```
 //!
@@ -19,7 +19,7 @@ mod diagnostics;
 mod event_stats;
 mod host_watch;
 mod hotplug;
-pub mod kernel_path;
+pub mod ioeventfd;
 mod maintenance;
 mod mmio_device;
 mod offload;
@@ -27,7 +27,7 @@ mod page_mapping;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
-    KernelPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
+    IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
 pub use event_stats::{EventSink, EventStats};

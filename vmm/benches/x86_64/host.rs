@@ -11,13 +11,13 @@ use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq_device::fakes::NullActuator;
 use vcpufreq_device::host::{HostRoot, SysfsSource, Tid};
 use vcpufreq_device::kvm::PageMapping;
-use vcpufreq_device::kvm::kernel_path::{
+use vcpufreq_device::kvm::ioeventfd::{
     DomainWrites, KernelRegion, PendingWrites, Plan, Unknown, Worker,
 };
 use vcpufreq_device::kvm::{Doorbell, KvmOffload};
 use vcpufreq_device::{
-    ClampMode, Device, DeviceConfig, DomainId, Event, Events, Headroom, Khz, MmioRegion, PerfTable,
-    RegisterPages, Report, Util, VcpuId, VcpuSpec, region_size,
+    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Event, Events, Headroom, Khz,
+    MmioRegion, PerfTable, RegisterPages, Util, VcpuId, VcpuSpec, region_size,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -66,7 +66,7 @@ impl Host {
             }],
             mode: ClampMode::Floor,
             headroom: Headroom::None,
-            report: Report::Exact,
+            visibility: CurPerfVisibility::Exact,
             rate_limit: None,
         };
         let device = Device::new(config, NullActuator, source, Silent)?;
@@ -82,14 +82,14 @@ impl Host {
     }
 }
 
-/// The path `kernel` of such a device, with its worker.
-pub struct KernelPath {
+/// The path `ioeventfd` of such a device, with its worker.
+pub struct IoeventfdPath {
     pub offload: Arc<KvmOffload>,
     region: Arc<dyn MmioDevice>,
     _worker: Worker,
 }
 
-impl KernelPath {
+impl IoeventfdPath {
     pub fn new(host: &Host) -> anyhow::Result<Self> {
         let device = host.device.clone();
         let pages = Arc::new(PageMapping::new(region_size(1), false)?);

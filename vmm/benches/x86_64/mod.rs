@@ -14,7 +14,7 @@ use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq_device::region_size;
 
 use guest::{Guest, Loop};
-use host::{Host, KernelPath};
+use host::{Host, IoeventfdPath};
 
 /// All that this machine can run.
 pub fn paths(criterion: &mut Criterion) {
@@ -34,14 +34,14 @@ fn measure(criterion: &mut Criterion, kvm: &Kvm) -> anyhow::Result<()> {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(3));
     let host = Host::new()?;
-    let kernel = KernelPath::new(&host)?;
+    let kernel = IoeventfdPath::new(&host)?;
     let rows = [
         ("bare-loop", Loop::Empty, &host, None),
         ("bare-load", Loop::Load, &host, None),
         ("exit-read", Loop::Read, &host, None),
         ("exit-write", Loop::Write, &host, None),
-        ("kernel-read", Loop::Read, &host, Some(&kernel)),
-        ("kernel-write", Loop::Write, &host, Some(&kernel)),
+        ("ioeventfd-read", Loop::Read, &host, Some(&kernel)),
+        ("ioeventfd-write", Loop::Write, &host, Some(&kernel)),
     ];
     for (name, code, host, path) in rows {
         let mut guest = Guest::new(kvm, code)?;
@@ -52,7 +52,7 @@ fn measure(criterion: &mut Criterion, kvm: &Kvm) -> anyhow::Result<()> {
         let skip = |text: &str| println!("SKIP: {text}");
         let _attached = path.map(|path| path.offload.attach(&slot, &skip));
         let mut bus = Bus::new();
-        let region = path.map_or_else(|| host.region(), KernelPath::region);
+        let region = path.map_or_else(|| host.region(), IoeventfdPath::region);
         bus.insert(CPUFREQ_BASE, region_size(1), region)?;
         let (mut exits, mut accesses) = (0, 0);
         group.bench_function(name, |bencher| {

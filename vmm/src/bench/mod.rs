@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
-use crate::options::Clamp;
+use crate::options::ClampArg;
 use machine::Machine;
 use report::Report;
 use scenario::Scenario;
@@ -74,7 +74,7 @@ pub struct BenchArgs {
     pub path: String,
     /// How a request becomes a clamp, as --clamp of vcpufreq run
     #[arg(long, value_name = "MODE", default_value = "floor")]
-    pub clamp: Clamp,
+    pub clamp: ClampArg,
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,

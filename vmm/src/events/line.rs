@@ -2,7 +2,7 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Demand, Event, kvm::HostChange};
+use vcpufreq_device::{Clamp, Event, kvm::HostChange};
 
 use super::{Stamped, What};
 
@@ -49,11 +49,11 @@ enum Value {
     Nothing {},
 }
 
-impl From<Demand> for Value {
-    fn from(demand: Demand) -> Self {
+impl From<Clamp> for Value {
+    fn from(clamp: Clamp) -> Self {
         Self::Clamp {
-            uclamp_min: demand.min.get(),
-            uclamp_max: demand.max.get(),
+            uclamp_min: clamp.min.get(),
+            uclamp_max: clamp.max.get(),
         }
     }
 }
@@ -73,13 +73,13 @@ impl From<&Stamped> for Line {
             Event::Applied {
                 vcpu,
                 domain,
-                demand,
-            } => ("applied", (vcpu, domain), demand.into(), ok()),
+                clamp,
+            } => ("applied", (vcpu, domain), clamp.into(), ok()),
             Event::Unchanged {
                 vcpu,
                 domain,
-                demand,
-            } => ("unchanged", (vcpu, domain), demand.into(), ok()),
+                clamp,
+            } => ("unchanged", (vcpu, domain), clamp.into(), ok()),
             Event::Superseded { vcpu, domain } => ("superseded", (vcpu, domain), nothing, None),
             Event::Coalesced {
                 vcpu,
@@ -90,12 +90,12 @@ impl From<&Stamped> for Line {
             Event::Refused {
                 vcpu,
                 domain,
-                demand,
+                clamp,
                 error,
             } => (
                 "refused",
                 (vcpu, domain),
-                demand.into(),
+                clamp.into(),
                 Some(error.to_string()),
             ),
             Event::NotApplicable {

@@ -47,7 +47,7 @@ pub struct VcpuStats {
     pub vcpu: u16,
     /// Its performance domain.
     pub domain: u32,
-    /// How its registers are reached now: `kernel` while KVM answers reads or
+    /// How its registers are reached now: `ioeventfd` while KVM answers reads or
     /// requests of table entries. Which accesses exit all the same is in
     /// `accesses`.
     pub path: Path,
@@ -66,20 +66,20 @@ pub struct VcpuStats {
     /// What became of its requests.
     pub counts: Counts,
     /// How long requests took until their clamp was in force, those that
-    /// changed it: from the guest's write on by `bpf`, and by `kernel` where
+    /// changed it: from the guest's write on by `bpf`, and by `ioeventfd` where
     /// its writes are recorded; from when the worker takes the request up by
-    /// `kernel` otherwise; from its arrival in the VMM by `exit`. Time that the
+    /// `ioeventfd` otherwise; from its arrival in the VMM by `exit`. Time that the
     /// limit makes a request wait is in it. A request that is settled at the
     /// moment in which the next one arrives may have no time, so that `n` can be
     /// below `applied`.
     pub clamp_after: Times,
     /// From where `clamp_after` begins until the vCPU's frequency was another
-    /// one. By `exit` and `kernel` seen at the next read of cur_perf or look.
+    /// one. By `exit` and `ioeventfd` seen at the next read of cur_perf or look.
     pub freq_after: Times,
 }
 
 /// How a vCPU's registers were reached since the start. Reads from memory
-/// (path `kernel`) leave the guest for nobody, and nobody can count them.
+/// (path `ioeventfd`) leave the guest for nobody, and nobody can count them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accesses {
     /// Reads that exited to the VMM.

@@ -28,7 +28,7 @@ pub enum ImageError {
     /// The file can't be opened or read.
     #[error("{what} {} can't be read: {source}; check the path and its permissions", path.display())]
     Unreadable {
-        /// `kernel` or `initrd`.
+        /// `ioeventfd` or `initrd`.
         what: &'static str,
         /// The file.
         path: PathBuf,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The path `kernel`, on real KVM:
+//! The path `ioeventfd`, on real KVM:
 //!
 //! - A read of a register page is no exit, and sees the device's latest store.
 //! - A write of a table entry is no exit, and its value reaches the device.
@@ -18,7 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq::vm::kvm_vm::FreeSlot;
 use vcpufreq_device::RegisterPages;
 use vcpufreq_device::kvm::PageMapping;
-use vcpufreq_device::kvm::kernel_path::{
+use vcpufreq_device::kvm::ioeventfd::{
     DomainWrites, KernelRegion, PendingWrites, Plan, Requests, Unknown, Worker,
 };
 use vcpufreq_device::kvm::{Doorbell, OffloadState};
@@ -51,7 +51,7 @@ impl MmioDevice for Counted {
     }
 }
 
-/// A device on the path `kernel`, without its worker.
+/// A device on the path `ioeventfd`, without its worker.
 struct Path {
     bench: Bench,
     pending: Arc<PendingWrites>,
@@ -151,7 +151,7 @@ fn no_warning(text: &str) {
 
 fn applied(path: &Path) -> Vec<u16> {
     let applied = path.bench.actuator.applied();
-    applied.iter().map(|(_, demand)| demand.min.get()).collect()
+    applied.iter().map(|(_, clamp)| clamp.min.get()).collect()
 }
 
 #[test]
@@ -295,11 +295,11 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
     };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     let mut guest = Reboots { codes, boots: 0 };
-    let report = supervise(&mut guest, kvm, threads, &host).unwrap();
-    assert_eq!(report.reason, ExitReason::PowerOff);
+    let visibility = supervise(&mut guest, kvm, threads, &host).unwrap();
+    assert_eq!(visibility.reason, ExitReason::PowerOff);
     path.pending.drain(&**path.bench.region.device());
     let lost = *hooks.lost.lock().unwrap();
-    (lost, report.resets)
+    (lost, visibility.resets)
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_dead_worker_loses_no_request() {
 }
 
 /// An eventfd for any value, as the path `bpf` has it; lost at its second
-/// write's signal, after which the path `kernel` takes over.
+/// write's signal, after which the path `ioeventfd` takes over.
 #[test]
 fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     let Some(kvm) = kvm_or_skip() else { return };

@@ -63,7 +63,7 @@ fn guests(policies: &[Policy]) -> Vec<(Vmm, &'static [Metric])> {
     };
     let mut guests: Vec<(Vmm, &'static [Metric])> = vec![
         (ours("exit", "floor", "auto"), ALL),
-        (ours("kernel", "floor", "auto"), ALL),
+        (ours("ioeventfd", "floor", "auto"), ALL),
         (ours("bpf", "floor", "auto"), ALL),
         (ours("exit", "floor", "thread"), &[DIPS]),
         (ours("bpf", "exact", "auto"), &[EXACT]),

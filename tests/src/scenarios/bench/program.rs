@@ -56,7 +56,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
 /// miss the host's tick, and begins anywhere between two ticks of the guest.
 pub fn ramps(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
-    for path in ["exit", "kernel", "bpf"] {
+    for path in ["exit", "ioeventfd", "bpf"] {
         let options = [
             "--scenario",
             "new-thread",

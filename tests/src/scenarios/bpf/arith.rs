@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_device::{
-    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, demand, nearest_entry,
+    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, clamp, nearest_entry,
     performance,
 };
 
@@ -154,21 +154,21 @@ impl Case {
         bytes
     }
 
-    /// Demand, what is granted, cur_perf (0 where none can be told), and the nearest entry.
+    /// Clamp, what is granted, cur_perf (0 where none can be told), and the nearest entry.
     fn expected(&self, khz: u32) -> Result<[u32; 4]> {
         let spec = VcpuSpec {
             table: PerfTable::try_from(vec![Khz(self.perf_max)])?,
             capacity: Util::saturating(self.capacity.into()),
             domain: DomainId(0),
         };
-        let decision = demand(&spec, Khz(khz), self.clamp, self.headroom);
+        let decision = clamp(&spec, Khz(khz), self.clamp, self.headroom);
         let pcpu = PcpuPerf {
             pcpu: 0,
             khz: Khz(khz),
             khz_max: Khz(self.pcpu.1),
             capacity: Util::saturating(self.pcpu.0.into()),
         };
-        let (min, max) = (decision.demand.min.get(), decision.demand.max.get());
+        let (min, max) = (decision.clamp.min.get(), decision.clamp.max.get());
         let perf = performance(&spec, &pcpu).map_or(0, |khz| khz.0);
         Ok([
             u32::from(min) | u32::from(max) << 16,

@@ -174,8 +174,8 @@ fn beside_worker<T>(
                     let Event::Waiting(waiting) = event else {
                         continue;
                     };
-                    host.serve(&waiting, |_, demand| {
-                        super::group::write_util(min, demand.min.get().into())
+                    host.serve(&waiting, |_, clamp| {
+                        super::group::write_util(min, clamp.min.get().into())
                     });
                 }
             }

@@ -24,7 +24,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use vcpufreq_device::{ClampMode, DomainId, Headroom, Khz, PerfTable, Report, Util, VcpuSpec};
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
+};
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig, Warn};
 
 use super::{Plan, Policy};
@@ -70,7 +72,7 @@ fn like(policy: &Policy, domain: u32) -> Result<VcpuPolicy> {
         domain,
         clamp: ClampMode::Floor,
         headroom: Headroom::None,
-        report: Report::Exact,
+        visibility: CurPerfVisibility::Exact,
         actuate: ActuateBy::Worker,
         limit: None,
         tell: false,

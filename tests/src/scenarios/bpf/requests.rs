@@ -273,19 +273,19 @@ fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     let waiting = the_one_that_waits(vcpu)?;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let mut calls = 0;
-    let settled = host.serve(&waiting, |domain, demand| {
+    let settled = host.serve(&waiting, |domain, clamp| {
         calls += 1;
         if calls == 1 {
             vm.run(by_other(newer), |_, _| ())?;
         }
-        anyhow::Ok(module.apply(domain, demand)?)
+        anyhow::Ok(module.apply(domain, clamp)?)
     });
     let after = others_counters(&vcpu.host)?;
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
     let in_force =
-        matches!(settled, Settled::InForce(demand) if u32::from(demand.min.get()) == wanted);
+        matches!(settled, Settled::InForce(clamp) if u32::from(clamp.min.get()) == wanted);
     // Unchanged, where the module finds it in force.
     let handled = |counted: &Counters| counted.in_kernel + counted.unchanged;
     let by_kernel = handled(&after) - handled(&before);
@@ -308,7 +308,7 @@ fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Valu
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let settled = vcpu
         .host
-        .serve(&waiting, |domain, demand| module.apply(domain, demand));
+        .serve(&waiting, |domain, clamp| module.apply(domain, clamp));
     let clamp = own_clamp()?;
     let held = matches!(settled, Settled::InForce(_)) && clamp == vcpu.policy.util(asked);
     Ok((
@@ -358,7 +358,7 @@ fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
             bail!("told of a request that nobody wanted told: {event:?}");
         };
         served &= waiting.not_before_ns.is_some();
-        let apply = |domain, demand| module.apply(domain, demand);
+        let apply = |domain, clamp| module.apply(domain, clamp);
         served &= matches!(vcpu.host.serve(waiting, apply), Settled::InForce(_));
     }
     Ok((events.len(), served))
@@ -394,7 +394,7 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     vm.run(by_other(FROM_KHZ), |_, _| ())?;
     let worker = host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
-    let apply = |domain, demand| module.apply(domain, demand);
+    let apply = |domain, clamp| module.apply(domain, clamp);
     let in_force = |waiting| matches!(host.serve(waiting, apply), Settled::InForce(_));
     let served = events
         .iter()

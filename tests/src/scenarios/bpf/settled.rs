@@ -5,7 +5,7 @@
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
-use vcpufreq_device::{Demand, Khz};
+use vcpufreq_device::{Clamp, Khz};
 use vcpufreq_host_bpf::{HostModule, Settled};
 
 use super::requests::{
@@ -31,13 +31,13 @@ pub(super) fn rows(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)
 }
 
 /// Put into force by the module.
-fn by(module: &HostModule) -> impl Fn(u32, Demand) -> Result<()> {
-    |domain, demand| Ok(module.apply(domain, demand)?)
+fn by(module: &HostModule) -> impl Fn(u32, Clamp) -> Result<()> {
+    |domain, clamp| Ok(module.apply(domain, clamp)?)
 }
 
 fn min(settled: &Settled<anyhow::Error>) -> Option<u32> {
     match settled {
-        Settled::InForce(demand) | Settled::Changing(demand) => Some(demand.min.get().into()),
+        Settled::InForce(clamp) | Settled::Changing(clamp) => Some(clamp.min.get().into()),
         Settled::Failed(..) | Settled::Nothing => None,
     }
 }
@@ -50,13 +50,13 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let waiting = the_one_that_waits(vcpu)?;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let mut asked = FROM_KHZ;
-    let first = host.serve(&waiting, |domain, demand| {
+    let first = host.serve(&waiting, |domain, clamp| {
         asked += STEP_KHZ;
         vm.run(by_other(asked), |_, _| ())?;
-        by(module)(domain, demand)
+        by(module)(domain, clamp)
     });
     let clamps = (asked - FROM_KHZ) / STEP_KHZ;
-    let second = host.settle(0, by(module));
+    let second = host.apply_pending(0, by(module));
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(asked);
@@ -77,7 +77,7 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let waiting = the_one_that_waits(vcpu)?;
     let refused = vcpu.host.serve(&waiting, |_, _| Err(anyhow!("refused")));
     let unknown = vcpu.host.wanted(0).is_none();
-    let settled = vcpu.host.settle(0, by(module));
+    let settled = vcpu.host.apply_pending(0, by(module));
     let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
     let clamp = own_clamp()?;
     // Asked for again, what is in force is unchanged, and what failed isn't.
@@ -92,8 +92,8 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     };
     let in_force = again(vcpu)?;
     // The module sees that nothing is in force, whatever it was asked for last.
-    vcpu.host.settle(0, |domain, _| {
-        module.apply(domain, Demand::NONE)?;
+    vcpu.host.apply_pending(0, |domain, _| {
+        module.apply(domain, Clamp::NONE)?;
         Err(anyhow!("refused"))
     });
     let after_failure = again(vcpu)?;
@@ -110,7 +110,7 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     });
     let by_kernel = others_counters(host)?.in_kernel - before;
     let newer_clamp = own_clamp()?;
-    let newer_wanted = host.wanted(0).map(|demand| u32::from(demand.min.get()));
+    let newer_wanted = host.wanted(0).map(|clamp| u32::from(clamp.min.get()));
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
     let held = matches!(refused, Settled::Failed(..))
@@ -135,7 +135,7 @@ fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let seen = vcpu.host.seen(ONE);
     let max = Khz(vcpu.policy.max());
     vcpu.host.assume(ONE, max, seen - 1, now_ns());
-    let settled = vcpu.host.settle(0, by(module));
+    let settled = vcpu.host.apply_pending(0, by(module));
     let stale = (min(&settled), own_clamp()?);
     // What waits for a token is older than what is assumed.
     set_limit(vcpu, true)?;
@@ -148,7 +148,7 @@ fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
     // The worker's own look at what was asked for last, not the program's.
     vcpu.host.forget(0);
-    let settled = vcpu.host.settle(0, by(module));
+    let settled = vcpu.host.apply_pending(0, by(module));
     let later = (min(&settled), own_clamp()?);
     let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
     let held = stale == (Some(asked), asked)
@@ -165,13 +165,13 @@ fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
     vcpu.host.reset()?;
-    let settled = vcpu.host.settle(0, by(module));
+    let settled = vcpu.host.apply_pending(0, by(module));
     let anew = own_clamp()?;
     let served = vcpu.host.serve(&waiting, by(module));
     let later = own_clamp()?;
     let asked = vcpu.host.asked(0);
     set_limit(vcpu, false)?;
-    let none = u32::from(Demand::NONE.min.get());
+    let none = u32::from(Clamp::NONE.min.get());
     let held = min(&settled) == Some(none) && [anew, later] == [none; 2] && asked.is_none();
     Ok(json!({
         "held": held, "settled": format!("{settled:?}"), "clamp": anew,

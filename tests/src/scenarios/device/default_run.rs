@@ -16,7 +16,7 @@ use crate::scenarios::{Plan, Policy, cur_perf, first_cpus, last_of, let_ticks_pa
 const PATHS: [&[&str]; 4] = [
     &[],
     &["--path", "exit"],
-    &["--path", "kernel"],
+    &["--path", "ioeventfd"],
     &["--path", "bpf"],
 ];
 /// Registers of a vCPU's page.

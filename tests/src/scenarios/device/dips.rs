@@ -82,7 +82,7 @@ fn changes_while_light(actuator: &str) -> Result<Dips> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
     // By `exit`, where a request's time is that of the guest's write: by
-    // `kernel` it is the worker's.
+    // `ioeventfd` it is the worker's.
     let setup = Setup::mirroring(&first_cpus(&policies));
     let setup = setup.with(&["--actuator", actuator, "--path", "exit"]);
     let mut vm = Vm::boot(&setup)?;

@@ -36,7 +36,7 @@ pub fn both(_plan: &Plan) -> Result<Value> {
     let policy = with_two_cpus(&policies)?;
     let mut checks = Vec::new();
     for limit in ["0", "5000:500"] {
-        for path in ["exit", "kernel", "bpf"] {
+        for path in ["exit", "ioeventfd", "bpf"] {
             checks.push(both_ask(policy, path, limit)?);
         }
         let mut by_worker = without_host_module(|| both_ask(policy, "bpf", limit))?;
@@ -154,7 +154,7 @@ fn until_settled(vm: &Vm, written: [u64; 2]) -> Result<(Value, bool)> {
 
 fn check(vm: &Vm, policy: &Policy, what: &str, khz: u32) -> Result<Value> {
     let util = policy.util(khz);
-    // By the path `kernel` a worker carries it out.
+    // By the path `ioeventfd` a worker carries it out.
     let_ticks_pass();
     let clamps = [vm.clamp(0)?, vm.clamp(1)?];
     let right = clamps == [(util, util); 2];

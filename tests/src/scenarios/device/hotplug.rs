@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! pCPUs that are offline when the guest starts, and come online while it runs: a vCPU that
-//! moves there reads their frequency, by each path. By `kernel` their changes of frequency wake
+//! moves there reads their frequency, by each path. By `ioeventfd` their changes of frequency wake
 //! the worker, also once they have been offline in between.
 
 use std::thread::sleep;
@@ -17,7 +17,7 @@ use crate::harness::vm::Vm;
 use crate::scenarios::paths::unpinned::{like, move_to, scaled};
 use crate::scenarios::{Plan, Policy, cur_perf, last_of, let_ticks_pass, registers};
 
-const PATHS: [&str; 3] = ["exit", "kernel", "bpf"];
+const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
 /// The VMM looks at the host every second.
 const A_LOOK: Duration = Duration::from_millis(1_500);
 /// Changes of frequency that are made on a pCPU.
@@ -74,7 +74,7 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
         }
     }
     let wakes = match path {
-        "kernel" => wakes(&vm, policies)?,
+        "ioeventfd" => wakes(&vm, policies)?,
         _ => json!({ "right": true }),
     };
     let said = vm.quit()?;

@@ -26,7 +26,7 @@ const MEM_MIB: u32 = 512;
 const CPUS: &str = "/sys/devices/system/cpu";
 /// Bytes of a vCPU's registers.
 const PAGE: u64 = 0x1000;
-/// By the path `kernel` the worker may have to wait for a pCPU.
+/// By the path `ioeventfd` the worker may have to wait for a pCPU.
 const IN_FORCE_TRIES: u32 = 100;
 /// Reads and writes of which the median counts.
 const READS: &str = "50 50";

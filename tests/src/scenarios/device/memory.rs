@@ -19,7 +19,7 @@ const GUEST_KIB: u64 = 100 * 1024;
 pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
     let mut held = true;
-    for path in ["exit", "kernel", "bpf"] {
+    for path in ["exit", "ioeventfd", "bpf"] {
         let setup = Setup::mirroring(&first_cpus(&Policy::all()?)).with(&["--path", path]);
         let setup = Setup {
             silent: true,

@@ -46,7 +46,7 @@ fn at_each_opp(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<(u32, u3
     for &khz in &policy.opps {
         hold(policy, khz, khz)?;
         // The frequency moves with the vCPU's own work, and a page of the path
-        // `kernel` follows it: the second look is at what has settled.
+        // `ioeventfd` follows it: the second look is at what has settled.
         cur_perf(vm, base, vcpu)?;
         let read = cur_perf(vm, base, vcpu)?;
         rows.push((policy.khz()?, read));

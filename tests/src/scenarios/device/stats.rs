@@ -17,12 +17,12 @@ use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm, events};
 use crate::scenarios::{Plan, Policy, first_cpus, last_of, let_ticks_pass, registers};
 
-const PATHS: [&str; 3] = ["exit", "kernel", "bpf"];
+const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
 /// Reads and writes of a vCPU's registers at once.
 const MANY: u64 = 300;
 /// Further ones after a reset.
 const FEW: u64 = 40;
-/// Writes of a value that isn't in the table: they exit by the path `kernel` too.
+/// Writes of a value that isn't in the table: they exit by the path `ioeventfd` too.
 const ODD: u64 = 5;
 /// How fast a vCPU may ask, and how often at once: less than [`ODD`].
 const LIMIT: &str = "200:2";
@@ -55,7 +55,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
 }
 
 /// Without a driver: nobody else asks. The guest goes on; by `exit` it isn't reset,
-/// which is by `kernel` as by it.
+/// which is by `ioeventfd` as by it.
 fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
     let (last, policy) = last_of(policies)?;
     let setup =

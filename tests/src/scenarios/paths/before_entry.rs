@@ -2,7 +2,7 @@
 //! Whether a write's clamp is in force before the guest's next instruction:
 //! what came first in the host's trace, the return of the kernel's function that
 //! sets the clamp or the vCPU's next entry. An order, not a time; by the path
-//! `kernel`, whose worker is another thread, the entry comes first, which shows
+//! `ioeventfd`, whose worker is another thread, the entry comes first, which shows
 //! that the trace would tell.
 
 use std::fs::File;

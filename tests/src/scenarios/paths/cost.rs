@@ -32,14 +32,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let (mut rows, mut orders) = (Vec::new(), Vec::new());
     let mut in_order = true;
     let (mut bare, mut guest_kernel) = (Value::Null, String::new());
-    for path in ["exit", "kernel", "bpf"] {
+    for path in ["exit", "ioeventfd", "bpf"] {
         let calls = matches!(path, "exit" | "bpf");
         let mut guest = Measured::boot(plan, &policies, path, calls)?;
         rows.extend(guest.by_registers()?);
         let order = Order::of(&mut guest, policies.last().context("no policy")?)?;
         in_order &= match path {
             // Its worker is another thread: this is to be seen by the trace too.
-            "kernel" => order.some_after(),
+            "ioeventfd" => order.some_after(),
             _ => order.all_before(),
         };
         orders.push(order.json(path));
@@ -63,7 +63,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// What costs more than it may: a read from memory 1.2 times a load; of a write by
-/// `exit`, one by `bpf` half, each with its clamp, and one by `kernel`, whose worker
+/// `exit`, one by `bpf` half, each with its clamp, and one by `ioeventfd`, whose worker
 /// sets the clamp, 0.46.
 fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
     let median = |path, op| {
@@ -72,10 +72,10 @@ fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
     };
     let load = bare["load_median_ns"].as_f64().unwrap_or(f64::NAN);
     let bounds = [
-        ("kernel", "read", 1.2 * load),
+        ("ioeventfd", "read", 1.2 * load),
         ("bpf", "read", 1.2 * load),
         ("bpf", "write", median("exit", "write") / 2.0),
-        ("kernel", "write", median("exit", "write") * 0.46),
+        ("ioeventfd", "write", median("exit", "write") * 0.46),
     ];
     let wrong = bounds.into_iter().filter_map(|(path, op, bound)| {
         let ns = median(path, op);
@@ -325,8 +325,8 @@ impl Row {
     /// All accesses ended where the path says.
     fn holds(&self) -> bool {
         let (user, kernel) = match (self.path, self.op) {
-            ("kernel" | "bpf", "read") => (0, 0),
-            ("kernel" | "bpf" | "hypercall-bpf", _) => (0, COUNTED),
+            ("ioeventfd" | "bpf", "read") => (0, 0),
+            ("ioeventfd" | "bpf" | "hypercall-bpf", _) => (0, COUNTED),
             // The guest's tick reads too.
             (_, "read") => return self.exits_user >= COUNTED && self.exits_kernel == 0,
             _ => (COUNTED, 0),
@@ -363,8 +363,8 @@ mod tests {
         let rows = |bpf_write, kernel_write| {
             vec![
                 row("exit", "write", 28_000.0),
-                row("kernel", "read", 12.0),
-                row("kernel", "write", kernel_write),
+                row("ioeventfd", "read", 12.0),
+                row("ioeventfd", "write", kernel_write),
                 row("bpf", "read", 12.0),
                 row("bpf", "write", bpf_write),
             ]
@@ -373,7 +373,7 @@ mod tests {
         assert!(out_of_bound(&within, &bare).is_empty());
         for (path, rows) in [
             ("bpf", rows(14_001.0, 12_880.0)),
-            ("kernel", rows(14_000.0, 12_881.0)),
+            ("ioeventfd", rows(14_000.0, 12_881.0)),
         ] {
             let wrong = out_of_bound(&rows, &bare);
             let named = format!("a write by {path}");

@@ -52,7 +52,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let row = started(
         plan,
         "without BTF",
-        "kernel",
+        "ioeventfd",
         "CONFIG_DEBUG_INFO_BTF",
         |_| (),
     );
@@ -61,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     rows.push(started(
         plan,
         "without CAP_BPF",
-        "kernel",
+        "ioeventfd",
         "lacks CAP_",
         |command| {
             drop_bpf_capabilities(command);
@@ -76,7 +76,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
         None::<&str>,
     )?;
     fs::write(LOCKDOWN, "confidentiality").context("lockdown")?;
-    rows.push(started(plan, "in lockdown", "kernel", "lockdown", |_| ())?);
+    rows.push(started(
+        plan,
+        "in lockdown",
+        "ioeventfd",
+        "lockdown",
+        |_| (),
+    )?);
     let held = rows.iter().all(|row| row["held"] == true);
     Ok(json!({ "held": held, "rows": rows }))
 }
@@ -92,7 +98,7 @@ fn started(
 ) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let options = ["--clamp", "exact", "--explain", "--report", "request"];
+    let options = ["--clamp", "exact", "--explain", "--cur-perf", "request"];
     let setup = Setup::mirroring(&[policy.cpu()]).with(&options);
     let mut vm = Vm::boot_prepared(&setup, prepare)?;
     plan.load_driver(&mut vm)?;
@@ -115,7 +121,7 @@ fn no_object(plan: &Plan) -> Result<Value> {
     let row = started(
         plan,
         "without the object",
-        "kernel",
+        "ioeventfd",
         "no BPF object at",
         |_| (),
     );
@@ -124,7 +130,7 @@ fn no_object(plan: &Plan) -> Result<Value> {
 }
 
 /// An administrator takes the program away from the running guest: the path
-/// `kernel` takes over, no request is lost, and no program stays.
+/// `ioeventfd` takes over, no request is lost, and no program stays.
 fn detached(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
@@ -178,7 +184,7 @@ fn detached(plan: &Plan) -> Result<Value> {
     // Never below what was asked for by then.
     let held = wrong.is_empty()
         && before["path"] == "bpf"
-        && after["path"] == "kernel"
+        && after["path"] == "ioeventfd"
         && exited(&before) == exited(&after)
         && [&before, &after, &counted, &all]
             .into_iter()
@@ -259,7 +265,7 @@ pub fn reset(plan: &Plan) -> Result<Value> {
     let said = vm.quit()?;
     let held = wrong.is_empty()
         && clamp == (0, 1024)
-        && path == "kernel"
+        && path == "ioeventfd"
         && called.iter().all(|&(util, clamp)| clamp == (util, util));
     Ok(json!({
         "held": held, "wrong": wrong, "clamp_after_reset": clamp, "path": path,
@@ -310,7 +316,7 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     // The last one by `bpf` is the next path's first one, too, unless that has had one.
     let each_counted = new.is_some_and(|(all, idle)| [turns, turns + 1].contains(&(all - idle)));
     let held = before["path"] == "bpf"
-        && after["path"] == "kernel"
+        && after["path"] == "ioeventfd"
         && turns > 500
         && each_counted
         && has_one_outcome_each(&after)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The path `kernel`: how long after a guest's write its clamp is in force,
+//! The path `ioeventfd`: how long after a guest's write its clamp is in force,
 //! with the worker's CPU idle. From the host's trace of the write to the VMM's
 //! event of the clamp, both in CLOCK_MONOTONIC.
 //!
@@ -48,7 +48,7 @@ enum Between {
 pub fn run(_plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--path", "kernel"]);
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--path", "ioeventfd"]);
     // Without a driver: nobody else asks.
     let mut vm = Vm::boot(&setup)?;
     let mut changed = Changed::default();

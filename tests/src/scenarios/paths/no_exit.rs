@@ -37,7 +37,12 @@ pub fn run(plan: &Plan) -> Result<Value> {
 
     let exit = Setup {
         silent: true,
-        ..Setup::mirroring(&first_cpus(&policies)).with(&["--path", "exit", "--report", "request"])
+        ..Setup::mirroring(&first_cpus(&policies)).with(&[
+            "--path",
+            "exit",
+            "--cur-perf",
+            "request",
+        ])
     };
     let mut vm = plan.guest(&exit)?;
     let control = accesses(&mut vm, &policies, FEW)?;

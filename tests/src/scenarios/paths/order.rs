@@ -98,7 +98,7 @@ fn move_worker(vm: &Vm, cpu: u32) -> Result<()> {
     let worker = threads(vm.pid())?
         .into_iter()
         .find(|(_, name)| name == "requests");
-    let (tid, _) = worker.context("the VMM has no worker; is this the path kernel?")?;
+    let (tid, _) = worker.context("the VMM has no worker; is this the path ioeventfd?")?;
     sched_setaffinity(Pid::from_raw(tid), &set).context("moving the worker")
 }
 

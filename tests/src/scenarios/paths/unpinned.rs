@@ -26,7 +26,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         little.cpu() != big.cpu(),
         "needs two policies: take another topology"
     );
-    if plan.path.as_deref() == Some("kernel") {
+    if plan.path.as_deref() == Some("ioeventfd") {
         return unpinned_page::run(plan, little, big);
     }
     // By `exit`, for the trace to show what the guest reads.
@@ -62,7 +62,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "rows": rows, "moves": moves }))
 }
 
-/// The same by the path `kernel` in a guest whose other vCPU is real-time, on the last pCPU.
+/// The same by the path `ioeventfd` in a guest whose other vCPU is real-time, on the last pCPU.
 pub fn beside_real_time(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let (little, big) = (
@@ -91,7 +91,7 @@ pub fn like(policy: &Policy) -> Setup {
     let table = format!("0={}", table.join(","));
     let capacity = format!("0={}", policy.capacity);
     // On another CPU than it mirrors, what it gets is no entry of its table.
-    let mut setup = Setup::default().with(&["--clamp", "floor", "--report", "exact"]);
+    let mut setup = Setup::default().with(&["--clamp", "floor", "--cur-perf", "exact"]);
     setup.pins.push(String::new());
     setup.with(&["--table", &table, "--capacity", &capacity])
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The same by the path `kernel`, where a read is a plain load from a page that
+//! The same by the path `ioeventfd`, where a read is a plain load from a page that
 //! a worker keeps: how soon after a move the page shows the new pCPU. The guest
 //! loads all the time, and stores what is new to it in a register, which exits:
 //! so the host's trace has the moment.
@@ -39,7 +39,7 @@ pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
 
 /// A guest by that path, which says why.
 pub fn by_kernel(setup: Setup) -> Setup {
-    setup.with(&["--path", "kernel", "--explain"])
+    setup.with(&["--path", "ioeventfd", "--explain"])
 }
 
 /// The part with perf events alone, of such a guest's first vCPU.

@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(30);
 const PAGE: u64 = 0x1000;
 /// Changes at which the frequency was no lower than both requests before: the others show nothing.
 const TELLING: usize = CHANGES / 2;
-/// The thread that carries out requests by the path `kernel`.
+/// The thread that carries out requests by the path `ioeventfd`.
 const WORKER: &str = "requests";
 
 /// A real-time vCPU and its pCPU.
@@ -167,7 +167,7 @@ fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, u
     (in_force, looked_at, strange)
 }
 
-/// The thread that carries out requests: where it may run, and where it ran. By the path `kernel` it
+/// The thread that carries out requests: where it may run, and where it ran. By the path `ioeventfd` it
 /// is what sets the clamps.
 fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
     let mut threads = threads(vm.pid())?.into_iter();
@@ -179,7 +179,7 @@ fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
     let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);
-    let held = vcpus.iter().all(apart) && (path != "kernel" || runs.clone().count() >= CHANGES);
+    let held = vcpus.iter().all(apart) && (path != "ioeventfd" || runs.clone().count() >= CHANGES);
     Ok(json!({
         "held": held, "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": runs.count(),
     }))

@@ -53,7 +53,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     );
     let beside = *shared.cpus.last().context("no CPU")?;
     // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy: a dip
-    // shows on the other, which is the SCHED_RR vCPU's, and by `kernel` the SCHED_FIFO one's.
+    // shows on the other, which is the SCHED_RR vCPU's, and by `ioeventfd` the SCHED_FIFO one's.
     let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, shared)];
     let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
     trace::off()?;
@@ -117,11 +117,11 @@ fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
     boot(plan, &setup)
 }
 
-/// The same guest by the path `kernel`, whose worker puts each request into force, from elsewhere.
+/// The same guest by the path `ioeventfd`, whose worker puts each request into force, from elsewhere.
 fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let plan = Plan {
         driver: plan.driver.clone(),
-        path: Some("kernel".to_owned()),
+        path: Some("ioeventfd".to_owned()),
     };
     let mut vm = rt_guest(&plan, little, vcpus)?;
     let alone = alone(&plan, &vm, vcpus)?;
@@ -132,7 +132,7 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let rows = changes["vcpus"].as_array().context("no vCPUs")?;
     Ok(json!({
         "held": alone["held"] == true && changes["held"] == true && rows.iter().all(seldom)
-            && changes["worker"]["path"] == "kernel",
+            && changes["worker"]["path"] == "ioeventfd",
         "alone": alone, "changes": changes,
     }))
 }

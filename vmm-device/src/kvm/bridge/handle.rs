@@ -35,7 +35,7 @@ impl BridgeHandle {
             .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
         inner.device.source().register_thread(vcpu, tid)?;
         let active = inner.active();
-        if let Some(path) = &active.kernel {
+        if let Some(path) = &active.ioeventfd {
             path.register_thread(vcpu, tid);
         }
         if let Some((_, path)) = &active.backend {
@@ -53,7 +53,7 @@ impl BridgeHandle {
     /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
     /// page shows is true again before the guest's next look at it.
     pub fn vcpu_moved(&self, vcpu: VcpuId) {
-        if self.0.active().kernel.is_some() {
+        if self.0.active().ioeventfd.is_some() {
             self.0.device.refresh(vcpu);
         }
     }
@@ -63,7 +63,7 @@ impl BridgeHandle {
         let inner = &self.0;
         // What the guest asked for before is older than the reset.
         let active = inner.active();
-        if let Some(path) = &active.kernel {
+        if let Some(path) = &active.ioeventfd {
             path.drain(&inner.device);
         }
         // KVM forwards those of the guest that boots now.
@@ -109,12 +109,12 @@ impl BridgeHandle {
     /// if anything.
     #[must_use]
     pub fn path_lost(&self) -> Option<Arc<KvmOffload>> {
-        let (backend, kernel) = {
+        let (backend, ioeventfd) = {
             let mut active = self.0.active();
-            (active.backend.take(), active.kernel.take())
+            (active.backend.take(), active.ioeventfd.take())
         };
-        if let Some(path) = kernel {
-            self.0.kernel_lost(path);
+        if let Some(path) = ioeventfd {
+            self.0.ioeventfd_lost(path);
         }
         self.0.backend_lost(backend?).map(Arc::new)
     }

@@ -4,14 +4,14 @@
 //!
 //! ```text
 //! exit    vCPU thread ─▶ MmioRegion ─▶ device
-//! kernel  KVM ─▶ eventfds ─▶ Worker ─▶ device ─▶ pages ─▶ KVM
+//! ioeventfd KVM ─▶ eventfds ─▶ Worker ─▶ device ─▶ pages ─▶ KVM
 //! bpf     KVM ─▶ programs ─▶ kernel module, or Worker ─▶ clamp; programs ─▶ pages ─▶ KVM
 //! ```
 //! A path that is lost while the guest runs gives way to the next one.
 
 mod backend;
 mod handle;
-mod kernel;
+mod ioeventfd;
 mod pcpus;
 mod snapshot;
 mod swappable;
@@ -38,8 +38,8 @@ use crate::{
 };
 pub use backend::{Backend, Offered, RunningBackend};
 pub use handle::BridgeHandle;
-use kernel::KernelPath;
-pub use kernel::KernelPlan;
+use ioeventfd::IoeventfdPath;
+pub use ioeventfd::IoeventfdPlan;
 pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
 use swappable::SwappableDevice;
 
@@ -59,8 +59,8 @@ pub struct BridgeConfig {
     pub kick: c_int,
     /// Whether the guest has hypercalls.
     pub hypercalls: bool,
-    /// How the path `kernel` is to be, if it may be taken.
-    pub kernel: Option<KernelPlan>,
+    /// How the path `ioeventfd` is to be, if it may be taken.
+    pub ioeventfd: Option<IoeventfdPlan>,
 }
 
 /// A device with all that it needs while its guest runs.
@@ -103,21 +103,21 @@ struct BridgeInner {
     path: Mutex<CurrentPath>,
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
-    kernel: Option<KernelPlan>,
+    ioeventfd: Option<IoeventfdPlan>,
 }
 
 /// The path in use, and the one that was lost.
 #[derive(Default)]
 struct CurrentPath {
     backend: Option<NamedBackend>,
-    kernel: Option<KernelPath>,
+    ioeventfd: Option<IoeventfdPath>,
     lost: Option<NamedBackend>,
 }
 
 type NamedBackend = (&'static str, Box<dyn RunningBackend>);
 
 impl Bridge {
-    /// Starts the bridge by the first of `backends`, else the path `kernel`, else the exit, that
+    /// Starts the bridge by the first of `backends`, else the path `ioeventfd`, else the exit, that
     /// the host doesn't refuse.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Bridge {
         let mut totals = Totals::default();
         {
             let mut active = inner.active();
-            if let Some(path) = active.kernel.take() {
+            if let Some(path) = active.ioeventfd.take() {
                 path.stop(&inner.device);
             }
             let CurrentPath { backend, lost, .. } = &mut *active;
@@ -228,7 +228,7 @@ impl BridgeInner {
             tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
             path: Mutex::default(),
             pages: OnceLock::new(),
-            kernel: config.kernel,
+            ioeventfd: config.ioeventfd,
         })
     }
 
@@ -269,13 +269,13 @@ impl BridgeInner {
                 }
             }
         }
-        let Some(plan) = self.kernel else {
+        let Some(plan) = self.ioeventfd else {
             return Ok(None);
         };
         let pages = PageMapping::new(size, plan.clean);
         let pages = Arc::new(pages.context("can't map the register pages")?);
         self.show(Box::new(pages.clone()), pages)?;
-        self.start_kernel().map(Some)
+        self.start_ioeventfd().map(Some)
     }
 
     /// Has the device store what guests read in `memory`, too.
@@ -288,11 +288,11 @@ impl BridgeInner {
         Ok(())
     }
 
-    /// Starts the path `kernel` on the pages that there are.
-    fn start_kernel(&self) -> anyhow::Result<KvmOffload> {
+    /// Starts the path `ioeventfd` on the pages that there are.
+    fn start_ioeventfd(&self) -> anyhow::Result<KvmOffload> {
         let pages = self.pages.get().context("no register pages")?.clone();
         let (path, offload) =
-            KernelPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
+            IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
         self.on_bus
             .exchange(path.region(self.region.clone(), &self.device));
         for (vcpu, tid) in self.vcpus().zip(&self.tids) {
@@ -300,28 +300,28 @@ impl BridgeInner {
                 path.register_thread(vcpu, *tid);
             }
         }
-        self.active().kernel = Some(path);
+        self.active().ioeventfd = Some(path);
         Ok(offload)
     }
 
-    fn kernel_lost(&self, path: KernelPath) {
+    fn ioeventfd_lost(&self, path: IoeventfdPath) {
         path.drain(&self.device);
         self.on_bus.exchange(self.region.clone());
         path.stop(&self.device);
         self.diagnostics.warn(
             "the thread that carries out requests has died: each access exits to the VMM from \
-             now on; restart the guest for the path kernel",
+             now on; restart the guest for the path ioeventfd",
         );
     }
 
-    /// Hands over to the path `kernel`, or to the exit.
+    /// Hands over to the path `ioeventfd`, or to the exit.
     fn backend_lost(&self, (name, path): NamedBackend) -> Option<KvmOffload> {
         self.on_bus.exchange(self.region.clone());
         let (why, calling) = path.hand_over();
         self.active().lost = Some((name, path));
-        let next = self.kernel.map(|_| self.start_kernel());
+        let next = self.ioeventfd.map(|_| self.start_ioeventfd());
         let (next, how) = match next {
-            Some(Ok(next)) => (Some(next), "by the path kernel".to_owned()),
+            Some(Ok(next)) => (Some(next), "by the path ioeventfd".to_owned()),
             Some(Err(error)) => (None, format!("by exits to the VMM ({error:#})")),
             None => (None, "by exits to the VMM".to_owned()),
         };

@@ -11,7 +11,7 @@ impl BridgeInner {
         }
         self.device.source().refresh();
         let active = self.active();
-        if let Some(path) = &active.kernel {
+        if let Some(path) = &active.ioeventfd {
             path.follow_pcpus(changed);
         }
         let Some((name, path)) = &active.backend else {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
 use crate::{
-    Accesses, Actuator, CounterSnapshot, Demand, Device, DomainId, HistogramSnapshot, Khz, Source,
+    Accesses, Actuator, Clamp, CounterSnapshot, Device, DomainId, HistogramSnapshot, Khz, Source,
     VcpuId, VcpuSpec,
 };
 
@@ -17,7 +17,7 @@ pub enum AccessPath {
     #[default]
     Exit,
     /// KVM answers reads, or requests of table entries.
-    Kernel,
+    Ioeventfd,
     /// The backend of this name.
     Backend(&'static str),
 }
@@ -36,7 +36,7 @@ pub struct VcpuSnapshot {
     /// What it was last told that it gets.
     pub cur_perf: Khz,
     /// What its domain's request stands for.
-    pub clamp: Demand,
+    pub clamp: Clamp,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
@@ -112,20 +112,20 @@ impl VcpuSnapshot {
         taken: &OffloadState,
         (vcpu, spec): (VcpuId, &VcpuSpec),
     ) -> Self {
-        let standing = device.standing(vcpu);
+        let domain_status = device.domain_status(vcpu);
         let here = device.source().sample(vcpu).ok();
         let events = device.events();
         let table = spec.table.entries().len() > 1;
         Self {
             domain: spec.domain,
             path: match taken.reads() || (table && taken.writes()) {
-                true => AccessPath::Kernel,
+                true => AccessPath::Ioeventfd,
                 false => AccessPath::Exit,
             },
             pcpu: here.map(|here| (here.pcpu, here.khz)),
-            asked: standing.and_then(|standing| standing.asked),
-            cur_perf: standing.map_or(Khz(0), |standing| standing.cur_perf),
-            clamp: standing.map_or(Demand::NONE, |standing| standing.demand),
+            asked: domain_status.and_then(|domain_status| domain_status.asked),
+            cur_perf: domain_status.map_or(Khz(0), |domain_status| domain_status.cur_perf),
+            clamp: domain_status.map_or(Clamp::NONE, |domain_status| domain_status.clamp),
             accesses: device.accesses(vcpu).unwrap_or_default(),
             counters: device.counters(vcpu).unwrap_or_default(),
             clamp_after: events.clamp_after(vcpu),
@@ -140,8 +140,8 @@ mod tests {
     //! (That the path follows what KVM takes: `tests/kvm_x86_64`.)
 
     use crate::{
-        ClampMode, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF, Report, Util,
-        WriteReg, fakes,
+        ClampMode, CurPerfVisibility, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF,
+        Util, WriteReg, fakes,
     };
 
     use super::*;
@@ -158,7 +158,7 @@ mod tests {
             vcpus: (0..vcpus).map(|vcpu| spec(vcpu + 3)).collect(),
             mode: ClampMode::Floor,
             headroom: Headroom::None,
-            report: Report::Exact,
+            visibility: CurPerfVisibility::Exact,
             rate_limit: None,
         };
         let stats = Arc::new(EventStats::new(config.vcpus.len(), None));
@@ -180,7 +180,7 @@ mod tests {
             panic!("{snapshot:?}")
         };
         assert_eq!((vcpu.domain, vcpu.path), (DomainId(3), AccessPath::Exit));
-        assert_eq!((vcpu.asked, vcpu.clamp), (None, Demand::NONE));
+        assert_eq!((vcpu.asked, vcpu.clamp), (None, Clamp::NONE));
         assert_eq!(vcpu.accesses.writes_exited, 3);
         assert_eq!((vcpu.counters.requests, vcpu.counters.applied), (4, 3));
         // The reset's request has not arrived, so it took no time.

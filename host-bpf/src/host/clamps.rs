@@ -7,12 +7,12 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
 
-use vcpufreq_device::{Demand, Khz, VcpuId, demand};
+use vcpufreq_device::{Clamp, Khz, VcpuId, clamp};
 
 use super::{HostBpf, Latest, index};
 use crate::error::BpfError;
 use crate::event::Waiting;
-use crate::layout::{DomainEntry, NO_DEMAND, pack, unpack};
+use crate::layout::{DomainEntry, NO_CLAMP, pack, unpack};
 use crate::policy::VcpuPolicy;
 
 /// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
@@ -24,14 +24,14 @@ const ROUNDS: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled<E> {
     /// This is in force.
-    InForce(Demand),
+    InForce(Clamp),
     /// This could not be put into force: the next request tries again.
-    Failed(Demand, E),
+    Failed(Clamp, E),
     /// There was nothing to put into force: what was wanted had been tried already.
     Nothing,
     /// This is in force, but the guest changes its mind as fast as this can follow: settle again,
     /// after others had their turn.
-    Changing(Demand),
+    Changing(Clamp),
 }
 
 impl HostBpf {
@@ -41,7 +41,7 @@ impl HostBpf {
     pub fn serve<E>(
         &self,
         waiting: &Waiting,
-        apply: impl FnMut(u32, Demand) -> Result<(), E>,
+        apply: impl FnMut(u32, Clamp) -> Result<(), E>,
     ) -> Settled<E> {
         let (Some(vcpu), Some(domain)) = (
             self.vcpus.get(waiting.vcpu.index()),
@@ -56,7 +56,7 @@ impl HostBpf {
         } else {
             domain.pending.store(0, SeqCst);
         }
-        self.settle(waiting.domain, apply)
+        self.apply_pending(waiting.domain, apply)
     }
 
     /// Charges a request that had no token when it was made, and was due at `due_ns`: its writer and
@@ -79,36 +79,36 @@ impl HostBpf {
 
     /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does: what was asked
     /// for last, where a new policy or a failure has taken that back.
-    pub fn settle<E>(
+    pub fn apply_pending<E>(
         &self,
         domain: u32,
-        mut apply: impl FnMut(u32, Demand) -> Result<(), E>,
+        mut apply: impl FnMut(u32, Clamp) -> Result<(), E>,
     ) -> Settled<E> {
         let Some(entry) = self.domain(domain) else {
             return Settled::Nothing;
         };
         // The guest may not ask again.
-        if entry.demand.load(SeqCst) == NO_DEMAND {
+        if entry.clamp.load(SeqCst) == NO_CLAMP {
             self.grant(None, domain, entry);
         }
         let mut in_force = None;
         for _ in 0..ROUNDS {
-            let wanted = entry.demand.load(SeqCst);
-            if wanted == NO_DEMAND {
+            let wanted = entry.clamp.load(SeqCst);
+            if wanted == NO_CLAMP {
                 break;
             }
-            let demand = unpack(wanted);
-            if let Err(error) = apply(domain, demand) {
+            let clamp = unpack(wanted);
+            if let Err(error) = apply(domain, clamp) {
                 // Unless there is a newer one, which has an event of its own.
                 let _ = entry
-                    .demand
-                    .compare_exchange(wanted, NO_DEMAND, SeqCst, SeqCst);
-                return Settled::Failed(demand, error);
+                    .clamp
+                    .compare_exchange(wanted, NO_CLAMP, SeqCst, SeqCst);
+                return Settled::Failed(clamp, error);
             }
-            if entry.demand.load(SeqCst) == wanted {
-                return Settled::InForce(demand);
+            if entry.clamp.load(SeqCst) == wanted {
+                return Settled::InForce(clamp);
             }
-            in_force = Some(demand);
+            in_force = Some(clamp);
         }
         in_force.map_or(Settled::Nothing, Settled::Changing)
     }
@@ -127,8 +127,8 @@ impl HostBpf {
         for policy in policies.iter() {
             if let Some(domain) = self.domain(policy.domain) {
                 domain.granted_khz.store(0, SeqCst);
-                let none = policy.raised(Demand::NONE);
-                domain.demand.store(pack(none), SeqCst);
+                let none = policy.raised(Clamp::NONE);
+                domain.clamp.store(pack(none), SeqCst);
             }
         }
         drop(policies);
@@ -201,14 +201,15 @@ impl HostBpf {
                 return;
             }
         }
-        domain.demand.store(NO_DEMAND, SeqCst);
+        domain.clamp.store(NO_CLAMP, SeqCst);
     }
 
     /// Where cur_perf tells what was asked for, has it told.
     fn show_granted(&self, policies: &[VcpuPolicy], domain: u32) {
         let members = (0..=u16::MAX).zip(policies);
         for (id, _) in members.filter(|(_, policy)| {
-            policy.domain == domain && policy.report == vcpufreq_device::Report::Request
+            policy.domain == domain
+                && policy.visibility == vcpufreq_device::CurPerfVisibility::Request
         }) {
             // Or its next event does.
             let _ = self.programs().loaded.call("vcpufreq_refresh", id);
@@ -228,23 +229,23 @@ impl HostBpf {
     /// is put into force whatever it asks for.
     pub fn forget(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {
-            domain.demand.store(NO_DEMAND, SeqCst);
+            domain.clamp.store(NO_CLAMP, SeqCst);
         }
     }
 
     /// What a domain wants in force; `None` when that isn't known.
     #[must_use]
-    pub fn wanted(&self, domain: u32) -> Option<Demand> {
-        let wanted = self.domain(domain)?.demand.load(SeqCst);
-        (wanted != NO_DEMAND).then(|| unpack(wanted))
+    pub fn wanted(&self, domain: u32) -> Option<Clamp> {
+        let wanted = self.domain(domain)?.clamp.load(SeqCst);
+        (wanted != NO_CLAMP).then(|| unpack(wanted))
     }
 }
 
 /// Makes what `khz` stands for what a domain wants.
 fn store_demand(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
-    let decision = demand(&policy.spec, khz, policy.clamp, policy.headroom);
+    let decision = clamp(&policy.spec, khz, policy.clamp, policy.headroom);
     domain.granted_khz.store(decision.granted.0, SeqCst);
     domain
-        .demand
-        .store(pack(policy.raised(decision.demand)), SeqCst);
+        .clamp
+        .store(pack(policy.raised(decision.clamp)), SeqCst);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The path `kernel`: reads of the vcpufreq registers from memory, writes of
+//! The path `ioeventfd`: reads of the vcpufreq registers from memory, writes of
 //! set_perf finished by KVM, and one worker that does the rest.
 //!
 //! ```text

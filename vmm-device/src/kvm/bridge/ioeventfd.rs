@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The path `kernel` of a bridge: its parts, joined.
+//! The path `ioeventfd` of a bridge: its parts, joined.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{BridgeDevice, Guest};
 use crate::host::{CpuList, Tid, present_pcpus};
 use crate::kvm::diagnostics::Diagnostics;
-use crate::kvm::kernel_path::{
+use crate::kvm::ioeventfd::{
     DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
     WriteOrder,
 };
@@ -18,15 +18,15 @@ use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
 use crate::{DeviceConfig, DomainId, VcpuId};
 
-/// How the path `kernel` is to be.
+/// How the path `ioeventfd` is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelPlan {
+pub struct IoeventfdPlan {
     /// Each store to the pages has to be cleaned out of the cache.
     pub clean: bool,
 }
 
-/// The path `kernel`, running.
-pub struct KernelPath {
+/// The path `ioeventfd`, running.
+pub struct IoeventfdPath {
     pending: Arc<PendingWrites>,
     trace: Option<Arc<MmioTrace>>,
     perf_watch: Option<PerfWatch>,
@@ -34,7 +34,7 @@ pub struct KernelPath {
     diagnostics: Arc<dyn Diagnostics>,
 }
 
-impl KernelPath {
+impl IoeventfdPath {
     /// Starts it; what KVM is to do shows `pages`, which the device stores to.
     ///
     /// # Errors
@@ -193,10 +193,10 @@ fn pending(
 fn order(unknown: Option<&anyhow::Error>) -> String {
     match unknown {
         None => {
-            "path kernel: the order of requests that come together is kvm:kvm_mmio's".to_owned()
+            "path ioeventfd: the order of requests that come together is kvm:kvm_mmio's".to_owned()
         }
         Some(why) => format!(
-            "path kernel: of requests that come together the highest counts when an earlier one \
+            "path ioeventfd: of requests that come together the highest counts when an earlier one \
              comes back, until the next one: {why:#}"
         ),
     }
@@ -206,15 +206,15 @@ fn order(unknown: Option<&anyhow::Error>) -> String {
 fn freshness(perf_watch: Result<&PerfWatch, &anyhow::Error>) -> String {
     match perf_watch.map(PerfWatch::watched) {
         Ok(pcpus) if pcpus.is_empty() => {
-            "path kernel: cur_perf follows migrations; frequencies are looked after every 4 ms"
+            "path ioeventfd: cur_perf follows migrations; frequencies are looked after every 4 ms"
                 .to_owned()
         }
         Ok(pcpus) => format!(
-            "path kernel: cur_perf follows migrations, and frequency changes on CPUs {}",
+            "path ioeventfd: cur_perf follows migrations, and frequency changes on CPUs {}",
             pcpus.into_iter().collect::<CpuList>()
         ),
         Err(why) => {
-            format!("path kernel: cur_perf is looked after every 4 ms or less often: {why:#}")
+            format!("path ioeventfd: cur_perf is looked after every 4 ms or less often: {why:#}")
         }
     }
 }

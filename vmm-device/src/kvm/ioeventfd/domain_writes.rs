@@ -42,7 +42,7 @@ pub struct DomainWrites {
     /// What they told the last time.
     known: Known,
     vcpus: Vec<VcpuId>,
-    bells: Vec<Bell>,
+    bells: Vec<Doorbell>,
     events: Vec<EpollEvent>,
     /// The bell handed out last, since the list was last found empty.
     last: Option<usize>,
@@ -52,7 +52,7 @@ pub struct DomainWrites {
     in_hand: Option<Latest>,
 }
 
-struct Bell {
+struct Doorbell {
     vcpu: VcpuId,
     khz: u32,
     event: Arc<EventFd>,
@@ -61,7 +61,7 @@ struct Bell {
     /// How many of them were handed out.
     handed_out: u64,
     /// Signals that nobody has been told of.
-    untold: u64,
+    unreported: u64,
 }
 
 /// What the guest wrote last.
@@ -91,7 +91,7 @@ impl DomainWrites {
             let fd = event.as_raw_fd();
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(when, index))?;
         }
-        let bells: Vec<_> = bells.into_iter().map(Bell::from).collect();
+        let bells: Vec<_> = bells.into_iter().map(Doorbell::from).collect();
         let mut vcpus: Vec<_> = bells.iter().map(|bell| bell.vcpu).collect();
         vcpus.dedup();
         Ok(Self {
@@ -154,7 +154,7 @@ impl DomainWrites {
     fn conclude(&mut self) -> Option<Latest> {
         let last = self.last.take()?;
         let repeated =
-            |(index, bell): &(usize, &Bell)| *index != last && bell.signals > bell.handed_out;
+            |(index, bell): &(usize, &Doorbell)| *index != last && bell.signals > bell.handed_out;
         let others = self.bells.iter().enumerate().filter(repeated);
         let other = others.max_by_key(|(_, bell)| bell.khz);
         let other = other.map(|(index, _)| index);
@@ -180,7 +180,7 @@ impl DomainWrites {
     fn recorded(&mut self) -> Option<usize> {
         let last = self.write_order.newest(&self.vcpus, &mut self.known)?;
         let is_it =
-            |bell: &Bell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
+            |bell: &Doorbell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
     }
 
@@ -220,12 +220,16 @@ impl DomainWrites {
     fn tell(&mut self, latest: Latest, more: bool, device: &dyn Requests) -> bool {
         let mut news = false;
         for bell in &mut self.bells {
-            let is_it = (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) && bell.untold > 0;
+            let is_it = (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) && bell.unreported > 0;
             news |= is_it;
             // The one that is carried out counts there.
             let carried_out = u64::from(is_it);
-            let coalesced = if more { 0 } else { bell.untold - carried_out };
-            bell.untold -= carried_out + coalesced;
+            let coalesced = if more {
+                0
+            } else {
+                bell.unreported - carried_out
+            };
+            bell.unreported -= carried_out + coalesced;
             if carried_out + coalesced > 0 {
                 device.finished(bell.vcpu, carried_out + coalesced);
             }
@@ -237,7 +241,7 @@ impl DomainWrites {
     }
 }
 
-impl From<(VcpuId, u32, Arc<EventFd>)> for Bell {
+impl From<(VcpuId, u32, Arc<EventFd>)> for Doorbell {
     fn from((vcpu, khz, event): (VcpuId, u32, Arc<EventFd>)) -> Self {
         Self {
             vcpu,
@@ -245,17 +249,17 @@ impl From<(VcpuId, u32, Arc<EventFd>)> for Bell {
             event,
             signals: 0,
             handed_out: 0,
-            untold: 0,
+            unreported: 0,
         }
     }
 }
 
-impl Bell {
+impl Doorbell {
     fn read(&mut self) {
         // Nothing to read means that an earlier look has counted it.
         let signals = self.event.read().unwrap_or(0);
         self.signals += signals;
-        self.untold += signals;
+        self.unreported += signals;
     }
 }
 
