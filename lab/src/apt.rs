@@ -8,8 +8,8 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::child_output;
 use crate::progress::Step;
-use crate::root::run_quietly;
 
 /// Trixie has the new name, and the old one as a link to it.
 const KEYRINGS: &[&str] = &[
@@ -80,7 +80,7 @@ impl Apt {
             .find(|path| path.extension().is_some_and(|end| end == "deb"))
             .context("apt-get downloaded no package")?;
         let unpacked = self.dir.join("mmdebstrap");
-        run_quietly(
+        child_output::quietly(
             Command::new("dpkg-deb")
                 .arg("-x")
                 .arg(package)

@@ -75,6 +75,11 @@ impl Artifacts {
         })
     }
 
+    /// What checks run with.
+    pub fn tools(&self) -> (&Cache, &Root) {
+        (&self.cache, &self.root)
+    }
+
     /// The host's initial file system, with the guest's kernel and initial
     /// file system in it, and `plan` as `/lab/plan.json`.
     pub fn host_initramfs(&self, host: Flavor, guest: Guest<'_>, plan: &str) -> Result<Vec<u8>> {

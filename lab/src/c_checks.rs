@@ -87,15 +87,19 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
-            tried.push(check.tried(name, artifacts, repo));
+            tried.push(check.tried(name, artifacts.tools(), repo));
         }
         for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
             let check = dkms(source, &release);
             let name = format!("{}: make dist, DKMS, {release}", source.name);
-            tried.push(check.tried(name, artifacts, repo));
+            tried.push(check.tried(name, artifacts.tools(), repo));
         }
     }
-    tried.push(bpf(&checkpatch).tried("host-bpf: sparse, checkpatch".to_owned(), artifacts, repo));
+    tried.push(bpf(&checkpatch).tried(
+        "host-bpf: sparse, checkpatch".to_owned(),
+        artifacts.tools(),
+        repo,
+    ));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -106,7 +110,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
             place: Place::Copy,
         };
         let name = format!("abi: the header is C for {machine}");
-        tried.push(check.tried(name, artifacts, repo));
+        tried.push(check.tried(name, artifacts.tools(), repo));
     }
     tried.extend(driver_tests(artifacts, repo)?);
     Ok(tried)
@@ -118,7 +122,7 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let kernel = format!("KERNEL=/boot/vmlinuz-{release}");
     // In memory, and gone with the command.
     let check = make("test", GUEST_DRIVER, &release, &[&kernel, "MO=/tmp/out"]);
-    let result = check.carry_out(artifacts, repo);
+    let result = check.carry_out(artifacts.tools(), repo);
     let (text, passed) = match &result {
         Ok(held) => (held.text.clone(), held.verdict()),
         Err(error) => (format!("{error:#}"), Verdict::Passed),

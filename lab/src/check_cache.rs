@@ -9,11 +9,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::artifacts::Artifacts;
-use crate::cache::{key, remove_tree};
+use crate::cache::{Cache, key, remove_tree};
 use crate::child_output;
 use crate::kernel::ModuleSource;
 use crate::progress::Step;
+use crate::root::Root;
 use crate::verdict::{Tried, Verdict};
 
 /// A command on a part of the checkout.
@@ -48,8 +48,7 @@ pub struct Held {
 impl Check {
     /// Runs it, unless it passed before on the same input. When it doesn't
     /// pass, what it printed is the error.
-    pub fn carry_out(&self, artifacts: &Artifacts, repo: &Path) -> Result<Held> {
-        let Artifacts { cache, root, .. } = artifacts;
+    pub fn carry_out(&self, (cache, root): (&Cache, &Root), repo: &Path) -> Result<Held> {
         let mut input = self.source.content(repo)?;
         input.push(root.id().into_bytes());
         input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
@@ -80,8 +79,8 @@ impl Check {
     }
 
     /// Runs it as one test.
-    pub fn tried(&self, name: String, artifacts: &Artifacts, repo: &Path) -> Tried {
-        let verdict = match self.carry_out(artifacts, repo) {
+    pub fn tried(&self, name: String, (cache, root): (&Cache, &Root), repo: &Path) -> Tried {
+        let verdict = match self.carry_out((cache, root), repo) {
             Ok(held) => held.verdict(),
             Err(error) => Verdict::Failed(format!("{error:#}")),
         };

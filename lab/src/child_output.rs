@@ -5,9 +5,9 @@
 use std::io::{BufReader, Read};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
-use crate::progress::Step;
+use crate::progress::{Step, above};
 
 /// Settings that make cargo draw its progress bar into a pipe.
 pub const CARGO_BAR: [(&str, &str); 3] = [
@@ -24,6 +24,21 @@ pub fn output(command: &mut Command) -> Result<(bool, String)> {
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.push_str(&String::from_utf8_lossy(&output.stderr));
     Ok((output.status.success(), text))
+}
+
+/// Runs a command to its end; on failure its whole output goes to stderr and
+/// the error names `what` was being done.
+pub fn quietly(command: &mut Command, what: &str) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        above(|| eprint!("{out}{errors}"));
+        bail!("{what} failed ({}); its output is above", output.status);
+    }
+    Ok(out)
 }
 
 /// The same for a cargo with the settings above; `step` shows how far it is.

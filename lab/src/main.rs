@@ -34,6 +34,7 @@ mod result_port;
 mod root;
 mod run;
 mod shell;
+mod shell_check;
 mod suite;
 mod systemd;
 mod tools;

@@ -11,13 +11,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::apt::{self, Apt};
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
+use crate::child_output;
 use crate::namespace::{self, Users};
-use crate::progress::{Step, above};
+use crate::progress::Step;
 
 /// What the root holds, and why.
 const PACKAGES: &[&str] = &[
@@ -165,23 +166,8 @@ impl Root {
 
     /// Runs a command in the root; its output is shown when it fails.
     pub fn run(&self, what: &str, program: &str, args: &[&str]) -> Result<String> {
-        run_quietly(self.command(program).args(args), what)
+        child_output::quietly(self.command(program).args(args), what)
     }
-}
-
-/// Runs a command to its end; on failure its whole output goes to stderr and
-/// the error names `what` was being done.
-pub fn run_quietly(command: &mut Command, what: &str) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
-    let out = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        above(|| eprint!("{out}{errors}"));
-        bail!("{what} failed ({}); its output is above", output.status);
-    }
-    Ok(out)
 }
 
 /// The folder of the Rust toolchain whose cargo runs this program.

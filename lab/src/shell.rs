@@ -1,42 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether `make lab-shell` gives a person a shell, with everything in it: types
-//! a line at its prompt, as a person would.
+//! Types a line at the prompt of `make lab-shell`, as a person would.
 
 use std::io::{Read as _, Write as _};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::artifacts::Artifacts;
 use crate::emulator;
-use crate::run::Options;
-use crate::verdict::Tried;
 
 /// What the shell shows when it waits for a line.
 const PROMPT: &str = "host# ";
-/// Says what isn't there; then one word that isn't in the line itself.
-const LINE: &str = "for f in /bin/vcpufreq /bin/vcpufreq-load /bin/rt-app /bin/cyclictest \
-    /bin/stress-ng /bin/hackbench /lab/modules/vcpufreq_rt_loop.ko /lab/modules/vcpufreq_host.ko \
-    /lab/guest-kernel /lab/guest-initramfs; do [ -e $f ] || echo miss''ing $f; done; \
-    vcpufreq --version; cyclictest --help 2>&1 | head -n 1; echo al''l";
-
-/// The shell's test.
-pub fn check(artifacts: &Artifacts, repo: &Path) -> Tried {
-    let options = Options {
-        topology: "1".to_owned(),
-        ..Options::of(&[])
-    };
-    let said = options.typed(artifacts, repo, LINE);
-    let said = said.unwrap_or_else(|error| format!("{error:#}"));
-    let lines = || said.lines().map(str::trim_end);
-    let has = |start: &str| lines().any(|line| line.starts_with(start));
-    let held = has("vcpufreq ") && has("cyclictest ") && lines().any(|line| line == "all");
-    let held = held && !said.contains("missing");
-    let name = "lab-shell: a line at its prompt, everything is there";
-    Tried::new(name, held, || said.clone())
-}
 
 /// Starts `emulator`, types `line` and `exit` when the prompt is there; what the
 /// console has shown. The emulator has ended when this returns.

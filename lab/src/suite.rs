@@ -25,7 +25,7 @@ use crate::paths_report;
 use crate::progress::{Step, above};
 use crate::run::Options;
 use crate::verdict::{Counts, Tried, Verdict, tell};
-use crate::{shell, tools};
+use crate::{shell_check, tools};
 
 /// Runs a set's tests, or its emulated hosts alone, with a pause before each scenario; whether none
 /// failed.
@@ -159,7 +159,7 @@ impl Boot {
         later_us: u64,
     ) -> (Vec<Tried>, Vec<Value>) {
         if self.scenarios == [tools::SHELL] {
-            let tried = shell::check(artifacts, repo);
+            let tried = shell_check::check(artifacts, repo);
             tell(&tried);
             return (vec![tried], Vec::new());
         }
