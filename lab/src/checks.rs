@@ -27,27 +27,39 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     format.args(["fmt", "--all", "--check"]).current_dir(repo);
     let (held, text) = output(&mut format)?;
     let mut tried = vec![Tried::new("rustfmt", held, || text)];
-    tried.push(clippy(repo)?);
+    tried.extend(lints(repo)?);
     let for_arm = cross::lints(&artifacts.cache, &artifacts.root, repo)?;
-    tried.push(for_arm.tried("clippy for arm64, with BPF".to_owned(), artifacts, repo));
+    tried.push(for_arm.tried(
+        "clippy for arm64, with BPF".to_owned(),
+        artifacts.tools(),
+        repo,
+    ));
     tried.extend(dependencies(&artifacts.cache, repo)?);
     tried.extend(c_checks::all(artifacts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }
 
-/// What clippy says of what is compiled for this machine.
-fn clippy(repo: &Path) -> Result<Tried> {
-    let step = Step::start("clippy");
-    let mut clippy = cargo();
-    clippy
-        .args(["clippy", "--workspace", "--all-targets", "--locked"])
-        .args(["--features", FEATURES, "--", "-D", "warnings"])
-        .envs(CARGO_BAR)
-        .current_dir(repo);
-    let (held, text) = child_output::cargo(&mut clippy, &step)?;
-    step.done();
-    Ok(Tried::new("clippy", held, || text))
+/// clippy and rustdoc on what is compiled for this machine; a warning is an error.
+fn lints(repo: &Path) -> Result<Vec<Tried>> {
+    let runs: [(&str, &[&str], &[&str]); 2] = [
+        ("clippy", &["--all-targets"], &["--", "-D", "warnings"]),
+        ("doc", &["--no-deps"], &[]),
+    ];
+    let tried = runs.into_iter().map(|(name, words, end)| {
+        let step = Step::start(name);
+        let mut lint = cargo();
+        lint.args([name, "--workspace", "--locked", "--features", FEATURES])
+            .args(words)
+            .args(end)
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .envs(CARGO_BAR)
+            .current_dir(repo);
+        let (held, text) = child_output::cargo(&mut lint, &step)?;
+        step.done();
+        Ok(Tried::new(format!("cargo {name}"), held, || text))
+    });
+    tried.collect()
 }
 
 /// `cargo deny`: licences, sources and bans; known vulnerabilities too where
