@@ -110,7 +110,7 @@ const BOOTS: &[Boot] = &[
         Short,
         200,
         "2+2",
-        &["no-exit", "stats", "memory", "paths", "fallbacks"],
+        &["no-exit", "stats", "memory", "paths", "fallbacks", "attach"],
     ),
     Boot {
         path: Some("ioeventfd"),

@@ -11,7 +11,7 @@ mod scenarios;
 
 use std::path::Path;
 
-use crate::harness::{console_commands, guest, guest_shell, host, load};
+use crate::harness::{guest, guest_shell, host, load, registers};
 
 fn main() {
     // As the first process it must not return: the kernel would panic.
@@ -21,8 +21,7 @@ fn main() {
         Some("burn") => load::burn_forever(),
         Some("store-pair") => {
             let address = std::env::args().nth(2).unwrap_or_default();
-            let page =
-                console_commands::register(&address).map(|(page, offset)| page.write_pair(offset));
+            let page = registers::register(&address).map(|(page, offset)| page.write_pair(offset));
             std::process::exit(if page.is_ok() { 0 } else { 2 });
         }
         Some("guest-sh") => {
@@ -45,7 +44,7 @@ fn main() {
                 std::process::exit(2);
             }
         }
-        _ if Path::new("/lab/plan.json").exists() => host::main(),
+        _ if Path::new("/lab/plan.json").exists() => host::main(scenarios::run),
         _ => guest::main(),
     }
 }

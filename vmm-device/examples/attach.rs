@@ -3,8 +3,7 @@
 //! `cargo run -p vcpufreq-device --features kvm --example attach`.
 //!
 //! Its guest reads cur_perf, asks for a frequency of its table, and halts. Neither access exits.
-//! The code is for x86-64; what is around it is the same on any architecture.
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
+//! Its code is for x86-64 or arm64; what is around it is the same.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +15,9 @@ use vcpufreq_device::host::{
     ActuatorKind, HostActuator, HostRoot, KernelTree, SysfsSource, Tid, uclamp_available,
 };
 use vcpufreq_device::kvm::{
-    Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoEventFd, IoeventfdPlan, KvmVm,
-    MmioDevice, PageMapping, ReadOnlySlot, SlotMemory, Totals, accesses_are_of,
+    AccessPath, Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoEventFd,
+    IoeventfdPlan, KvmVm, MmioDevice, Offered, PageMapping, ReadOnlySlot, SlotMemory, Totals,
+    accesses_are_of,
 };
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PageMemory,
@@ -27,7 +27,6 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 const BASE: u64 = 0x0a00_0000;
 const CODE: u64 = 0x1000;
-const RESULT: usize = 0x8000;
 
 /// What a VMM implements: its virtual machine, of which memory slot 1 is free.
 struct Vm(VmFd);
@@ -123,8 +122,15 @@ fn device(host: &HostRoot) -> anyhow::Result<BridgeDevice> {
 
 extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// What the guest has read as cur_perf, its accesses that exited, and all that was counted.
-pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
+/// Runs the guest by the first of `backends`, or of `ioeventfd` and exits, that the host has.
+/// Returns the path, what the guest has read as cur_perf, its accesses that exited, and all that
+/// was counted.
+pub fn run(
+    kvm: &Kvm,
+    host: &HostRoot,
+    backends: &[Offered],
+    ioeventfd: bool,
+) -> anyhow::Result<(AccessPath, u32, usize, Totals)> {
     register_signal_handler(SIGRTMIN(), kick)?;
     let config = BridgeConfig {
         base: BASE,
@@ -132,10 +138,10 @@ pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
         rt_pcpus: vec![],
         kick: SIGRTMIN(),
         hypercalls: false,
-        ioeventfd: Some(IoeventfdPlan { clean: false }),
+        ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
-    let bridge = Bridge::start(device(host)?, &config, &[], &diagnostics)?;
+    let bridge = Bridge::start(device(host)?, &config, backends, &diagnostics)?;
     let handle = bridge.handle();
 
     let ram = PageMapping::new(0x1_0000, false)?;
@@ -151,10 +157,11 @@ pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
     handle.register_thread(VcpuId(0), Tid::current().get())?;
     handle.vcpu_moved(VcpuId(0));
     let exits = run_vcpu(&mut vcpu, &*bridge.mmio())?;
+    let path = handle.snapshot().vcpus[0].path;
     handle.guest_ended();
+    let read = cur_perf_read(&vcpu)?;
     drop((attachment, vcpu));
-    let read = PageMemory::words(&ram)[RESULT / 4].load(Relaxed);
-    Ok((read, exits, bridge.stop()))
+    Ok((path, read, exits, bridge.stop()))
 }
 
 /// Runs it until it halts; how often it exited to the device.
@@ -164,7 +171,7 @@ fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
         match vcpu.run() {
             Ok(VcpuExit::MmioRead(address, data)) => mmio.read(address - BASE, data),
             Ok(VcpuExit::MmioWrite(address, data)) => mmio.write(address - BASE, data),
-            Ok(VcpuExit::Hlt) => return Ok(exits),
+            Ok(VcpuExit::Hlt | VcpuExit::SystemEvent(..)) => return Ok(exits),
             Ok(other) => anyhow::bail!("the guest left with {other:?}"),
             Err(error) if error.errno() == libc::EINTR => continue,
             Err(error) => return Err(error.into()),
@@ -173,20 +180,16 @@ fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
     }
 }
 
-/// 16-bit code, with DS at the device and ES at RAM.
+fn load(ram: &PageMapping, code: &[u32]) {
+    for (word, code) in PageMemory::words(ram)[0x1000 / 4..].iter().zip(code) {
+        word.store(*code, Relaxed);
+    }
+}
+
+/// 16-bit code, with DS at the device: mov eax, [0]; mov dword [4], 600000; hlt.
 #[cfg(target_arch = "x86_64")]
 fn guest(vm: &VmFd, ram: &PageMapping) -> anyhow::Result<VcpuFd> {
-    let code: [u8; 20] = [
-        0x66, 0xa1, 0x00, 0x00, // mov eax, ds:[0]
-        0x26, 0x66, 0xa3, 0x00, 0x80, // mov es:[RESULT], eax
-        0x66, 0xc7, 0x06, 0x04, 0x00, 0xc0, 0x27, 0x09, 0x00, // mov dword ds:[4], 600000
-        0xf4, // hlt
-        0x90,
-    ];
-    let words = PageMemory::words(ram);
-    for (at, bytes) in (usize::try_from(CODE)? / 4..).zip(code.chunks_exact(4)) {
-        words[at].store(u32::from_le_bytes(bytes.try_into()?), Relaxed);
-    }
+    load(ram, &[0x0000_a166, 0x0406_c766, 0x0927_c000, 0xf400_f400]);
     let vcpu = vm.create_vcpu(0)?;
     let mut sregs = vcpu.get_sregs()?;
     (sregs.cs.base, sregs.cs.selector) = (0, 0);
@@ -199,14 +202,48 @@ fn guest(vm: &VmFd, ram: &PageMapping) -> anyhow::Result<VcpuFd> {
     Ok(vcpu)
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn guest(_vm: &VmFd, _ram: &PageMapping) -> anyhow::Result<VcpuFd> {
-    anyhow::bail!("the guest's code is for x86-64")
+#[cfg(target_arch = "x86_64")]
+fn cur_perf_read(vcpu: &VcpuFd) -> anyhow::Result<u32> {
+    Ok(u32::try_from(vcpu.get_regs()?.rax)?)
+}
+
+/// Code that runs without an MMU, and ends by PSCI's SYSTEM_OFF, which overwrites X0 to X3.
+#[cfg(target_arch = "aarch64")]
+fn guest(vm: &VmFd, ram: &PageMapping) -> anyhow::Result<VcpuFd> {
+    let code = [
+        0xd2a1_4001, // movz x1, #0xa00, lsl 16
+        0xb940_0029, // ldr w9, [x1]
+        0x5284_f800, // movz w0, #0x27c0
+        0x72a0_0120, // movk w0, #9, lsl 16
+        0xb900_0420, // str w0, [x1, #4]
+        0x52b0_8000, // movz w0, #0x8400, lsl 16
+        0x1100_2000, // add w0, w0, #8
+        0xd400_0002, // hvc #0
+    ];
+    load(ram, &code);
+    let vcpu = vm.create_vcpu(0)?;
+    let mut init = kvm_bindings::kvm_vcpu_init::default();
+    vm.get_preferred_target(&mut init)?;
+    init.features[0] |= 1 << kvm_bindings::KVM_ARM_VCPU_PSCI_0_2;
+    vcpu.vcpu_init(&init)?;
+    vcpu.set_one_reg(CORE_REGISTER + 0x40, &CODE.to_le_bytes())?;
+    Ok(vcpu)
+}
+
+/// KVM's number of X0; X9 is 18 more, the program counter 0x40 (Documentation/virt/kvm/api.rst).
+#[cfg(target_arch = "aarch64")]
+const CORE_REGISTER: u64 = 0x6030_0000_0010_0000;
+
+#[cfg(target_arch = "aarch64")]
+fn cur_perf_read(vcpu: &VcpuFd) -> anyhow::Result<u32> {
+    let mut value = [0; 8];
+    vcpu.get_one_reg(CORE_REGISTER + 18, &mut value)?;
+    Ok(u32::try_from(u64::from_le_bytes(value))?)
 }
 
 #[allow(dead_code)]
 fn main() -> anyhow::Result<()> {
-    let (cur_perf, exits, totals) = run(&Kvm::new()?, &HostRoot::default())?;
-    println!("cur_perf {cur_perf} kHz, {exits} exits, {totals:?}");
+    let (path, cur_perf, exits, totals) = run(&Kvm::new()?, &HostRoot::default(), &[], true)?;
+    println!("{path:?}: cur_perf {cur_perf} kHz, {exits} exits, {totals:?}");
     Ok(())
 }

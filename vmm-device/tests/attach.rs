@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The example `attach`, on real KVM: the guest reads the frequency of its pCPU and asks for one of
-//! its table, without an exit, and what it asked for reaches the device.
+//! its table, by ioeventfd without an exit, and what it asked for reaches the device.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used)]
 
@@ -8,6 +8,7 @@ use std::fs;
 
 use kvm_ioctls::Kvm;
 use vcpufreq_device::host::{HostRoot, Tid};
+use vcpufreq_device::kvm::AccessPath;
 
 #[path = "../examples/attach.rs"]
 mod attach;
@@ -33,13 +34,19 @@ fn host() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_guest_of_another_vmm_needs_no_exit() {
+fn a_guest_of_another_vmm_reads_and_asks_by_each_path() {
     let kvm = match Kvm::new().and_then(|kvm| kvm.create_vm().map(|_| kvm)) {
         Ok(kvm) => kvm,
         Err(error) => return println!("SKIP: no usable /dev/kvm: {error}"),
     };
     let host = host();
-    let (cur_perf, exits, totals) = attach::run(&kvm, &HostRoot::at(host.path())).unwrap();
-    assert_eq!((cur_perf, exits), (1_200_000, 0));
-    assert_eq!((totals.counters.requests, totals.counters.refused), (1, 0));
+    for (ioeventfd, path, exits) in [
+        (true, AccessPath::Ioeventfd, 0),
+        (false, AccessPath::Exit, 2),
+    ] {
+        let seen = attach::run(&kvm, &HostRoot::at(host.path()), &[], ioeventfd).unwrap();
+        assert_eq!((seen.0, seen.1, seen.2), (path, 1_200_000, exits));
+        let counters = seen.3.counters;
+        assert_eq!((counters.requests, counters.refused), (1, 0), "{path:?}");
+    }
 }

@@ -4,7 +4,7 @@
 //!
 //! A vCPU thread stamps an event and puts it into a bounded queue; it neither
 //! formats, writes nor wakes anybody. A writer thread looks at the queue every
-//! 50 ms and writes what it finds. When a guest makes events faster
+//! 20 ms and writes what it finds. When a guest makes events faster
 //! than that, those that find the queue full are dropped and counted.
 
 mod line;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::harness::console_commands::register;
 use crate::harness::load;
+use crate::harness::registers::register;
 use crate::harness::sys::Hypercalls;
 
 /// `call` and `call-changes` of a hypercall, `store-naps`, the others [`in_batches`].

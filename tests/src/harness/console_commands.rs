@@ -12,6 +12,7 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 use crate::harness::access_cost;
 use crate::harness::guest_shell;
 use crate::harness::load::{self, Load};
+use crate::harness::registers::register;
 use crate::harness::sys::Registers;
 use crate::harness::sysfs;
 
@@ -290,15 +291,6 @@ fn registers() -> Result<u64> {
         }
     }
     bail!("the device tree has no cpufreq device")
-}
-
-pub fn register(address: &str) -> Result<(Registers, usize)> {
-    let digits = address.strip_prefix("0x").context("an address is 0x...")?;
-    let address = u64::from_str_radix(digits, 16)?;
-    Ok((
-        Registers::map(address & !0xfff)?,
-        usize::try_from(address & 0xfff)?,
-    ))
 }
 
 /// The kernel's messages that contain a pattern.

@@ -6,9 +6,10 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::plan::{cur_perf, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Vm;
-use crate::scenarios::{Policy, cur_perf, registers};
 
 /// The option that gives a vCPU the ends of its pCPU's table alone.
 pub fn coarse_table(vcpu: usize, policy: &Policy) -> [String; 2] {

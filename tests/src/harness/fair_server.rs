@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded as rt_command;
 use crate::harness::sysfs;
-use crate::scenarios::rt_command;
 
 const DEBUG: &str = "/sys/kernel/debug/sched";
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];

@@ -4,11 +4,11 @@
 
 use std::io::{BufRead as _, Write as _, stdin, stdout};
 
-use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::harness::console_commands::Deeds;
-use crate::harness::host::{calm_kernel, mount_kernel_files};
+use crate::harness::machine::{calm_kernel, mount_kernel_files, power_off};
 
 /// The guest's first process.
 pub fn main() {
@@ -45,16 +45,4 @@ fn serve() -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Ends the machine; as the first process there is nothing left to do when
-/// that fails.
-pub fn power_off(mode: RebootMode) {
-    let _ = stdout().flush();
-    nix::unistd::sync();
-    let Err(error) = reboot(mode);
-    println!("cannot power off: {error}");
-    loop {
-        std::thread::park();
-    }
 }

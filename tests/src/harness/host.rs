@@ -10,15 +10,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::insmod;
-use crate::harness::guest::power_off;
+use crate::harness::machine::{calm_kernel, mount_at, mount_kernel_files, mount_traces, power_off};
+use crate::harness::plan::Plan;
 use crate::harness::{sysfs, uclamp};
-use crate::scenarios::{self, Plan};
 
 /// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
 const RESULTS: &str = "/dev/ttyAMA1";
@@ -26,13 +25,16 @@ const RESULTS: &str = "/dev/ttyAMA1";
 /// The host's init system, where a scenario wants one.
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 
+/// What carries out a scenario by its name.
+pub type Run = fn(&str, &Plan) -> Result<Value>;
+
 /// The host's first process, or a service of its init system, which is started first then.
-pub fn main() {
+pub fn main(run: Run) {
     if is_init() && Path::new(SYSTEMD).exists() {
         let failed = Command::new(SYSTEMD).arg("--log-target=console").exec();
         println!("{SYSTEMD}: {failed}");
     }
-    if let Err(error) = carry_out() {
+    if let Err(error) = carry_out(run) {
         report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
     }
     // What the port still has to send is lost with the power.
@@ -46,7 +48,7 @@ fn is_init() -> bool {
     std::process::id() == 1
 }
 
-fn carry_out() -> Result<()> {
+fn carry_out(run: Run) -> Result<()> {
     if is_init() {
         mount_all()?;
     } else {
@@ -95,7 +97,7 @@ fn carry_out() -> Result<()> {
             shell()?;
             continue;
         }
-        let mut result = match scenarios::run(name, &settings) {
+        let mut result = match run(name, &settings) {
             Ok(result) => result,
             Err(error) => json!({ "held": false, "error": format!("{error:#}") }),
         };
@@ -111,45 +113,6 @@ fn mount_all() -> Result<()> {
     // As on every system: a new tmpfs is everybody's.
     std::fs::set_permissions("/run", Permissions::from_mode(0o755))?;
     mount_at("cgroup2", "/sys/fs/cgroup")
-}
-
-/// The file systems that every kernel offers.
-pub fn mount_kernel_files() -> Result<()> {
-    mount_at("proc", "/proc")?;
-    mount_at("sysfs", "/sys")?;
-    mount_at("devtmpfs", "/dev")?;
-    mount_traces()
-}
-
-/// Those that systemd mounts by units that aren't here.
-fn mount_traces() -> Result<()> {
-    mount_at("debugfs", "/sys/kernel/debug")?;
-    mount_at("tracefs", "/sys/kernel/tracing")
-}
-
-/// Turns off what the kernel does of its own accord that would be measured,
-/// on host and guest.
-pub fn calm_kernel() -> Result<()> {
-    // On an RT kernel interrupts are threads of a real-time class, which run
-    // at the maximum by default: a pCPU would never be seen at its guest's
-    // request, nor a guest ask for less.
-    // /sys/kernel/realtime was the RT patches'; mainline has none.
-    if sysfs::text("/proc/version")?.contains("PREEMPT_RT") {
-        uclamp::first_use(Some(0))?;
-    }
-    // It samples memory 200 times a second.
-    let damon = "/sys/module/damon_stat/parameters/enabled";
-    if Path::new(damon).exists() {
-        sysfs::write(damon, "N")?;
-    }
-    Ok(())
-}
-
-fn mount_at(kind: &str, path: &str) -> Result<()> {
-    std::fs::create_dir_all(path)?;
-    // debugfs may have mounted tracefs below itself; that doesn't hinder.
-    mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)
-        .with_context(|| format!("mounting {kind} at {path}"))
 }
 
 fn raw_result_port() -> Result<()> {

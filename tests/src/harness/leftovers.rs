@@ -19,7 +19,7 @@ pub fn leftovers() -> Result<Vec<String>> {
         );
     }
     #[cfg(feature = "bpf")]
-    found.extend(crate::scenarios::bpf::left());
+    found.extend(bpf_objects());
     Ok(found)
 }
 
@@ -47,4 +47,18 @@ pub fn processes() -> Result<Vec<u32>> {
         }
     }
     Ok(found)
+}
+
+/// Programs and maps of the host's that are loaded now.
+#[cfg(feature = "bpf")]
+pub fn bpf_objects() -> Vec<String> {
+    use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
+    let programs = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
+    let programs = programs.filter(|name| name.starts_with("vcpufreq"));
+    let maps = MapInfoIter::default().filter(|map| map.name == "policies");
+    let maps = maps.map(|map| format!("BPF map {}", map.id));
+    programs
+        .map(|name| format!("BPF program {name}"))
+        .chain(maps)
+        .collect()
 }

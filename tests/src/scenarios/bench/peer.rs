@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 use super::peer_setup::{Vmm, remove_groups};
 use crate::harness::crosvm::PROGRAM as CROSVM;
+use crate::harness::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
+use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{Trace, now_us};
 use crate::harness::vm::Vm;
-use crate::scenarios::device::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::scenarios::device::memory::{Own, PEER_KIB};
 use crate::scenarios::device::opps::Ramp;
-use crate::scenarios::{Plan, Policy, ask_for, cur_perf, registers, set_governor};
 
 /// Turns of the fixed amount of work, and how often it is done.
 const WORK: &str = "30000000";

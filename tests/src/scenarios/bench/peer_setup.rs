@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::harness::plan::first_cpus;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
-use crate::scenarios::{Policy, first_cpus};
 
 /// A cgroup for each domain is in it, made before crosvm starts: it makes none.
 const GROUPS: &str = "/sys/fs/cgroup/cros";

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::host::begins;
 use crate::harness::leftovers::CGROUPS;
+use crate::harness::plan::Plan;
 use crate::harness::sysfs;
-use crate::scenarios::Plan;
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";

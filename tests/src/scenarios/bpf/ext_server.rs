@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
 use serde_json::{Value, json};
 
+use crate::harness::policy::Policy;
 use crate::harness::{sysfs, uclamp};
-use crate::scenarios::Policy;
 
 const OBJECT: &str = "/lab/bpf/scheduler.bpf.o";
 const STATE: &str = "/sys/kernel/sched_ext/state";

@@ -14,10 +14,10 @@ use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule, Target};
 use super::group::Group;
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Policy, like, start};
+use crate::harness::dips::{Dips, LIGHT_US, dips};
 use crate::harness::sys::{set_clamp, set_fifo_priority};
 use crate::harness::trace::Trace;
 use crate::harness::{console_commands, load, sysfs};
-use crate::scenarios::device::dips::{Dips, LIGHT_US, dips};
 
 /// How a request reaches the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

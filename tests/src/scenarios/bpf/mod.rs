@@ -29,7 +29,8 @@ use vcpufreq_device::{
 };
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig, Warn};
 
-use super::{Plan, Policy};
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 
 /// The object that the lab has built.
 const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
@@ -111,19 +112,6 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         of.next()?.khz().ok().map(Khz)
     };
     HostBpf::start(config, khz).context("starting the BPF programs")
-}
-
-/// Programs and maps of the host's that are loaded now.
-pub fn left() -> Vec<String> {
-    use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
-    let programs = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
-    let programs = programs.filter(|name| name.starts_with("vcpufreq"));
-    let maps = MapInfoIter::default().filter(|map| map.name == "policies");
-    let maps = maps.map(|map| format!("BPF map {}", map.id));
-    programs
-        .map(|name| format!("BPF program {name}"))
-        .chain(maps)
-        .collect()
 }
 
 /// The buckets that hold anything, each by its lower bound.

@@ -13,9 +13,9 @@ use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
 
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Plan, Policy, like, start};
+use crate::harness::plan::first_cpus;
 use crate::harness::vm::Vm;
 use crate::harness::{console_commands, load, sysfs};
-use crate::scenarios::first_cpus;
 
 /// The agent as a VMM of its own: a tiny VM on a pCPU that writes this value so often, or for ever.
 pub fn vmm(words: &[String]) -> Result<()> {
@@ -138,7 +138,7 @@ pub fn ends(plan: &Plan) -> Result<Value> {
     for n in 0..ENDS {
         let mut child = spawn(2 + n % 2, 900_000, 1)?;
         ensure!(child.wait()?.success(), "a VMM failed");
-        left.extend(super::left());
+        left.extend(crate::harness::leftovers::bpf_objects());
     }
     // Nothing of theirs holds it any more.
     let removed = console_commands::rmmod("vcpufreq_host").is_ok();
@@ -148,9 +148,12 @@ pub fn ends(plan: &Plan) -> Result<Value> {
     let setup = plan.mirroring(&first_cpus(&Policy::all()?));
     for _ in 0..GUESTS {
         let vm = Vm::boot(&setup.clone().with(&["--path", "bpf"]))?;
-        ensure!(!super::left().is_empty(), "the guest has no programs");
+        ensure!(
+            !crate::harness::leftovers::bpf_objects().is_empty(),
+            "the guest has no programs"
+        );
         vm.quit()?;
-        left.extend(super::left());
+        left.extend(crate::harness::leftovers::bpf_objects());
     }
     console_commands::unload_host_module()?;
     let held = left.is_empty() && removed;

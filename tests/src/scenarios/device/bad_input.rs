@@ -11,9 +11,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::harness::leftovers::leftovers;
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy};
 
 const RECORDS: &str = "/run/vcpufreq";
 const NOBODY: u32 = 65534;

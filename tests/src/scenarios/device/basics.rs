@@ -11,10 +11,9 @@ use serde_json::{Value, json};
 use super::opps::{Row, sweep};
 use crate::harness::fair_server;
 use crate::harness::frequency::{host_runs_at, look, stay_off};
+use crate::harness::plan::{Plan, cur_perf, first_cpus, let_load_decay, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
-use crate::scenarios::{
-    Plan, Policy, cur_perf, first_cpus, let_load_decay, registers, set_governor,
-};
 
 /// A guest with a vCPU on the first CPU of each policy boots, answers, and
 /// powers off.

@@ -7,10 +7,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::frequency::let_ticks_pass;
+use crate::harness::migration::{move_to, scaled};
+use crate::harness::plan::{Plan, cur_perf, first_cpus, last_of, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::paths::unpinned::{move_to, scaled};
-use crate::scenarios::{Plan, Policy, cur_perf, first_cpus, last_of, let_ticks_pass, registers};
 
 /// The best that the host offers, and each.
 const PATHS: [&[&str]; 4] = [

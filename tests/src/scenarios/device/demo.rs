@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 
 use super::opps::{Row, sweep};
 use crate::harness::host::begins;
+use crate::harness::plan::{Plan, first_cpus, let_load_decay, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::trace::{Seen, Trace};
 use crate::harness::vm::{Vm, events};
-use crate::scenarios::{Plan, Policy, first_cpus, let_load_decay, set_governor};
 
 /// 20 % duty: 4 ms of 20.
 const LOAD: &str = "20000 4000";

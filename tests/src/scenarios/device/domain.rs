@@ -9,11 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::stats::{self, counted_once};
 use crate::harness::console_commands::without_host_module;
 use crate::harness::frequency::host_runs_at;
+use crate::harness::frequency::let_ticks_pass;
+use crate::harness::plan::{Plan, ask_for, registers, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats::{self, counted_once};
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, ask_for, let_ticks_pass, registers, set_governor};
 
 /// Offset of set_perf in a vCPU's page.
 const SET_PERF: u64 = 0x04;

@@ -6,9 +6,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::frequency::host_runs_at;
+use crate::harness::frequency::let_ticks_pass;
+use crate::harness::plan::{Plan, ask_for, first_cpus, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs::CPUFREQ;
 use crate::harness::vm::Vm;
-use crate::scenarios::{Plan, Policy, ask_for, first_cpus, let_ticks_pass, set_governor};
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;

@@ -8,12 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::stats::of as stats;
 use crate::harness::frequency::host_runs_at;
+use crate::harness::frequency::let_ticks_pass;
 use crate::harness::leftovers::{CGROUPS, own_cgroups};
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats::of as stats;
 use crate::harness::sysfs;
 use crate::harness::vm::{Vm, events};
-use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, let_ticks_pass, set_governor};
 
 /// The VMM looks at the host every second.
 const A_LOOK: Duration = Duration::from_millis(1_500);

@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::stats::{counted_once, of as stats};
 use crate::harness::console_commands::{dmesg, without_host_module};
+use crate::harness::plan::{Plan, registers};
+use crate::harness::policy::Policy;
+use crate::harness::stats::{counted_once, of as stats};
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, registers};
 
 /// About a second of the other vCPU's work beside a busy one.
 const TURNS: u64 = 50_000_000;

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use vcpufreq_load::work::pin_thread;
 
 use crate::harness::console_commands::digest;
+use crate::harness::plan::{Plan, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Vm;
-use crate::scenarios::{Plan, Policy, registers};
 
 const DTB: &str = "/run/guest.dtb";
 /// USER_HZ, the unit of /proc/stat.

@@ -9,13 +9,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::frequency::let_ticks_pass;
 use crate::harness::frequency::stay_off;
 use crate::harness::load;
+use crate::harness::migration::{like, move_to, scaled};
+use crate::harness::plan::{Plan, cur_perf, last_of, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::trace::{Trace, Waking};
 use crate::harness::vm::Vm;
-use crate::scenarios::paths::unpinned::{like, move_to, scaled};
-use crate::scenarios::{Plan, Policy, cur_perf, last_of, let_ticks_pass, registers};
 
 const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
 /// The VMM looks at the host every second.

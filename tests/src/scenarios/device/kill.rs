@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 
 use crate::harness::leftovers::{CGROUPS, leftovers, own_cgroups, processes};
 use crate::harness::load::Load;
+use crate::harness::plan::{Plan, first_cpus, registers};
+use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, first_cpus, registers};
 
 /// Kills of a VMM that starts, or whose guest boots.
 const EARLY: u32 = 47;

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, ask_for, cur_perf, registers, set_governor};
 
 /// All emulated CPUs share one stream of instructions, which idle vCPUs with a tick
 /// each take up: those that are online from the start have one until the kernel has

@@ -7,8 +7,9 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::plan::{Plan, first_cpus};
+use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm, threads};
-use crate::scenarios::{Plan, Policy, first_cpus};
 
 /// crosvm f1e797a in the same guest, by the same count, in KiB (docs/peers.md).
 pub const PEER_KIB: u64 = 6_140;

@@ -17,7 +17,6 @@ pub mod many_vcpus;
 pub mod memory;
 pub mod no_uclamp;
 pub mod opps;
-pub mod reports;
 pub mod stats;
 pub mod systemd;
 pub mod thread_actuator;

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::bad_input::refused;
-use super::stats::of as stats;
+use crate::harness::plan::{Plan, ask_for, cur_perf, let_load_decay, registers, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats::of as stats;
 use crate::harness::vm::Setup;
-use crate::scenarios::{Plan, Policy, ask_for, cur_perf, let_load_decay, registers, set_governor};
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let (doctor_holds, doctor) = doctor()?;

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use crate::harness::fair_server::floor_khz;
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
+use crate::harness::plan::{
+    Plan, ask_for, cur_perf, first_cpus, let_load_decay, registers, set_governor,
+};
+use crate::harness::policy::Policy;
 use crate::harness::trace::{Trace, now_us};
 use crate::harness::vm::{Vm, events};
-use crate::scenarios::{
-    Plan, Policy, ask_for, cur_perf, first_cpus, let_load_decay, registers, set_governor,
-};
 
 /// What was seen for one request of a busy vCPU.
 #[derive(Debug, Clone, Copy)]

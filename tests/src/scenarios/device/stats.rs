@@ -9,13 +9,16 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::reports;
+use crate::harness::cur_perf as reports;
+use crate::harness::frequency::let_ticks_pass;
+use crate::harness::plan::{Plan, first_cpus, last_of, registers};
+use crate::harness::policy::Policy;
+use crate::harness::stats::of;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm, events};
-use crate::scenarios::{Plan, Policy, first_cpus, last_of, let_ticks_pass, registers};
 
 const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
 /// Reads and writes of a vCPU's registers at once.
@@ -26,16 +29,6 @@ const FEW: u64 = 40;
 const ODD: u64 = 5;
 /// How fast a vCPU may ask, and how often at once: less than [`ODD`].
 const LIMIT: &str = "200:2";
-
-/// What becomes of a request.
-const OUTCOMES: [&str; 6] = [
-    "applied",
-    "unchanged",
-    "superseded",
-    "coalesced",
-    "refused",
-    "not_applicable",
-];
 
 pub fn run(_plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -138,32 +131,6 @@ impl Traced {
             "writes_in_kernel": self.writes_in_kernel,
         })
     }
-}
-
-/// What the VMM of a guest counts.
-pub fn of(vm: &Vm) -> Result<Value> {
-    let pid = vm.pid().to_string();
-    let output = Command::new("/bin/vcpufreq")
-        .args(["stats", "--json", &pid])
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "stats: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    serde_json::from_slice(&output.stdout).context("stats --json")
-}
-
-/// Whether what a vCPU has asked for adds up to what has become of it.
-pub fn has_one_outcome_each(vcpu: &Value) -> bool {
-    let count = |name: &str| vcpu["counts"][name].as_u64();
-    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<Option<u64>>();
-    outcomes.is_some_and(|outcomes| outcomes > 0) && count("requests") == outcomes
-}
-
-/// Whether all that a vCPU has written is counted, and has one outcome each.
-pub fn counted_once(vcpu: &Value, written: u64) -> bool {
-    vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
 }
 
 /// What was done until now, and seen of it.

@@ -13,9 +13,10 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::harness::leftovers::processes;
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Vm, threads};
-use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};
 
 const UNIT: &str = "vcpufreq@lab.service";
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice";

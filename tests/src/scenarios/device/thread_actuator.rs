@@ -7,12 +7,13 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::harness::kernel_threads::scheduling_of;
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
 use crate::harness::trace::instance::Instance;
 use crate::harness::trace::line::{Line, events};
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::rt::guest::scheduling_of;
-use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};
 
 const FIFO: i32 = 3;
 const EVENT: &str = "syscalls/sys_enter_sched_setattr";

@@ -5,8 +5,10 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
+use crate::harness::frequency::let_ticks_pass;
+use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, ask_for, cur_perf, let_ticks_pass, registers, set_governor};
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;

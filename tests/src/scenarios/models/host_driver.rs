@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::speed::power_uw;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::scenarios::Policy;
 
 /// `EM_PERF_DOMAIN_MICROWATTS`: power is in µW.
 const MICROWATTS: u32 = 1 << 0;

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use super::host_driver;
 use crate::harness::load;
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::scenarios::{Plan, Policy};
 
 /// Sleeps of 20 ms, each long enough for the deepest state to pay.
 const SLEEPS: u32 = 50;

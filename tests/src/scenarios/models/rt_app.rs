@@ -7,8 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::scenarios::{Plan, Policy};
 
 /// Turns: about 5 ms of work each 50 ms.
 const TURNS: usize = 5;

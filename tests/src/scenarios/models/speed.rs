@@ -10,9 +10,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::{insmod, rmmod};
+use crate::harness::plan::{Plan, let_load_decay};
+use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::{load, sys, sysfs};
-use crate::scenarios::{Plan, Policy, let_load_decay};
 
 pub const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// About 50 ms at full speed.

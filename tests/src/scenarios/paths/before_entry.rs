@@ -12,10 +12,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::cost::Measured;
+use crate::harness::policy::Policy;
 use crate::harness::trace::TRACING;
 use crate::harness::trace::instance::Instance;
 use crate::harness::trace::line::{Line, events};
-use crate::scenarios::Policy;
 
 /// When the function returns, and what it was given.
 const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";

@@ -9,9 +9,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::before_entry::Order;
+use crate::harness::plan::{Plan, first_cpus, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, first_cpus, registers, set_governor};
 
 /// Writes that are timed.
 const WRITES: u64 = 500;
@@ -287,7 +288,7 @@ impl Measured {
     /// Medians from a request to its clamp, and to the next frequency: upper
     /// bounds, which are powers of two.
     fn after(&self) -> Result<(Option<u64>, Option<u64>)> {
-        let stats = crate::scenarios::device::stats::of(&self.vm)?;
+        let stats = crate::harness::stats::of(&self.vm)?;
         let of = &stats["vcpus"][self.vcpu];
         let p50 = |name: &str| of[name]["p50_below_ns"].as_u64();
         Ok((p50("clamp_after"), p50("freq_after")))

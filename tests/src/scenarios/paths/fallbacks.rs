@@ -14,11 +14,12 @@ use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::{dmesg, insmod, unload_host_module};
+use crate::harness::cur_perf::asked_for;
+use crate::harness::plan::{Plan, ask_for, registers, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats::{has_one_outcome_each, of as stats};
 use crate::harness::sys::drop_bpf_capabilities;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::device::reports::asked_for;
-use crate::scenarios::device::stats::{has_one_outcome_each, of as stats};
-use crate::scenarios::{Plan, Policy, ask_for, registers, set_governor};
 
 const BTF: &str = "/sys/kernel/btf";
 const SET_PERF: &str = "0x86000f02";

@@ -18,10 +18,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::harness::plan::{Plan, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::trace::{Switch, TRACING, Trace};
 use crate::harness::vm::{Setup, Vm, events};
-use crate::scenarios::{Plan, Policy, registers};
 
 /// Writes of each kind, each with a new clamp.
 const WRITES: usize = 100;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How accesses go: which leave the guest, what each costs, when its clamp is in force.
 
+#[cfg(feature = "bpf")]
+pub mod attach;
 pub mod before_entry;
 pub mod cost;
 #[cfg(feature = "bpf")]

@@ -8,12 +8,13 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::harness::cur_perf::asked_for;
+use crate::harness::plan::{
+    Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
+};
+use crate::harness::policy::Policy;
 use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::device::reports::asked_for;
-use crate::scenarios::{
-    Plan, Policy, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
-};
 
 /// Accesses of each kind.
 const MANY: u64 = 100_000;

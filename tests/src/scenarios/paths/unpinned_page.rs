@@ -7,12 +7,13 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::unpinned::{Moved, TICK_US, like, scaled, to_and_fro};
+use crate::harness::migration::{Moved, TICK_US, like, scaled, to_and_fro};
+use crate::harness::plan::{Plan, registers};
+use crate::harness::policy::Policy;
 use crate::harness::sys::drop_bpf_capabilities;
 use crate::harness::trace::Mmio;
 use crate::harness::trace::exits::kvm_statistic;
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::{Plan, Policy, registers};
 
 const MOVES: usize = 20;
 /// perftbl_sel: whatever is written there does no harm, and exits.

@@ -15,8 +15,9 @@ use vcpufreq_load::work::{CHUNK, spin};
 
 use super::latency::{command, printed};
 use crate::harness::console_commands::{insmod, rmmod};
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 use crate::harness::{load, sys, sysfs, uclamp};
-use crate::scenarios::{Plan, Policy};
 
 const HOLD: &str = "/sys/module/lab_hold/parameters/hold";
 /// Longer than any wake-up takes without: the deepest idle state is left in 0.9 ms.

@@ -11,14 +11,13 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::guest::allowed;
+use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::kernel_threads::Company;
+use crate::harness::plan::{registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Seen, Trace, now_us};
 use crate::harness::vm::{Vm, threads};
-use crate::scenarios::device::dips::{
-    CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light,
-};
-use crate::scenarios::{Policy, registers, set_governor};
 
 /// To switch events on patches the kernel's code, which is work on every CPU.
 const PATCHED: Duration = Duration::from_secs(1);
@@ -175,7 +174,7 @@ fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
         .find(|(_, name)| name == WORKER)
         .context("no thread carries out requests")?;
     let allowed = allowed(vm.pid(), tid)?;
-    let path = crate::scenarios::device::stats::of(vm)?["vcpus"][1]["path"].clone();
+    let path = crate::harness::stats::of(vm)?["vcpus"][1]["path"].clone();
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
     let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);

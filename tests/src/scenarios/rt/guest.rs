@@ -18,12 +18,14 @@ use super::changes::{self, RtVcpu};
 use super::inventory;
 use super::order;
 use super::pages;
+use crate::harness::dips::CHANGES;
 use crate::harness::frequency::host_runs_at;
+use crate::harness::kernel_threads::scheduling_of;
+use crate::harness::plan::{Plan, ask_for, let_load_decay, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::trace;
 use crate::harness::vm::{self, Setup, Vm};
-use crate::scenarios::device::dips::CHANGES;
-use crate::scenarios::{Plan, Policy, ask_for, let_load_decay, set_governor};
 
 /// The guest's boot, in the host's time.
 pub(super) const BOOT: Duration = Duration::from_secs(120);
@@ -201,19 +203,6 @@ pub(super) fn allowed(pid: u32, tid: i32) -> Result<CpuList> {
     let mut lines = status.lines();
     let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     Ok(line.context("no Cpus_allowed_list")?.parse()?)
-}
-
-/// Priority and policy of a vCPU's thread.
-pub fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
-    scheduling(vm.pid(), vm.vcpu_tid(vcpu)?)
-}
-
-/// Priority and policy: fields 40 and 41 of proc_pid_stat(5).
-fn scheduling(pid: u32, tid: i32) -> Result<String> {
-    let stat = sysfs::text(format!("/proc/{pid}/task/{tid}/stat"))?;
-    let rest = stat.rsplit_once(')').context("no name in stat")?.1;
-    let fields: Vec<&str> = rest.split_whitespace().skip(37).take(2).collect();
-    Ok(fields.join(" "))
 }
 
 /// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what the

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::inventory::{State, changes, everything};
-use super::settings::{CONFIG, NOBODY, json_of, succeeded};
+use super::settings::{CONFIG, NOBODY, json_of};
+use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
 
 /// Writing to its own `comm`, a process can have any name; then it waits for the end of its input.

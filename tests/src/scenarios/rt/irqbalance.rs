@@ -18,9 +18,11 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::inventory::{changes, everything};
-use super::settings::{self, json_of, succeeded};
+use super::settings::{self, json_of};
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
-use crate::scenarios::{Plan, Policy};
 
 const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 /// Seconds between two looks of the daemon's at the interrupts.

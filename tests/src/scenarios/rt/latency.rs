@@ -19,12 +19,13 @@ use super::inventory;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::guest_shell::{self, COMMAND};
 use crate::harness::kernel_threads::Company;
+use crate::harness::plan::{Plan, let_load_decay, registers, set_governor};
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{self, Trace};
 use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::models::speed::{SPEED_MODEL, energy_uj};
-use crate::scenarios::{Plan, Policy, let_load_decay, registers, set_governor};
 
 const OUTPUT: &str = "/run/report.json";
 const PAGE: &str = "/run/report.html";

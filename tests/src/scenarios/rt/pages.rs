@@ -4,9 +4,9 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use crate::harness::plan::Plan;
 use crate::harness::sysfs;
 use crate::harness::vm::{self, Setup, Vm};
-use crate::scenarios::Plan;
 
 const PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
 

@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 use super::guest;
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::guest_shell;
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
-use crate::scenarios::{Plan, Policy};
 
 const MODULE: &str = "vcpufreq_rt_loop";
 const STATS: &str = "/sys/kernel/debug/vcpufreq_rt_loop/stats";

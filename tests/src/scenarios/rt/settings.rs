@@ -19,8 +19,10 @@ use serde_json::{Value, json};
 
 use super::impostors;
 use super::inventory::{State, changes, everything};
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
-use crate::scenarios::{Plan, Policy};
 
 const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 pub(super) const CONFIG: &str = "/run/rt.toml";
@@ -353,18 +355,6 @@ pub(super) fn command(line: &[&str]) -> Command {
 
 fn output(line: &[&str]) -> Result<Output> {
     command(line).output().context("starting vcpufreq rt")
-}
-
-/// Of a command that has to; what it said on standard error.
-pub(crate) fn succeeded(line: &[&str]) -> Result<String> {
-    let output = output(line)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "rt {line:?}: {}: {said}",
-        output.status
-    );
-    Ok(said.into_owned())
 }
 
 /// Of a command that may have findings.

@@ -9,9 +9,11 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::inventory::{State, changes, everything};
-use super::settings::{json_of, succeeded};
+use super::settings::json_of;
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
-use crate::scenarios::{Plan, Policy};
 
 const PROFILE: &str = "/run/standard.toml";
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";

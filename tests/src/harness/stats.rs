@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM counts, from `vcpufreq stats --json`.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::vm::Vm;
+
+/// What becomes of a request.
+const OUTCOMES: [&str; 6] = [
+    "applied",
+    "unchanged",
+    "superseded",
+    "coalesced",
+    "refused",
+    "not_applicable",
+];
+
+/// What the VMM of a guest counts.
+pub fn of(vm: &Vm) -> Result<Value> {
+    let pid = vm.pid().to_string();
+    let output = Command::new("/bin/vcpufreq")
+        .args(["stats", "--json", &pid])
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "stats: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).context("stats --json")
+}
+
+/// Whether what a vCPU has asked for adds up to what has become of it.
+pub fn has_one_outcome_each(vcpu: &Value) -> bool {
+    let count = |name: &str| vcpu["counts"][name].as_u64();
+    let outcomes = OUTCOMES.iter().map(|name| count(name)).sum::<Option<u64>>();
+    outcomes.is_some_and(|outcomes| outcomes > 0) && count("requests") == outcomes
+}
+
+/// Whether all that a vCPU has written is counted, and has one outcome each.
+pub fn counted_once(vcpu: &Value, written: u64) -> bool {
+    vcpu["counts"]["requests"] == written && has_one_outcome_each(vcpu)
+}

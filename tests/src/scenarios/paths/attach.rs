@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The library's example, a VMM of its own, by each path.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use kvm_ioctls::Kvm;
+use serde_json::{Value, json};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::kvm::{AccessPath, Offered};
+use vcpufreq_host_bpf::BpfBackend;
+
+// A VMM links all of it.
+#[expect(dead_code)]
+#[path = "../../../../vmm-device/examples/attach.rs"]
+mod attach;
+
+const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
+
+/// Its guest reads a frequency and asks for one, and only by `exit` it exits.
+pub fn run() -> Result<Value> {
+    let bpf = Offered {
+        backend: Box::new(BpfBackend::new(PathBuf::from(OBJECT))),
+        required: None,
+    };
+    let (kvm, host) = (Kvm::new()?, HostRoot::default());
+    let mut rows = Vec::new();
+    let mut held = true;
+    for (backends, ioeventfd, wanted, exits_wanted) in [
+        (&[bpf][..], true, AccessPath::Backend("bpf"), 0),
+        (&[], true, AccessPath::Ioeventfd, 0),
+        (&[], false, AccessPath::Exit, 2),
+    ] {
+        let (path, khz, exits, totals) = attach::run(&kvm, &host, backends, ioeventfd)?;
+        let counted = totals.counters;
+        held &= path == wanted
+            && exits == exits_wanted
+            && khz > 0
+            // The guest ends right after its request: the worker of `bpf` may find it overtaken.
+            && (counted.requests, counted.applied + counted.superseded) == (1, 1);
+        rows.push(json!({
+            "path": format!("{path:?}"), "reads_khz": khz, "exits": exits,
+            "counted": format!("{counted:?}"),
+        }));
+    }
+    Ok(json!({ "held": held, "rows": rows }))
+}
