@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The parts of the `vcpufreq` program.
 
-pub mod bench;
 pub mod cleanup;
 pub mod cli;
 pub mod config;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
 
-use super::BenchArgs;
-use super::trace;
+use crate::BenchArgs;
+use crate::trace;
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
