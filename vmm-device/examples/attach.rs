@@ -25,15 +25,15 @@ use vcpufreq_device::{
 };
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-const BASE: u64 = 0x0a00_0000;
+pub const BASE: u64 = 0x0a00_0000;
 const CODE: u64 = 0x1000;
 const RESULT: usize = 0x8000;
 
 /// What a VMM implements: its virtual machine, of which memory slot 1 is free.
-struct Vm(VmFd);
+pub struct Vm(pub VmFd);
 
 impl Vm {
-    fn set_slot(
+    pub fn set_slot(
         &self,
         slot: u32,
         (guest, host): (u64, u64),
@@ -86,7 +86,7 @@ fn os_error(error: kvm_ioctls::Error) -> io::Error {
 }
 
 #[derive(Debug)]
-struct Stderr;
+pub struct Stderr;
 
 impl Diagnostics for Stderr {
     fn warn(&self, text: &str) {
@@ -121,7 +121,7 @@ fn device(host: &HostRoot) -> anyhow::Result<BridgeDevice> {
     Ok(Device::new(config, actuator, source, stats)?)
 }
 
-extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+pub extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 /// What the guest has read as cur_perf, its accesses that exited, and all that was counted.
 pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
@@ -158,7 +158,7 @@ pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
 }
 
 /// Runs it until it halts; how often it exited to the device.
-fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
+pub fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
     let mut exits = 0;
     loop {
         match vcpu.run() {
