@@ -40,7 +40,7 @@ const ROWS: [(&str, &str, &str); 4] = [
 pub fn measure(repo: &Path) -> Result<Kvm> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut bench = Command::new(cargo);
-    bench.args(["bench", "--quiet", "--locked", "-p", "vcpufreq"]);
+    bench.args(["bench", "--quiet", "--locked", "-p", "vcpufreq-bench"]);
     let output = bench
         .args(["--bench", "paths"])
         .current_dir(repo)

@@ -25,14 +25,14 @@ use vcpufreq_device::{
 };
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-const BASE: u64 = 0x0a00_0000;
+pub const BASE: u64 = 0x0a00_0000;
 const CODE: u64 = 0x1000;
 
 /// What a VMM implements: its virtual machine, of which memory slot 1 is free.
-struct Vm(VmFd);
+pub struct Vm(pub VmFd);
 
 impl Vm {
-    fn set_slot(
+    pub fn set_slot(
         &self,
         slot: u32,
         (guest, host): (u64, u64),
@@ -85,7 +85,7 @@ fn os_error(error: kvm_ioctls::Error) -> io::Error {
 }
 
 #[derive(Debug)]
-struct Stderr;
+pub struct Stderr;
 
 impl Diagnostics for Stderr {
     fn warn(&self, text: &str) {
@@ -120,7 +120,7 @@ fn device(host: &HostRoot) -> anyhow::Result<BridgeDevice> {
     Ok(Device::new(config, actuator, source, stats)?)
 }
 
-extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+pub extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 /// Runs the guest by the first of `backends`, or of `ioeventfd` and exits, that the host has.
 /// Returns the path, what the guest has read as cur_perf, its accesses that exited, and all that
@@ -165,7 +165,7 @@ pub fn run(
 }
 
 /// Runs it until it halts; how often it exited to the device.
-fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
+pub fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
     let mut exits = 0;
     loop {
         match vcpu.run() {

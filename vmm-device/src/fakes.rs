@@ -3,8 +3,14 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "host")]
+mod fake_host;
+
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[cfg(feature = "host")]
+pub use fake_host::FakeHost;
 
 use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator, Event, Events, PcpuPerf, Source, SourceError};

@@ -4,11 +4,10 @@
 
 use std::{fs, io};
 
+use vcpufreq_device::fakes::FakeHost;
+
 use super::*;
-use crate::{
-    fake_host::FakeHost,
-    state::{Groups, Owner},
-};
+use crate::state::{Groups, Owner};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
 struct Directories;

@@ -4,11 +4,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use vcpufreq_bench::BenchArgs;
 use vcpufreq_device::host::CpuList;
 use vcpufreq_rt::cli::RtCommand;
 
 use crate::{
-    bench::BenchArgs,
     config::ConfigError,
     console_choice::ConsoleChoice,
     options::{Actuator, ClampArg, CurPerfArg, RunOptions, one_line},

@@ -5,12 +5,11 @@
 
 use serde::Serialize;
 use vcpufreq_device::ClampMode;
-use vcpufreq_device::host::{CpuList, HostRoot};
+use vcpufreq_device::host::{CpuList, HostCpus, HostRoot, Policy};
 use vcpufreq_rt::SCHED_DEBUG;
 
 use crate::{
     doctor_facts::version_of,
-    facts::{HostCpus, Policy},
     frequency_floor::{Floor, Reservation, utilization},
 };
 
@@ -150,7 +149,7 @@ mod tests {
     //! Promise: what is reserved is what the servers that are in force have; what can't be read is
     //! the kernel's default and called so; a kernel without servers has none.
     use super::*;
-    use crate::fake_host::FakeHost;
+    use vcpufreq_device::fakes::FakeHost;
 
     fn host(release: &str) -> FakeHost {
         let host = FakeHost::two_plus_two();

@@ -5,11 +5,10 @@
 
 use serde::Serialize;
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, Policy};
 
 use crate::{
     doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
-    facts::Policy,
     path::{self, Needs, Offer, Path, PathChoice},
 };
 

@@ -6,14 +6,12 @@ use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
 
 use kvm_ioctls::{Cap, Kvm};
 use serde::Serialize;
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus, HostRoot};
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
     config,
     dl_server::{self, PolicyFloor},
-    energy_model,
-    facts::HostCpus,
     guest_bridge::{self, BpfPlan},
     sys,
     vm::probe::PathFacts,
@@ -233,7 +231,7 @@ fn kvm_mode(cmdline: &str) -> String {
 }
 
 fn performance_domains(root: &HostRoot) -> EnergyModel {
-    match std::fs::read_dir(root.path(energy_model::DIR)) {
+    match std::fs::read_dir(root.path(ENERGY_MODEL_DIR)) {
         Ok(entries) => EnergyModel::Domains(
             entries
                 .filter_map(|entry| entry.ok()?.file_name().into_string().ok())

@@ -2,8 +2,10 @@
 //! A good host has no findings; each thing that can be wrong is found, says
 //! what to change, and gives the right exit code.
 
+use vcpufreq_device::fakes::FakeHost;
+
 use super::*;
-use crate::{doctor_facts::Live, fake_host::FakeHost, vm::probe::PathFacts};
+use crate::{doctor_facts::Live, vm::probe::PathFacts};
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
 

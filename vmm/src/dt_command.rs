@@ -2,11 +2,10 @@
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
 use anyhow::Context;
-use vcpufreq_device::host::{CpuList, HostRoot};
+use vcpufreq_device::host::{CpuList, HostCpus, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    facts::HostCpus,
     guest_topology,
     options::{RunOptions, VcpuOptions},
     resolve::{self, Likeness},
@@ -65,7 +64,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{cli::Cli, cli::Command, fake_host::FakeHost};
+    use crate::{cli::Cli, cli::Command};
+    use vcpufreq_device::fakes::FakeHost;
 
     fn printed(flags: &[&str]) -> anyhow::Result<Vec<u8>> {
         let line = ["vcpufreq", "dt"].iter().chain(flags);

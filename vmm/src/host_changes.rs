@@ -146,7 +146,8 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<
 mod tests {
     //! Promise: a pCPU has one real-time guest.
     use super::*;
-    use crate::{fake_host::FakeHost, state::ROOT_DIR};
+    use crate::state::ROOT_DIR;
+    use vcpufreq_device::fakes::FakeHost;
 
     fn changes(cpus: &[u32]) -> RtHostChanges {
         RtHostChanges {

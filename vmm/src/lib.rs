@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The parts of the `vcpufreq` program.
 
-pub mod bench;
 pub mod cleanup;
 pub mod cli;
 pub mod config;
@@ -10,17 +9,12 @@ pub mod dl_server;
 pub mod doctor;
 pub mod doctor_facts;
 pub mod dt_command;
-pub mod energy_model;
 pub mod events;
-pub mod facts;
-#[cfg(test)]
-mod fake_host;
 pub mod frequency_floor;
 pub mod guardian;
 pub mod guest_bridge;
 pub mod guest_topology;
 pub mod host_changes;
-pub mod opp_node;
 pub mod options;
 pub mod parse;
 pub mod path;

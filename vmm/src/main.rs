@@ -13,7 +13,6 @@ use anyhow::Context;
 use clap::Parser;
 use serde_json::json;
 use vcpufreq::{
-    bench,
     cleanup::Cleaner,
     cli::{self, Cli, Command},
     config, doctor,
@@ -23,6 +22,7 @@ use vcpufreq::{
     run,
     state::StateDir,
     stats,
+    vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::cli as rt;
@@ -70,7 +70,7 @@ fn said(error: &anyhow::Error) -> String {
 fn execute(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Run(args) => run::run(&args),
-        Command::Bench(args) => bench::bench(&args),
+        Command::Bench(args) => vcpufreq_bench::bench(&args, CPUFREQ_BASE),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
             print(&dt_command::dt(&args, &HostRoot::default())?)?;

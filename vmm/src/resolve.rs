@@ -25,11 +25,10 @@ mod likeness;
 
 pub use likeness::Likeness;
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CAPACITY_SCALE, CpuList, HostCpus, HostOpp, Pcpu, Policy};
 
 use crate::{
     config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
-    facts::{HostCpus, Pcpu, Policy},
     options::{self, Actuator, ClampArg, RunOptions, VcpuOptions},
     rt_config::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
@@ -252,7 +251,9 @@ impl<'a> Plan<'a> {
             return Ok(table.0.clone());
         }
         let opps = match policy {
-            Some(policy) if self.mirror && !policy.opps.is_empty() => policy.opps.clone(),
+            Some(policy) if self.mirror && !policy.opps.is_empty() => {
+                policy.opps.iter().map(own).collect()
+            }
             Some(policy) => policy.top_khz().map(only).into_iter().collect(),
             None => Vec::new(),
         };
@@ -298,6 +299,11 @@ fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
     ids.all(|id| id == Some(first)).then_some(first)
 }
 
+/// A point of the host's as one of the guest's.
+fn own(&HostOpp { khz, uv, uw }: &HostOpp) -> Opp {
+    Opp { khz, uv, uw }
+}
+
 /// A table of one entry: no table, any frequency up to it.
 fn only(khz: u32) -> Opp {
     Opp {
@@ -321,9 +327,7 @@ fn capacity(
         (Some(_), Some(_)) => return Err(ConfigError::CapacityAndRatio { vcpu }),
         (Some(capacity), None) => u64::from(capacity),
         (None, ratio) => {
-            let of_pcpu = mirrored.map_or(crate::facts::CAPACITY_SCALE, |(pcpu, _)| {
-                pcpu.capacity_or_full()
-            });
+            let of_pcpu = mirrored.map_or(CAPACITY_SCALE, |(pcpu, _)| pcpu.capacity_or_full());
             let pcpu_khz = mirrored.and_then(|(_, policy)| policy?.top_khz());
             let vcpu_khz = opps.last().map(|opp| opp.khz);
             let (above, below) = vcpu_khz.zip(pcpu_khz).unwrap_or((1, 1));

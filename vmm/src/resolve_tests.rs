@@ -2,11 +2,10 @@
 //! Each vCPU gets the table, capacity, domain and cluster that the options and
 //! the host say; each broken rule is refused with its values.
 
+use vcpufreq_device::fakes::FakeHost;
+
 use super::*;
-use crate::{
-    fake_host::FakeHost,
-    vm::image_header::tests::{FILE_LEN, image},
-};
+use crate::vm::image_header::tests::{FILE_LEN, image};
 
 fn options(toml: &str) -> RunOptions {
     RunOptions::from_toml(toml).unwrap()

@@ -7,6 +7,8 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::HostCpus;
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion,
     NoEvents, PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, Util, VcpuSpec,
@@ -17,7 +19,7 @@ use vcpufreq_device::{
 use vcpufreq_rt::{Guest, Partition, Profile};
 
 use super::*;
-use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
+use crate::{options::RunOptions, resolve};
 
 fn parts(toml: &str, mem_mib: u64) -> Result<(Vec<VcpuConfig>, RtConfig), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());

@@ -13,8 +13,8 @@ use anyhow::{Context, bail};
 use vcpufreq_device::{
     Device, DeviceConfig, Headroom, VcpuId,
     host::{
-        self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
-        KernelTree, SysfsSource,
+        self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostCpus,
+        HostRoot, KernelTree, SysfsSource,
     },
     kvm::{BridgeDevice, EventSink, EventStats, IoeventfdPlan, KvmOffload},
 };
@@ -26,7 +26,6 @@ use crate::{
     dl_server,
     doctor_facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
-    facts::HostCpus,
     guest_bridge::{self, BpfPlan, GuestBridge, Plans},
     guest_topology,
     host_changes::{HostChanges, Wanted},

@@ -3,11 +3,11 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use vcpufreq_device::fakes::FakeHost;
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use super::*;
-use crate::fake_host::FakeHost;
 
 const BOOT: &str = "proc/sys/kernel/random/boot_id";
 

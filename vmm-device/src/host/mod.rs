@@ -5,6 +5,7 @@
 //! - [`CgroupActuator`]: one threaded cgroup v2 per domain, `cpu.uclamp.min` and `.max`.
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
 //! - [`choose`]: which of the two, and why; [`HostActuator`] is either.
+//! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: what the kernel calls CPUs, scheduling and threads.
 //!
 //! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
@@ -14,9 +15,12 @@ mod cgroup_actuator;
 mod cgroup_error;
 mod choice;
 mod cpu_list;
+mod energy_model;
+mod host_cpus;
 #[cfg(test)]
 mod kernel_tests;
 mod limits;
+mod opp_node;
 mod partition;
 mod placement;
 mod source;
@@ -38,6 +42,8 @@ pub use choice::{
     ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
 };
 pub use cpu_list::{CpuList, CpuListError};
+pub use energy_model::ENERGY_MODEL_DIR;
+pub use host_cpus::{CAPACITY_SCALE, HostCpus, HostOpp, Pcpu, Policy};
 pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether vCPUs mirror the host's topology: as the user says, else as their pins allow.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, HostCpus};
 
 use super::policy_of_pin;
 use crate::{
     config::VcpuConfig,
-    facts::HostCpus,
     options::{RunOptions, VcpuOptions},
 };
 

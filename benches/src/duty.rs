@@ -3,7 +3,7 @@
 //! work asks for the same OPP. Beside an OPP's edge a per cent of work decides
 //! between two frequencies, and the edge is measured, not who asks.
 
-use super::machine::Cluster;
+use crate::machine::Cluster;
 
 /// Duties in per cent; each is run as the nearest one that is off the edges.
 pub const DUTIES: [u32; 5] = [10, 20, 40, 60, 80];

@@ -1,24 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A directory that stands for a host's `/sys` and `/proc` in unit tests.
+//! A directory that stands for a host's `/sys` and `/proc` in tests. Its methods panic if the
+//! temporary directory cannot be written.
 
 use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use tempfile::TempDir;
-use vcpufreq_device::host::HostRoot;
+use crate::host::HostRoot;
 
 const CPU: &str = "sys/devices/system/cpu";
 const LITTLE_KHZ: &str = "600000 1000000 1400000 1800000";
 const BIG_KHZ: &str = "700000 1200000 1700000 2200000 2800000";
 
 /// Removed with everything in it when dropped.
-pub struct FakeHost(TempDir);
+#[derive(Debug)]
+pub struct FakeHost(PathBuf);
+
+impl Drop for FakeHost {
+    fn drop(&mut self) {
+        // A test that has failed is the better message.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
 
 impl FakeHost {
+    /// Without any file.
+    #[must_use]
     pub fn empty() -> Self {
-        Self(TempDir::new().unwrap())
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let name = format!("vcpufreq-fake-host-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir(&dir).expect("a new temporary directory");
+        Self(dir)
     }
 
     /// The default topology: 2 little CPUs up to 1.8 GHz, 2 big up to 2.8 GHz.
+    #[must_use]
     pub fn two_plus_two() -> Self {
         let host = Self::empty();
         for list in ["present", "online"] {
@@ -32,6 +50,7 @@ impl FakeHost {
         host
     }
 
+    /// Adds a policy of schedutil: its number, `related_cpus`, frequencies and the highest one.
     pub fn policy(&self, id: u32, cpus: &str, khz: &str, max_khz: &str) {
         for (name, value) in [
             ("related_cpus", cpus),
@@ -44,6 +63,7 @@ impl FakeHost {
         }
     }
 
+    /// Adds the performance domain of a CPU: frequency in kHz and power of each state.
     pub fn energy_model(&self, cpu: u32, flags: &str, states: &[(u32, u32)]) {
         let dir = format!("sys/kernel/debug/energy_model/cpu{cpu}");
         self.write(&format!("{dir}/flags"), flags);
@@ -86,22 +106,27 @@ impl FakeHost {
         }
     }
 
+    /// Writes a file, and makes its directories.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
+        let path = self.0.join(path);
+        let dirs = path.parent().map_or(Ok(()), fs::create_dir_all);
+        dirs.and_then(|()| fs::write(&path, content))
+            .expect("a file in the temporary directory");
     }
 
+    /// Removes a file or a directory.
     pub fn remove(&self, path: &str) {
-        let path = self.0.path().join(path);
-        if path.is_dir() {
-            fs::remove_dir_all(path).unwrap();
-        } else {
-            fs::remove_file(path).unwrap();
-        }
+        let path = self.0.join(path);
+        let removed = match path.is_dir() {
+            true => fs::remove_dir_all(path),
+            false => fs::remove_file(path),
+        };
+        removed.expect("it is there");
     }
 
+    /// As what reads a host wants it.
+    #[must_use]
     pub fn root(&self) -> HostRoot {
-        HostRoot::at(self.0.path())
+        HostRoot::at(&self.0)
     }
 }

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::BenchArgs;
-use super::machine::Machine;
-use super::peer::Peer;
+use crate::BenchArgs;
+use crate::machine::Machine;
+use crate::peer::Peer;
 
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ fn command(machine: &Machine, bridge: bool, cmdline: &str, args: &BenchArgs) -> 
         command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
     }
     if bridge {
-        command.args(["--path", &args.path, "--clamp", args.clamp.name()]);
+        command.args(["--path", &args.path, "--clamp", &args.clamp]);
         if let Some(parent) = &args.cgroup_parent {
             command.arg("--cgroup-parent").arg(parent);
         }

@@ -4,7 +4,7 @@
 //! of cur_perf, with a write of set_perf, by each path that x86-64 has.
 //!
 //! The host's side is a directory that stands for sysfs, and nothing is
-//! clamped: what is measured is KVM, and this program's way from there. Prints
+//! clamped: what is measured is KVM, and the library's way from there. Prints
 //! a line of JSON for each benchmark with its exits; `make bench-paths` joins
 //! them with criterion's figures.
 

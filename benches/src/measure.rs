@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use super::duty;
-use super::machine::{Cluster, Machine};
-use super::notes::Mark;
-use super::rest::Unsettled;
-use super::scenario::Scenario;
-use super::session::Observed;
+use crate::duty;
+use crate::machine::{Cluster, Machine};
+use crate::notes::Mark;
+use crate::rest::Unsettled;
+use crate::scenario::Scenario;
+use crate::session::Observed;
 
 /// Before the load's first switch, what belongs to its wake-up or creation.
 const WAKE_US: u64 = 2_000;

@@ -38,7 +38,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
-use crate::options::ClampArg;
 use machine::Machine;
 use report::Report;
 use scenario::Scenario;
@@ -73,8 +72,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: String,
     /// How a request becomes a clamp, as --clamp of vcpufreq run
-    #[arg(long, value_name = "MODE", default_value = "floor")]
-    pub clamp: ClampArg,
+    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = ["floor", "exact"])]
+    pub clamp: String,
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,
@@ -105,13 +104,14 @@ pub struct BenchArgs {
     pub compare: Vec<PathBuf>,
 }
 
-/// Measures, and reports; returns the exit code: 0, 1 when a scenario failed
+/// Measures, and reports. `base` is the guest-physical address of the registers in the guests that
+/// this program runs. Returns the exit code: 0, 1 when a scenario failed
 /// or a figure is from a state that had not settled, 2 on a host that can't
 /// measure.
 ///
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
-pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
+pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     if let [first, second] = &args.compare[..] {
         let changes = compare::files(first, second)?;
         print(&changes.text())?;
@@ -129,7 +129,7 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     };
     let mut report = Report::new(&machine, args);
     {
-        let trace = Trace::create().context("making a trace of the bench's own")?;
+        let trace = Trace::create(base).context("making a trace of the bench's own")?;
         let asked = |one: &Variant| args.variant.is_empty() || args.variant.contains(one);
         let variants = Variant::ALL.into_iter().filter(asked);
         eprintln!(

@@ -3,8 +3,8 @@
 //! idle task, times the power of the OPP that it ran at, from the kernel's
 //! energy model. Idle costs nothing; caches, memory and leakage aren't in it.
 
-use super::machine::{Cluster, Machine};
-use super::session::Observed;
+use crate::machine::{Cluster, Machine};
+use crate::session::Observed;
 
 impl Observed {
     /// Of all pCPUs between two moments, in µJ; `None` where a cluster's power

@@ -8,16 +8,16 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::work::{now_ns, pin_thread};
 
-use super::BenchArgs;
-use super::duty::{DUTIES, run_us};
-use super::guest::{Guest, runs_vcpu, threads};
-use super::hold::Held;
-use super::machine::{Cluster, Machine};
-use super::notes::{Mark, Notes, Run};
-use super::peer::Peer;
-use super::rest::{Above, Rounds, Unsettled, settled};
-use super::scenario::{CALM, Hold, Scenario};
-use super::trace::{Seen, Trace};
+use crate::BenchArgs;
+use crate::duty::{DUTIES, run_us};
+use crate::guest::{Guest, runs_vcpu, threads};
+use crate::hold::Held;
+use crate::machine::{Cluster, Machine};
+use crate::notes::{Mark, Notes, Run};
+use crate::peer::Peer;
+use crate::rest::{Above, Rounds, Unsettled, settled};
+use crate::scenario::{CALM, Hold, Scenario};
+use crate::trace::{Seen, Trace};
 
 /// Where the load runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

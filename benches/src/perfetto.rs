@@ -8,8 +8,8 @@
 
 use serde_json::{Value, json};
 
-use super::machine::Machine;
-use super::session::Observed;
+use crate::machine::Machine;
+use crate::session::Observed;
 
 /// Before the load's start, what is shown, in µs.
 const LEAD_US: u64 = 20_000;

@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::vm::layout::CPUFREQ_BASE;
-
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
@@ -93,23 +91,26 @@ pub struct Seen {
 
 /// The instance; dropping it removes it.
 #[derive(Debug)]
-pub struct Trace(PathBuf);
+pub struct Trace {
+    dir: PathBuf,
+    base: u64,
+}
 
 impl Trace {
     /// Makes it, all events on: to switch an event on or off patches the
-    /// kernel's code, which is work on every CPU.
-    pub fn create() -> Result<Self> {
+    /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
+    pub fn create(base: u64) -> Result<Self> {
         remove_stale();
         let dir = Path::new(INSTANCES).join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| format!("making {}; run as root", dir.display()))?;
-        let trace = Self(dir);
+        let trace = Self { dir, base };
         trace.write("tracing_on", "0")?;
         trace.write("buffer_size_kb", BUFFER_KIB)?;
         trace.write("trace_clock", "mono")?;
         for event in NEEDED {
             trace.write(event, "1")?;
         }
-        if trace.0.join(WISHED).exists() {
+        if trace.dir.join(WISHED).exists() {
             trace.write(WISHED, "1")?;
         }
         Ok(trace)
@@ -128,13 +129,13 @@ impl Trace {
 
     /// What was seen between the start and the end.
     pub fn seen(&self) -> Result<Seen> {
-        let path = self.0.join("trace");
+        let path = self.dir.join("trace");
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        parse(&text)
+        parse(&text, self.base)
     }
 
     fn write(&self, file: &str, value: &str) -> Result<()> {
-        let path = self.0.join(file);
+        let path = self.dir.join(file);
         fs::write(&path, value).with_context(|| format!("writing '{value}' to {}", path.display()))
     }
 }
@@ -143,7 +144,7 @@ impl Drop for Trace {
     fn drop(&mut self) {
         // Fails only when someone else has one of its files open; the next
         // bench removes it then.
-        let _ = fs::remove_dir(&self.0);
+        let _ = fs::remove_dir(&self.dir);
     }
 }
 
@@ -163,16 +164,16 @@ fn remove_stale() {
 }
 
 /// Reads the text of a trace file.
-fn parse(text: &str) -> Result<Seen> {
+fn parse(text: &str, base: u64) -> Result<Seen> {
     let mut seen = Seen::default();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
-        add(&mut seen, line).with_context(|| format!("trace line '{line}'"))?;
+        add(&mut seen, line, base).with_context(|| format!("trace line '{line}'"))?;
     }
     Ok(seen)
 }
 
 /// `  vcpu0-99  [000] d..2.  12.345678: EVENT: NAME=VALUE ...`
-fn add(seen: &mut Seen, line: &str) -> Result<()> {
+fn add(seen: &mut Seen, line: &str, base: u64) -> Result<()> {
     if let Some((head, tail)) = line.split_once(": cpu_frequency: ") {
         let (us, _) = time_and_cpu(head)?;
         seen.changes.push(Change {
@@ -202,13 +203,13 @@ fn add(seen: &mut Seen, line: &str) -> Result<()> {
         seen.moves.push((us, tid, to));
     } else if let Some((head, tail)) = line.split_once(": kvm_mmio: mmio write ") {
         let (us, _) = time_and_cpu(head)?;
-        seen.requests.extend(request(us, tail)?);
+        seen.requests.extend(request(us, tail, base)?);
     }
     Ok(())
 }
 
 /// `len 4 gpa 0xa000004 val 0x1b7740`, if it is a register set_perf.
-fn request(us: u64, tail: &str) -> Result<Option<Request>> {
+fn request(us: u64, tail: &str, base: u64) -> Result<Option<Request>> {
     let mut words = tail.split_whitespace();
     let mut number = |name: &str| -> Result<u64> {
         words
@@ -218,7 +219,7 @@ fn request(us: u64, tail: &str) -> Result<Option<Request>> {
         Ok(u64::from_str_radix(digits.context("not 0x...")?, 16)?)
     };
     let (address, khz) = (number("gpa")?, number("val")?);
-    let offset = address.checked_sub(CPUFREQ_BASE);
+    let offset = address.checked_sub(base);
     Ok(offset
         .filter(|offset| offset % PAGE == SET_PERF && offset / PAGE < 512)
         .map(|offset| Request {
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn events_are_read() {
-        let seen = parse(TEXT).unwrap();
+        let seen = parse(TEXT, 0x0a00_0000).unwrap();
         let switch = Switch {
             us: 12_000_100,
             cpu: 2,
@@ -295,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_line_that_makes_no_sense_is_an_error() {
-        let error = parse("x-1 [000] d 1.0: cpu_frequency: state=? cpu_id=0").unwrap_err();
+        let error = parse("x-1 [000] d 1.0: cpu_frequency: state=? cpu_id=0", 0).unwrap_err();
         assert!(format!("{error:#}").contains("trace line"), "{error:#}");
     }
 }

@@ -2,9 +2,9 @@
 //! What a scenario is: a load, where it runs, under which conditions, and its
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
-use super::machine::{Cluster, Machine};
-use super::measure::Metric;
-use super::session::Variant;
+use crate::machine::{Cluster, Machine};
+use crate::measure::Metric;
+use crate::session::Variant;
 
 /// A load and what is read off it.
 #[derive(Debug)]

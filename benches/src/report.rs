@@ -6,14 +6,14 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::BenchArgs;
-use super::derived;
-use super::duty;
-use super::machine::Machine;
-use super::perfetto::Tracks;
-use super::scenario::{Hold, PLAIN, Scenario};
-use super::scenarios::SCENARIOS;
-use super::session::{Observed, Variant};
+use crate::BenchArgs;
+use crate::derived;
+use crate::duty;
+use crate::machine::Machine;
+use crate::perfetto::Tracks;
+use crate::scenario::{Hold, PLAIN, Scenario};
+use crate::scenarios::SCENARIOS;
+use crate::session::{Observed, Variant};
 
 /// Everything that was measured.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Report {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
-            "path": args.path, "clamp": args.clamp.name(), "speed_model": args.speed_switch.is_some(),
+            "path": args.path, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)

@@ -4,15 +4,15 @@
 
 use std::path::PathBuf;
 
-use super::machine::{Cluster, GuestFiles, Machine};
-use super::measure::Metric;
-use super::notes::{Mark, Run};
-use super::perfetto::Tracks;
-use super::rest::{Unsettled, settled};
-use super::scenario::{PLAIN, Place, Scenario};
-use super::scenarios::SCENARIOS;
-use super::session::Observed;
-use super::trace::{Change, Seen, Switch};
+use crate::machine::{Cluster, GuestFiles, Machine};
+use crate::measure::Metric;
+use crate::notes::{Mark, Run};
+use crate::perfetto::Tracks;
+use crate::rest::{Unsettled, settled};
+use crate::scenario::{PLAIN, Place, Scenario};
+use crate::scenarios::SCENARIOS;
+use crate::session::Observed;
+use crate::trace::{Change, Seen, Switch};
 
 const LOAD: i32 = 99;
 

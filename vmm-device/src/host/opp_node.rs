@@ -5,8 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_dt::Opp;
+use super::{HostOpp, HostRoot};
 
 const TREE: &str = "sys/firmware/devicetree/base";
 /// How deep below the root an OPP table may be; they are at the top, or in
@@ -14,7 +13,7 @@ const TREE: &str = "sys/firmware/devicetree/base";
 const MAX_DEPTH: u32 = 3;
 
 /// The operating points of the table that a CPU's node points to.
-pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<Opp>> {
+pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<HostOpp>> {
     let node = root.path(format!("sys/devices/system/cpu/cpu{cpu}/of_node"));
     let phandle = cells(&node.join("operating-points-v2"))?.first().copied()?;
     let table = find_phandle(&root.path(TREE), phandle, MAX_DEPTH)?;
@@ -23,7 +22,7 @@ pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<Opp>> {
     Some(dirs.filter_map(|dir| opp(&dir)).collect())
 }
 
-fn opp(dir: &Path) -> Option<Opp> {
+fn opp(dir: &Path) -> Option<HostOpp> {
     let hz = cells(&dir.join("opp-hz"))?;
     let hz = match hz[..] {
         [high, low, ..] => u64::from(high) << 32 | u64::from(low),
@@ -32,7 +31,7 @@ fn opp(dir: &Path) -> Option<Opp> {
     // Both may list a value per regulator, opp-microvolt also target, minimum
     // and maximum: the first is the target of the CPU's own supply.
     let first = |name| cells(&dir.join(name))?.first().copied();
-    Some(Opp {
+    Some(HostOpp {
         khz: u32::try_from(hz / 1000).ok()?,
         uv: first("opp-microvolt"),
         uw: first("opp-microwatt"),

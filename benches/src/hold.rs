@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::machine::Machine;
-use super::scenario::{Hold, Scenario};
+use crate::machine::Machine;
+use crate::scenario::{Hold, Scenario};
 
 /// Looks at a file for what was written to it, and the pause between two.
 const LOOKS: u32 = 50;

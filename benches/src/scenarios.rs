@@ -2,9 +2,9 @@
 //! The scenarios, in the order in which they are measured; each in words in
 //! `docs/bench.md`.
 
-use super::measure::Metric;
-use super::scenario::{Hold, PLAIN, Place, Scenario};
-use super::session::Variant;
+use crate::measure::Metric;
+use crate::scenario::{Hold, PLAIN, Place, Scenario};
+use crate::session::Variant;
 
 /// rt-app's work in µs at full speed of each 20 ms, at five duties that are
 /// away from an OPP's edge; and how often.

@@ -3,11 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
 
-use super::BenchArgs;
-use super::trace;
-use crate::facts::HostCpus;
+use crate::BenchArgs;
+use crate::trace;
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -185,9 +184,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
-            capacity: cpus
-                .cpu(first)
-                .map_or(1024, crate::facts::Pcpu::capacity_or_full),
+            capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
             cpus: own,
             khz: (min, max),
             cur_freq: root.path(dir.join("scaling_cur_freq")),
@@ -233,7 +230,7 @@ mod tests {
     //! A host that can be measured, and a line for what is in the way.
 
     use super::*;
-    use crate::fake_host::FakeHost;
+    use vcpufreq_device::fakes::FakeHost;
 
     const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
 

@@ -3,10 +3,10 @@
 //! `energy_model/cpuN/ps:KHZ/{frequency,power}`, one directory per performance
 //! domain, named after its first CPU.
 
-use vcpufreq_device::host::{CpuList, HostRoot};
+use super::{CpuList, HostRoot};
 
 /// Where debugfs has the performance domains.
-pub const DIR: &str = "sys/kernel/debug/energy_model";
+pub const ENERGY_MODEL_DIR: &str = "sys/kernel/debug/energy_model";
 
 /// `EM_PERF_DOMAIN_MICROWATTS`: power is in µW.
 const MICROWATTS: u32 = 1 << 0;
@@ -17,7 +17,7 @@ const ARTIFICIAL: u32 = 1 << 2;
 /// `cpus`, in no order. Empty without a model, or when its power is in
 /// another unit.
 pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
-    let dir = |cpu| format!("{DIR}/cpu{cpu}");
+    let dir = |cpu| format!("{ENERGY_MODEL_DIR}/cpu{cpu}");
     let Some(dir) = cpus.iter().map(dir).find(|dir| root.path(dir).is_dir()) else {
         return Vec::new();
     };

@@ -6,10 +6,7 @@
 //! leaves its fact out; who needs the fact says what that means. Every path is
 //! below a root that a test replaces. It is not the source of `cur_perf`.
 
-use vcpufreq_device::host::{CpuList, HostRoot};
-use vcpufreq_dt::Opp;
-
-use crate::{energy_model, opp_node};
+use super::{CpuList, HostRoot, energy_model, opp_node, topology};
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
@@ -28,6 +25,17 @@ pub struct Pcpu {
     pub capacity: Option<u16>,
 }
 
+/// An operating point as far as the host tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostOpp {
+    /// Frequency in kHz.
+    pub khz: u32,
+    /// Voltage in µV.
+    pub uv: Option<u32>,
+    /// Power of a busy CPU in µW.
+    pub uw: Option<u32>,
+}
+
 /// One cpufreq policy: CPUs that share a frequency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -42,7 +50,7 @@ pub struct Policy {
     /// `cpuinfo_max_freq`.
     pub max_khz: Option<u32>,
     /// Operating points, frequency rising; empty where the host tells none.
-    pub opps: Vec<Opp>,
+    pub opps: Vec<HostOpp>,
 }
 
 /// The CPUs of a host.
@@ -56,10 +64,10 @@ pub struct HostCpus {
 
 impl HostCpus {
     /// Reads the host below `root`.
+    #[must_use]
     pub fn read(root: &HostRoot) -> Self {
-        let list = |name| -> Option<CpuList> { root.number(format!("{CPU_DIR}/{name}")) };
-        let online = list("online").unwrap_or_default();
-        let present = list("present").unwrap_or_else(|| online.clone());
+        let online = root.number::<CpuList>(format!("{CPU_DIR}/online"));
+        let online = online.unwrap_or_default();
         let cpu = |id| Pcpu {
             id,
             online: online.contains(id),
@@ -68,23 +76,26 @@ impl HostCpus {
                 .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
         };
         Self {
-            cpus: present.into_iter().map(cpu).collect(),
+            cpus: topology::present_pcpus(root).into_iter().map(cpu).collect(),
             policies: policies(root),
         }
     }
 
     /// The CPU with number `id`.
+    #[must_use]
     pub fn cpu(&self, id: u32) -> Option<&Pcpu> {
         self.cpus.iter().find(|cpu| cpu.id == id)
     }
 
     /// Online CPUs.
+    #[must_use]
     pub fn online(&self) -> CpuList {
         let online = self.cpus.iter().filter(|cpu| cpu.online);
         online.map(|cpu| cpu.id).collect()
     }
 
     /// The policy of a CPU.
+    #[must_use]
     pub fn policy_of(&self, cpu: u32) -> Option<&Policy> {
         self.policies
             .iter()
@@ -94,6 +105,7 @@ impl HostCpus {
 
 impl Pcpu {
     /// Its capacity; 1024 where the host tells none.
+    #[must_use]
     pub fn capacity_or_full(&self) -> u16 {
         self.capacity.unwrap_or(CAPACITY_SCALE)
     }
@@ -101,48 +113,37 @@ impl Pcpu {
 
 impl Policy {
     /// Its highest frequency: the driver's, else that of its table.
+    #[must_use]
     pub fn top_khz(&self) -> Option<u32> {
         self.max_khz.or(self.opps.last().map(|opp| opp.khz))
     }
 }
 
 fn policies(root: &HostRoot) -> Vec<Policy> {
-    let Ok(entries) = std::fs::read_dir(root.path(format!("{CPU_DIR}/cpufreq"))) else {
-        return Vec::new();
-    };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let ids = names.filter_map(|name| name.strip_prefix("policy")?.parse().ok());
-    let mut policies: Vec<_> = ids.filter_map(|id| policy(root, id)).collect();
-    policies.sort_unstable_by_key(|policy| policy.id);
-    policies
+    let policies = topology::policies(root).into_iter();
+    policies.map(|(id, cpus)| policy(root, id, cpus)).collect()
 }
 
-/// `None` for a policy that lost its last CPU while being read.
-fn policy(root: &HostRoot, id: u32) -> Option<Policy> {
+fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> Policy {
     let file = |name: &str| format!("{CPU_DIR}/cpufreq/policy{id}/{name}");
-    let cpus: CpuList = root
-        .text(file("related_cpus"))?
-        .replace(' ', ",")
-        .parse()
-        .ok()?;
     let listed = root.text(file("scaling_available_frequencies"));
     let listed: Vec<u32> = listed
         .iter()
         .flat_map(|text| text.split_whitespace().filter_map(|khz| khz.parse().ok()))
         .collect();
-    Some(Policy {
+    Policy {
         id,
         driver: root.text(file("scaling_driver")).unwrap_or_default(),
         governor: root.text(file("scaling_governor")).unwrap_or_default(),
         max_khz: root.number(file("cpuinfo_max_freq")).filter(|khz| *khz > 0),
         opps: opps(root, &cpus, listed),
         cpus,
-    })
+    }
 }
 
 /// The frequencies that the driver lists, else those of the energy model, else
 /// those of the device tree: with what the other two know of each.
-fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
+fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<HostOpp> {
     let model = energy_model::of_cpus(root, cpus);
     let node = cpus.iter().find_map(|cpu| opp_node::of_cpu(root, cpu));
     let node = node.unwrap_or_default();
@@ -159,7 +160,7 @@ fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
     let opp = |khz| {
         let in_node = node.iter().find(|opp| opp.khz == khz);
         let in_model = model.iter().find(|(of, _)| *of == khz);
-        Opp {
+        HostOpp {
             khz,
             uv: in_node.and_then(|opp| opp.uv),
             uw: in_model
@@ -167,7 +168,7 @@ fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<Opp> {
                 .or(in_node.and_then(|opp| opp.uw)),
         }
     };
-    let mut opps: Vec<Opp> = khz.into_iter().filter(|khz| *khz > 0).map(opp).collect();
+    let mut opps: Vec<HostOpp> = khz.into_iter().filter(|khz| *khz > 0).map(opp).collect();
     // A table has a voltage for all of its points or for none; power likewise.
     if opps.iter().any(|opp| opp.uv.is_none()) {
         opps.iter_mut().for_each(|opp| opp.uv = None);
@@ -183,7 +184,7 @@ mod tests {
     //! A fake tree gives the facts it holds; what it lacks is left out.
 
     use super::*;
-    use crate::fake_host::FakeHost;
+    use crate::fakes::FakeHost;
 
     #[test]
     fn capacities_and_policies_are_the_trees() {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::page::escaped;
+use crate::page::escaped;
 
 /// A variant's name, colour, and dashes.
 pub const VARIANTS: [(&str, &str, &str); 3] = [

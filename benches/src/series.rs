@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A repeat as lines to draw.
 
-use super::machine::Machine;
-use super::session::Observed;
+use crate::machine::Machine;
+use crate::session::Observed;
 
 /// A repeat as lines to draw; times in µs from the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]

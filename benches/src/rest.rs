@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use super::session::Observed;
+use crate::session::Observed;
 
 /// A policy above its minimum, as a load program tells it (`settle.rs` there).
 #[derive(Debug, Clone, PartialEq, Eq)]

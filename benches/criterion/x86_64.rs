@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The benchmarks on x86-64, with the virtual machine of the library's example.
+
+#[path = "../../vmm-device/examples/attach.rs"]
+#[allow(dead_code)]
+mod attach;
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use attach::{BASE, Stderr, Vm, kick, run_vcpu};
+use criterion::Criterion;
+use kvm_bindings::kvm_regs;
+use kvm_ioctls::{Kvm, VcpuFd};
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource, Tid};
+use vcpufreq_device::kvm::{
+    Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoeventfdPlan, PageMapping,
+    SlotMemory, accesses_are_of,
+};
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PageMemory,
+    PerfTable, Util, VcpuId, VcpuSpec,
+};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+const CODE: u64 = 0x1000;
+const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
+
+/// What a turn of the guest's loop does: 16-bit code, with DS at the device and ES at memory.
+const EMPTY: &[u8] = &[];
+/// `mov eax, es:[0x8000]`
+const LOAD: &[u8] = &[0x26, 0x66, 0xa1, 0x00, 0x80];
+/// `mov eax, ds:[0]`
+const READ: &[u8] = &[0x66, 0xa1, 0x00, 0x00];
+/// `xor eax, edx; mov ds:[4], eax`: two entries of the table in turn.
+const WRITE: &[u8] = &[0x66, 0x31, 0xd0, 0x66, 0xa3, 0x04, 0x00];
+
+/// Name, the loop, and whether KVM answers what it can.
+const ROWS: [(&str, &[u8], bool); 6] = [
+    ("bare-loop", EMPTY, false),
+    ("bare-load", LOAD, false),
+    ("exit-read", READ, false),
+    ("exit-write", WRITE, false),
+    ("ioeventfd-read", READ, true),
+    ("ioeventfd-write", WRITE, true),
+];
+
+/// All that this machine can run.
+pub fn paths(criterion: &mut Criterion) {
+    let kvm = match Kvm::new().and_then(|kvm| kvm.create_vm().map(|_| kvm)) {
+        Ok(kvm) => kvm,
+        Err(error) => return println!("SKIP: no usable /dev/kvm: {error}"),
+    };
+    for row in ROWS {
+        if let Err(error) = measure(criterion, &kvm, row) {
+            return println!("SKIP: {error:#}");
+        }
+    }
+}
+
+fn measure(
+    criterion: &mut Criterion,
+    kvm: &Kvm,
+    (name, code, by_kvm): (&str, &[u8], bool),
+) -> anyhow::Result<()> {
+    register_signal_handler(SIGRTMIN(), kick)?;
+    let config = BridgeConfig {
+        base: BASE,
+        pins: vec![vec![]],
+        rt_pcpus: vec![],
+        kick: SIGRTMIN(),
+        hypercalls: false,
+        ioeventfd: by_kvm.then_some(IoeventfdPlan { clean: false }),
+    };
+    let host = host()?;
+    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
+    let bridge = Bridge::start(device(&host)?, &config, &[], &diagnostics)?;
+    let handle = bridge.handle();
+    let ram = PageMapping::new(0x1_0000, false)?;
+    let vm = Vm(kvm.create_vm()?);
+    vm.set_slot(0, (0, ram.address()), ram.size(), 0)?;
+    let mut vcpu = guest(&vm, &ram, code)?;
+    let mut offload = bridge.offload();
+    let attachment = handle.attach(&vm, &mut offload);
+    accesses_are_of(VcpuId(0));
+    handle.register_thread(VcpuId(0), Tid::current().get())?;
+    handle.vcpu_moved(VcpuId(0));
+
+    let mmio = bridge.mmio();
+    let (mut exits, mut accesses) = (0, 0);
+    let mut group = criterion.benchmark_group("paths");
+    group
+        .sample_size(50)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(3));
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|turns| {
+            accesses += turns;
+            let mut took = Duration::ZERO;
+            let mut left = turns;
+            while left > 0 {
+                let now = u32::try_from(left).unwrap_or(u32::MAX);
+                left -= u64::from(now);
+                rewind(&vcpu, now).expect("KVM sets registers");
+                let start = Instant::now();
+                exits += run_vcpu(&mut vcpu, &*mmio).expect("the guest halts");
+                took += start.elapsed();
+            }
+            took
+        });
+    });
+    group.finish();
+    handle.guest_ended();
+    drop(attachment);
+    let _ = bridge.stop();
+    let each = exits as f64 / (accesses.max(1)) as f64;
+    println!("{{\"bench\":\"{name}\",\"accesses\":{accesses},\"exits_each\":{each}}}");
+    Ok(())
+}
+
+/// A host of this machine's pCPUs, at 1.2 of 1.8 GHz.
+fn host() -> anyhow::Result<FakeHost> {
+    let host = FakeHost::empty();
+    let cpus = "sys/devices/system/cpu";
+    let possible = fs::read_to_string(format!("/{cpus}/possible"))?;
+    let last = possible.trim().rsplit(['-', ',']).next().unwrap_or("0");
+    for cpu in 0..=last.parse::<u32>()? {
+        let cpufreq = format!("{cpus}/cpu{cpu}/cpufreq");
+        host.write(&format!("{cpufreq}/scaling_cur_freq"), "1200000\n");
+        host.write(&format!("{cpufreq}/cpuinfo_max_freq"), "1800000\n");
+    }
+    host.write(&format!("{cpus}/possible"), possible);
+    let stat = format!("proc/self/task/{}/stat", Tid::current());
+    host.write(&stat, fs::read(format!("/{stat}"))?);
+    Ok(host)
+}
+
+/// One vCPU with a table; nothing is clamped.
+fn device(host: &FakeHost) -> anyhow::Result<BridgeDevice> {
+    let config = DeviceConfig {
+        vcpus: vec![VcpuSpec {
+            table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec())?,
+            capacity: Util::MAX,
+            domain: DomainId(0),
+        }],
+        mode: ClampMode::Floor,
+        headroom: Headroom::None,
+        visibility: CurPerfVisibility::Exact,
+        rate_limit: None,
+    };
+    let actuator = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &[DomainId(0)])?;
+    let source = Arc::new(SysfsSource::new(&host.root(), 1)?);
+    let stats = Arc::new(EventStats::new(1, None));
+    Ok(Device::new(config, actuator, source, stats)?)
+}
+
+/// A vCPU, and in its memory a loop of this code, `dec ecx; jnz`, and `hlt`.
+fn guest(vm: &Vm, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
+    let back = u8::try_from(turn.len() + 4)?.wrapping_neg();
+    let mut code = turn.to_vec();
+    code.extend([0x66, 0x49, 0x75, back, 0xf4]);
+    code.resize(code.len().next_multiple_of(4), 0x90);
+    let (words, _) = code.as_chunks::<4>();
+    let memory = PageMemory::words(ram);
+    let memory = memory.get(usize::try_from(CODE)? / 4..).context("no RAM")?;
+    for (place, bytes) in memory.iter().zip(words) {
+        place.store(u32::from_le_bytes(*bytes), Relaxed);
+    }
+    let vcpu = vm.0.create_vcpu(0)?;
+    let mut sregs = vcpu.get_sregs()?;
+    (sregs.cs.base, sregs.cs.selector) = (0, 0);
+    (sregs.es.base, sregs.es.selector) = (0, 0);
+    sregs.ds.base = BASE;
+    sregs.cr0 |= 1;
+    vcpu.set_sregs(&sregs)?;
+    Ok(vcpu)
+}
+
+/// Puts the vCPU in front of so many turns.
+fn rewind(vcpu: &VcpuFd, turns: u32) -> Result<(), kvm_ioctls::Error> {
+    let [low, _, high] = TABLE_KHZ;
+    vcpu.set_regs(&kvm_regs {
+        rip: CODE,
+        rflags: 2,
+        rcx: turns.into(),
+        rax: low.into(),
+        rdx: (low ^ high).into(),
+        ..kvm_regs::default()
+    })
+}
