@@ -54,12 +54,6 @@ pub trait Look {
     /// Why they can't be read.
     fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
 
-    /// What the server on a socket, process `server`, answers to a request, until it closes.
-    ///
-    /// # Errors
-    /// Why it can't be asked; `Denied` when another process serves the socket, or another user's.
-    fn ask(&self, socket: &str, server: u32, request: &str) -> Reading;
-
     /// The names in a folder of our own; none where there is no such folder.
     ///
     /// # Errors
@@ -103,12 +97,6 @@ pub trait Host: Look {
     /// # Errors
     /// What the kernel refused, or a text that is none of these.
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()>;
-
-    /// Tells the server on a socket, process `server`, something, and waits until it has taken it.
-    ///
-    /// # Errors
-    /// Why there is no telling it.
-    fn tell(&self, socket: &str, server: u32, message: &str) -> io::Result<()>;
 
     /// Makes a file of our own where none is, all of it or nothing, and on disk when this returns;
     /// its folder too, for this user alone. It is held until the result is dropped.

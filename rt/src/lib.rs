@@ -22,7 +22,6 @@ mod gzip;
 mod host;
 mod host_changes;
 mod in_force;
-mod irqbalance;
 mod kernel_host;
 mod measure;
 mod own_dir;

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     host::{Look, Reading, Unread},
-    irqbalance,
     partition::Partition,
     profile::Profile,
     settings::{self, Context},
@@ -50,13 +49,6 @@ pub enum Target {
         /// Field 22 of proc_pid_stat(5): with the number, unique for a boot.
         start_ticks: u64,
     },
-    /// The CPUs that an irqbalance keeps off. Another instance has a list of its own.
-    BannedCpus {
-        /// Its process' number.
-        pid: u32,
-        /// Field 22 of proc_pid_stat(5).
-        start_ticks: u64,
-    },
 }
 
 /// The value of a folder that is there.
@@ -73,7 +65,6 @@ impl Target {
                 path.clone()
             }
             Self::Thread { pid, name, .. } => format!("{name} (thread {pid})"),
-            Self::BannedCpus { pid, .. } => format!("irqbalance's ban list (process {pid})"),
         }
     }
 
@@ -113,7 +104,6 @@ impl Target {
                 }
                 thread.scheduling.ok_or(Unread::Refused)
             }
-            Self::BannedCpus { pid, start_ticks } => irqbalance::banned(look, *pid, *start_ticks),
         }
     }
 
@@ -122,7 +112,7 @@ impl Target {
     pub fn same(&self, a: &str, b: &str) -> bool {
         match self {
             Self::File { format, .. } | Self::Inside { format, .. } => format.same(a, b),
-            Self::Dir { .. } | Self::Thread { .. } | Self::BannedCpus { .. } => a == b,
+            Self::Dir { .. } | Self::Thread { .. } => a == b,
         }
     }
 }
@@ -133,8 +123,6 @@ pub(crate) struct ThreadStat {
     pub start_ticks: u64,
     /// Field 3: a zombie, or dead.
     pub has_ended: bool,
-    /// Field 9 too: it ends, its files are closed (`PF_EXITING` in the kernel's sched.h).
-    pub is_ending: bool,
     /// Field 3: a kernel thread that is parked, and does nothing.
     pub is_parked: bool,
     /// Fields 9 and 4: a kernel thread that kthreadd made. A process can take a kernel thread's
@@ -144,8 +132,7 @@ pub(crate) struct ThreadStat {
     pub scheduling: Option<String>,
 }
 
-/// Flags of the kernel's sched.h.
-const PF_EXITING: u32 = 0x4;
+/// A flag of the kernel's sched.h.
 const PF_KTHREAD: u32 = 0x0020_0000;
 /// The process that makes all other kernel threads.
 const KTHREADD: &str = "2";
@@ -159,12 +146,10 @@ impl ThreadStat {
         let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
         let number = |at: usize| field(at).ok()?.parse::<i32>().ok();
         let policy = number(41).zip(number(40));
-        let has_ended = ["Z", "X"].contains(field(3)?);
         let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
-            has_ended,
-            is_ending: has_ended || flags & PF_EXITING != 0,
+            has_ended: ["Z", "X"].contains(field(3)?),
             is_parked: *field(3)? == "P",
             is_kernel_thread: flags & PF_KTHREAD != 0 && *field(4)? == KTHREADD,
             scheduling: policy
@@ -212,7 +197,7 @@ impl Change {
 /// A setting with its changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedSetting {
-    /// Its name: the profile's key, or `irqbalance`, which goes with `interrupts`.
+    /// Its name: the profile's key.
     pub name: &'static str,
     /// Why a real-time guest needs it.
     pub reason: &'static str,

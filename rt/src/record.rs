@@ -9,7 +9,6 @@ use thiserror::Error;
 
 use crate::{
     host::{Host, Look},
-    irqbalance,
     own_dir::Untrusted,
     partition::{self, Partition, PartitionError},
     plan::Target,
@@ -24,7 +23,7 @@ pub const DIR: &str = "/run/vcpufreq";
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
 /// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
 /// work item.
-const LOOKS: u128 = 50;
+const LOOKS: u32 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -149,27 +148,17 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
             Ok(_) => host.schedule(*pid, value),
             Err(_) => Err(io::ErrorKind::NotFound.into()),
         },
-        Target::BannedCpus { pid, .. } => irqbalance::ban(host, *pid, value),
     };
     written.map_err(|error| error.to_string())?;
-    let (looks, between) = match target {
-        Target::BannedCpus { pid, .. } => {
-            (irqbalance::looks(host, *pid), irqbalance::BETWEEN_LOOKS)
-        }
-        _ => (LOOKS, BETWEEN_LOOKS),
-    };
-    for _ in 0..looks {
+    for _ in 0..LOOKS {
         match target.now(host) {
             Ok(now) if target.same(&now, value) => return Ok(()),
-            Ok(_) => std::thread::sleep(between),
+            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
             Err(_) => break,
         }
     }
-    match (target.now(host), target) {
-        (Ok(now), Target::BannedCpus { .. }) => Err(format!(
-            "it still has '{now}'; put IRQBALANCE_BANNED_CPULIST={value} into /etc/default/irqbalance and restart it"
-        )),
-        (Ok(now), _) => Err(format!("the kernel made it '{now}'")),
-        (Err(_), _) => Err("it can't be read back".to_owned()),
+    match target.now(host) {
+        Ok(now) => Err(format!("the kernel made it '{now}'")),
+        Err(_) => Err("it can't be read back".to_owned()),
     }
 }

@@ -65,7 +65,6 @@ pub(crate) fn is_ours(target: &Target) -> bool {
         Target::Dir { path } => is_one_of(path, DIRS),
         Target::Inside { .. } => false,
         Target::Thread { name, .. } => is_one_of(name, THREADS),
-        Target::BannedCpus { .. } => true,
     }
 }
 

@@ -91,7 +91,6 @@ pub(crate) const UNITS: &[&[Unit]] = &[
     watchdogs::UNITS,
     kvm::UNITS,
     workqueues::UNITS,
-    irqbalance::UNITS,
     interrupts::UNITS,
     governor::UNITS,
     frequency::UNITS,

@@ -241,7 +241,6 @@ fn refusable(target: &Target) -> String {
             path.clone()
         }
         Target::Thread { pid, .. } => format!("/proc/{pid}/"),
-        Target::BannedCpus { .. } => unreachable!("no irqbalance runs here"),
     }
 }
 

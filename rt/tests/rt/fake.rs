@@ -559,11 +559,6 @@ impl Look for FakeKernel {
         self.files.link_name(path)
     }
 
-    /// The tests' servers are threads of this process.
-    fn ask(&self, socket: &str, _server: u32, request: &str) -> Reading {
-        self.files.ask(socket, std::process::id(), request)
-    }
-
     fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
         self.files.own_names(dir)
     }
@@ -606,13 +601,6 @@ impl Host for FakeKernel {
             let pid = usize::try_from(pid).unwrap();
             self.thread(pid, &name, number, priority.parse().unwrap());
             Ok(())
-        })
-    }
-
-    fn tell(&self, socket: &str, _server: u32, message: &str) -> io::Result<()> {
-        self.step(socket, || {
-            self.is_refused(socket)?;
-            self.files.tell(socket, std::process::id(), message)
         })
     }
 

@@ -316,7 +316,7 @@ fn hidden_threads_are_not_seen_rather_than_absent() {
     let plan = case(&host, "rcuc = 'fifo:4'\ninterrupts = 'housekeeping'").plan();
     assert!(plan.absent.is_empty(), "{:?}", plan.absent);
     let unseen: Vec<&str> = plan.unseen.iter().map(|one| one.setting).collect();
-    assert_eq!(unseen, ["irqbalance", "rcuc"]);
+    assert_eq!(unseen, ["interrupts", "rcuc"]);
 }
 
 #[test]

@@ -96,7 +96,6 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "speed-guest" => models::speed::guest(plan),
         "rt-causes" => rt::causes::run(plan),
         "rt-guest" => rt::guest::run(plan),
-        "rt-irqbalance" => rt::irqbalance::run(plan),
         "rt-latency" => rt::latency::run(plan),
         "rt-loop" => rt::periodic_loop::run(plan),
         "rt-settings" => rt::settings::run(plan),

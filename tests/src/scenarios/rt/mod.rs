@@ -6,7 +6,6 @@ pub mod changes;
 pub mod guest;
 pub mod impostors;
 pub mod inventory;
-pub mod irqbalance;
 pub mod latency;
 pub mod order;
 pub mod pages;
