@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::initramfs::Initramfs;
 
 /// Scenarios that run them, and the shell.
-const SCENARIOS: [&str; 4] = ["rt-causes", "rt-latency", "rt-loop", SHELL];
+const SCENARIOS: [&str; 3] = ["rt-latency", "rt-loop", SHELL];
 
 /// Instead of a scenario: a person at the console.
 pub const SHELL: &str = "shell";

@@ -94,7 +94,6 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "rt-app" => models::rt_app::run(plan),
         "speed" => models::speed::run(plan),
         "speed-guest" => models::speed::guest(plan),
-        "rt-causes" => rt::causes::run(plan),
         "rt-guest" => rt::guest::run(plan),
         "rt-latency" => rt::latency::run(plan),
         "rt-loop" => rt::periodic_loop::run(plan),

@@ -3,7 +3,6 @@
 
 mod args;
 mod guest;
-mod page;
 mod running;
 mod shell;
 
@@ -15,24 +14,15 @@ use vcpufreq_device::host::CpuList;
 use crate::{
     host::Look as _,
     kernel_host::KernelHost,
-    measure::{
-        self, Beside, Conditions, Late, Length, Load, Measured, Place, Printed, Report, Run, Spike,
-        Test, Trace, Verdict, Worst,
-    },
+    measure::{self, Beside, Conditions, Latencies, Load, Place, Report, Run, Test, Verdict},
     smi::smis,
 };
 
 pub use args::ReportArgs;
 use args::Wanted;
 use guest::Guest;
-use page::Page;
 use running::{Ending, Running};
 use shell::Shell;
-
-/// How many of the longest latencies of a test are looked up in the trace.
-const LOOKED_UP: usize = 5;
-/// Wake-ups of the test that finds what is long here.
-const WARM_UP: u64 = 1000;
 
 /// Measures and prints; returns the exit code: 1 if the budget was exceeded or a test is incomplete.
 ///
@@ -44,7 +34,6 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let host = root.map_or_else(KernelHost::default, KernelHost::at);
     let wanted = args.wanted(&host)?;
     let guest = args.guest(&wanted.cpus)?;
-    let page = args.html.as_deref().map(Page::at).transpose()?;
     let running = Running::default();
     let _ending = Ending::watch(&running)?;
     let guest = match guest {
@@ -58,7 +47,6 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         wanted: &wanted,
         look: &host,
         here,
-        trace: start_trace(args, &wanted.cpus)?,
     };
     let mut runs = Vec::new();
     if !args.guest_only {
@@ -69,20 +57,10 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     }
     let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
     print(args, &report)?;
-    // Last: the report is printed by now.
-    page.map(|page| page.write(&measure::page(&report)))
-        .transpose()?;
     Ok(u8::from(matches!(
         report.verdict,
         Verdict::Exceeded { .. } | Verdict::Incomplete { .. }
     )))
-}
-
-fn start_trace(args: &ReportArgs, cpus: &CpuList) -> anyhow::Result<Option<Trace>> {
-    let trace = args.trace.then(|| Trace::start(cpus)).transpose();
-    trace.context(
-        "can't trace; run as root, with tracefs at /sys/kernel/tracing, or without --trace",
-    )
 }
 
 fn print(args: &ReportArgs, report: &Report) -> anyhow::Result<()> {
@@ -112,7 +90,6 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
         others: wanted.others.clone(),
         load_percent: args.load_percent,
         hackbench: args.hackbench(),
-        traced: args.trace,
         governors,
     }
 }
@@ -123,7 +100,6 @@ struct Session<'a> {
     wanted: &'a Wanted,
     look: &'a KernelHost,
     here: Shell,
-    trace: Option<Trace>,
 }
 
 impl Session<'_> {
@@ -137,15 +113,12 @@ impl Session<'_> {
             let script = measure::script(test, &beside, self.wanted.group.as_deref());
             self.here.run(&script).context("on this host")
         };
-        let test = self.with_spikes(test, &run)?;
         let loads = self.args.loads.iter();
         let one = |load: &Load| {
-            self.clear()?;
             let before = smis(self.look, &self.wanted.cpus);
-            let printed = measure::parse(&run(&test, *load)?, &test)?;
+            let latencies = measure::parse(&run(&test, *load)?, &test)?;
             let smis = self.smis_since(before);
-            let worst = self.worst(&printed, Place::Host, (0, 0))?;
-            let done = Self::done(Place::Host, *load, &test, (printed, worst));
+            let done = Self::done(Place::Host, *load, &test, latencies);
             Ok(Run { smis, ..done })
         };
         loads.map(one).collect()
@@ -167,37 +140,25 @@ impl Session<'_> {
             outside.end().context("the load on this host")?;
             text
         };
-        let test = self.with_spikes(test, &run)?;
         let loads = self.args.loads.iter();
         let one = |load: &Load| {
-            let clocks = match &self.trace {
-                Some(_) => guest.clocks()?,
-                None => (0, 0),
-            };
-            self.clear()?;
             let before = smis(self.look, &self.wanted.cpus);
-            let printed = measure::parse(&run(&test, *load)?, &test)?;
+            let latencies = measure::parse(&run(&test, *load)?, &test)?;
             let smis = self.smis_since(before);
-            let worst = self.worst(&printed, Place::Guest, clocks)?;
-            let done = Self::done(Place::Guest, *load, &test, (printed, worst));
+            let done = Self::done(Place::Guest, *load, &test, latencies);
             Ok(Run { smis, ..done })
         };
         loads.map(one).collect()
     }
 
-    fn done(place: Place, load: Load, test: &Test, found: (Printed, Vec<Worst>)) -> Run {
-        let (printed, worst) = found;
+    fn done(place: Place, load: Load, test: &Test, latencies: Vec<Latencies>) -> Run {
         Run {
             place,
             load,
             command: test.command(),
-            due: (0..)
-                .take(printed.latencies.len())
-                .map(|n| test.due(n))
-                .collect(),
-            latencies: printed.latencies,
+            due: (0..).take(latencies.len()).map(|n| test.due(n)).collect(),
+            latencies,
             smis: None,
-            worst,
         }
     }
 
@@ -219,94 +180,6 @@ impl Session<'_> {
             hackbench: self.args.hackbench(),
         }
     }
-
-    /// With the threshold above which cyclictest lists latencies, if they are looked up in a trace.
-    fn with_spikes(
-        &self,
-        test: Test,
-        run: &dyn Fn(&Test, Load) -> anyhow::Result<String>,
-    ) -> anyhow::Result<Test> {
-        if self.trace.is_none() {
-            return Ok(test);
-        }
-        if self.args.spike_us.is_some() {
-            let spike_us = self.args.spike_us;
-            return Ok(Test { spike_us, ..test });
-        }
-        let short = Test {
-            length: Length::Loops(WARM_UP),
-            break_us: None,
-            ..test.clone()
-        };
-        let printed = measure::parse(&run(&short, Load::Idle)?, &short)?;
-        let usual = printed.latencies.iter().map(|one| one.percentile(9_900));
-        // Beyond the histogram is as long as its last bin, at least.
-        let usual = usual.map(|us| us.unwrap_or(self.args.bins)).max();
-        Ok(Test {
-            spike_us: Some(usual.unwrap_or_default().max(1)),
-            ..test
-        })
-    }
-
-    fn clear(&self) -> anyhow::Result<()> {
-        let cleared = self.trace.as_ref().map(Trace::clear).transpose();
-        cleared.map(drop).context("can't empty the trace")
-    }
-
-    /// The longest, with what the trace shows; `clocks` is what to add to the test's times, and
-    /// how far off that may be.
-    fn worst(
-        &self,
-        printed: &Printed,
-        place: Place,
-        clocks: (i64, u64),
-    ) -> anyhow::Result<Vec<Worst>> {
-        let Some(trace) = &self.trace else {
-            return Ok(Vec::new());
-        };
-        let events = trace.events().context("can't read the trace")?;
-        let measured = match place {
-            Place::Host => Measured::cyclictest(),
-            Place::Guest => Measured::vcpus(&events),
-        };
-        let mut spikes: Vec<&Spike> = printed.spikes.iter().collect();
-        spikes.sort_by_key(|spike| std::cmp::Reverse(spike.latency_us));
-        let numbered: Vec<u32> = printed.latencies.iter().map(|one| one.cpu).collect();
-        let pcpus: Vec<u32> = self.wanted.cpus.iter().collect();
-        let mut worst = Vec::new();
-        for spike in spikes.into_iter().take(LOOKED_UP) {
-            // Host and guest number them in the same order.
-            let index = numbered.iter().position(|cpu| *cpu == spike.cpu);
-            let pcpu = index.and_then(|index| pcpus.get(index)).copied();
-            let at_us = spike.at_us.checked_add_signed(clocks.0);
-            let at_us = at_us.context("the guest's clock is before the host's start")?;
-            let pcpu = pcpu.context("a spike on a CPU that wasn't measured")?;
-            let late = Late {
-                cpu: pcpu,
-                at_us,
-                latency_us: spike.latency_us,
-                off_us: clocks.1,
-            };
-            worst.push(Worst {
-                cpu: spike.cpu,
-                latency_us: spike.latency_us,
-                at_us,
-                off_us: clocks.1,
-                in_trace: late.is_in(&events),
-                causes: measure::causes(&events, &measured, late, &exit_latencies(pcpu)),
-            });
-        }
-        Ok(worst)
-    }
-}
-
-/// Of a CPU's idle states, by number, in µs.
-fn exit_latencies(cpu: u32) -> BTreeMap<u32, u64> {
-    let host = KernelHost::default();
-    let dir = format!("/sys/devices/system/cpu/cpu{cpu}/cpuidle");
-    let latency = |state: u32| host.number(&format!("{dir}/state{state}/latency"));
-    let known = (0..).map_while(|state| Some((state, u64::try_from(latency(state)?).ok()?)));
-    known.collect()
 }
 
 /// What a script needs that isn't part of every system.

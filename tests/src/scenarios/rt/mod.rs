@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Real-time hosts and guests.
 
-pub mod causes;
 pub mod changes;
 pub mod guest;
 pub mod impostors;
