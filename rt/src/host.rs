@@ -48,12 +48,6 @@ pub trait Look {
     /// Why it can't be read.
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread>;
 
-    /// The eight bytes at an offset of a file, as a number: a register of `/dev/cpu/N/msr`.
-    ///
-    /// # Errors
-    /// Why they can't be read.
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
-
     /// The names in a folder of our own; none where there is no such folder.
     ///
     /// # Errors
@@ -86,7 +80,7 @@ pub trait Host: Look {
     /// What the kernel refused.
     fn make_dir(&self, path: &str) -> io::Result<()>;
 
-    /// Removes a folder: a cgroup's or a resctrl group's, whose files go with it.
+    /// Removes a cgroup's folder; its files go with it.
     ///
     /// # Errors
     /// What the kernel refused.

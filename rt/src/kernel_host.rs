@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -93,12 +93,6 @@ impl Look for KernelHost {
 
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
         Ok(fs::read(self.path(path))?)
-    }
-
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
-        let mut bytes = [0; 8];
-        File::open(self.path(path))?.read_exact_at(&mut bytes, offset)?;
-        Ok(u64::from_ne_bytes(bytes))
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {

@@ -32,7 +32,6 @@ mod profile;
 mod record;
 mod restore;
 mod settings;
-mod smi;
 mod sys;
 mod targets;
 mod value;
@@ -55,6 +54,5 @@ pub use profile::{
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
 pub use settings::SCHED_DEBUG;
-pub use smi::smis;
 pub use value::Format;
 pub use vcpufreq_device::host::CpuList;

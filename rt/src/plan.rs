@@ -25,7 +25,7 @@ pub enum Target {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shown_in: Option<String>,
     },
-    /// A folder that is made: a cgroup or a resctrl group.
+    /// A folder that is made: a cgroup.
     Dir {
         /// Its path.
         path: String,

@@ -130,14 +130,10 @@ pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
 /// Gives a target a value, and looks whether it has it.
 pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
     let written = match target {
-        Target::File { path, format, .. } => host.write(path, &format.written(value)),
-        Target::Inside {
-            path,
-            format,
-            or_at,
-        } => match (host.write(path, &format.written(value)), or_at) {
+        Target::File { path, .. } => host.write(path, value),
+        Target::Inside { path, or_at, .. } => match (host.write(path, value), or_at) {
             (Err(error), Some(other)) if error.kind() == io::ErrorKind::NotFound => {
-                host.write(other, &format.written(value))
+                host.write(other, value)
             }
             (written, _) => written,
         },

@@ -211,10 +211,9 @@ fn one(
 /// The file system that a target is on, where it isn't mounted: the kernel keeps the values all
 /// the same.
 fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static str)> {
-    const MOUNTS: [(&str, &str); 3] = [
+    const MOUNTS: [(&str, &str); 2] = [
         ("debugfs", "/sys/kernel/debug"),
         ("tracefs", "/sys/kernel/tracing"),
-        ("resctrl", "/sys/fs/resctrl"),
     ];
     let name = target.name();
     let of = |(_, mount): &&(&str, &str)| {

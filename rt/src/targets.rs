@@ -18,7 +18,6 @@ const FILES: &[&str] = &[
     "/proc/sys/kernel/watchdog_cpumask",
     "/proc/sys/vm/compaction_proactiveness",
     "/proc/sys/vm/swappiness",
-    "/sys/class/thermal/thermal_zone*/mode",
     "/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
     "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
     "/sys/devices/system/cpu/cpufreq/boost",
@@ -33,7 +32,6 @@ const FILES: &[&str] = &[
     "/sys/devices/virtual/workqueue/cpumask",
     "/sys/devices/virtual/workqueue/*/cpumask",
     "/sys/fs/cgroup/cgroup.subtree_control",
-    "/sys/fs/resctrl/schemata",
     "/sys/kernel/debug/sched/ext_server/cpu*/runtime",
     "/sys/kernel/debug/sched/fair_server/cpu*/runtime",
     "/sys/kernel/mm/ksm/run",
@@ -49,7 +47,6 @@ const DIRS: &[&str] = &[
     "/sys/fs/cgroup/vcpufreq-rt.*",
     "/sys/fs/cgroup/vcpufreq-rt.*/rest",
     "/sys/fs/cgroup/vcpufreq-rt.*/rt",
-    "/sys/fs/resctrl/vcpufreq-rt",
 ];
 /// Kernel threads.
 const THREADS: &[&str] = &["ktimers/*", "rcuc/*", "ksoftirqd/*"];
@@ -143,7 +140,7 @@ mod tests {
     #[test]
     fn folders_and_threads() {
         let dir = |path: &str| is_ours(&Target::Dir { path: path.into() });
-        assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt") && dir("/sys/fs/resctrl/vcpufreq-rt"));
+        assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt"));
         for path in [
             "/etc",
             "/sys/fs/cgroup/system.slice",

@@ -325,31 +325,6 @@ fn a_test_that_was_cut_short_has_no_verdict() {
     );
 }
 
-#[test]
-fn system_management_interrupts_are_counted_around_a_test() {
-    let bench = Bench::new("qcom,qcs6490");
-    bench.write("proc/cpuinfo", "vendor_id : GenuineIntel");
-    let msr = |count: u8| {
-        format!(
-            "{}{}{}",
-            "\0".repeat(0x34),
-            char::from(count),
-            "\0".repeat(7)
-        )
-    };
-    bench.write("dev/cpu/3/msr", &msr(5));
-    bench.write("after", &msr(8));
-    let root = bench.path().display();
-    let counts = format!("cp {root}/after {root}/dev/cpu/3/msr\n");
-    bench.program("cyclictest", &CYCLICTEST.replace("WAIT", &counts));
-    let output = bench.report(&with(&["--loads", "idle", "--loops", "1000"]));
-    let text = stdout(&output);
-    assert!(
-        text.contains("CPU 3 was stopped by 3 system management interrupts"),
-        "{text}"
-    );
-}
-
 /// Says its pid, and goes on for long.
 const LASTS: &str = "#!/bin/sh
 echo $$ >> LOG

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What was measured, under which conditions, and what that means for the budget.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::fmt::Write as _;
 
 use serde::Serialize;
 use vcpufreq_device::host::CpuList;
@@ -66,9 +66,6 @@ pub struct Run {
     pub latencies: Vec<Latencies>,
     /// How many wake-ups each CPU has at least, when the test went on to its end.
     pub due: Vec<u64>,
-    /// System management interrupts on each of the host's measured CPUs meanwhile, where the
-    /// processor counts them and this user may see it.
-    pub smis: Option<BTreeMap<u32, u64>>,
 }
 
 impl Run {
@@ -84,17 +81,6 @@ impl Run {
             "{place}, {load}: CPU {} has {} wake-ups of {due} or more that were due",
             one.cpu, one.samples
         ))
-    }
-
-    /// What isn't told by the lines of a test: system management interrupts.
-    pub(super) fn remarks(&self) -> Vec<String> {
-        let mut remarks = Vec::new();
-        for (cpu, count) in self.smis.iter().flatten().filter(|(_, count)| **count > 0) {
-            remarks.push(format!(
-                "CPU {cpu} was stopped by {count} system management interrupts meanwhile"
-            ));
-        }
-        remarks
     }
 }
 
@@ -220,12 +206,6 @@ impl Report {
                 );
             }
         }
-        for run in &self.runs {
-            for remark in run.remarks() {
-                let (place, load) = (run.place.name(), run.load.name());
-                let _ = writeln!(text, "\n{place}, {load}{mark}: {remark}");
-            }
-        }
         text + "\n" + &self.verdict_line() + "\n"
     }
 }
@@ -266,7 +246,6 @@ mod tests {
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
-            smis: None,
         };
         Report::new(conditions, budget_us, vec![run])
     }

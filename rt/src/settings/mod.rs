@@ -3,7 +3,6 @@
 //! and a way to tell whether it is effective on the CPUs that it is for.
 
 mod boot;
-mod cache;
 mod cpuset;
 mod frequency;
 mod governor;
@@ -13,10 +12,8 @@ mod interrupts;
 mod irqbalance;
 mod kvm;
 mod memory;
-mod numa;
 mod rcu;
 mod sched;
-mod thermal;
 mod threads;
 mod watchdogs;
 mod workqueues;
@@ -95,9 +92,7 @@ pub(crate) const UNITS: &[&[Unit]] = &[
     governor::UNITS,
     frequency::UNITS,
     idle::UNITS,
-    thermal::UNITS,
     threads::UNITS,
-    cache::UNITS,
     cpuset::UNITS,
 ];
 

@@ -35,7 +35,7 @@ fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&Fake
     };
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     // Masks and choices have more than one text.
-    for path in ["cpufreq", "kernel/sched_util", "resctrl", "intel_pstate"] {
+    for path in ["cpufreq", "kernel/sched_util", "intel_pstate"] {
         let of = |state: &std::collections::BTreeMap<String, String>| -> Vec<_> {
             let own = state.iter().filter(|(name, _)| name.contains(path));
             own.map(|(name, text)| format!("{name} {text}")).collect()
@@ -81,8 +81,6 @@ fn xeon(switch: &str, on: &str) -> FakeKernel {
         host.put(&format!("{dir}/base_frequency"), "1500000");
     }
     host.put(&format!("{CPU}/{switch}"), on);
-    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
-    host.put("/sys/fs/resctrl/schemata", "L3:0=fffff;1=fffff");
     host
 }
 

@@ -42,30 +42,16 @@ transparent-hugepages = 'never'
 swappiness = 10
 compaction-proactiveness = 0
 numa-balancing = 0
-thermal-throttling = false
 rcu-expedited = 1
 ktimers = 'fifo:2'
 rcuc = 'fifo:4'
 ksoftirqd = 'rr:3'
 halt-poll-ns = 0
-cache-ways = 4
 ";
 
 fn host() -> FakeKernel {
     let host = FakeKernel::four();
     host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
-    host.put(
-        "/sys/fs/resctrl/schemata",
-        "    MB:0=100\nL3:0=fffff;1=fffff",
-    );
-    host.put("/sys/class/thermal/cooling_device0/type", "cpufreq-cpu2");
-    host.put("/sys/class/thermal/cooling_device0/cur_state", "0");
-    host.put("/sys/class/thermal/thermal_zone0/mode", "enabled");
-    host.link(
-        "/sys/class/thermal/thermal_zone0/cdev0",
-        "../cooling_device0",
-    );
     host
 }
 
@@ -97,9 +83,6 @@ fn values(host: &FakeKernel) -> BTreeMap<String, String> {
         // `always madvise [x]` for any order.
         if path.ends_with("transparent_hugepage/enabled") {
             *text = vcpufreq_rt::Format::Choice.value(text);
-        }
-        if path.ends_with("resctrl/schemata") {
-            *text = vcpufreq_rt::Format::Schemata.value(text);
         }
     }
     all.retain(|path, _| !path.starts_with("/run"));
@@ -366,11 +349,7 @@ fn two_at_a_time_are_refused() {
 
 #[test]
 fn what_is_not_mounted_stays_on_the_record() {
-    for (mount, lost) in [
-        ("/sys/kernel/debug", 4),
-        ("/sys/kernel/tracing", 1),
-        ("/sys/fs/resctrl", 2),
-    ] {
+    for (mount, lost) in [("/sys/kernel/debug", 4), ("/sys/kernel/tracing", 1)] {
         let host = host();
         let before = values(&host);
         try_apply(&host).unwrap();

@@ -242,20 +242,9 @@ impl FakeKernel {
         fs::set_permissions(self.real(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    pub fn link(&self, path: &str, target: &str) {
-        std::os::unix::fs::symlink(target, self.real(path)).unwrap();
-    }
-
     pub fn put_bytes(&self, path: &str, bytes: &[u8]) {
         self.put(path, "");
         fs::write(self.real(path), bytes).unwrap();
-    }
-
-    /// The count of a CPU's system management interrupts.
-    pub fn smis(&self, cpu: u32, count: u64) {
-        let mut bytes = vec![0; 0x34];
-        bytes.extend(count.to_ne_bytes());
-        self.put_bytes(&format!("/dev/cpu/{cpu}/msr"), &bytes);
     }
 
     pub fn tunables_in_common(&self) {
@@ -370,9 +359,6 @@ impl FakeKernel {
                 self.put(path, value);
                 self.isolate();
             }
-            // rdtgroup_schemata_write().
-            "schemata" if !value.ends_with('\n') => return Err(einval()),
-            "schemata" => self.put(path, value.trim_end()),
             _ => self.put(path, value),
         }
         Ok(())
@@ -495,18 +481,14 @@ impl FakeKernel {
 
     fn make_group(&self, path: &str) -> io::Result<()> {
         fs::create_dir(self.real(path))?;
-        let cgroup = ["cgroup.type", "cgroup.subtree_control", "cpuset.cpus"];
-        let cpuset = [
+        for name in [
+            "cgroup.type",
+            "cgroup.subtree_control",
+            "cpuset.cpus",
             "cpuset.cpus.exclusive",
             "cpuset.cpus.partition",
             "cpu.uclamp.min",
-        ];
-        let names = if path.starts_with(CGROUP) {
-            [&cgroup[..], &cpuset].concat()
-        } else {
-            vec!["schemata", "cpus_list"]
-        };
-        for name in names {
+        ] {
             self.put(&format!("{path}/{name}"), "");
         }
         Ok(())
@@ -541,10 +523,6 @@ impl Look for FakeKernel {
 
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
         self.files.bytes(path)
-    }
-
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
-        self.files.register(path, offset)
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {

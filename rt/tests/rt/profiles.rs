@@ -134,7 +134,6 @@ fn the_boards_have_the_guides_other_values() {
         "rcu-expedited = 1",
         "rt-runtime-us = -1",
         "swappiness = 10",
-        "thermal-throttling = false",
         "timer-migration = 0",
         "workqueues = \"housekeeping\"",
     ];
@@ -174,7 +173,6 @@ fn the_boards_have_the_guides_other_values() {
 #[test]
 fn the_xeons_settings() {
     let expected = [
-        "cache-ways = 4",
         "frequency-cpus = \"all\"",
         "governor = \"performance\"",
         "interrupts = \"housekeeping\"",

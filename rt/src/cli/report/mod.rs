@@ -6,7 +6,7 @@ mod guest;
 mod running;
 mod shell;
 
-use std::{collections::BTreeMap, io::Write as _};
+use std::io::Write as _;
 
 use anyhow::{Context as _, ensure};
 use vcpufreq_device::host::CpuList;
@@ -15,7 +15,6 @@ use crate::{
     host::Look as _,
     kernel_host::KernelHost,
     measure::{self, Beside, Conditions, Latencies, Load, Place, Report, Run, Test, Verdict},
-    smi::smis,
 };
 
 pub use args::ReportArgs;
@@ -45,7 +44,6 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let session = Session {
         args,
         wanted: &wanted,
-        look: &host,
         here,
     };
     let mut runs = Vec::new();
@@ -98,7 +96,6 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
 struct Session<'a> {
     args: &'a ReportArgs,
     wanted: &'a Wanted,
-    look: &'a KernelHost,
     here: Shell,
 }
 
@@ -115,11 +112,8 @@ impl Session<'_> {
         };
         let loads = self.args.loads.iter();
         let one = |load: &Load| {
-            let before = smis(self.look, &self.wanted.cpus);
             let latencies = measure::parse(&run(&test, *load)?, &test)?;
-            let smis = self.smis_since(before);
-            let done = Self::done(Place::Host, *load, &test, latencies);
-            Ok(Run { smis, ..done })
+            Ok(Self::done(Place::Host, *load, &test, latencies))
         };
         loads.map(one).collect()
     }
@@ -142,11 +136,8 @@ impl Session<'_> {
         };
         let loads = self.args.loads.iter();
         let one = |load: &Load| {
-            let before = smis(self.look, &self.wanted.cpus);
             let latencies = measure::parse(&run(&test, *load)?, &test)?;
-            let smis = self.smis_since(before);
-            let done = Self::done(Place::Guest, *load, &test, latencies);
-            Ok(Run { smis, ..done })
+            Ok(Self::done(Place::Guest, *load, &test, latencies))
         };
         loads.map(one).collect()
     }
@@ -158,18 +149,7 @@ impl Session<'_> {
             command: test.command(),
             due: (0..).take(latencies.len()).map(|n| test.due(n)).collect(),
             latencies,
-            smis: None,
         }
-    }
-
-    /// How many system management interrupts there were since.
-    fn smis_since(&self, before: Option<BTreeMap<u32, u64>>) -> Option<BTreeMap<u32, u64>> {
-        let mut counts = smis(self.look, &self.wanted.cpus)?;
-        for (cpu, before) in before? {
-            let count = counts.get_mut(&cpu)?;
-            *count = count.saturating_sub(before);
-        }
-        Some(counts)
     }
 
     fn beside(&self, load: Load, cpus: &CpuList) -> Beside {
