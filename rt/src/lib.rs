@@ -15,8 +15,10 @@
 //! runs no thread and no daemon.
 
 mod apply;
+mod change;
 mod check;
 pub mod cli;
+mod finding;
 mod guests;
 mod gzip;
 mod host;
@@ -28,6 +30,7 @@ mod own_dir;
 mod owner;
 mod partition;
 mod plan;
+mod process;
 mod profile;
 mod record;
 mod restore;
@@ -37,7 +40,9 @@ mod targets;
 mod value;
 
 pub use apply::{Applied, ApplyError, apply};
-pub use check::{Checked, Effect, check, is_ready};
+pub use change::{Change, Target};
+pub use check::{Checked, check, is_ready};
+pub use finding::{Absent, Effect, Finding};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
 pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file};
@@ -46,7 +51,7 @@ pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{Owner, Standing};
 pub use partition::{Guest, Partition, PartitionError};
-pub use plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, plan};
+pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{
     CpusetPartition, Frequency, IdleStates, IdleWord, Place, Profile, ProfileError, SHIPPED, Scope,
     Settings,

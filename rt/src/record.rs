@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
+    change::{THERE, Target},
     host::{Host, Look},
     own_dir::Untrusted,
     partition::{self, Partition, PartitionError},
-    plan::Target,
     profile::Profile,
     targets,
 };
@@ -137,7 +137,7 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
             }
             (written, _) => written,
         },
-        Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
+        Target::Dir { path } if value == THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
         // Again: while the others were written, its number may have become another's.
         Target::Thread { pid, .. } => match target.now(host) {

@@ -7,9 +7,9 @@ use std::{collections::BTreeSet, io};
 use thiserror::Error;
 
 use crate::{
+    change::Target,
     guests::{self, InTheWay, Vcpus},
     host::{Host, Unread},
-    plan::Target,
     record::{self, Entry, PATH, Record, RecordError},
     settings,
 };

@@ -2,7 +2,7 @@
 //! Everything that the settings may change. A record that names anything else isn't carried out,
 //! and neither is a plan that does: restore would refuse its record.
 
-use crate::plan::Target;
+use crate::change::Target;
 
 /// Files. `*` is any text within one component of the path.
 const FILES: &[&str] = &[

@@ -21,8 +21,9 @@ pub use report::ReportArgs;
 use crate::{
     apply::apply,
     check::{check, is_ready},
+    finding::Finding,
     kernel_host::KernelHost,
-    plan::{Finding, plan},
+    plan::plan,
     record::Record,
     restore::{Restored, restore},
 };

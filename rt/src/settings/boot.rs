@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, threads};
-use crate::{partition, plan::Finding};
+use crate::{finding::Finding, partition};
 
 const CMDLINE: &str = "/proc/cmdline";
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Frequencies: limits, utilization clamps, turbo, schedutil's rate limit.
 
-use vcpufreq_device::host::CpuList;
+use super::{
+    Context, Sheet, Unit, by_value,
+    policies::{CPU, can_be, policies, wanted},
+};
+use crate::{profile::Frequency, value::Format};
 
-use super::{Context, Sheet, Unit, by_value, governor::can_be};
-use crate::{plan::Finding, profile::Frequency, value::Format};
-
-pub(super) const CPU: &str = "/sys/devices/system/cpu";
 const KERNEL: &str = "/proc/sys/kernel";
 const BOOST: &str = "/sys/devices/system/cpu/cpufreq/boost";
 const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
@@ -64,44 +64,6 @@ fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
     if let Some(want) = want {
         sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
     }
-}
-
-/// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
-    let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
-    names.retain(|name| name.starts_with("policy"));
-    names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
-    let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
-    let with_cpus = dirs.filter_map(|dir| {
-        let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
-        let cpus: CpuList = text.replace(' ', ",").parse().ok()?;
-        Some((dir, cpus))
-    });
-    with_cpus
-        .filter(|(_, own)| !own.and(cpus).is_empty())
-        .collect()
-}
-
-/// Those whose frequencies are set.
-pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
-    let cpus = cx.cpus_of(cx.settings().frequency_cpus);
-    let found = policies(cx, cpus);
-    if found.is_empty() {
-        sheet.absent(
-            format!("{CPU}/cpufreq"),
-            "this host's frequencies can't be set",
-        );
-    }
-    for (dir, own) in &found {
-        let others = own.without(&cx.rt);
-        if !own.and(&cx.rt).is_empty() && !others.is_empty() {
-            sheet.finding(Finding::Note(format!(
-                "CPU {others} shares the frequency of real-time CPU {} ({dir})",
-                own.and(&cx.rt)
-            )));
-        }
-    }
-    found
 }
 
 fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {

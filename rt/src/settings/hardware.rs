@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, boot};
-use crate::{gzip, host::Unread, plan::Finding};
+use crate::{finding::Finding, gzip, host::Unread};
 
 const CPU: &str = "/sys/devices/system/cpu";
 /// There with CONFIG_IKCONFIG_PROC.

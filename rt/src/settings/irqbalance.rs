@@ -6,9 +6,9 @@ use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, threads};
 use crate::{
+    finding::Finding,
     host::{Look, Unread},
-    own_dir, partition,
-    plan::{self, Finding},
+    own_dir, partition, process,
 };
 
 /// Its name in procfs.
@@ -39,7 +39,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
 fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
     for (pid, _) in all.iter().filter(|(_, name)| name == NAME) {
-        match plan::users(sheet.look, *pid) {
+        match process::users(sheet.look, *pid) {
             Ok(users)
                 if !users.is_empty() && users.iter().all(|user| own_dir::is_trusted(*user)) =>
             {

@@ -2,7 +2,7 @@
 //! Memory management that makes threads wait or moves pages below them.
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, value::Format};
+use crate::{finding::Effect, value::Format};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";

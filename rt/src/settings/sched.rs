@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, host::Unread, value::Format};
+use crate::{finding::Effect, host::Unread, value::Format};
 
 const KERNEL: &str = "/proc/sys/kernel";
 /// Where the scheduler's servers and switches are, with debugfs mounted.

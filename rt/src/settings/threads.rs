@@ -3,8 +3,9 @@
 
 use super::{Context, Sheet, Unit, by_value};
 use crate::{
+    change::Target,
     host::{Look, Unread},
-    plan::{Target, ThreadStat},
+    process::ThreadStat,
 };
 
 pub(super) const UNITS: &[Unit] = &[

@@ -2,7 +2,7 @@
 //! Watchdogs and tracing.
 
 use super::{Context, Unit, by_value};
-use crate::{check::Effect, value::Format};
+use crate::{finding::Effect, value::Format};
 
 const KERNEL: &str = "/proc/sys/kernel";
 const TRACING: &str = "/sys/kernel/tracing";
