@@ -8,12 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use vcpufreq_device::host::HostRoot;
+use nix::errno::Errno;
+use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
     host::{Held, Host, Look, Reading, Unread},
     own_dir::{OwnDir, Untrusted},
-    sys, value,
+    value,
 };
 
 /// The longest text that is read, in bytes: procfs also shows what other users' processes made.
@@ -77,6 +78,10 @@ fn bounded(source: impl Read) -> io::Result<String> {
 
 impl From<io::Error> for Unread {
     fn from(error: io::Error) -> Self {
+        // What procfs answers for a process that ends while its file is open.
+        if error.raw_os_error() == Some(Errno::ESRCH as i32) {
+            return Self::Missing;
+        }
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing,
             io::ErrorKind::PermissionDenied => Self::Denied,
@@ -148,7 +153,15 @@ impl Host for KernelHost {
 
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()> {
         let (policy, priority) = value::scheduling(policy).ok_or(io::ErrorKind::InvalidInput)?;
-        sys::set_scheduler(pid, policy, priority)
+        let tid = i32::try_from(pid).ok().and_then(Tid::new);
+        let tid = tid.ok_or(io::ErrorKind::InvalidInput)?;
+        let attr = SchedAttr {
+            policy,
+            priority,
+            nice: SchedAttr::of(tid)?.nice,
+            ..SchedAttr::default()
+        };
+        attr.set(tid)
     }
 
     fn create(&self, path: &str, text: &str) -> io::Result<Held> {

@@ -35,7 +35,6 @@ mod profile;
 mod record;
 mod restore;
 mod settings;
-mod sys;
 mod targets;
 mod value;
 

@@ -33,7 +33,7 @@ impl ThreadStat {
         let (_, rest) = text.rsplit_once(')').ok_or(Unread::Refused)?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
-        let number = |at: usize| field(at).ok()?.parse::<i32>().ok();
+        let number = |at: usize| field(at).ok()?.parse::<u32>().ok();
         let policy = number(41).zip(number(40));
         let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
         Ok(Self {

@@ -2,7 +2,7 @@
 //! How a kernel file's text is read as a value, and when two texts are the same value.
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, SchedAttr};
 
 /// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,26 +60,29 @@ fn chosen(text: &str) -> Option<&str> {
     Some(rest.split_once(']')?.0)
 }
 
+/// SCHED_OTHER of sched(7).
+const OTHER: u32 = 0;
+
 /// Policy and priority of sched(7) from `fifo:4`, `rr:4` or `other:0`.
 #[must_use]
-pub(crate) fn scheduling(text: &str) -> Option<(i32, i32)> {
+pub(crate) fn scheduling(text: &str) -> Option<(u32, u32)> {
     let (policy, priority) = text.split_once(':')?;
-    let priority: i32 = priority.parse().ok()?;
+    let priority: u32 = priority.parse().ok()?;
     match (policy, priority) {
-        ("fifo", 1..=99) => Some((libc::SCHED_FIFO, priority)),
-        ("rr", 1..=99) => Some((libc::SCHED_RR, priority)),
-        ("other", 0) => Some((libc::SCHED_OTHER, 0)),
+        ("fifo", 1..=99) => Some((SchedAttr::FIFO, priority)),
+        ("rr", 1..=99) => Some((SchedAttr::RR, priority)),
+        ("other", 0) => Some((OTHER, 0)),
         _ => None,
     }
 }
 
 /// The same text from the numbers of proc_pid_stat(5), fields 41 and 40.
 #[must_use]
-pub(crate) fn scheduling_text(policy: i32, priority: i32) -> Option<String> {
+pub(crate) fn scheduling_text(policy: u32, priority: u32) -> Option<String> {
     match policy {
-        libc::SCHED_FIFO => Some(format!("fifo:{priority}")),
-        libc::SCHED_RR => Some(format!("rr:{priority}")),
-        libc::SCHED_OTHER => Some("other:0".to_owned()),
+        SchedAttr::FIFO => Some(format!("fifo:{priority}")),
+        SchedAttr::RR => Some(format!("rr:{priority}")),
+        OTHER => Some("other:0".to_owned()),
         _ => None,
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! System calls of `vcpufreq rt report` that have no safe wrapper.
+//! What `vcpufreq rt report` does between fork(2) and execve(2).
 #![allow(unsafe_code)]
 
-use std::{io, mem, os::unix::process::CommandExt as _, process::Command, ptr};
+use std::{io, os::unix::process::CommandExt as _, process::Command};
 
 use nix::{
     sys::{
@@ -27,13 +27,4 @@ pub(super) fn end_with_this_thread(command: &mut Command) {
     };
     // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
     unsafe { command.pre_exec(ask) };
-}
-
-/// Whether this process ignores `signal`, as under nohup(1).
-pub(super) fn is_ignored(signal: Signal) -> bool {
-    // SAFETY: `sigaction` is numbers and pointers that may be null; all zeros is a value.
-    let mut now: libc::sigaction = unsafe { mem::zeroed() };
-    // SAFETY: without a new action the call only writes the present one to `now`.
-    let got = unsafe { libc::sigaction(signal as i32, ptr::null(), &raw mut now) };
-    got == 0 && now.sa_sigaction == libc::SIG_IGN
 }

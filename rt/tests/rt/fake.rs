@@ -30,6 +30,8 @@ pub struct FakeKernel {
     files: KernelHost,
     /// Writes to paths that contain one of these fail.
     refused: RefCell<Vec<String>>,
+    /// Reads of paths that contain one of these are denied.
+    denied: RefCell<Vec<String>>,
     /// Whether policies have their governors' tunables in common.
     common: Cell<bool>,
     /// Limits as they were asked for, by path: what is shown is what holds. And each policy's
@@ -60,6 +62,7 @@ impl FakeKernel {
             dir,
             files,
             refused,
+            denied: RefCell::default(),
             asked,
             common: Cell::new(false),
             dies,
@@ -253,6 +256,10 @@ impl FakeKernel {
 
     pub fn refuse(&self, part: &str) {
         self.refused.borrow_mut().push(part.to_owned());
+    }
+
+    pub fn deny(&self, part: &str) {
+        self.denied.borrow_mut().push(part.to_owned());
     }
 
     pub fn relent(&self) {
@@ -518,6 +525,10 @@ impl FakeKernel {
 
 impl Look for FakeKernel {
     fn read(&self, path: &str) -> Reading {
+        let denied = self.denied.borrow();
+        if denied.iter().any(|part| path.contains(part)) {
+            return Err(Unread::Denied);
+        }
         self.files.read(path)
     }
 

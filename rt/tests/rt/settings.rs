@@ -317,6 +317,14 @@ fn hidden_threads_are_not_seen_rather_than_absent() {
     assert!(plan.absent.is_empty(), "{:?}", plan.absent);
     let unseen: Vec<&str> = plan.unseen.iter().map(|one| one.setting).collect();
     assert_eq!(unseen, ["interrupts", "rcuc"]);
+    // One thread alone, by its name or by what it does.
+    for file in ["comm", "stat"] {
+        let host = FakeKernel::four();
+        host.deny(&format!("/proc/41/{file}"));
+        let plan = case(&host, "rcuc = 'fifo:4'").plan();
+        assert!(plan.absent.is_empty(), "{:?}", plan.absent);
+        assert!(plan.unseen[0].why.contains("run as root"), "{file}");
+    }
 }
 
 #[test]
