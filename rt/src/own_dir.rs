@@ -83,9 +83,7 @@ impl Untrusted {
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
     }
-}
 
-impl Untrusted {
     /// Whether it isn't there.
     #[must_use]
     pub fn is_missing(&self) -> bool {

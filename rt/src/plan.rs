@@ -48,14 +48,6 @@ impl Plan {
             changes.map(move |change| (setting.name, change))
         })
     }
-
-    /// The processes that have the name of one that a setting is about, and are left alone.
-    pub fn impostors(&self) -> impl Iterator<Item = &str> {
-        self.findings.iter().filter_map(|finding| match finding {
-            Finding::Impostor(what) => Some(&**what),
-            _ => None,
-        })
-    }
 }
 
 /// The plan for a partition. Nothing is changed.

@@ -129,8 +129,6 @@ pub struct Settings {
     pub util_clamp_max: Option<u32>,
     /// `kernel.sched_util_clamp_min_rt_default`, 0 to 1024.
     pub util_clamp_min_rt_default: Option<u32>,
-    /// Frequencies above the nominal one.
-    pub turbo: Option<bool>,
     /// Idle states that are switched off.
     pub idle_states_off: Option<IdleStates>,
     /// Of which CPUs.

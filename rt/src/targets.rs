@@ -20,7 +20,6 @@ const FILES: &[&str] = &[
     "/proc/sys/vm/swappiness",
     "/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
     "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
-    "/sys/devices/system/cpu/cpufreq/boost",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_min_freq",
@@ -28,7 +27,6 @@ const FILES: &[&str] = &[
     // A governor's tunables: all policies', or each policy's own.
     "/sys/devices/system/cpu/cpufreq/*/*",
     "/sys/devices/system/cpu/cpufreq/policy*/*/*",
-    "/sys/devices/system/cpu/intel_pstate/no_turbo",
     "/sys/devices/virtual/workqueue/cpumask",
     "/sys/devices/virtual/workqueue/*/cpumask",
     "/sys/fs/cgroup/cgroup.subtree_control",

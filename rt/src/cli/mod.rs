@@ -6,7 +6,6 @@
 
 mod args;
 mod report;
-mod sys;
 mod text;
 
 use std::io::{self, Write};

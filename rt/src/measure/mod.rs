@@ -12,7 +12,7 @@ mod machine;
 mod report;
 mod script;
 
-pub use cyclictest::{Latencies, Length, Test, parse};
+pub use cyclictest::{Length, Test, parse};
 pub use machine::machine;
 pub use report::{Conditions, Place, Report, Run, Verdict};
 pub use script::{Beside, Hackbench, Load, load_script, script};

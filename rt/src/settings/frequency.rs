@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Frequencies: limits, utilization clamps, turbo, schedutil's rate limit.
+//! Frequencies: limits, utilization clamps, schedutil's rate limit.
 
 use super::{
     Context, Sheet, Unit, by_value,
-    policies::{CPU, can_be, policies, wanted},
+    policies::{CPU, can_be, wanted},
 };
 use crate::{profile::Frequency, value::Format};
-
-const KERNEL: &str = "/proc/sys/kernel";
-const BOOST: &str = "/sys/devices/system/cpu/cpufreq/boost";
-const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
@@ -24,13 +20,6 @@ pub(super) const UNITS: &[Unit] = &[
         plan: |cx, sheet| limit(cx, sheet, "scaling_max_freq", cx.settings().max_freq),
         effect: by_value,
     },
-    // After the limits: without it, none of them may be above the nominal frequency.
-    Unit {
-        name: "turbo",
-        reason: "a frequency that the package can't hold comes and goes",
-        plan: turbo,
-        effect: by_value,
-    },
     Unit {
         name: "schedutil-rate-limit-us",
         reason: "how soon after a change schedutil makes the next",
@@ -40,13 +29,23 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "util-clamp-min",
         reason: "the highest uclamp.min that has effect",
-        plan: |cx, sheet| knob(sheet, "sched_util_clamp_min", cx.settings().util_clamp_min),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/sched_util_clamp_min",
+                cx.settings().util_clamp_min,
+            )
+        },
         effect: by_value,
     },
     Unit {
         name: "util-clamp-max",
         reason: "the highest uclamp.max that has effect",
-        plan: |cx, sheet| knob(sheet, "sched_util_clamp_max", cx.settings().util_clamp_max),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/sched_util_clamp_max",
+                cx.settings().util_clamp_max,
+            )
+        },
         effect: by_value,
     },
     Unit {
@@ -54,17 +53,11 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "real-time threads without a clamp of their own ask for this; 1024 is the maximum, whatever the guest asks for",
         plan: |cx, sheet| {
             let want = cx.settings().util_clamp_min_rt_default;
-            knob(sheet, "sched_util_clamp_min_rt_default", want);
+            sheet.switch("/proc/sys/kernel/sched_util_clamp_min_rt_default", want);
         },
         effect: by_value,
     },
 ];
-
-fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
-    if let Some(want) = want {
-        sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
-    }
-}
 
 fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
     let Some(want) = want else { return };
@@ -115,25 +108,4 @@ fn rate_limit(cx: &Context, sheet: &mut Sheet) {
             sheet.made_later(own, Some(common.clone()), Format::Text, want);
         }
     }
-}
-
-fn turbo(cx: &Context, sheet: &mut Sheet) {
-    let Some(want) = cx.settings().turbo else {
-        return;
-    };
-    if cx.look.read(NO_TURBO).is_ok() {
-        sheet.file(NO_TURBO, Format::Text, u8::from(!want));
-        return;
-    }
-    // It also makes each policy's limit the highest frequency that is left.
-    if cx
-        .look
-        .number(BOOST)
-        .is_some_and(|now| now != i64::from(want))
-    {
-        for (dir, _) in policies(cx, &cx.online) {
-            sheet.keep(format!("{dir}/scaling_max_freq"));
-        }
-    }
-    sheet.file(BOOST, Format::Text, u8::from(want));
 }

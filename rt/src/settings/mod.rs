@@ -10,7 +10,6 @@ mod hardware;
 mod idle;
 mod interrupts;
 mod irqbalance;
-mod kvm;
 mod memory;
 mod policies;
 mod rcu;
@@ -87,7 +86,6 @@ const UNITS: &[&[Unit]] = &[
     rcu::UNITS,
     memory::UNITS,
     watchdogs::UNITS,
-    kvm::UNITS,
     workqueues::UNITS,
     interrupts::UNITS,
     governor::UNITS,
@@ -136,6 +134,13 @@ impl<'a> Sheet<'a> {
             absent: Vec::new(),
             unseen: Vec::new(),
             findings: Vec::new(),
+        }
+    }
+
+    /// A file's value, if the profile names one.
+    fn switch(&mut self, path: &str, want: Option<impl ToString>) {
+        if let Some(want) = want {
+            self.file(path, Format::Text, want);
         }
     }
 

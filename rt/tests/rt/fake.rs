@@ -34,8 +34,7 @@ pub struct FakeKernel {
     denied: RefCell<Vec<String>>,
     /// Whether policies have their governors' tunables in common.
     common: Cell<bool>,
-    /// Limits as they were asked for, by path: what is shown is what holds. And each policy's
-    /// highest frequency with turbo.
+    /// Limits as they were asked for, by path: what is shown is what holds.
     asked: RefCell<BTreeMap<String, u64>>,
     /// Steps until it dies; whether the last one still happens.
     dies: Cell<Option<(usize, bool)>>,
@@ -346,10 +345,6 @@ impl FakeKernel {
                 self.asked.borrow_mut().insert(path.to_owned(), khz);
                 self.limits(folder);
             }
-            "no_turbo" | "boost" => {
-                self.put(path, value);
-                self.turbo(name, value == "1");
-            }
             // sysctl_sched_uclamp_handler().
             "sched_util_clamp_min" | "sched_util_clamp_max" => {
                 let old = self.text(path);
@@ -392,33 +387,6 @@ impl FakeKernel {
         let min = asked("scaling_min_freq").clamp(range[0], max);
         self.put(&path("scaling_max_freq"), &max.to_string());
         self.put(&path("scaling_min_freq"), &min.to_string());
-    }
-
-    /// Without turbo a policy's highest frequency is its nominal one. intel_pstate remembers what
-    /// was asked for; the generic switch makes the maximum what there is.
-    fn turbo(&self, switch: &str, set: bool) {
-        for policy in self.list(&format!("{CPU}/cpufreq")).unwrap() {
-            let dir = format!("{CPU}/cpufreq/{policy}");
-            let highest = format!("{dir}/cpuinfo_max_freq");
-            let Ok(nominal) = self.read(&format!("{dir}/base_frequency")) else {
-                continue;
-            };
-            self.limits(&dir);
-            let now = self.number(&highest);
-            let turbo = *self
-                .asked
-                .borrow_mut()
-                .entry(highest.clone())
-                .or_insert(now);
-            let on = set == (switch == "boost");
-            let khz = if on { turbo } else { nominal.parse().unwrap() };
-            self.put(&highest, &khz.to_string());
-            if switch == "boost" {
-                let maximum = format!("{dir}/scaling_max_freq");
-                self.asked.borrow_mut().insert(maximum, khz);
-            }
-            self.limits(&dir);
-        }
     }
 
     fn govern(&self, dir: &str, governor: &str) {

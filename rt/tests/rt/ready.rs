@@ -80,8 +80,7 @@ fn what_is_left_to_do_counts() {
 
 #[test]
 fn what_is_not_here_does_not() {
-    let rows: [Row; 4] = [
-        ("no boost to switch off", |_| {}, "settings.turbo = false"),
+    let rows: [Row; 3] = [
         (
             "no cpufreq",
             |host| host.remove(&format!("{CPU}/cpufreq")),

@@ -2,24 +2,21 @@
 //! `vcpufreq rt report`: runs the tests, here and in the guest, and prints the report.
 
 mod args;
-mod guest;
 mod running;
 mod shell;
-
-use std::io::Write as _;
 
 use anyhow::{Context as _, ensure};
 use vcpufreq_device::host::CpuList;
 
 use crate::{
+    cli::print,
     host::Look as _,
     kernel_host::KernelHost,
-    measure::{self, Beside, Conditions, Latencies, Load, Place, Report, Run, Test, Verdict},
+    measure::{self, Beside, Conditions, Load, Place, Report, Run, Test, Verdict},
 };
 
 pub use args::ReportArgs;
 use args::Wanted;
-use guest::Guest;
 use running::{Ending, Running};
 use shell::Shell;
 
@@ -54,24 +51,14 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         runs.extend(session.guest(guest)?);
     }
     let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
-    print(args, &report)?;
+    match args.json {
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(&report.text())?,
+    }
     Ok(u8::from(matches!(
         report.verdict,
         Verdict::Exceeded { .. } | Verdict::Incomplete { .. }
     )))
-}
-
-fn print(args: &ReportArgs, report: &Report) -> anyhow::Result<()> {
-    let text = if args.json {
-        format!("{}\n", serde_json::to_string_pretty(report)?)
-    } else {
-        report.text()
-    };
-    let mut output = std::io::stdout();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .context("can't write to stdout; check where it goes")
 }
 
 fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditions {
@@ -92,6 +79,32 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
     }
 }
 
+/// A guest and its CPUs.
+#[derive(Debug)]
+struct Guest {
+    shell: Shell,
+    cpus: CpuList,
+    others: CpuList,
+}
+
+impl Guest {
+    fn new(
+        command: &str,
+        cpus: CpuList,
+        args: &ReportArgs,
+        running: &Running,
+    ) -> anyhow::Result<Self> {
+        let shell = Shell::by(command, running)?;
+        shell.require(&args.loads).context("in the guest")?;
+        let others = args.guest_others.clone().unwrap_or_default();
+        Ok(Self {
+            shell,
+            cpus,
+            others,
+        })
+    }
+}
+
 /// What all tests share.
 struct Session<'a> {
     args: &'a ReportArgs,
@@ -105,51 +118,48 @@ impl Session<'_> {
         let main = self.wanted.others.iter().last();
         let main = main.filter(|_| self.wanted.group.is_none());
         let test = self.args.test(&self.wanted.cpus, main);
-        let run = |test: &Test, load| {
+        self.runs(Place::Host, &test, &|load| {
             let beside = self.beside(load, &self.wanted.others);
-            let script = measure::script(test, &beside, self.wanted.group.as_deref());
+            let script = measure::script(&test, &beside, self.wanted.group.as_deref());
             self.here.run(&script).context("on this host")
-        };
-        let loads = self.args.loads.iter();
-        let one = |load: &Load| {
-            let latencies = measure::parse(&run(&test, *load)?, &test)?;
-            Ok(Self::done(Place::Host, *load, &test, latencies))
-        };
-        loads.map(one).collect()
+        })
     }
 
     fn guest(&self, guest: &Guest) -> anyhow::Result<Vec<Run>> {
         let test = self.args.test(&guest.cpus, guest.others.iter().next());
-        let run = |test: &Test, load| {
+        self.runs(Place::Guest, &test, &|load| {
             // What has no CPU to load there has none.
-            let inside = if guest.others.is_empty() {
-                Load::Idle
-            } else {
-                load
+            let inside = match guest.others.is_empty() {
+                true => Load::Idle,
+                false => load,
             };
-            let script = measure::script(test, &self.beside(inside, &guest.others), None);
+            let script = measure::script(&test, &self.beside(inside, &guest.others), None);
             let beside = self.beside(load, &self.wanted.others);
-            let outside = self.here.begin(&measure::load_script(test, &beside))?;
+            let outside = self.here.begin(&measure::load_script(&test, &beside))?;
             let text = guest.shell.run(&script).context("in the guest");
             outside.end().context("the load on this host")?;
             text
-        };
-        let loads = self.args.loads.iter();
-        let one = |load: &Load| {
-            let latencies = measure::parse(&run(&test, *load)?, &test)?;
-            Ok(Self::done(Place::Guest, *load, &test, latencies))
-        };
-        loads.map(one).collect()
+        })
     }
 
-    fn done(place: Place, load: Load, test: &Test, latencies: Vec<Latencies>) -> Run {
-        Run {
-            place,
-            load,
-            command: test.command(),
-            due: (0..).take(latencies.len()).map(|n| test.due(n)).collect(),
-            latencies,
-        }
+    /// The test beside each load.
+    fn runs(
+        &self,
+        place: Place,
+        test: &Test,
+        run: &dyn Fn(Load) -> anyhow::Result<String>,
+    ) -> anyhow::Result<Vec<Run>> {
+        let one = |&load: &Load| {
+            let latencies = measure::parse(&run(load)?, test)?;
+            Ok(Run {
+                place,
+                load,
+                command: test.command(),
+                due: (0..).take(latencies.len()).map(|n| test.due(n)).collect(),
+                latencies,
+            })
+        };
+        self.args.loads.iter().map(one).collect()
     }
 
     fn beside(&self, load: Load, cpus: &CpuList) -> Beside {
