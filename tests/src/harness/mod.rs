@@ -16,6 +16,7 @@ pub mod load;
 pub mod policy;
 pub mod sys;
 pub mod sysfs;
+pub mod thread_facts;
 pub mod trace;
 pub mod uclamp;
 pub mod vm;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-pub(crate) use rt::settings::succeeded as rt_command;
+pub(crate) use rt::command::succeeded as rt_command;
 
 pub use crate::harness::frequency::let_ticks_pass;
 pub use crate::harness::policy::Policy;

@@ -11,7 +11,6 @@ use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
 use crate::harness::trace::instance::Instance;
 use crate::harness::trace::line::{Line, events};
 use crate::harness::vm::{Setup, Vm};
-use crate::scenarios::rt::guest::scheduling_of;
 use crate::scenarios::{Plan, Policy, ask_for, first_cpus, last_of, set_governor};
 
 const FIFO: i32 = 3;
@@ -42,9 +41,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
     for priority in [0, FIFO] {
         set_fifo_priority_of(tid, priority)?;
-        let before = scheduling_of(&vm, vcpu)?;
+        let before = vm.scheduling(vcpu)?;
         rows.extend(sweep(&trace, &mut vm, vcpu, policy, floor)?);
-        let after = scheduling_of(&vm, vcpu)?;
+        let after = vm.scheduling(vcpu)?;
         ensure!(before == after, "scheduled as {before}, then as {after}");
     }
     trace.remove()?;

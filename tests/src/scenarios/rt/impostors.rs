@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::command::{CONFIG, NOBODY, json_of, succeeded};
 use super::inventory::{State, changes, everything};
-use super::settings::{CONFIG, NOBODY, json_of, succeeded};
 use crate::harness::sysfs;
+use crate::harness::thread_facts::stat_field;
 
 const IRQBALANCE: &str = "irqbalance";
 /// Writing to its own `comm`, a process can have any name; then it waits for the end of its input.
@@ -45,11 +46,8 @@ impl Impostor {
     fn state(&self) -> Result<[String; 3]> {
         let dir = format!("/proc/{}", self.child.id());
         let stat = sysfs::text(format!("{dir}/stat"))?;
-        let (_, rest) = stat.rsplit_once(')').context("no name")?;
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3).map(|text| (*text).to_owned());
-        let (priority, policy) = field(40).zip(field(41)).context("no scheduling")?;
-        Ok([sysfs::text(format!("{dir}/comm"))?, priority, policy])
+        let field = |number| stat_field(&stat, number).map(str::to_owned);
+        Ok([sysfs::text(format!("{dir}/comm"))?, field(40)?, field(41)?])
     }
 
     /// The lines that name it.

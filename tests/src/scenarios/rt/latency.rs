@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::command::succeeded;
 use super::guest;
 use super::inventory;
 use crate::harness::frequency::host_runs_at;
@@ -50,7 +51,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     );
     trace::off()?;
     let before = inventory::everything()?;
-    guest::rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
     let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
     let setup = Setup {
         mem_mib: Some(MEM_MIB),
@@ -66,7 +67,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let hackbench = hackbench(&mut vm)?;
     let phases = phases(&mut vm, rt, others)?;
     vm.quit()?;
-    guest::rt(&["restore"], 0)?;
+    succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let longest = |one: &Value| one["max_us"].as_u64().unwrap_or(0);
     let bridge = longest(&apart["latency"]);

@@ -8,8 +8,8 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::command::{json_of, succeeded};
 use super::inventory::{State, changes, everything};
-use super::settings::{json_of, succeeded};
 use crate::harness::sysfs;
 use crate::scenarios::{Plan, Policy};
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The command line `vcpufreq rt`, and what scenarios give it.
+
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+pub(super) const CONFIG: &str = "/run/rt.toml";
+pub(super) const NOBODY: u32 = 65534;
+
+pub(super) fn command(line: &[&str]) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.arg("rt").args(line);
+    command
+}
+
+pub(super) fn output(line: &[&str]) -> Result<Output> {
+    command(line).output().context("starting vcpufreq rt")
+}
+
+/// Of a command that has to end with this code; what it said on standard error.
+pub(super) fn ended(line: &[&str], code: i32) -> Result<String> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(code),
+        "rt {line:?}: {}: {said}",
+        output.status
+    );
+    Ok(said.into_owned())
+}
+
+/// The same, of one that has to succeed.
+pub(crate) fn succeeded(line: &[&str]) -> Result<String> {
+    ended(line, 0)
+}
+
+/// Of a command that may have findings.
+pub(super) fn json_of(line: &[&str]) -> Result<Value> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
+}
