@@ -98,9 +98,6 @@ impl Artifacts {
         for source in [HOST_MODULES, HOST_MODULE] {
             add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
         }
-        if guest.tools {
-            tools::add_daemon(&mut archive, self.root.dir())?;
-        }
         if guest.systemd {
             systemd::add(&mut archive, self.root.dir(), &self.repo)?;
         }

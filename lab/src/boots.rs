@@ -145,12 +145,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(
-            Short,
-            150,
-            "2+2",
-            &["rt-settings", "rt-irqbalance", "rt-causes"],
-        )
+        ..boot(Short, 120, "2+2", &["rt-settings"])
     },
     // Its init system is systemd.
     boot(Short, 80, "2+2", &["systemd"]),

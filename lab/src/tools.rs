@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Debian's measuring programs for host and guest: cyclictest, hackbench and stress-ng, with the
 //! libraries that they are linked with. 25 MB, so only where a scenario runs them, or a person may.
-//! And irqbalance for such a host, 4 MB.
 
 use std::path::Path;
 
@@ -10,7 +9,7 @@ use anyhow::Result;
 use crate::initramfs::Initramfs;
 
 /// Scenarios that run them, and the shell.
-const SCENARIOS: [&str; 5] = ["rt-causes", "rt-irqbalance", "rt-latency", "rt-loop", SHELL];
+const SCENARIOS: [&str; 3] = ["rt-latency", "rt-loop", SHELL];
 
 /// Instead of a scenario: a person at the console.
 pub const SHELL: &str = "shell";
@@ -39,15 +38,6 @@ const OWN_LIBRARIES: [&str; 20] = [
     "libsctp.so.1",
     "libxxhash.so.0",
 ];
-const DAEMON: &str = "irqbalance";
-const ITS_LIBRARIES: [&str; 6] = [
-    "libatomic.so.1",
-    "libcap-ng.so.0",
-    "libcap.so.2",
-    "libglib-2.0.so.0",
-    "libpcre2-8.so.0",
-    "libsystemd.so.0",
-];
 /// Of the root itself.
 const LIBRARIES: [&str; 7] = [
     "ld-linux-aarch64.so.1",
@@ -65,17 +55,6 @@ const APPLETS: [&str; 4] = ["head", "setsid", "sleep", "taskset"];
 pub fn needed(scenarios: &[String]) -> bool {
     let scenarios = scenarios.iter().map(String::as_str);
     scenarios.into_iter().any(|name| SCENARIOS.contains(&name))
-}
-
-/// Adds what runs on a host alone.
-pub fn add_daemon(archive: &mut Initramfs, root: &Path) -> Result<()> {
-    let own = root.join("opt/rt-tools/usr");
-    archive.program(&format!("bin/{DAEMON}"), &own.join("sbin").join(DAEMON))?;
-    for name in ITS_LIBRARIES {
-        let path = own.join("lib/aarch64-linux-gnu").join(name);
-        archive.program(&format!("lib/{name}"), &path)?;
-    }
-    Ok(())
 }
 
 /// Adds what host and guest have.

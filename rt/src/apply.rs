@@ -6,10 +6,11 @@ use std::{collections::BTreeSet, io};
 use thiserror::Error;
 
 use crate::{
+    change::{Change, THERE, Target},
     guests::{self, InTheWay, Vcpus},
     host::Host,
     partition::PartitionError,
-    plan::{Change, Plan, THERE, Target},
+    plan::Plan,
     profile::Profile,
     record::{self, Entry, PATH, Record, RecordError},
 };

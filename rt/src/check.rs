@@ -4,24 +4,13 @@
 use serde::Serialize;
 
 use crate::{
+    finding::{Effect, Finding},
     host::Look,
     partition::Partition,
-    plan::{Finding, Plan},
+    plan::Plan,
     profile::Profile,
     settings::{self, Context},
 };
-
-/// Whether a setting does its work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "effect", content = "why")]
-pub enum Effect {
-    /// It does.
-    Effective,
-    /// It doesn't, and why.
-    Not(String),
-    /// It can't be told, and why.
-    Unseen(String),
-}
 
 /// A setting as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -73,7 +62,7 @@ pub fn check(look: &dyn Look, plan: &Plan, profile: &Profile) -> Vec<Checked> {
                 (change.target.name(), now, want)
             })
             .collect();
-        let effect = match settings::unit(setting.name) {
+        let effect = match settings::units().find(|unit| unit.name == setting.name) {
             Some(unit) if unset.is_empty() => (unit.effect)(&cx),
             _ => Effect::Not("it is not set".to_owned()),
         };

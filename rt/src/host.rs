@@ -48,18 +48,6 @@ pub trait Look {
     /// Why it can't be read.
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread>;
 
-    /// The eight bytes at an offset of a file, as a number: a register of `/dev/cpu/N/msr`.
-    ///
-    /// # Errors
-    /// Why they can't be read.
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread>;
-
-    /// What the server on a socket, process `server`, answers to a request, until it closes.
-    ///
-    /// # Errors
-    /// Why it can't be asked; `Denied` when another process serves the socket, or another user's.
-    fn ask(&self, socket: &str, server: u32, request: &str) -> Reading;
-
     /// The names in a folder of our own; none where there is no such folder.
     ///
     /// # Errors
@@ -92,7 +80,7 @@ pub trait Host: Look {
     /// What the kernel refused.
     fn make_dir(&self, path: &str) -> io::Result<()>;
 
-    /// Removes a folder: a cgroup's or a resctrl group's, whose files go with it.
+    /// Removes a cgroup's folder; its files go with it.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -103,12 +91,6 @@ pub trait Host: Look {
     /// # Errors
     /// What the kernel refused, or a text that is none of these.
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()>;
-
-    /// Tells the server on a socket, process `server`, something, and waits until it has taken it.
-    ///
-    /// # Errors
-    /// Why there is no telling it.
-    fn tell(&self, socket: &str, server: u32, message: &str) -> io::Result<()>;
 
     /// Makes a file of our own where none is, all of it or nothing, and on disk when this returns;
     /// its folder too, for this user alone. It is held until the result is dropped.

@@ -4,24 +4,19 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::{
-        fs::{FileExt, MetadataExt, PermissionsExt},
-        net::UnixStream,
-    },
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use vcpufreq_device::host::HostRoot;
+use nix::errno::Errno;
+use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
     host::{Held, Host, Look, Reading, Unread},
-    own_dir::{self, OwnDir, Untrusted},
-    sys, value,
+    own_dir::{OwnDir, Untrusted},
+    value,
 };
 
-/// How long a server may take: it has one thread, which may be at other work.
-const ANSWER: Duration = Duration::from_secs(5);
 /// The longest text that is read, in bytes: procfs also shows what other users' processes made.
 const LONGEST: u64 = 16 << 20;
 
@@ -58,22 +53,6 @@ impl KernelHost {
         lock(&file)?;
         still_there(&dir, name, file)
     }
-
-    /// Says something to the server `pid`, and hears it until it closes. A server that asks the
-    /// kernel for the sender (SO_PASSCRED of unix(7)) gets it.
-    fn talk(&self, socket: &str, pid: u32, text: &str) -> io::Result<String> {
-        let path = self.path(socket);
-        own_dir::check_socket(&path)?;
-        let mut stream = UnixStream::connect(path)?;
-        let (server, user) = sys::server_of(&stream)?;
-        if server != pid || !own_dir::is_trusted(user) {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.set_write_timeout(Some(ANSWER))?;
-        stream.write_all(text.as_bytes())?;
-        bounded(stream)
-    }
 }
 
 impl From<&HostRoot> for KernelHost {
@@ -99,6 +78,10 @@ fn bounded(source: impl Read) -> io::Result<String> {
 
 impl From<io::Error> for Unread {
     fn from(error: io::Error) -> Self {
+        // What procfs answers for a process that ends while its file is open.
+        if error.raw_os_error() == Some(Errno::ESRCH as i32) {
+            return Self::Missing;
+        }
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing,
             io::ErrorKind::PermissionDenied => Self::Denied,
@@ -117,12 +100,6 @@ impl Look for KernelHost {
         Ok(fs::read(self.path(path))?)
     }
 
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
-        let mut bytes = [0; 8];
-        File::open(self.path(path))?.read_exact_at(&mut bytes, offset)?;
-        Ok(u64::from_ne_bytes(bytes))
-    }
-
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(path))? {
@@ -139,10 +116,6 @@ impl Look for KernelHost {
     fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
-    }
-
-    fn ask(&self, socket: &str, server: u32, request: &str) -> Reading {
-        Ok(self.talk(socket, server, request)?)
     }
 
     fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
@@ -180,11 +153,15 @@ impl Host for KernelHost {
 
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()> {
         let (policy, priority) = value::scheduling(policy).ok_or(io::ErrorKind::InvalidInput)?;
-        sys::set_scheduler(pid, policy, priority)
-    }
-
-    fn tell(&self, socket: &str, server: u32, message: &str) -> io::Result<()> {
-        self.talk(socket, server, message).map(drop)
+        let tid = i32::try_from(pid).ok().and_then(Tid::new);
+        let tid = tid.ok_or(io::ErrorKind::InvalidInput)?;
+        let attr = SchedAttr {
+            policy,
+            priority,
+            nice: SchedAttr::of(tid)?.nice,
+            ..SchedAttr::default()
+        };
+        attr.set(tid)
     }
 
     fn create(&self, path: &str, text: &str) -> io::Result<Held> {
@@ -286,10 +263,7 @@ fn remove_abandoned(dir: &OwnDir, name: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a lock that keeps no other process out is none; a server is asked only if it is
-    //! the process that is meant.
-    use std::os::unix::net::UnixListener;
-
+    //! Promises: a lock that keeps no other process out is none; what is read has a bound.
     use super::*;
 
     #[test]
@@ -304,30 +278,6 @@ mod tests {
         dir.rename("other", "rt.json").unwrap();
         let held = still_there(&dir, "rt.json", old);
         assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-    }
-
-    #[test]
-    fn another_processs_socket_is_not_asked() {
-        let dir = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(dir.path().join("sock")).unwrap();
-        let answers = std::thread::spawn(move || {
-            let mut heard = Vec::new();
-            for _ in 0..2 {
-                let (mut stream, _) = listener.accept().unwrap();
-                let mut message = [0; 16];
-                let length = stream.read(&mut message).unwrap();
-                heard.push(message[..length].to_vec());
-                drop(stream.write_all(b"yes"));
-            }
-            heard
-        });
-        let host = KernelHost::at(dir.path());
-        let own = std::process::id();
-        assert_eq!(host.ask("/sock", own + 1, "who"), Err(Unread::Denied));
-        assert_eq!(host.ask("/sock", own, "who").as_deref(), Ok("yes"));
-        assert_eq!(answers.join().unwrap(), [&b""[..], b"who"]);
-        fs::write(dir.path().join("file"), "").unwrap();
-        assert_eq!(host.ask("/file", own, "who"), Err(Unread::Denied));
     }
 
     #[test]

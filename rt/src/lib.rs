@@ -15,31 +15,33 @@
 //! runs no thread and no daemon.
 
 mod apply;
+mod change;
 mod check;
 pub mod cli;
+mod finding;
 mod guests;
 mod gzip;
 mod host;
 mod host_changes;
 mod in_force;
-mod irqbalance;
 mod kernel_host;
 mod measure;
 mod own_dir;
 mod owner;
 mod partition;
 mod plan;
+mod process;
 mod profile;
 mod record;
 mod restore;
 mod settings;
-mod smi;
-mod sys;
 mod targets;
 mod value;
 
 pub use apply::{Applied, ApplyError, apply};
-pub use check::{Checked, Effect, check, is_ready};
+pub use change::{Change, Target};
+pub use check::{Checked, check, is_ready};
+pub use finding::{Absent, Effect, Finding};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
 pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file};
@@ -48,7 +50,7 @@ pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{Owner, Standing};
 pub use partition::{Guest, Partition, PartitionError};
-pub use plan::{Absent, Change, Finding, Plan, PlannedSetting, Target, plan};
+pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{
     CpusetPartition, Frequency, IdleStates, IdleWord, Place, Profile, ProfileError, SHIPPED, Scope,
     Settings,
@@ -56,6 +58,5 @@ pub use profile::{
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
 pub use settings::SCHED_DEBUG;
-pub use smi::smis;
 pub use value::Format;
 pub use vcpufreq_device::host::CpuList;

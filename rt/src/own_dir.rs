@@ -83,9 +83,7 @@ impl Untrusted {
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
     }
-}
 
-impl Untrusted {
     /// Whether it isn't there.
     #[must_use]
     pub fn is_missing(&self) -> bool {
@@ -179,8 +177,11 @@ impl OwnDir {
     /// # Errors
     /// When it isn't trusted, or can't be opened.
     pub fn open(path: &Path) -> Result<Option<Self>, Untrusted> {
-        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
-        let opened = File::options().read(true).custom_flags(flags).open(path);
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+        let opened = File::options()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(path);
         let dir = match opened {
             Ok(dir) => dir,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -333,8 +334,8 @@ impl OwnDir {
 /// directory was asked for; a socket gives ENXIO.
 fn unopened(path: &Path, error: io::Error, wanted: &'static str) -> Untrusted {
     let path = path.to_owned();
-    match error.raw_os_error() {
-        Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO) => Untrusted::Kind { path, wanted },
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ELOOP | Errno::ENOTDIR | Errno::ENXIO) => Untrusted::Kind { path, wanted },
         _ => Untrusted::Io { path, error },
     }
 }

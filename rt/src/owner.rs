@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     host::{Look, Unread},
-    plan::ThreadStat,
+    process::ThreadStat,
     record::BOOT_ID,
 };
 

@@ -32,8 +32,6 @@ pub struct Profile {
     pub firmware: Vec<String>,
     /// Options of the kernel's configuration.
     pub kernel_config: Vec<String>,
-    /// Options of modules that are fixed when they are loaded, as `kvm.nx_huge_pages=N`.
-    pub module_options: Vec<String>,
 }
 
 /// Which CPUs a setting is for.
@@ -131,8 +129,6 @@ pub struct Settings {
     pub util_clamp_max: Option<u32>,
     /// `kernel.sched_util_clamp_min_rt_default`, 0 to 1024.
     pub util_clamp_min_rt_default: Option<u32>,
-    /// Frequencies above the nominal one.
-    pub turbo: Option<bool>,
     /// Idle states that are switched off.
     pub idle_states_off: Option<IdleStates>,
     /// Of which CPUs.
@@ -157,8 +153,6 @@ pub struct Settings {
     pub compaction_proactiveness: Option<u8>,
     /// `kernel.numa_balancing`, 0 to 3.
     pub numa_balancing: Option<u8>,
-    /// Whether thermal zones may slow the RT CPUs down.
-    pub thermal_throttling: Option<bool>,
     /// `/sys/kernel/rcu_expedited`, 0 or 1.
     pub rcu_expedited: Option<u8>,
     /// Scheduling of `ktimers/N` of each RT CPU, as `fifo:2`.
@@ -169,8 +163,6 @@ pub struct Settings {
     pub ksoftirqd: Option<String>,
     /// KVM's polling before a vCPU sleeps, in ns.
     pub halt_poll_ns: Option<u32>,
-    /// Ways of the last-level cache that are the RT CPUs' alone.
-    pub cache_ways: Option<u32>,
 }
 
 /// Why there is no profile.

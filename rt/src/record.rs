@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
+    change::{THERE, Target},
     host::{Host, Look},
-    irqbalance,
     own_dir::Untrusted,
     partition::{self, Partition, PartitionError},
-    plan::Target,
     profile::Profile,
     targets,
 };
@@ -24,7 +23,7 @@ pub const DIR: &str = "/run/vcpufreq";
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
 /// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
 /// work item.
-const LOOKS: u128 = 50;
+const LOOKS: u32 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -131,45 +130,31 @@ pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
 /// Gives a target a value, and looks whether it has it.
 pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
     let written = match target {
-        Target::File { path, format, .. } => host.write(path, &format.written(value)),
-        Target::Inside {
-            path,
-            format,
-            or_at,
-        } => match (host.write(path, &format.written(value)), or_at) {
+        Target::File { path, .. } => host.write(path, value),
+        Target::Inside { path, or_at, .. } => match (host.write(path, value), or_at) {
             (Err(error), Some(other)) if error.kind() == io::ErrorKind::NotFound => {
-                host.write(other, &format.written(value))
+                host.write(other, value)
             }
             (written, _) => written,
         },
-        Target::Dir { path } if value == crate::plan::THERE => host.make_dir(path),
+        Target::Dir { path } if value == THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
         // Again: while the others were written, its number may have become another's.
         Target::Thread { pid, .. } => match target.now(host) {
             Ok(_) => host.schedule(*pid, value),
             Err(_) => Err(io::ErrorKind::NotFound.into()),
         },
-        Target::BannedCpus { pid, .. } => irqbalance::ban(host, *pid, value),
     };
     written.map_err(|error| error.to_string())?;
-    let (looks, between) = match target {
-        Target::BannedCpus { pid, .. } => {
-            (irqbalance::looks(host, *pid), irqbalance::BETWEEN_LOOKS)
-        }
-        _ => (LOOKS, BETWEEN_LOOKS),
-    };
-    for _ in 0..looks {
+    for _ in 0..LOOKS {
         match target.now(host) {
             Ok(now) if target.same(&now, value) => return Ok(()),
-            Ok(_) => std::thread::sleep(between),
+            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
             Err(_) => break,
         }
     }
-    match (target.now(host), target) {
-        (Ok(now), Target::BannedCpus { .. }) => Err(format!(
-            "it still has '{now}'; put IRQBALANCE_BANNED_CPULIST={value} into /etc/default/irqbalance and restart it"
-        )),
-        (Ok(now), _) => Err(format!("the kernel made it '{now}'")),
-        (Err(_), _) => Err("it can't be read back".to_owned()),
+    match target.now(host) {
+        Ok(now) => Err(format!("the kernel made it '{now}'")),
+        Err(_) => Err("it can't be read back".to_owned()),
     }
 }

@@ -7,9 +7,9 @@ use std::{collections::BTreeSet, io};
 use thiserror::Error;
 
 use crate::{
+    change::Target,
     guests::{self, InTheWay, Vcpus},
     host::{Host, Unread},
-    plan::Target,
     record::{self, Entry, PATH, Record, RecordError},
     settings,
 };
@@ -192,45 +192,28 @@ fn one(
         }
         Err(Unread::Missing) => return Ok(Outcome::Gone),
         Err(Unread::Denied) => return Err("it can't be read; run as root".to_owned()),
-        Err(Unread::Refused) if is_late(target) => {
-            return Err(
-                "irqbalance doesn't answer; restart it, which ends its list, and restore again"
-                    .to_owned(),
-            );
-        }
         Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
     };
-    let is_same = target.same(&now, old);
-    if is_same && !is_late(target) {
+    if target.same(&now, old) {
         return Ok(Outcome::AsBefore);
     }
-    if !is_same {
-        tell(&target.name(), &now, old);
-    }
-    let put = match record::put(host, target, old) {
-        Ok(()) if is_same => Ok(Outcome::AsBefore),
-        Ok(()) => Ok(Outcome::BroughtBack),
-        // irqbalance may have ended meanwhile.
-        Err(_) if is_late(target) && target.now(host) == Err(Unread::Missing) => Ok(Outcome::Gone),
-        Err(why) => Err(why),
-    };
-    // A killed VMM's groups, when its guardian was killed too.
-    let is_cgroup = target.name().starts_with("/sys/fs/cgroup/");
-    put.map_err(|why| match target {
-        Target::Dir { .. } if is_cgroup => format!(
+    tell(&target.name(), &now, old);
+    match (record::put(host, target, old), target) {
+        (Ok(()), _) => Ok(Outcome::BroughtBack),
+        // A killed VMM's groups, when its guardian was killed too.
+        (Err(why), Target::Dir { .. }) => Err(format!(
             "{why}; if a guest that was killed left groups in it, run vcpufreq cleanup, then restore again"
-        ),
-        _ => why,
-    })
+        )),
+        (Err(why), _) => Err(why),
+    }
 }
 
 /// The file system that a target is on, where it isn't mounted: the kernel keeps the values all
 /// the same.
 fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static str)> {
-    const MOUNTS: [(&str, &str); 3] = [
+    const MOUNTS: [(&str, &str); 2] = [
         ("debugfs", "/sys/kernel/debug"),
         ("tracefs", "/sys/kernel/tracing"),
-        ("resctrl", "/sys/fs/resctrl"),
     ];
     let name = target.name();
     let of = |(_, mount): &&(&str, &str)| {
@@ -243,11 +226,6 @@ fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static
         Err(why) => why == Unread::Missing,
     };
     is_empty.then_some((*kind, *mount))
-}
-
-/// What an apply told it that was killed then may not be in force yet.
-fn is_late(target: &Target) -> bool {
-    matches!(target, Target::BannedCpus { .. })
 }
 
 /// The kernel keeps a CPU's settings while it is offline; interrupts, queues and threads that go

@@ -2,7 +2,7 @@
 //! Everything that the settings may change. A record that names anything else isn't carried out,
 //! and neither is a plan that does: restore would refuse its record.
 
-use crate::plan::Target;
+use crate::change::Target;
 
 /// Files. `*` is any text within one component of the path.
 const FILES: &[&str] = &[
@@ -18,10 +18,8 @@ const FILES: &[&str] = &[
     "/proc/sys/kernel/watchdog_cpumask",
     "/proc/sys/vm/compaction_proactiveness",
     "/proc/sys/vm/swappiness",
-    "/sys/class/thermal/thermal_zone*/mode",
     "/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
     "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
-    "/sys/devices/system/cpu/cpufreq/boost",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_min_freq",
@@ -29,11 +27,9 @@ const FILES: &[&str] = &[
     // A governor's tunables: all policies', or each policy's own.
     "/sys/devices/system/cpu/cpufreq/*/*",
     "/sys/devices/system/cpu/cpufreq/policy*/*/*",
-    "/sys/devices/system/cpu/intel_pstate/no_turbo",
     "/sys/devices/virtual/workqueue/cpumask",
     "/sys/devices/virtual/workqueue/*/cpumask",
     "/sys/fs/cgroup/cgroup.subtree_control",
-    "/sys/fs/resctrl/schemata",
     "/sys/kernel/debug/sched/ext_server/cpu*/runtime",
     "/sys/kernel/debug/sched/fair_server/cpu*/runtime",
     "/sys/kernel/mm/ksm/run",
@@ -49,7 +45,6 @@ const DIRS: &[&str] = &[
     "/sys/fs/cgroup/vcpufreq-rt.*",
     "/sys/fs/cgroup/vcpufreq-rt.*/rest",
     "/sys/fs/cgroup/vcpufreq-rt.*/rt",
-    "/sys/fs/resctrl/vcpufreq-rt",
 ];
 /// Kernel threads.
 const THREADS: &[&str] = &["ktimers/*", "rcuc/*", "ksoftirqd/*"];
@@ -65,7 +60,6 @@ pub(crate) fn is_ours(target: &Target) -> bool {
         Target::Dir { path } => is_one_of(path, DIRS),
         Target::Inside { .. } => false,
         Target::Thread { name, .. } => is_one_of(name, THREADS),
-        Target::BannedCpus { .. } => true,
     }
 }
 
@@ -144,7 +138,7 @@ mod tests {
     #[test]
     fn folders_and_threads() {
         let dir = |path: &str| is_ours(&Target::Dir { path: path.into() });
-        assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt") && dir("/sys/fs/resctrl/vcpufreq-rt"));
+        assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt"));
         for path in [
             "/etc",
             "/sys/fs/cgroup/system.slice",

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How a kernel file's text is read as a value, and when two texts are the same value.
 
-use std::borrow::Cow;
-
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, SchedAttr};
 
 /// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +21,6 @@ pub enum Format {
     CpusetController,
     /// The same for `cpu`.
     CpuController,
-    /// A resctrl schemata line for L3 in several: `L3:0=ff;1=ff`, masks of cache ways.
-    Schemata,
 }
 
 impl Format {
@@ -37,20 +33,6 @@ impl Format {
             Self::Choice => chosen(text).unwrap_or(text).to_owned(),
             Self::CpusetController => controller(text, "cpuset"),
             Self::CpuController => controller(text, "cpu"),
-            Self::Schemata => {
-                let mut lines = text.lines().map(str::trim);
-                let line = lines.find(|line| line.starts_with("L3:"));
-                line.unwrap_or_default().to_owned()
-            }
-        }
-    }
-
-    /// The text that gives a file this value: resctrl refuses a line without an end.
-    #[must_use]
-    pub(crate) fn written(self, value: &str) -> Cow<'_, str> {
-        match self {
-            Self::Schemata => format!("{value}\n").into(),
-            _ => value.into(),
         }
     }
 
@@ -62,7 +44,6 @@ impl Format {
                 a == b || CpuList::from_mask(a).is_some_and(|a| Some(a) == CpuList::from_mask(b))
             }
             Self::List => a == b || a.parse::<CpuList>().is_ok_and(|a| Ok(a) == b.parse()),
-            Self::Schemata => ways(a) == ways(b),
             Self::Text | Self::Choice | Self::CpusetController | Self::CpuController => a == b,
         }
     }
@@ -79,37 +60,29 @@ fn chosen(text: &str) -> Option<&str> {
     Some(rest.split_once(']')?.0)
 }
 
-/// Cache and ways of each part of `L3:0=0ff;1=ff`.
-fn ways(text: &str) -> Option<Vec<(u32, u64)>> {
-    let parts = text.strip_prefix("L3:")?.split(';');
-    let part = |part: &str| {
-        let (id, mask) = part.split_once('=')?;
-        let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
-        Some((id.trim().parse().ok()?, mask))
-    };
-    parts.map(part).collect()
-}
+/// SCHED_OTHER of sched(7).
+const OTHER: u32 = 0;
 
 /// Policy and priority of sched(7) from `fifo:4`, `rr:4` or `other:0`.
 #[must_use]
-pub(crate) fn scheduling(text: &str) -> Option<(i32, i32)> {
+pub(crate) fn scheduling(text: &str) -> Option<(u32, u32)> {
     let (policy, priority) = text.split_once(':')?;
-    let priority: i32 = priority.parse().ok()?;
+    let priority: u32 = priority.parse().ok()?;
     match (policy, priority) {
-        ("fifo", 1..=99) => Some((libc::SCHED_FIFO, priority)),
-        ("rr", 1..=99) => Some((libc::SCHED_RR, priority)),
-        ("other", 0) => Some((libc::SCHED_OTHER, 0)),
+        ("fifo", 1..=99) => Some((SchedAttr::FIFO, priority)),
+        ("rr", 1..=99) => Some((SchedAttr::RR, priority)),
+        ("other", 0) => Some((OTHER, 0)),
         _ => None,
     }
 }
 
 /// The same text from the numbers of proc_pid_stat(5), fields 41 and 40.
 #[must_use]
-pub(crate) fn scheduling_text(policy: i32, priority: i32) -> Option<String> {
+pub(crate) fn scheduling_text(policy: u32, priority: u32) -> Option<String> {
     match policy {
-        libc::SCHED_FIFO => Some(format!("fifo:{priority}")),
-        libc::SCHED_RR => Some(format!("rr:{priority}")),
-        libc::SCHED_OTHER => Some("other:0".to_owned()),
+        SchedAttr::FIFO => Some(format!("fifo:{priority}")),
+        SchedAttr::RR => Some(format!("rr:{priority}")),
+        OTHER => Some("other:0".to_owned()),
         _ => None,
     }
 }
@@ -129,11 +102,6 @@ mod tests {
             (Format::CpusetController, "cpu io", "-cpuset"),
             (Format::CpusetController, "cpu cpuset io", "+cpuset"),
             (Format::CpuController, "cpuset io", "-cpu"),
-            (
-                Format::Schemata,
-                "    MB:0=100\n    L3:0=ff;1=f0\n",
-                "L3:0=ff;1=f0",
-            ),
         ] {
             assert_eq!(format.value(text), value);
         }
@@ -147,8 +115,6 @@ mod tests {
             (Format::Mask, "7", "f", false),
             (Format::List, "0-2", "0,1,2", true),
             (Format::List, "0-2", "0-3", false),
-            (Format::Schemata, "L3:0=0ff", "L3:0=ff", true),
-            (Format::Schemata, "L3:0=0ff", "L3:0=f0", false),
             (Format::Text, "0", "00", false),
         ] {
             assert_eq!(format.same(a, b), same, "{a} {b}");

@@ -25,6 +25,7 @@ use vcpufreq_device::{
 };
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+/// Guest address of the first register.
 pub const BASE: u64 = 0x0a00_0000;
 const CODE: u64 = 0x1000;
 
@@ -32,6 +33,7 @@ const CODE: u64 = 0x1000;
 pub struct Vm(pub VmFd);
 
 impl Vm {
+    /// Sets a memory slot: guest and host address, size in bytes, KVM's flags.
     pub fn set_slot(
         &self,
         slot: u32,
@@ -84,6 +86,7 @@ fn os_error(error: kvm_ioctls::Error) -> io::Error {
     io::Error::from_raw_os_error(error.errno())
 }
 
+/// Prints diagnostics.
 #[derive(Debug)]
 pub struct Stderr;
 
@@ -120,6 +123,7 @@ fn device(host: &HostRoot) -> anyhow::Result<BridgeDevice> {
     Ok(Device::new(config, actuator, source, stats)?)
 }
 
+/// The handler of the signal that makes KVM_RUN return.
 pub extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 /// Runs the guest by the first of `backends`, or of `ioeventfd` and exits, that the host has.

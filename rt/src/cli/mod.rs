@@ -6,7 +6,6 @@
 
 mod args;
 mod report;
-mod sys;
 mod text;
 
 use std::io::{self, Write};
@@ -21,6 +20,7 @@ pub use report::ReportArgs;
 use crate::{
     apply::apply,
     check::{check, is_ready},
+    finding::Finding,
     kernel_host::KernelHost,
     plan::plan,
     record::Record,
@@ -132,8 +132,10 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     for unseen in &hidden {
         eprintln!("vcpufreq: {}: {}", unseen.path, unseen.why);
     }
-    for impostor in plan.impostors() {
-        eprintln!("vcpufreq: {impostor}");
+    for finding in &plan.findings {
+        if let Finding::Hand(what) | Finding::Impostor(what) = finding {
+            eprintln!("vcpufreq: {what}");
+        }
     }
     let report = json!({
         "made": applied.made, "closed_record_of_earlier_boot": applied.closed_earlier_boot,

@@ -2,9 +2,10 @@
 //! Plans and checks as text for people.
 
 use crate::{
-    check::{Checked, Effect},
+    check::Checked,
+    finding::{Absent, Effect, Finding},
     partition::Partition,
-    plan::{Absent, Finding, Plan, PlannedSetting},
+    plan::{Plan, PlannedSetting},
 };
 
 /// `for plc on CPU 3; housekeeping on 0-2; profile kvm-rt`

@@ -31,14 +31,9 @@ pub struct Test {
     pub priority: u8,
     /// The histogram has a bin for each µs below this.
     pub bins_us: u64,
-    /// Latencies above this are told with the time when they ended.
-    pub spike_us: Option<u64>,
     /// Ends the test at the first latency above this.
     pub break_us: Option<u64>,
 }
-
-/// How many spikes are told; cyclictest takes memory for them beforehand.
-const SPIKES: u32 = 10_000;
 
 impl Test {
     /// Its command line. Idle states and frequencies are left as they are: cyclictest would hold
@@ -56,9 +51,6 @@ impl Test {
         );
         if let Some(main) = self.main {
             line += &format!(" --mainaffinity {main}");
-        }
-        if let Some(spike) = self.spike_us {
-            line += &format!(" --spike {spike} --spike-nodes {SPIKES}");
         }
         if let Some(limit) = self.break_us {
             line += &format!(" -b {limit}");
@@ -110,26 +102,6 @@ pub struct Latencies {
     pub histogram: BTreeMap<u64, u64>,
 }
 
-/// A long latency, and when it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spike {
-    /// The CPU.
-    pub cpu: u32,
-    /// The latency.
-    pub latency_us: u64,
-    /// `CLOCK_MONOTONIC`, of the kernel that the test ran on.
-    pub at_us: u64,
-}
-
-/// What cyclictest printed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Printed {
-    /// Of each CPU.
-    pub latencies: Vec<Latencies>,
-    /// In the order of time.
-    pub spikes: Vec<Spike>,
-}
-
 /// Why what was printed is no result.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ParseError {
@@ -148,12 +120,8 @@ pub enum ParseError {
 ///
 /// # Errors
 /// What isn't as it should be.
-pub fn parse(text: &str, test: &Test) -> Result<Printed, ParseError> {
-    let cpus: Vec<u32> = test.cpus.iter().collect();
-    let mut printed = Printed {
-        latencies: cpus.iter().map(|&cpu| of_cpu(cpu)).collect(),
-        spikes: Vec::new(),
-    };
+pub fn parse(text: &str, test: &Test) -> Result<Vec<Latencies>, ParseError> {
+    let mut latencies: Vec<Latencies> = test.cpus.iter().map(of_cpu).collect();
     let mut summaries = BTreeMap::new();
     for line in text.lines().map(str::trim) {
         let wrong = || ParseError::Line(line.to_owned());
@@ -162,25 +130,23 @@ pub fn parse(text: &str, test: &Test) -> Result<Printed, ParseError> {
                 let values: Option<Vec<u64>> = numbers(values);
                 summaries.insert(key.trim().to_owned(), values.unwrap_or_default());
             }
-        } else if line.starts_with("T:") && line.contains("Spike:") {
-            printed.spikes.push(spike(line, &cpus).ok_or_else(wrong)?);
         } else if line.starts_with(|c: char| c.is_ascii_digit()) {
             let mut row = numbers(line).ok_or_else(wrong)?;
-            if row.len() != cpus.len() + 1 {
+            if row.len() != latencies.len() + 1 {
                 return Err(wrong());
             }
             let us = row.remove(0);
             if us >= test.bins_us {
                 return Err(wrong());
             }
-            for (one, count) in printed.latencies.iter_mut().zip(row) {
+            for (one, count) in latencies.iter_mut().zip(row) {
                 if count > 0 {
                     one.histogram.insert(us, count);
                 }
             }
         }
     }
-    for (index, one) in printed.latencies.iter_mut().enumerate() {
+    for (index, one) in latencies.iter_mut().enumerate() {
         let of = |key: &'static str| {
             let values = summaries.get(key).and_then(|values| values.get(index));
             values.copied().ok_or(ParseError::Missing(key))
@@ -196,8 +162,7 @@ pub fn parse(text: &str, test: &Test) -> Result<Printed, ParseError> {
             .ok_or(ParseError::Count(one.cpu))?;
         one.p9999_us = one.percentile(9_999);
     }
-    printed.spikes.sort_by_key(|spike| spike.at_us);
-    Ok(printed)
+    Ok(latencies)
 }
 
 fn of_cpu(cpu: u32) -> Latencies {
@@ -211,24 +176,6 @@ fn of_cpu(cpu: u32) -> Latencies {
 fn numbers(text: &str) -> Option<Vec<u64>> {
     let words = text.split_whitespace();
     words.map(|word| word.parse().ok()).collect()
-}
-
-/// `T: 0 Spike:      42: TS:     12345678`
-fn spike(line: &str, cpus: &[u32]) -> Option<Spike> {
-    let mut fields = line.split(':').skip(1);
-    let mut number = |last: &str| -> Option<u64> {
-        let field = fields.next()?.trim();
-        field.strip_suffix(last)?.trim().parse().ok()
-    };
-    let thread = usize::try_from(number("Spike")?).ok()?;
-    let latency_us = number("")?;
-    fields.next()?;
-    let at_us = fields.next()?.trim().parse().ok()?;
-    Some(Spike {
-        cpu: *cpus.get(thread)?,
-        latency_us,
-        at_us,
-    })
 }
 
 impl Latencies {
@@ -255,7 +202,7 @@ mod tests {
         000001 000900\t000000\n000002 000098\t009998\n000007 000001\t000002\n\
         # Min Latencies: 00001 00002\n# Avg Latencies: 00001 00002\n# Max Latencies: 00120 00007\n\
         # Histogram Overflows: 00001 00000\n# Histogram Overflow at cycle number:\n# Thread 0: 00417\n\
-        # Thread 1:\n\nT: 0 Spike:     120: TS:     41700120\nspikes = 1\n";
+        # Thread 1:\n";
 
     fn test() -> Test {
         Test {
@@ -265,28 +212,21 @@ mod tests {
             interval_us: 1000,
             priority: 99,
             bins_us: 100,
-            spike_us: None,
             break_us: None,
         }
     }
 
     #[test]
     fn figures_are_per_cpu() {
-        let printed = parse(TEXT, &test()).unwrap();
-        let [first, second] = printed.latencies.as_slice() else {
-            panic!("{printed:?}");
+        let latencies = parse(TEXT, &test()).unwrap();
+        let [first, second] = latencies.as_slice() else {
+            panic!("{latencies:?}");
         };
         assert_eq!((first.cpu, first.samples, first.max_us), (3, 1_000, 120));
         assert_eq!((first.overflows, first.p9999_us), (1, None));
         assert_eq!((second.cpu, second.min_us, second.avg_us), (7, 2, 2));
         // 2 of 10,000 are longer than 2 µs; one may be.
         assert_eq!((second.samples, second.p9999_us), (10_000, Some(7)));
-        let spike = Spike {
-            cpu: 3,
-            latency_us: 120,
-            at_us: 41_700_120,
-        };
-        assert_eq!(printed.spikes, [spike]);
     }
 
     #[test]

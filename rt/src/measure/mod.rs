@@ -3,23 +3,16 @@
 //! guest, beside a budget.
 //!
 //! ```text
-//! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ Report ─▶ text, JSON, HTML
-//!                              host's trace ─▶ trace::parse ─▶ cause::causes ────────┘
+//! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ Report ─▶ text, JSON
 //! ```
-//! Only [`Trace`] touches the host; the command line runs the scripts.
+//! Nothing here touches the host; the command line runs the scripts.
 
-mod cause;
 mod cyclictest;
-mod html;
 mod machine;
 mod report;
 mod script;
-mod trace;
 
-pub use cause::{Late, Measured, causes};
-pub use cyclictest::{Length, Printed, Spike, Test, parse};
-pub use html::page;
+pub use cyclictest::{Length, Test, parse};
 pub use machine::machine;
-pub use report::{Conditions, Place, Report, Run, Verdict, Worst};
+pub use report::{Conditions, Place, Report, Run, Verdict};
 pub use script::{Beside, Hackbench, Load, load_script, script};
-pub use trace::Trace;

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What was measured, under which conditions, and what that means for the budget.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::fmt::Write as _;
 
 use serde::Serialize;
 use vcpufreq_device::host::CpuList;
 
 use super::{
-    cause::Cause,
     cyclictest::Latencies,
     machine::Machine,
     script::{Hackbench, Load},
 };
-
-/// How many causes of one latency a line has; JSON has all.
-const TOLD: usize = 3;
 
 /// Where a test ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,27 +49,8 @@ pub struct Conditions {
     pub load_percent: u8,
     /// hackbench's size.
     pub hackbench: Hackbench,
-    /// Whether the host's trace was on, which lengthens latencies.
-    pub traced: bool,
     /// The governors of the policies of the measured CPUs.
     pub governors: Vec<String>,
-}
-
-/// One of the longest latencies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Worst {
-    /// The CPU, as the test numbers it.
-    pub cpu: u32,
-    /// How long.
-    pub latency_us: u64,
-    /// When it ended, by the host's `CLOCK_MONOTONIC`.
-    pub at_us: u64,
-    /// How far off that may be: 0 on the host, the clocks' difference for a guest.
-    pub off_us: u64,
-    /// Whether the trace still reaches back to it.
-    pub in_trace: bool,
-    /// What the trace shows in its way, what took longest first.
-    pub causes: Vec<Cause>,
 }
 
 /// One test.
@@ -89,11 +66,6 @@ pub struct Run {
     pub latencies: Vec<Latencies>,
     /// How many wake-ups each CPU has at least, when the test went on to its end.
     pub due: Vec<u64>,
-    /// System management interrupts on each of the host's measured CPUs meanwhile, where the
-    /// processor counts them and this user may see it.
-    pub smis: Option<BTreeMap<u32, u64>>,
-    /// The longest that the trace was looked at for, longest first.
-    pub worst: Vec<Worst>,
 }
 
 impl Run {
@@ -109,27 +81,6 @@ impl Run {
             "{place}, {load}: CPU {} has {} wake-ups of {due} or more that were due",
             one.cpu, one.samples
         ))
-    }
-
-    /// What isn't told by the lines of a test: the longest latency when it isn't among those that
-    /// were looked up, and system management interrupts.
-    pub(super) fn remarks(&self) -> Vec<String> {
-        let mut remarks = Vec::new();
-        let longest = self.latencies.iter().max_by_key(|one| one.max_us);
-        if let (Some(longest), Some(told)) = (longest, self.worst.first())
-            && longest.max_us > told.latency_us
-        {
-            remarks.push(format!(
-                "the longest, {} µs on CPU {}, is not among them: cyclictest tells no more than its first latencies above --spike-us; give a higher one",
-                longest.max_us, longest.cpu
-            ));
-        }
-        for (cpu, count) in self.smis.iter().flatten().filter(|(_, count)| **count > 0) {
-            remarks.push(format!(
-                "CPU {cpu} was stopped by {count} system management interrupts meanwhile"
-            ));
-        }
-        remarks
     }
 }
 
@@ -255,39 +206,7 @@ impl Report {
                 );
             }
         }
-        for run in self.runs.iter().filter(|run| !run.worst.is_empty()) {
-            let (place, load) = (run.place.name(), run.load.name());
-            let _ = writeln!(text, "\nlongest, {place}, {load}{mark}:");
-            for worst in &run.worst {
-                let _ = writeln!(text, "  {}", worst.line());
-            }
-        }
-        for run in &self.runs {
-            for remark in run.remarks() {
-                let (place, load) = (run.place.name(), run.load.name());
-                let _ = writeln!(text, "\n{place}, {load}{mark}: {remark}");
-            }
-        }
         text + "\n" + &self.verdict_line() + "\n"
-    }
-}
-
-impl Worst {
-    /// `CPU 3, 420 µs: idle-exit state 2 (390 µs), interrupt arch_timer (4 µs)`
-    pub(super) fn line(&self) -> String {
-        let off = match self.off_us {
-            0 => String::new(),
-            off => format!(", known within {off} µs"),
-        };
-        let causes = self.causes.iter().take(TOLD);
-        let causes: Vec<String> = causes.map(Cause::line).collect();
-        let causes = match (self.in_trace, causes.as_slice()) {
-            (false, []) => "no longer in the trace".to_owned(),
-            (false, some) => format!("partly no longer in the trace; {}", some.join(", ")),
-            (true, []) => "the trace shows nothing in its way".to_owned(),
-            (true, some) => some.join(", "),
-        };
-        format!("CPU {}, {} µs{off}: {causes}", self.cpu, self.latency_us)
     }
 }
 
@@ -311,7 +230,6 @@ mod tests {
             others: "0-2".parse().unwrap(),
             load_percent: 60,
             hackbench: Hackbench::default(),
-            traced: false,
             governors: Vec::new(),
         };
         let latencies = Latencies {
@@ -328,8 +246,6 @@ mod tests {
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
-            smis: None,
-            worst: Vec::new(),
         };
         Report::new(conditions, budget_us, vec![run])
     }
@@ -359,45 +275,6 @@ mod tests {
     }
 
     #[test]
-    fn what_the_trace_does_not_have_is_said() {
-        let worst = |in_trace| Worst {
-            cpu: 3,
-            latency_us: 19,
-            at_us: 1_000,
-            off_us: 0,
-            in_trace,
-            causes: Vec::new(),
-        };
-        assert!(worst(false).line().ends_with("no longer in the trace"));
-        assert!(worst(true).line().ends_with("shows nothing in its way"));
-        let mut report = report(None, None);
-        assert!(report.runs[0].remarks().is_empty());
-        report.runs[0].worst = vec![worst(true)];
-        report.runs[0].smis = Some([(3, 2)].into());
-        let text = report.text();
-        assert!(
-            text.contains("the longest, 20 µs on CPU 3, is not among them"),
-            "{text}"
-        );
-        assert!(
-            text.contains("CPU 3 was stopped by 2 system management"),
-            "{text}"
-        );
-        report.runs[0].worst[0].latency_us = 20;
-        assert!(!report.text().contains("not among them"));
-    }
-
-    #[test]
-    fn a_page_of_any_figures_is_no_panic() {
-        let mut report = changed(|run| {
-            run.latencies[0].histogram = [(99_999, u64::MAX / 2)].into();
-            run.latencies[0].max_us = u64::MAX;
-        });
-        report.budget_us = Some(u64::MAX);
-        assert!(super::super::page(&report).contains("<svg"));
-    }
-
-    #[test]
     fn verdicts() {
         assert_eq!(report(None, None).verdict, Verdict::None);
         assert_eq!(report(None, Some(20)).verdict, Verdict::Kept);
@@ -416,13 +293,5 @@ mod tests {
                 .contains("(emulated)")
         );
         assert!(!report(None, None).text().contains("(emulated)"));
-    }
-
-    #[test]
-    fn the_page_needs_nothing_else_and_has_each_bin() {
-        let page = super::super::page(&report(Some("it is the lab"), Some(30)));
-        assert!(page.contains("(emulated)") && page.contains("<svg"));
-        assert_eq!(page.matches("<rect").count(), 2);
-        assert!(!page.contains("http") && !page.contains("<script"));
     }
 }

@@ -154,7 +154,6 @@ mod tests {
             interval_us: 1000,
             priority: 80,
             bins_us: 400,
-            spike_us: None,
             break_us: None,
         }
     }

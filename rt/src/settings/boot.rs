@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, threads};
-use crate::{partition, plan::Finding};
+use crate::{finding::Finding, partition};
 
 const CMDLINE: &str = "/proc/cmdline";
 
@@ -105,7 +105,7 @@ fn not_offloaded(cx: &Context, sheet: &mut Sheet, cpus: &str) -> Option<String> 
         let names = [format!("rcuop/{cpu}"), format!("rcuos/{cpu}")];
         names.iter().any(|name| {
             let found = threads::kernel_threads(sheet, &threads, name);
-            found.iter().any(|(_, stat)| !stat.is_parked)
+            found.is_none_or(|found| found.iter().any(|(_, stat)| !stat.is_parked))
         })
     };
     let without = cpus

@@ -14,10 +14,10 @@ use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, Unit};
 use crate::{
-    check::Effect,
+    finding::Effect,
+    finding::Finding,
     host::{Look, Unread},
     partition::{self, Partition},
-    plan::Finding,
     profile::CpusetPartition,
     value::Format,
 };

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Frequencies: limits, utilization clamps, turbo, schedutil's rate limit.
+//! Frequencies: limits, utilization clamps, schedutil's rate limit.
 
-use vcpufreq_device::host::CpuList;
-
-use super::{Context, Sheet, Unit, by_value, governor::can_be};
-use crate::{plan::Finding, profile::Frequency, value::Format};
-
-pub(super) const CPU: &str = "/sys/devices/system/cpu";
-const KERNEL: &str = "/proc/sys/kernel";
-const BOOST: &str = "/sys/devices/system/cpu/cpufreq/boost";
-const NO_TURBO: &str = "/sys/devices/system/cpu/intel_pstate/no_turbo";
+use super::{
+    Context, Sheet, Unit, by_value,
+    policies::{CPU, can_be, wanted},
+};
+use crate::{profile::Frequency, value::Format};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
@@ -24,13 +20,6 @@ pub(super) const UNITS: &[Unit] = &[
         plan: |cx, sheet| limit(cx, sheet, "scaling_max_freq", cx.settings().max_freq),
         effect: by_value,
     },
-    // After the limits: without it, none of them may be above the nominal frequency.
-    Unit {
-        name: "turbo",
-        reason: "a frequency that the package can't hold comes and goes",
-        plan: turbo,
-        effect: by_value,
-    },
     Unit {
         name: "schedutil-rate-limit-us",
         reason: "how soon after a change schedutil makes the next",
@@ -40,13 +29,23 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "util-clamp-min",
         reason: "the highest uclamp.min that has effect",
-        plan: |cx, sheet| knob(sheet, "sched_util_clamp_min", cx.settings().util_clamp_min),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/sched_util_clamp_min",
+                cx.settings().util_clamp_min,
+            )
+        },
         effect: by_value,
     },
     Unit {
         name: "util-clamp-max",
         reason: "the highest uclamp.max that has effect",
-        plan: |cx, sheet| knob(sheet, "sched_util_clamp_max", cx.settings().util_clamp_max),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/sched_util_clamp_max",
+                cx.settings().util_clamp_max,
+            )
+        },
         effect: by_value,
     },
     Unit {
@@ -54,55 +53,11 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "real-time threads without a clamp of their own ask for this; 1024 is the maximum, whatever the guest asks for",
         plan: |cx, sheet| {
             let want = cx.settings().util_clamp_min_rt_default;
-            knob(sheet, "sched_util_clamp_min_rt_default", want);
+            sheet.switch("/proc/sys/kernel/sched_util_clamp_min_rt_default", want);
         },
         effect: by_value,
     },
 ];
-
-fn knob(sheet: &mut Sheet, name: &str, want: Option<u32>) {
-    if let Some(want) = want {
-        sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
-    }
-}
-
-/// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
-    let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
-    names.retain(|name| name.starts_with("policy"));
-    names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
-    let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
-    let with_cpus = dirs.filter_map(|dir| {
-        let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
-        let cpus: CpuList = text.replace(' ', ",").parse().ok()?;
-        Some((dir, cpus))
-    });
-    with_cpus
-        .filter(|(_, own)| !own.and(cpus).is_empty())
-        .collect()
-}
-
-/// Those whose frequencies are set.
-pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
-    let cpus = cx.cpus_of(cx.settings().frequency_cpus);
-    let found = policies(cx, cpus);
-    if found.is_empty() {
-        sheet.absent(
-            format!("{CPU}/cpufreq"),
-            "this host's frequencies can't be set",
-        );
-    }
-    for (dir, own) in &found {
-        let others = own.without(&cx.rt);
-        if !own.and(&cx.rt).is_empty() && !others.is_empty() {
-            sheet.finding(Finding::Note(format!(
-                "CPU {others} shares the frequency of real-time CPU {} ({dir})",
-                own.and(&cx.rt)
-            )));
-        }
-    }
-    found
-}
 
 fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
     let Some(want) = want else { return };
@@ -153,25 +108,4 @@ fn rate_limit(cx: &Context, sheet: &mut Sheet) {
             sheet.made_later(own, Some(common.clone()), Format::Text, want);
         }
     }
-}
-
-fn turbo(cx: &Context, sheet: &mut Sheet) {
-    let Some(want) = cx.settings().turbo else {
-        return;
-    };
-    if cx.look.read(NO_TURBO).is_ok() {
-        sheet.file(NO_TURBO, Format::Text, u8::from(!want));
-        return;
-    }
-    // It also makes each policy's limit the highest frequency that is left.
-    if cx
-        .look
-        .number(BOOST)
-        .is_some_and(|now| now != i64::from(want))
-    {
-        for (dir, _) in policies(cx, &cx.online) {
-            sheet.keep(format!("{dir}/scaling_max_freq"));
-        }
-    }
-    sheet.file(BOOST, Format::Text, u8::from(want));
 }

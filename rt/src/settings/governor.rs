@@ -5,9 +5,9 @@ use vcpufreq_device::host::CpuList;
 
 use super::{
     Context, Sheet, Unit,
-    frequency::{CPU, policies, wanted},
+    policies::{CPU, can_be, policies, wanted},
 };
-use crate::{check::Effect, host::Unread, plan::Finding, value::Format};
+use crate::{finding::Effect, finding::Finding, host::Unread, value::Format};
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "governor",
@@ -40,13 +40,6 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
         }
         sheet.file(format!("{dir}/scaling_governor"), Format::Text, want);
     }
-}
-
-/// Whether a policy has this governor, or can have it.
-pub(super) fn can_be(cx: &Context, dir: &str, governor: &str) -> bool {
-    let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
-    known.is_ok_and(|names| names.split_whitespace().any(|name| name == governor))
-        || cx.look.read(&format!("{dir}/scaling_governor")).as_deref() == Ok(governor)
 }
 
 /// A governor's tunables go with its last policy, and the speed that was set with `userspace`.

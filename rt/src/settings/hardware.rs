@@ -3,8 +3,8 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, boot, numa};
-use crate::{gzip, host::Unread, plan::Finding, smi};
+use super::{Context, Sheet, boot};
+use crate::{finding::Finding, gzip, host::Unread};
 
 const CPU: &str = "/sys/devices/system/cpu";
 /// There with CONFIG_IKCONFIG_PROC.
@@ -15,12 +15,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
     kernel(cx, sheet);
     kernel_config(cx, sheet);
     siblings(cx, sheet);
-    aspm(cx, sheet);
-    security_modules(cx, sheet);
     swap(cx, sheet);
-    numa::look(cx, sheet);
-    iommu(cx, sheet);
-    smi(cx, sheet);
     for text in &cx.profile.firmware {
         sheet.finding(Finding::Firmware(text.clone()));
     }
@@ -105,41 +100,6 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-fn aspm(cx: &Context, sheet: &mut Sheet) {
-    const PATH: &str = "/sys/module/pcie_aspm/parameters/policy";
-    if let Ok(text) = cx.look.read(PATH)
-        && !text.contains("[performance]")
-    {
-        sheet.finding(Finding::Note(format!(
-            "PCIe links may sleep ({PATH} is '{text}'): for devices of a real-time guest, boot with pcie_aspm=off or write performance there"
-        )));
-    }
-}
-
-fn security_modules(cx: &Context, sheet: &mut Sheet) {
-    if let Ok(text) = cx.look.read("/sys/kernel/security/lsm") {
-        let minor = [
-            "capability",
-            "lockdown",
-            "yama",
-            "landlock",
-            "bpf",
-            "ima",
-            "evm",
-        ];
-        let major: Vec<&str> = text
-            .split(',')
-            .filter(|name| !minor.contains(name))
-            .collect();
-        if !major.is_empty() {
-            let names = major.join(", ");
-            sheet.finding(Finding::Note(format!(
-                "security modules are on ({names}): each system call pays for them; boot with lsm= if none is needed"
-            )));
-        }
-    }
-}
-
 fn swap(cx: &Context, sheet: &mut Sheet) {
     let used = cx
         .look
@@ -150,45 +110,4 @@ fn swap(cx: &Context, sheet: &mut Sheet) {
             "swap is on: memory that isn't locked can be written out; swapoff -a".to_owned(),
         ));
     }
-}
-
-fn iommu(cx: &Context, sheet: &mut Sheet) {
-    const GROUPS: &str = "/sys/kernel/iommu_groups";
-    let names = cx.look.list(GROUPS).unwrap_or_default();
-    let translated = names.iter().filter(|name| {
-        let kind = cx.look.read(&format!("{GROUPS}/{name}/type"));
-        kind.is_ok_and(|kind| kind.starts_with("DMA"))
-    });
-    let count = translated.count();
-    if count > 0 {
-        // Where the profile wants it otherwise, the command line's missing word says so.
-        sheet.finding(Finding::Note(format!(
-            "the IOMMU translates for {count} of the host's own groups of devices, which each of their transfers pays for; iommu.passthrough=1 (on x86, iommu=pt) on the command line ends that"
-        )));
-    }
-}
-
-/// System management interrupts since the machine was started; those of the firmware's own start
-/// are among them, so that it is their growth that counts.
-fn smi(cx: &Context, sheet: &mut Sheet) {
-    if !smi::is_counted(cx.look) {
-        return;
-    }
-    let mut counts = Vec::new();
-    for cpu in cx.rt.iter() {
-        match smi::count(cx.look, cpu) {
-            Ok(count) => counts.push(format!("{count} on CPU {cpu}")),
-            Err(Unread::Missing) => {
-                return sheet.unseen(
-                    smi::path(cpu),
-                    "system management interrupts can't be counted; modprobe msr",
-                );
-            }
-            Err(why) => return sheet.cannot(smi::path(cpu), why),
-        }
-    }
-    sheet.finding(Finding::Firmware(format!(
-        "system management interrupts stop CPUs unseen, {} since the start: look again after a day, and switch off what causes more (rt report counts them for each test)",
-        counts.join(", ")
-    )));
 }

@@ -3,7 +3,7 @@
 
 use super::{Context, Sheet, Unit, by_value};
 use crate::{
-    check::Effect,
+    finding::Effect,
     profile::{IdleStates, IdleWord},
     value::Format,
 };

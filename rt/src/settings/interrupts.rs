@@ -3,8 +3,8 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, Unit};
-use crate::{check::Effect, host::Unread, value::Format};
+use super::{Context, Sheet, Unit, irqbalance};
+use crate::{finding::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/proc/irq";
 
@@ -36,6 +36,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
             _ => sheet.file(path, Format::Mask, &mask),
         }
     }
+    irqbalance::look(cx, sheet);
 }
 
 fn irqs(cx: &Context) -> Vec<String> {

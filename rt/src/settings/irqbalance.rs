@@ -1,75 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The daemon that spreads interrupts: it moves them back, unless told.
+//! The daemon that spreads interrupts. It moves them back to real-time CPUs unless its environment
+//! or the kernel's isolation bans these; only people can change that.
 
-use super::{Context, Sheet, Unit, by_value};
+use vcpufreq_device::host::CpuList;
+
+use super::{Context, Sheet, threads};
 use crate::{
-    host::Unread,
-    irqbalance,
-    plan::{Finding, Target, ThreadStat},
+    finding::Finding,
+    host::{Look, Unread},
+    own_dir, partition, process,
 };
 
-/// Before the interrupts themselves: none is moved back between, and in a restore it is let go last.
-pub(super) const UNITS: &[Unit] = &[Unit {
-    name: "irqbalance",
-    reason: "it moves interrupts back to CPUs that it isn't told to keep off",
-    plan,
-    // What it answers is what it keeps off.
-    effect: by_value,
-}];
+/// Its name in procfs.
+const NAME: &str = "irqbalance";
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
-    if cx.settings().interrupts.is_none() {
-        return;
-    }
-    let all = match super::threads::all(cx.look) {
+/// A finding for each irqbalance that bans less than the real-time CPUs.
+pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
+    let all = match threads::all(cx.look) {
         Ok(all) => all,
         Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),
     };
     for pid in of_root(sheet, &all) {
-        match by_socket(cx, sheet, pid) {
-            // In the second case it has just ended.
-            Ok(()) | Err(Unread::Missing) => {}
-            Err(_) => by_hand(cx, sheet, pid),
+        match banned(cx.look, pid) {
+            Ok(banned) if cx.rt.without(&banned).is_empty() => {}
+            Ok(_) => sheet.finding(Finding::Hand(format!(
+                "irqbalance runs and moves interrupts back: put IRQBALANCE_BANNED_CPULIST={} into /etc/default/irqbalance and restart it (systemctl restart irqbalance), or stop it",
+                cx.rt
+            ))),
+            // It has just ended.
+            Err(Unread::Missing) => {}
+            Err(why) => sheet.cannot(environ(pid), why),
         }
     }
 }
 
-/// Those that root started, or this user. Another user's process may have the name, and moves no
-/// interrupt: what it answers, and what is in its environment, is its own invention.
+/// Those that root started, or this user. Another user's process may have the name; it moves no
+/// interrupt, and its environment can hold anything.
 fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
-    for (pid, _) in all.iter().filter(|(_, name)| name == irqbalance::NAME) {
-        match irqbalance::is_of_root(sheet.look, *pid) {
-            Ok(true) => found.push(*pid),
-            Ok(false) => others.push(*pid),
+    for (pid, _) in all.iter().filter(|(_, name)| name == NAME) {
+        match process::users(sheet.look, *pid) {
+            Ok(users)
+                if !users.is_empty() && users.iter().all(|user| own_dir::is_trusted(*user)) =>
+            {
+                found.push(*pid);
+            }
+            Ok(_) => others.push(*pid),
             // It has just ended.
             Err(Unread::Missing) => {}
             Err(why) => sheet.cannot(format!("/proc/{pid}/status"), why),
         }
     }
-    sheet.impostors(irqbalance::NAME, "root's", &others);
+    sheet.impostors(NAME, "root's", &others);
     found
 }
 
-/// At run time, beside what it keeps off already, where it lets us.
-fn by_socket(cx: &Context, sheet: &mut Sheet, pid: u32) -> Result<(), Unread> {
-    let start_ticks = ThreadStat::read(cx.look, pid)?.start_ticks;
-    let now = irqbalance::banned(cx.look, pid, start_ticks)?;
-    let want = irqbalance::with(&now, &cx.rt);
-    sheet.add(Target::BannedCpus { pid, start_ticks }, Some(want));
-    Ok(())
+/// What it bans: what is in its environment, or else what isolcpus and nohz_full have.
+fn banned(look: &dyn Look, pid: u32) -> Result<CpuList, Unread> {
+    let environ = look.read(&environ(pid))?;
+    let list = |name: &str| {
+        let path = format!("/sys/devices/system/cpu/{name}");
+        partition::list(look, &path).unwrap_or_default()
+    };
+    Ok(by_environ(&environ).unwrap_or_else(|| list("isolated").or(&list("nohz_full"))))
 }
 
-/// By what it is told when it is started.
-fn by_hand(cx: &Context, sheet: &mut Sheet, pid: u32) {
-    match irqbalance::by_itself(cx.look, pid) {
-        Ok(left_alone) if cx.rt.without(&left_alone).is_empty() => {}
-        Ok(_) => sheet.finding(Finding::Hand(format!(
-            "irqbalance runs and moves interrupts back: put IRQBALANCE_BANNED_CPULIST={} into /etc/default/irqbalance and restart it (systemctl restart irqbalance), or stop it",
-            cx.rt
-        ))),
-        // It has just ended.
-        Err(Unread::Missing) => {}
-        Err(why) => sheet.cannot(irqbalance::environ(pid), why),
-    }
+fn environ(pid: u32) -> String {
+    format!("/proc/{pid}/environ")
+}
+
+/// The CPUs that an environment of irqbalance's bans, by either of its two variables.
+fn by_environ(environ: &str) -> Option<CpuList> {
+    environ.split('\0').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        match name {
+            "IRQBALANCE_BANNED_CPULIST" => value.parse().ok(),
+            "IRQBALANCE_BANNED_CPUS" => CpuList::from_mask(value),
+            _ => None,
+        }
+    })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory management that makes threads wait or moves pages below them.
+//! Memory management that makes threads wait or moves pages below them, and KVM's own polling.
 
-use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, value::Format};
+use super::{Context, Unit, by_value};
+use crate::{finding::Effect, value::Format};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -11,7 +11,7 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "ksm",
         reason: "a write to a merged page waits until it is copied",
-        plan: |cx, sheet| file(sheet, &format!("{KSM}/run"), cx.settings().ksm),
+        plan: |cx, sheet| sheet.switch(&format!("{KSM}/run"), cx.settings().ksm),
         effect: not_merged,
     },
     Unit {
@@ -27,7 +27,7 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "swappiness",
         reason: "memory that isn't locked stays in memory as long as it can",
-        plan: |cx, sheet| file(sheet, "/proc/sys/vm/swappiness", cx.settings().swappiness),
+        plan: |cx, sheet| sheet.switch("/proc/sys/vm/swappiness", cx.settings().swappiness),
         effect: by_value,
     },
     Unit {
@@ -35,7 +35,7 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "the kernel moves no pages before somebody needs them",
         plan: |cx, sheet| {
             let path = "/proc/sys/vm/compaction_proactiveness";
-            file(sheet, path, cx.settings().compaction_proactiveness);
+            sheet.switch(path, cx.settings().compaction_proactiveness);
         },
         effect: by_value,
     },
@@ -44,17 +44,20 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "pages are not unmapped to see who uses them",
         plan: |cx, sheet| {
             let path = "/proc/sys/kernel/numa_balancing";
-            file(sheet, path, cx.settings().numa_balancing);
+            sheet.switch(path, cx.settings().numa_balancing);
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "halt-poll-ns",
+        reason: "how long KVM polls before a vCPU's thread sleeps",
+        plan: |cx, sheet| {
+            let path = "/sys/module/kvm/parameters/halt_poll_ns";
+            sheet.switch(path, cx.settings().halt_poll_ns);
         },
         effect: by_value,
     },
 ];
-
-fn file(sheet: &mut Sheet, path: &str, want: Option<u8>) {
-    if let Some(want) = want {
-        sheet.file(path, Format::Text, want);
-    }
-}
 
 /// Stopped, it leaves what it has merged.
 fn not_merged(cx: &Context) -> Effect {

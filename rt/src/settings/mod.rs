@@ -3,7 +3,6 @@
 //! and a way to tell whether it is effective on the CPUs that it is for.
 
 mod boot;
-mod cache;
 mod cpuset;
 mod frequency;
 mod governor;
@@ -11,12 +10,10 @@ mod hardware;
 mod idle;
 mod interrupts;
 mod irqbalance;
-mod kvm;
 mod memory;
-mod numa;
+mod policies;
 mod rcu;
 mod sched;
-mod thermal;
 mod threads;
 mod watchdogs;
 mod workqueues;
@@ -27,10 +24,11 @@ pub use sched::SCHED_DEBUG;
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    check::Effect,
+    change::{Change, THERE, Target},
+    finding::{Absent, Effect, Finding},
     host::{Look, Unread},
     partition::{self, Partition},
-    plan::{self, Absent, Change, Finding, Plan, PlannedSetting, Target},
+    process,
     profile::{Profile, Scope, Settings},
     value::Format,
 };
@@ -83,29 +81,32 @@ pub(crate) struct Unit {
     pub effect: fn(&Context) -> Effect,
 }
 
-/// In the order in which they are made.
-pub(crate) const UNITS: &[&[Unit]] = &[
+const UNITS: &[&[Unit]] = &[
     sched::UNITS,
     rcu::UNITS,
     memory::UNITS,
     watchdogs::UNITS,
-    kvm::UNITS,
     workqueues::UNITS,
-    irqbalance::UNITS,
     interrupts::UNITS,
     governor::UNITS,
     frequency::UNITS,
     idle::UNITS,
-    thermal::UNITS,
     threads::UNITS,
-    cache::UNITS,
     cpuset::UNITS,
 ];
 
-/// The unit with this name.
-pub(crate) fn unit(name: &str) -> Option<&'static Unit> {
-    let all = UNITS.iter().flat_map(|units| units.iter());
-    all.into_iter().find(|unit| unit.name == name)
+/// All units, in the order in which they are made.
+pub(crate) fn units() -> impl Iterator<Item = &'static Unit> {
+    UNITS.iter().flat_map(|units| units.iter())
+}
+
+/// The findings about the host that only a reboot or people can change, and the words that its
+/// command line lacks.
+pub(crate) fn by_boot(cx: &Context, sheet: &mut Sheet) -> Option<String> {
+    sheet.setting = "host";
+    hardware::look(cx, sheet);
+    sheet.setting = "cmdline";
+    boot::missing(cx, sheet)
 }
 
 /// The effect of a switch that holds for all CPUs.
@@ -116,14 +117,33 @@ fn by_value(_: &Context) -> Effect {
 /// What units write their wishes on.
 pub(crate) struct Sheet<'a> {
     look: &'a dyn Look,
-    setting: &'static str,
-    changes: Vec<Change>,
-    absent: Vec<Absent>,
-    unseen: Vec<Absent>,
-    findings: Vec<Finding>,
+    /// Whose wishes these are.
+    pub setting: &'static str,
+    pub changes: Vec<Change>,
+    pub absent: Vec<Absent>,
+    pub unseen: Vec<Absent>,
+    pub findings: Vec<Finding>,
 }
 
-impl Sheet<'_> {
+impl<'a> Sheet<'a> {
+    pub(crate) fn new(look: &'a dyn Look) -> Self {
+        Self {
+            look,
+            setting: "",
+            changes: Vec::new(),
+            absent: Vec::new(),
+            unseen: Vec::new(),
+            findings: Vec::new(),
+        }
+    }
+
+    /// A file's value, if the profile names one.
+    fn switch(&mut self, path: &str, want: Option<impl ToString>) {
+        if let Some(want) = want {
+            self.file(path, Format::Text, want);
+        }
+    }
+
     /// A file's value.
     fn file(&mut self, path: impl Into<String>, format: Format, want: impl ToString) {
         self.shown(path.into(), None, format, want.to_string());
@@ -156,7 +176,7 @@ impl Sheet<'_> {
     }
 
     fn dir(&mut self, path: String) {
-        self.add(Target::Dir { path }, Some(crate::plan::THERE.to_owned()));
+        self.add(Target::Dir { path }, Some(THERE.to_owned()));
     }
 
     /// A file of a folder that is made before it.
@@ -233,7 +253,7 @@ impl Sheet<'_> {
         let (Some(first), more) = (pids.first(), pids.len().saturating_sub(1)) else {
             return;
         };
-        let user = plan::users(self.look, *first).ok();
+        let user = process::users(self.look, *first).ok();
         let user = user.and_then(|users| users.first().copied());
         let user = user.map_or_else(String::new, |user| format!(" of user {user}"));
         let more = match more {
@@ -243,45 +263,5 @@ impl Sheet<'_> {
         self.finding(Finding::Impostor(format!(
             "process {first}{user} is called {name} and is not {what}{more}; it is left alone"
         )));
-    }
-}
-
-pub(crate) fn plan(cx: &Context) -> Plan {
-    let mut sheet = Sheet {
-        look: cx.look,
-        setting: "",
-        changes: Vec::new(),
-        absent: Vec::new(),
-        unseen: Vec::new(),
-        findings: Vec::new(),
-    };
-    let mut settings = Vec::new();
-    for unit in UNITS.iter().flat_map(|units| units.iter()) {
-        sheet.setting = unit.name;
-        (unit.plan)(cx, &mut sheet);
-        let changes = std::mem::take(&mut sheet.changes);
-        if !changes.is_empty() {
-            settings.push(PlannedSetting {
-                name: unit.name,
-                reason: unit.reason,
-                changes,
-            });
-        }
-    }
-    // What only a reboot or people can change is for real-time guests' sake.
-    let mut cmdline = None;
-    if !cx.rt.is_empty() {
-        sheet.setting = "host";
-        hardware::look(cx, &mut sheet);
-        sheet.setting = "cmdline";
-        cmdline = boot::missing(cx, &mut sheet);
-    }
-    Plan {
-        partition: cx.partition.clone(),
-        settings,
-        absent: sheet.absent,
-        unseen: sheet.unseen,
-        cmdline,
-        findings: sheet.findings,
     }
 }

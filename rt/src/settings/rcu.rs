@@ -2,7 +2,7 @@
 //! RCU's grace periods.
 
 use super::{Context, Sheet, Unit};
-use crate::{check::Effect, value::Format};
+use crate::{finding::Effect, value::Format};
 
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 const NORMAL: &str = "/sys/kernel/rcu_normal";

@@ -4,9 +4,8 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::{check::Effect, host::Unread, value::Format};
+use crate::{finding::Effect, host::Unread, value::Format};
 
-const KERNEL: &str = "/proc/sys/kernel";
 /// Where the scheduler's servers and switches are, with debugfs mounted.
 pub const SCHED_DEBUG: &str = "/sys/kernel/debug/sched";
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
@@ -16,13 +15,23 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "timer-migration",
         reason: "timers of other CPUs are not moved to where they disturb",
-        plan: |cx, sheet| sysctl(sheet, "timer_migration", cx.settings().timer_migration),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/timer_migration",
+                cx.settings().timer_migration,
+            )
+        },
         effect: by_value,
     },
     Unit {
         name: "rt-runtime-us",
         reason: "a busy real-time vCPU is not stopped for a share of each second",
-        plan: |cx, sheet| sysctl(sheet, "sched_rt_runtime_us", cx.settings().rt_runtime_us),
+        plan: |cx, sheet| {
+            sheet.switch(
+                "/proc/sys/kernel/sched_rt_runtime_us",
+                cx.settings().rt_runtime_us,
+            )
+        },
         effect: unthrottled,
     },
     Unit {
@@ -33,12 +42,6 @@ pub(super) const UNITS: &[Unit] = &[
         effect: by_value,
     },
 ];
-
-fn sysctl(sheet: &mut Sheet, name: &str, want: Option<impl ToString>) {
-    if let Some(want) = want {
-        sheet.file(format!("{KERNEL}/{name}"), Format::Text, want);
-    }
-}
 
 /// The servers' runtimes on these CPUs; none on a kernel without servers.
 ///

@@ -3,8 +3,9 @@
 
 use super::{Context, Sheet, Unit, by_value};
 use crate::{
+    change::Target,
     host::{Look, Unread},
-    plan::{Target, ThreadStat},
+    process::ThreadStat,
 };
 
 pub(super) const UNITS: &[Unit] = &[
@@ -36,7 +37,9 @@ fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
     };
     for cpu in cx.rt.iter() {
         let name = format!("{kind}/{cpu}");
-        let found = kernel_threads(sheet, &all, &name);
+        let Some(found) = kernel_threads(sheet, &all, &name) else {
+            continue;
+        };
         if found.is_empty() {
             sheet.absent(name.clone(), "this kernel has no such thread");
         }
@@ -51,19 +54,28 @@ fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
     }
 }
 
-/// The kernel threads with this name. Any process can have it too: those are a finding.
+/// The kernel threads with this name; `None` if one can't be looked at, which is on the sheet then.
+/// Any process can have the name too: those are a finding.
 pub(super) fn kernel_threads(
     sheet: &mut Sheet,
     all: &[(u32, String)],
     name: &str,
-) -> Vec<(u32, ThreadStat)> {
-    let look = sheet.look;
-    let named = all.iter().filter(|(_, of)| of == name);
-    let read = named.filter_map(|(pid, _)| Some((*pid, ThreadStat::read(look, *pid).ok()?)));
-    let (threads, others): (Vec<_>, Vec<_>) = read.partition(|(_, stat)| stat.is_kernel_thread);
-    let others: Vec<u32> = others.iter().map(|(pid, _)| *pid).collect();
+) -> Option<Vec<(u32, ThreadStat)>> {
+    let (mut threads, mut others) = (Vec::new(), Vec::new());
+    for (pid, _) in all.iter().filter(|(_, of)| of == name) {
+        match ThreadStat::read(sheet.look, *pid) {
+            Ok(stat) if stat.is_kernel_thread => threads.push((*pid, stat)),
+            Ok(_) => others.push(*pid),
+            // It has just ended.
+            Err(Unread::Missing) => {}
+            Err(why) => {
+                sheet.cannot(format!("/proc/{pid}/stat"), why);
+                return None;
+            }
+        }
+    }
     sheet.impostors(name, "a kernel thread", &others);
-    threads
+    Some(threads)
 }
 
 /// All processes and kernel threads, with their names.
@@ -71,13 +83,19 @@ pub(super) fn kernel_threads(
 /// # Errors
 /// When this user can't see those of others: with hidepid not even process 1.
 pub(super) fn all(look: &dyn Look) -> Result<Vec<(u32, String)>, Unread> {
-    let pids = look.list("/proc")?;
+    let names = look.list("/proc")?;
     let comm = |pid: u32| look.read(&format!("/proc/{pid}/comm"));
     if comm(1).is_err() {
         return Err(Unread::Denied);
     }
-    let pids = pids.iter().filter_map(|pid| pid.parse::<u32>().ok());
-    Ok(pids
-        .filter_map(|pid| Some((pid, comm(pid).ok()?)))
-        .collect())
+    let mut all = Vec::new();
+    for pid in names.iter().filter_map(|name| name.parse().ok()) {
+        match comm(pid) {
+            Ok(name) => all.push((pid, name)),
+            // It has just ended.
+            Err(Unread::Missing) => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(all)
 }

@@ -2,9 +2,8 @@
 //! Watchdogs and tracing.
 
 use super::{Context, Unit, by_value};
-use crate::{check::Effect, value::Format};
+use crate::{finding::Effect, value::Format};
 
-const KERNEL: &str = "/proc/sys/kernel";
 const TRACING: &str = "/sys/kernel/tracing";
 
 pub(super) const UNITS: &[Unit] = &[
@@ -13,8 +12,11 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "no watchdog timer wakes a real-time CPU; housekeeping stays watched",
         plan: |cx, sheet| {
             if cx.settings().watchdog.is_some() {
-                let path = format!("{KERNEL}/watchdog_cpumask");
-                sheet.file(path, Format::List, cx.housekeeping());
+                sheet.file(
+                    "/proc/sys/kernel/watchdog_cpumask",
+                    Format::List,
+                    cx.housekeeping(),
+                );
             }
         },
         effect: by_value,
@@ -22,11 +24,7 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "nmi-watchdog",
         reason: "no interrupt that can't be masked looks for lock-ups",
-        plan: |cx, sheet| {
-            if let Some(want) = cx.settings().nmi_watchdog {
-                sheet.file(format!("{KERNEL}/nmi_watchdog"), Format::Text, want);
-            }
-        },
+        plan: |cx, sheet| sheet.switch("/proc/sys/kernel/nmi_watchdog", cx.settings().nmi_watchdog),
         effect: by_value,
     },
     Unit {

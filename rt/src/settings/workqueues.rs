@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, Unit};
-use crate::{check::Effect, host::Unread, value::Format};
+use crate::{finding::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/sys/devices/virtual/workqueue";
 

@@ -35,7 +35,7 @@ fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&Fake
     };
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     // Masks and choices have more than one text.
-    for path in ["cpufreq", "kernel/sched_util", "resctrl", "intel_pstate"] {
+    for path in ["cpufreq", "kernel/sched_util"] {
         let of = |state: &std::collections::BTreeMap<String, String>| -> Vec<_> {
             let own = state.iter().filter(|(name, _)| name.contains(path));
             own.map(|(name, text)| format!("{name} {text}")).collect()
@@ -71,41 +71,6 @@ fn limits_above_and_below_the_old_ones() {
     ] {
         there_and_back(&host, &settings(profile), &|_| {});
     }
-}
-
-/// A Xeon's policies: nominal below turbo.
-fn xeon(switch: &str, on: &str) -> FakeKernel {
-    let host = FakeKernel::four();
-    for policy in [0, 2] {
-        let dir = format!("{CPU}/cpufreq/policy{policy}");
-        host.put(&format!("{dir}/base_frequency"), "1500000");
-    }
-    host.put(&format!("{CPU}/{switch}"), on);
-    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
-    host.put("/sys/fs/resctrl/schemata", "L3:0=fffff;1=fffff");
-    host
-}
-
-#[test]
-fn the_xeons_profile_with_either_switch() {
-    let profile = Profile::shipped("xeon-e5").unwrap();
-    for (switch, on) in [("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")] {
-        there_and_back(&xeon(switch, on), &profile, &|host| {
-            let dir = format!("{CPU}/cpufreq/policy2");
-            for name in ["scaling_min_freq", "scaling_max_freq"] {
-                let khz = &host.snapshot()[&format!("{dir}/{name}")];
-                assert_eq!(khz, "1500000", "{switch} {name}");
-            }
-        });
-    }
-}
-
-#[test]
-fn a_boost_switch_does_not_take_a_limit_along() {
-    let host = xeon("cpufreq/boost", "1");
-    let limit = format!("{CPU}/cpufreq/policy2/scaling_max_freq");
-    host.put(&limit, "2000000");
-    there_and_back(&host, &settings("turbo = false"), &|_| {});
 }
 
 #[test]

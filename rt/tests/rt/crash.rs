@@ -30,7 +30,6 @@ max-freq = 1000000
 util-clamp-min = 512
 util-clamp-max = 1000
 util-clamp-min-rt-default = 0
-turbo = false
 idle-states-off = 'deep'
 resume-latency-us = 'n/a'
 cpuset = 'isolated'
@@ -42,32 +41,12 @@ transparent-hugepages = 'never'
 swappiness = 10
 compaction-proactiveness = 0
 numa-balancing = 0
-thermal-throttling = false
 rcu-expedited = 1
 ktimers = 'fifo:2'
 rcuc = 'fifo:4'
 ksoftirqd = 'rr:3'
 halt-poll-ns = 0
-cache-ways = 4
 ";
-
-fn host() -> FakeKernel {
-    let host = FakeKernel::four();
-    host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    host.put("/sys/fs/resctrl/info/L3/cbm_mask", "fffff");
-    host.put(
-        "/sys/fs/resctrl/schemata",
-        "    MB:0=100\nL3:0=fffff;1=fffff",
-    );
-    host.put("/sys/class/thermal/cooling_device0/type", "cpufreq-cpu2");
-    host.put("/sys/class/thermal/cooling_device0/cur_state", "0");
-    host.put("/sys/class/thermal/thermal_zone0/mode", "enabled");
-    host.link(
-        "/sys/class/thermal/thermal_zone0/cdev0",
-        "../cooling_device0",
-    );
-    host
-}
 
 fn planned(host: &FakeKernel) -> (Plan, Profile) {
     let profile = Profile::parse("everything", EVERYTHING).unwrap();
@@ -98,9 +77,6 @@ fn values(host: &FakeKernel) -> BTreeMap<String, String> {
         if path.ends_with("transparent_hugepage/enabled") {
             *text = vcpufreq_rt::Format::Choice.value(text);
         }
-        if path.ends_with("resctrl/schemata") {
-            *text = vcpufreq_rt::Format::Schemata.value(text);
-        }
     }
     all.retain(|path, _| !path.starts_with("/run"));
     all
@@ -108,7 +84,7 @@ fn values(host: &FakeKernel) -> BTreeMap<String, String> {
 
 #[test]
 fn applied_is_effective_and_restored_is_as_before() {
-    let host = host();
+    let host = FakeKernel::four();
     let before = values(&host);
     let made = try_apply(&host).unwrap();
     let (again, profile) = planned(&host);
@@ -131,7 +107,7 @@ fn applied_is_effective_and_restored_is_as_before() {
 
 #[test]
 fn nothing_is_touched_that_the_plan_does_not_list() {
-    let host = host();
+    let host = FakeKernel::four();
     let (plan, profile) = planned(&host);
     let listed: BTreeSet<String> = plan
         .changes()
@@ -155,7 +131,7 @@ fn nothing_is_touched_that_the_plan_does_not_list() {
 
 #[test]
 fn planning_and_checking_touch_nothing() {
-    let host = host();
+    let host = FakeKernel::four();
     let before = host.snapshot();
     let (plan, profile) = planned(&host);
     assert!(!check(&host, &plan, &profile).is_empty());
@@ -168,7 +144,7 @@ fn killed_everywhere(prepare: fn(&FakeKernel), act: fn(&FakeKernel)) -> usize {
     let mut kills = 0;
     for happens in [false, true] {
         for step in 0.. {
-            let host = host();
+            let host = FakeKernel::four();
             let before = values(&host);
             prepare(&host);
             host.die_at(step, happens);
@@ -222,7 +198,7 @@ fn files_that_refuse_in_apply() {
         "/proc/31/",
         "governor",
     ] {
-        let host = host();
+        let host = FakeKernel::four();
         let before = values(&host);
         host.refuse(part);
         let (plan, profile) = planned(&host);
@@ -241,20 +217,19 @@ fn refusable(target: &Target) -> String {
             path.clone()
         }
         Target::Thread { pid, .. } => format!("/proc/{pid}/"),
-        Target::BannedCpus { .. } => unreachable!("no irqbalance runs here"),
     }
 }
 
 #[test]
 fn each_target_may_refuse_and_all_is_as_before() {
-    let (plan, profile) = planned(&host());
+    let (plan, profile) = planned(&FakeKernel::four());
     // What only comes back with another change isn't written by itself.
     let written = plan.changes().filter(|(_, change)| !change.is_set());
     let targets: Vec<Target> = written.map(|(_, change)| change.target.clone()).collect();
     assert!(targets.len() > 40, "{}", targets.len());
     for target in targets {
         let part = refusable(&target);
-        let host = host();
+        let host = FakeKernel::four();
         let before = values(&host);
         host.refuse(&part);
         let applied = apply(&host, &plan, ("everything", &profile), &mut |_, _, _| {}).unwrap();
@@ -280,7 +255,7 @@ fn each_target_may_refuse_and_all_is_as_before() {
 
 #[test]
 fn files_that_refuse_in_restore_stay_on_the_record() {
-    let host = host();
+    let host = FakeKernel::four();
     let before = values(&host);
     try_apply(&host).unwrap();
     host.refuse("swappiness");
@@ -297,7 +272,7 @@ fn files_that_refuse_in_restore_stay_on_the_record() {
 
 #[test]
 fn after_a_reboot_nothing_is_written_and_the_record_is_closed() {
-    let host = host();
+    let host = FakeKernel::four();
     try_apply(&host).unwrap();
     host.put("/proc/sys/kernel/random/boot_id", "boot-2");
     let before = values(&host);
@@ -316,7 +291,7 @@ fn after_a_reboot_nothing_is_written_and_the_record_is_closed() {
 
 #[test]
 fn a_running_guest_is_not_pulled_from_under() {
-    let host = host();
+    let host = FakeKernel::four();
     try_apply(&host).unwrap();
     let before = host.snapshot();
     host.put(
@@ -334,7 +309,7 @@ fn a_running_guest_is_not_pulled_from_under() {
 
 #[test]
 fn a_value_that_was_there_before_is_neither_written_nor_recorded() {
-    let host = host();
+    let host = FakeKernel::four();
     host.put("/proc/sys/vm/swappiness", "10");
     try_apply(&host).unwrap();
     assert!(
@@ -348,7 +323,7 @@ fn a_value_that_was_there_before_is_neither_written_nor_recorded() {
 
 #[test]
 fn tunables_come_back_with_their_governor() {
-    let host = host();
+    let host = FakeKernel::four();
     try_apply(&host).unwrap();
     let rate = format!("{CPU}/cpufreq/policy2/schedutil/rate_limit_us");
     assert!(!host.snapshot().contains_key(&rate));
@@ -358,7 +333,7 @@ fn tunables_come_back_with_their_governor() {
 
 #[test]
 fn two_at_a_time_are_refused() {
-    let host = host();
+    let host = FakeKernel::four();
     try_apply(&host).unwrap();
     let _held = vcpufreq_rt::Host::hold(&host, vcpufreq_rt::PATH).unwrap();
     let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
@@ -367,12 +342,8 @@ fn two_at_a_time_are_refused() {
 
 #[test]
 fn what_is_not_mounted_stays_on_the_record() {
-    for (mount, lost) in [
-        ("/sys/kernel/debug", 4),
-        ("/sys/kernel/tracing", 1),
-        ("/sys/fs/resctrl", 2),
-    ] {
-        let host = host();
+    for (mount, lost) in [("/sys/kernel/debug", 4), ("/sys/kernel/tracing", 1)] {
+        let host = FakeKernel::four();
         let before = values(&host);
         try_apply(&host).unwrap();
         let away = host.take_away(mount);
@@ -395,7 +366,7 @@ fn what_is_not_mounted_stays_on_the_record() {
 
 #[test]
 fn groups_that_a_killed_guest_left_are_told() {
-    let host = host();
+    let host = FakeKernel::four();
     try_apply(&host).unwrap();
     let group = format!("{CGROUP}/vcpufreq-rt.plc/rt/vcpufreq-900");
     host.put(&format!("{group}/cgroup.procs"), "");

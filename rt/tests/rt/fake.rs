@@ -30,10 +30,11 @@ pub struct FakeKernel {
     files: KernelHost,
     /// Writes to paths that contain one of these fail.
     refused: RefCell<Vec<String>>,
+    /// Reads of paths that contain one of these are denied.
+    denied: RefCell<Vec<String>>,
     /// Whether policies have their governors' tunables in common.
     common: Cell<bool>,
-    /// Limits as they were asked for, by path: what is shown is what holds. And each policy's
-    /// highest frequency with turbo.
+    /// Limits as they were asked for, by path: what is shown is what holds.
     asked: RefCell<BTreeMap<String, u64>>,
     /// Steps until it dies; whether the last one still happens.
     dies: Cell<Option<(usize, bool)>>,
@@ -60,6 +61,7 @@ impl FakeKernel {
             dir,
             files,
             refused,
+            denied: RefCell::default(),
             asked,
             common: Cell::new(false),
             dies,
@@ -242,20 +244,9 @@ impl FakeKernel {
         fs::set_permissions(self.real(path), fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    pub fn link(&self, path: &str, target: &str) {
-        std::os::unix::fs::symlink(target, self.real(path)).unwrap();
-    }
-
     pub fn put_bytes(&self, path: &str, bytes: &[u8]) {
         self.put(path, "");
         fs::write(self.real(path), bytes).unwrap();
-    }
-
-    /// The count of a CPU's system management interrupts.
-    pub fn smis(&self, cpu: u32, count: u64) {
-        let mut bytes = vec![0; 0x34];
-        bytes.extend(count.to_ne_bytes());
-        self.put_bytes(&format!("/dev/cpu/{cpu}/msr"), &bytes);
     }
 
     pub fn tunables_in_common(&self) {
@@ -264,6 +255,10 @@ impl FakeKernel {
 
     pub fn refuse(&self, part: &str) {
         self.refused.borrow_mut().push(part.to_owned());
+    }
+
+    pub fn deny(&self, part: &str) {
+        self.denied.borrow_mut().push(part.to_owned());
     }
 
     pub fn relent(&self) {
@@ -350,10 +345,6 @@ impl FakeKernel {
                 self.asked.borrow_mut().insert(path.to_owned(), khz);
                 self.limits(folder);
             }
-            "no_turbo" | "boost" => {
-                self.put(path, value);
-                self.turbo(name, value == "1");
-            }
             // sysctl_sched_uclamp_handler().
             "sched_util_clamp_min" | "sched_util_clamp_max" => {
                 let old = self.text(path);
@@ -370,9 +361,6 @@ impl FakeKernel {
                 self.put(path, value);
                 self.isolate();
             }
-            // rdtgroup_schemata_write().
-            "schemata" if !value.ends_with('\n') => return Err(einval()),
-            "schemata" => self.put(path, value.trim_end()),
             _ => self.put(path, value),
         }
         Ok(())
@@ -399,33 +387,6 @@ impl FakeKernel {
         let min = asked("scaling_min_freq").clamp(range[0], max);
         self.put(&path("scaling_max_freq"), &max.to_string());
         self.put(&path("scaling_min_freq"), &min.to_string());
-    }
-
-    /// Without turbo a policy's highest frequency is its nominal one. intel_pstate remembers what
-    /// was asked for; the generic switch makes the maximum what there is.
-    fn turbo(&self, switch: &str, set: bool) {
-        for policy in self.list(&format!("{CPU}/cpufreq")).unwrap() {
-            let dir = format!("{CPU}/cpufreq/{policy}");
-            let highest = format!("{dir}/cpuinfo_max_freq");
-            let Ok(nominal) = self.read(&format!("{dir}/base_frequency")) else {
-                continue;
-            };
-            self.limits(&dir);
-            let now = self.number(&highest);
-            let turbo = *self
-                .asked
-                .borrow_mut()
-                .entry(highest.clone())
-                .or_insert(now);
-            let on = set == (switch == "boost");
-            let khz = if on { turbo } else { nominal.parse().unwrap() };
-            self.put(&highest, &khz.to_string());
-            if switch == "boost" {
-                let maximum = format!("{dir}/scaling_max_freq");
-                self.asked.borrow_mut().insert(maximum, khz);
-            }
-            self.limits(&dir);
-        }
     }
 
     fn govern(&self, dir: &str, governor: &str) {
@@ -495,18 +456,14 @@ impl FakeKernel {
 
     fn make_group(&self, path: &str) -> io::Result<()> {
         fs::create_dir(self.real(path))?;
-        let cgroup = ["cgroup.type", "cgroup.subtree_control", "cpuset.cpus"];
-        let cpuset = [
+        for name in [
+            "cgroup.type",
+            "cgroup.subtree_control",
+            "cpuset.cpus",
             "cpuset.cpus.exclusive",
             "cpuset.cpus.partition",
             "cpu.uclamp.min",
-        ];
-        let names = if path.starts_with(CGROUP) {
-            [&cgroup[..], &cpuset].concat()
-        } else {
-            vec!["schemata", "cpus_list"]
-        };
-        for name in names {
+        ] {
             self.put(&format!("{path}/{name}"), "");
         }
         Ok(())
@@ -536,15 +493,15 @@ impl FakeKernel {
 
 impl Look for FakeKernel {
     fn read(&self, path: &str) -> Reading {
+        let denied = self.denied.borrow();
+        if denied.iter().any(|part| path.contains(part)) {
+            return Err(Unread::Denied);
+        }
         self.files.read(path)
     }
 
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread> {
         self.files.bytes(path)
-    }
-
-    fn register(&self, path: &str, offset: u64) -> Result<u64, Unread> {
-        self.files.register(path, offset)
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, Unread> {
@@ -557,11 +514,6 @@ impl Look for FakeKernel {
 
     fn link_name(&self, path: &str) -> Option<String> {
         self.files.link_name(path)
-    }
-
-    /// The tests' servers are threads of this process.
-    fn ask(&self, socket: &str, _server: u32, request: &str) -> Reading {
-        self.files.ask(socket, std::process::id(), request)
     }
 
     fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
@@ -606,13 +558,6 @@ impl Host for FakeKernel {
             let pid = usize::try_from(pid).unwrap();
             self.thread(pid, &name, number, priority.parse().unwrap());
             Ok(())
-        })
-    }
-
-    fn tell(&self, socket: &str, _server: u32, message: &str) -> io::Result<()> {
-        self.step(socket, || {
-            self.is_refused(socket)?;
-            self.files.tell(socket, std::process::id(), message)
         })
     }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise of the settings for frequencies: each governor is effective by what the CPU does, and
-//! turbo by whichever switch there is.
+//! Promise of the settings for frequencies: each governor is effective by what the CPU does.
 
 use vcpufreq_rt::{Effect, Finding, Partition};
 
@@ -179,26 +178,4 @@ fn a_governor_that_is_not_there_is_said() {
     assert_eq!(plan.changes().count(), 0);
     let said = |finding: &Finding| matches!(finding, Finding::Hand(text) if text.contains("cpufreq_conservative"));
     assert!(plan.findings.iter().any(said));
-}
-
-#[test]
-fn turbo_by_either_switch() {
-    let host = FakeKernel::four();
-    let case = case(&host, "turbo = false");
-    assert_eq!(case.plan().absent.len(), 1);
-    host.put(&format!("{CPU}/cpufreq/boost"), "1");
-    let dir = format!("{CPU}/cpufreq");
-    assert_eq!(
-        case.changes(),
-        [
-            format!("{dir}/policy0/scaling_max_freq 1800000 → kept"),
-            format!("{dir}/policy2/scaling_max_freq 2800000 → kept"),
-            format!("{dir}/boost 1 → 0"),
-        ]
-    );
-    host.put(&format!("{CPU}/intel_pstate/no_turbo"), "0");
-    assert_eq!(
-        case.changes(),
-        [format!("{CPU}/intel_pstate/no_turbo 0 → 1")]
-    );
 }

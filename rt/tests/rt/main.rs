@@ -18,10 +18,6 @@ mod guests;
 #[cfg(test)]
 mod impostors;
 #[cfg(test)]
-mod irqbalance;
-#[cfg(test)]
-mod irqbalance_real;
-#[cfg(test)]
 mod partition;
 #[cfg(test)]
 mod planted;

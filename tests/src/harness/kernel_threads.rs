@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::harness::sysfs;
 use crate::harness::trace::Switch;
-use crate::harness::vm::Vm;
-use anyhow::{Context as _, Result};
 
 /// The names that the kernel gives them, before `/` and the CPU's number. Threads of interrupts
 /// (`irq/7-eth0`) and unbound workers (`kworker/u8:1`) are none of them.
@@ -75,19 +73,6 @@ pub fn is_kernels(stat: &str) -> bool {
     let flags = fields.and_then(|rest| rest.split_whitespace().nth(6));
     let flags = flags.and_then(|flags| flags.parse::<u64>().ok());
     flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
-}
-
-/// Priority and policy of a vCPU's thread.
-pub fn scheduling_of(vm: &Vm, vcpu: usize) -> Result<String> {
-    scheduling(vm.pid(), vm.vcpu_tid(vcpu)?)
-}
-
-/// Priority and policy: fields 40 and 41 of proc_pid_stat(5).
-fn scheduling(pid: u32, tid: i32) -> Result<String> {
-    let stat = sysfs::text(format!("/proc/{pid}/task/{tid}/stat"))?;
-    let rest = stat.rsplit_once(')').context("no name in stat")?.1;
-    let fields: Vec<&str> = rest.split_whitespace().skip(37).take(2).collect();
-    Ok(fields.join(" "))
 }
 
 #[cfg(test)]

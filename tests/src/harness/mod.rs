@@ -24,6 +24,7 @@ pub mod rt_command;
 pub mod stats;
 pub mod sys;
 pub mod sysfs;
+pub mod thread_facts;
 pub mod trace;
 pub mod uclamp;
 pub mod vm;

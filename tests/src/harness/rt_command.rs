@@ -1,21 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq rt` on the emulated host.
+//! The command line `vcpufreq rt`, and what scenarios give it.
 
-use std::process::Command;
+use std::process::{Command, Output};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-/// Of a command that has to; what it said on standard error.
-pub fn succeeded(line: &[&str]) -> Result<String> {
-    let output = Command::new("/bin/vcpufreq")
-        .arg("rt")
-        .args(line)
-        .output()?;
+pub const CONFIG: &str = "/run/rt.toml";
+pub const NOBODY: u32 = 65534;
+
+pub fn command(line: &[&str]) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.arg("rt").args(line);
+    command
+}
+
+pub fn output(line: &[&str]) -> Result<Output> {
+    command(line).output().context("starting vcpufreq rt")
+}
+
+/// Of a command that has to end with this code; what it said on standard error.
+pub fn ended(line: &[&str], code: i32) -> Result<String> {
+    let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        output.status.success(),
+        output.status.code() == Some(code),
         "rt {line:?}: {}: {said}",
         output.status
     );
     Ok(said.into_owned())
+}
+
+/// The same, of one that has to succeed.
+pub fn succeeded(line: &[&str]) -> Result<String> {
+    ended(line, 0)
+}
+
+/// Of a command that may have findings.
+pub fn json_of(line: &[&str]) -> Result<Value> {
+    let output = output(line)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
 }

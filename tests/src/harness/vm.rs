@@ -12,9 +12,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::harness::crosvm::{self, vcpu_name};
+use crate::harness::thread_facts::{allowed, scheduling, stat_field};
 
 /// Boot of the guest, in the host's (virtual) time.
-const BOOT: Duration = Duration::from_secs(120);
+pub const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Waiting for a guest to settle: it took 3 s when measured.
@@ -299,25 +300,22 @@ impl Vm {
 
     /// The pCPUs that a vCPU's thread may run on, as the kernel lists them.
     pub fn allowed(&self, vcpu: usize) -> Result<String> {
-        let path = format!("/proc/{}/task/{}/status", self.pid(), self.vcpu_tid(vcpu)?);
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let mut lines = text.lines();
-        let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Ok(list.context("no Cpus_allowed_list")?.trim().to_owned())
+        allowed(self.pid(), self.vcpu_tid(vcpu)?)
     }
 
     /// The pCPU that a vCPU's thread was last on.
     pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
+        Ok(stat_field(&self.stat(vcpu)?, 39)?.parse()?)
+    }
+
+    /// Priority and policy of a vCPU's thread, as `1 2`.
+    pub fn scheduling(&self, vcpu: usize) -> Result<String> {
+        scheduling(&self.stat(vcpu)?)
+    }
+
+    fn stat(&self, vcpu: usize) -> Result<String> {
         let path = format!("/proc/{}/task/{}/stat", self.pid(), self.vcpu_tid(vcpu)?);
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        // The name, in parentheses, can hold anything: count behind it.
-        // Field 39 of proc_pid_stat(5) is the 37th behind the name.
-        let rest = text.rsplit_once(')').context("no name in stat")?.1;
-        Ok(rest
-            .split_whitespace()
-            .nth(36)
-            .context("stat is short")?
-            .parse()?)
+        fs::read_to_string(&path).with_context(|| path.clone())
     }
 }
 

@@ -72,18 +72,9 @@ pub struct ReportArgs {
     /// The longest latency that may be, µs
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     pub budget_us: Option<u64>,
-    /// Trace the host meanwhile, and show what delayed the longest; lengthens latencies
-    #[arg(long)]
-    pub trace: bool,
-    /// Latencies that --trace looks at, µs and more [default: what 1 of 100 is above without load]
-    #[arg(long, value_name = "US", requires = "trace")]
-    pub spike_us: Option<u64>,
     /// End a test at the first latency above this, µs
     #[arg(long, value_name = "US")]
     pub break_us: Option<u64>,
-    /// Write a page with the histograms as pictures
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -142,7 +133,6 @@ impl ReportArgs {
             interval_us: self.interval_us,
             priority: self.priority,
             bins_us: self.bins,
-            spike_us: None,
             break_us: self.break_us,
         }
     }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeSet,
+    fs,
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
@@ -18,8 +19,6 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::cli::sys;
-
 /// Signals that ask a program to end.
 const ENDING: [Signal; 4] = [
     Signal::SIGINT,
@@ -27,6 +26,13 @@ const ENDING: [Signal; 4] = [
     Signal::SIGHUP,
     Signal::SIGQUIT,
 ];
+
+/// The signals that this process ignores, as under nohup(1): bit 0 is signal 1.
+fn ignored() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    Ok(u64::from_str_radix(mask.context("no SigIgn")?.trim(), 16)?)
+}
 
 /// Processes, or with a minus groups of them, as kill(2) takes them.
 #[derive(Debug, Default)]
@@ -99,8 +105,9 @@ impl Ending {
     /// Threads that were started before are not covered.
     pub(super) fn watch(running: &Running) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
-        let signals = ENDING.into_iter().filter(|one| !sys::is_ignored(*one));
-        let signals: SigSet = signals.collect();
+        let ignored = ignored().context(CONTEXT)?;
+        let heeded = |one: &Signal| ignored >> (*one as i32 - 1) & 1 == 0;
+        let signals: SigSet = ENDING.into_iter().filter(heeded).collect();
         let before = SigSet::thread_get_mask().context(CONTEXT)?;
         signals.thread_block().context(CONTEXT)?;
         let ending = Self { before };

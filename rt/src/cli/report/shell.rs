@@ -9,9 +9,15 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use nix::{
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{SigSet, Signal},
+    },
+    unistd::getppid,
+};
 
 use super::running::Running;
-use crate::cli::sys;
 
 /// Bytes that a test prints at most: 10,000 spikes of each of 100 threads, and bins.
 const PRINTED_MAX: u64 = 256 << 20;
@@ -108,7 +114,7 @@ impl Shell {
                 command
             }
         };
-        sys::end_with_this_thread(&mut command);
+        end_with_this_thread(&mut command);
         let command = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -125,6 +131,24 @@ impl Shell {
             running: self.running.clone(),
         })
     }
+}
+
+/// Has a process that is started get SIGTERM when this thread ends, however that comes about. It
+/// starts with no signal blocked.
+#[allow(unsafe_code)]
+fn end_with_this_thread(command: &mut Command) {
+    let mine = std::process::id();
+    let ask = move || {
+        SigSet::empty().thread_set_mask()?;
+        set_pdeathsig(Signal::SIGTERM)?;
+        match u32::try_from(getppid().as_raw()) {
+            Ok(parent) if parent == mine => Ok(()),
+            // It has ended in between.
+            _ => Err(io::ErrorKind::Interrupted.into()),
+        }
+    };
+    // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// The start of its stderr; reads to the end.

@@ -7,7 +7,6 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::harness::kernel_threads::scheduling_of;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
@@ -43,9 +42,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
     for priority in [0, FIFO] {
         set_fifo_priority_of(tid, priority)?;
-        let before = scheduling_of(&vm, vcpu)?;
+        let before = vm.scheduling(vcpu)?;
         rows.extend(sweep(&trace, &mut vm, vcpu, policy, floor)?);
-        let after = scheduling_of(&vm, vcpu)?;
+        let after = vm.scheduling(vcpu)?;
         ensure!(before == after, "scheduled as {before}, then as {after}");
     }
     trace.remove()?;

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_device::host::CpuList;
 
-use super::guest::allowed;
 use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::kernel_threads::Company;
 use crate::harness::plan::{registers, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::thread_facts::allowed;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Seen, Trace, now_us};
 use crate::harness::vm::{Vm, threads};
@@ -173,7 +174,7 @@ fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
     let (tid, _) = threads
         .find(|(_, name)| name == WORKER)
         .context("no thread carries out requests")?;
-    let allowed = allowed(vm.pid(), tid)?;
+    let allowed: CpuList = allowed(vm.pid(), tid)?.parse()?;
     let path = crate::harness::stats::of(vm)?["vcpus"][1]["path"].clone();
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();

@@ -6,7 +6,6 @@
 //! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
 //! frequency would be that of the other pCPUs.
 
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -15,20 +14,20 @@ use serde_json::{Value, json};
 use vcpufreq_device::host::CpuList;
 
 use super::changes::{self, RtVcpu};
-use super::inventory;
+use super::inventory::{self, bound_file};
 use super::order;
 use super::pages;
 use crate::harness::dips::CHANGES;
 use crate::harness::frequency::host_runs_at;
-use crate::harness::kernel_threads::scheduling_of;
 use crate::harness::plan::{Plan, ask_for, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::rt_command::{ended, succeeded};
 use crate::harness::sysfs;
+use crate::harness::thread_facts::allowed;
 use crate::harness::trace;
-use crate::harness::vm::{self, Setup, Vm};
+use crate::harness::uclamp::RT_DEFAULT;
+use crate::harness::vm::{self, BOOT, Setup, Vm};
 
-/// The guest's boot, in the host's time.
-pub(super) const BOOT: Duration = Duration::from_secs(120);
 /// Times that a load is begun, at most, until the pCPU runs at what was asked for.
 const LOADS: usize = 3;
 /// After that its own work is done.
@@ -61,7 +60,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     trace::off()?;
     let before = inventory::everything()?;
     let interleaved = order::run((little, cpu))?;
-    rt(&["apply", "--guest", &format!("plc={beside},{cpu}")], 0)?;
+    succeeded(&["apply", "--guest", &format!("plc={beside},{cpu}")])?;
     let floor = *big.opps.get(1).context("no second OPP")?;
     // Before anything has bound the VMM's threads, as looks at the frequency do.
     let by_kernel = by_kernel(plan, little, &swapped)?;
@@ -71,11 +70,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let changes = changes::traced(&mut vm, &both)?;
     let refused = second_guest(cpu)?;
     let others_refused = order::others((beside, cpu))?;
-    let occupied = rt(&["restore"], 2).is_ok();
+    let occupied = ended(&["restore"], 2).is_ok();
     vm.kill()?;
     sleep(Duration::from_secs(1));
     let bound = sysfs::text(bound_file(cpu))?;
-    rt(&["restore"], 0)?;
+    succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let others = other_policies(plan, little, cpu)?;
     let gib_page = pages::gib_page(plan, cpu)?;
@@ -165,7 +164,7 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let mut bridges = OF_THE_BRIDGE.iter().skip(usize::from(by_exit));
     let bridges = bridges.all(|name| names.contains(name));
     for (tid, name) in &threads {
-        let allowed = allowed(vm.pid(), *tid)?;
+        let allowed: CpuList = allowed(vm.pid(), *tid)?.parse()?;
         if let Some(one) = vcpus.iter().find(|one| *name == one.name()) {
             of_vcpus.push((allowed.as_slice() == [one.cpu], allowed.to_string()));
         } else if vcpus.iter().any(|one| allowed.contains(one.cpu)) {
@@ -173,7 +172,7 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
         }
     }
     let scheduling: Vec<String> = (0..=2)
-        .map(|vcpu| scheduling_of(vm, vcpu))
+        .map(|vcpu| vm.scheduling(vcpu))
         .collect::<Result<_>>()?;
     let status = sysfs::text(format!("/proc/{}/status", vm.pid()))?;
     let locked: u64 = status
@@ -195,14 +194,6 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
         "vcpus_allowed_on": of_vcpus, "priorities_and_policies": scheduling, "locked_kib": locked,
         "bounds_us": bounds,
     }))
-}
-
-/// The pCPUs that a thread may run on.
-pub(super) fn allowed(pid: u32, tid: i32) -> Result<CpuList> {
-    let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
-    let mut lines = status.lines();
-    let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    Ok(line.context("no Cpus_allowed_list")?.parse()?)
 }
 
 /// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what the
@@ -271,10 +262,6 @@ fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     }))
 }
 
-/// What a real-time thread asks for by default, the maximum. The profile sets it to 0, and
-/// RT hosts here start with that.
-const RT_DEFAULT: &str = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
-
 /// Without a partition, and with the kernel's own default for real-time threads: what is asked for
 /// is the clamp, up and down, and before that there is none.
 fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
@@ -287,7 +274,7 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let mut vm = booted(&plan.mirroring(&[little, cpu]).with(&options))?;
     let at_start = vm.clamp(1)?.0;
     plan.load_driver(&mut vm)?;
-    let scheduling = scheduling_of(&vm, 1)?;
+    let scheduling = vm.scheduling(1)?;
     let free = huge_pages_free()?;
     set_governor(&mut vm, 1, "userspace")?;
     let policies = Policy::all()?;
@@ -321,23 +308,20 @@ fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let refused = refused.status.code() == Some(2)
         && String::from_utf8_lossy(&refused.stderr).contains("root domain");
     std::fs::write(PROFILE, "[settings]\ncpuset = 'root'\n")?;
-    rt(
-        &[
-            "apply",
-            "--profile",
-            PROFILE,
-            "--guest",
-            &format!("plc={cpu}"),
-        ],
-        0,
-    )?;
+    succeeded(&[
+        "apply",
+        "--profile",
+        PROFILE,
+        "--guest",
+        &format!("plc={cpu}"),
+    ])?;
     let mut vm = boot(plan, &setup)?;
-    let scheduling = scheduling_of(&vm, 1)?;
+    let scheduling = vm.scheduling(1)?;
     set_governor(&mut vm, 1, "userspace")?;
     let policies = Policy::all()?;
     ask_for(&mut vm, 1, policies.last().context("no policy")?.min())?;
     let said = vm.quit()?;
-    rt(&["restore"], 0)?;
+    succeeded(&["restore"])?;
     let counted = said.contains("not applicable") && !said.contains("not applicable 0");
     Ok(json!({
         "held": refused && scheduling == "0 6" && counted, "refused_without_partition": refused,
@@ -351,22 +335,4 @@ fn huge_pages_free() -> Result<u64> {
         .lines()
         .find_map(|line| line.strip_prefix("HugePages_Free:"));
     Ok(line.context("no HugePages_Free")?.trim().parse()?)
-}
-
-pub(super) fn bound_file(cpu: u32) -> String {
-    format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
-}
-
-pub(super) fn rt(line: &[&str], code: i32) -> Result<()> {
-    let output = Command::new("/bin/vcpufreq")
-        .arg("rt")
-        .args(line)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.code() == Some(code),
-        "rt {line:?}: {}: {said}",
-        output.status
-    );
-    Ok(())
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq rt` beside processes of another user that have the names of a kernel thread and of
 //! irqbalance: they keep their scheduling, `apply` names each in one line, and `check` is content.
+//! Of root's irqbalance, `apply` prints what people have to do.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -10,24 +11,25 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::inventory::{State, changes, everything};
-use super::settings::{CONFIG, NOBODY, json_of};
-use crate::harness::rt_command::succeeded;
+use crate::harness::rt_command::{CONFIG, NOBODY, json_of, succeeded};
 use crate::harness::sysfs;
+use crate::harness::thread_facts::stat_field;
 
+const IRQBALANCE: &str = "irqbalance";
 /// Writing to its own `comm`, a process can have any name; then it waits for the end of its input.
 const SCRIPT: &str = "printf %s \"$0\" > /proc/$$/comm && echo ready && read line";
 
-/// A process of nobody's, killed when dropped.
+/// A process with a name that another program has, killed when dropped.
 struct Impostor {
     child: Child,
     name: String,
 }
 
 impl Impostor {
-    fn start(name: &str) -> Result<Self> {
+    fn start(name: &str, user: u32) -> Result<Self> {
         let mut child = Command::new("/bin/busybox")
             .args(["sh", "-c", SCRIPT, name])
-            .uid(NOBODY)
+            .uid(user)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -44,11 +46,8 @@ impl Impostor {
     fn state(&self) -> Result<[String; 3]> {
         let dir = format!("/proc/{}", self.child.id());
         let stat = sysfs::text(format!("{dir}/stat"))?;
-        let (_, rest) = stat.rsplit_once(')').context("no name")?;
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3).map(|text| (*text).to_owned());
-        let (priority, policy) = field(40).zip(field(41)).context("no scheduling")?;
-        Ok([sysfs::text(format!("{dir}/comm"))?, priority, policy])
+        let field = |number| stat_field(&stat, number).map(str::to_owned);
+        Ok([sysfs::text(format!("{dir}/comm"))?, field(40)?, field(41)?])
     }
 
     /// The lines that name it.
@@ -72,8 +71,8 @@ impl Drop for Impostor {
 
 pub(super) fn left_alone(before: &State, cpu: u32) -> Result<Value> {
     let impostors = [
-        Impostor::start(&format!("ksoftirqd/{cpu}"))?,
-        Impostor::start("irqbalance")?,
+        Impostor::start(&format!("ksoftirqd/{cpu}"), NOBODY)?,
+        Impostor::start(IRQBALANCE, NOBODY)?,
     ];
     let states = || -> Result<Vec<_>> { impostors.iter().map(Impostor::state).collect() };
     let start = states()?;
@@ -84,6 +83,7 @@ pub(super) fn left_alone(before: &State, cpu: u32) -> Result<Value> {
     let later = states()?;
     let named = impostors.each_ref().map(|one| one.named_in(&said));
     drop(impostors);
+    let told = told_by_hand(cpu)?;
     let left = changes(before, &everything()?);
     let settings = check["settings"].as_array().into_iter().flatten();
     let threads = settings.into_iter().find(|one| one["name"] == "ksoftirqd");
@@ -91,8 +91,18 @@ pub(super) fn left_alone(before: &State, cpu: u32) -> Result<Value> {
     let by_hand = check["findings"].to_string().contains("IRQBALANCE_BANNED");
     let same = applied == start && later == start && start.iter().all(|state| state[2] == "0");
     Ok(json!({
-        "held": same && named == [1, 1] && kernels && !by_hand && left.is_empty(),
+        "held": same && named == [1, 1] && kernels && !by_hand && told && left.is_empty(),
         "start": start, "applied": applied, "restored": later, "named": named, "apply_said": said,
-        "restore_said": restored, "kernel_thread_set": kernels, "left": left,
+        "restore_said": restored, "kernel_thread_set": kernels, "roots_irqbalance_told": told, "left": left,
     }))
+}
+
+/// Beside a process of root's with that name, `apply` prints one line with the ban that is missing.
+fn told_by_hand(cpu: u32) -> Result<bool> {
+    let daemon = Impostor::start(IRQBALANCE, 0)?;
+    let said = succeeded(&["apply", "--config", CONFIG])?;
+    succeeded(&["restore"])?;
+    drop(daemon);
+    let ban = format!("IRQBALANCE_BANNED_CPULIST={cpu} ");
+    Ok(said.lines().filter(|line| line.contains(&ban)).count() == 1)
 }

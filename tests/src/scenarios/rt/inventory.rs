@@ -10,6 +10,12 @@ use anyhow::Result;
 
 use crate::harness::kernel_threads::is_kernels;
 use crate::harness::sysfs;
+use crate::harness::thread_facts::scheduling;
+
+/// The file of a pCPU's latency bound.
+pub(super) fn bound_file(cpu: u32) -> String {
+    format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
+}
 
 pub(super) type State = BTreeMap<String, String>;
 
@@ -89,8 +95,7 @@ pub(super) fn everything() -> Result<State> {
             if !is_kernels(&stat) {
                 continue;
             }
-            let fields: Vec<&str> = stat.split_whitespace().skip(39).take(2).collect();
-            state.insert(name, fields.join(" "));
+            state.insert(name, scheduling(&stat)?);
         }
     }
     Ok(state)

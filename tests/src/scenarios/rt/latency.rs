@@ -21,6 +21,7 @@ use crate::harness::guest_shell::{self, COMMAND};
 use crate::harness::kernel_threads::Company;
 use crate::harness::plan::{Plan, let_load_decay, registers, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
 use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{self, Trace};
@@ -28,7 +29,6 @@ use crate::harness::vm::{Setup, Vm};
 use crate::scenarios::models::speed::{SPEED_MODEL, energy_uj};
 
 const OUTPUT: &str = "/run/report.json";
-const PAGE: &str = "/run/report.html";
 /// The guest's programs take 60 MiB, packed and unpacked.
 const MEM_MIB: u32 = 512;
 /// To switch events on patches the kernel's code, which is work on every CPU.
@@ -52,7 +52,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     );
     trace::off()?;
     let before = inventory::everything()?;
-    guest::rt(&["apply", "--guest", &format!("plc={cpu}")], 0)?;
+    succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
     let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
     let setup = Setup {
         mem_mib: Some(MEM_MIB),
@@ -66,10 +66,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let second = at_maximum(&mut vm, rt)?;
     let figures = all_loads(&mut vm)?;
     let hackbench = hackbench(&mut vm)?;
-    let exit = exit(&mut vm)?;
     let phases = phases(&mut vm, rt, others)?;
     vm.quit()?;
-    guest::rt(&["restore"], 0)?;
+    succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let longest = |one: &Value| one["max_us"].as_u64().unwrap_or(0);
     let bridge = longest(&apart["latency"]);
@@ -77,12 +76,12 @@ pub fn run(plan: &Plan) -> Result<Value> {
     // Two equal runs differ by a fourth, by where the work of other CPUs falls in the one stream
     // of instructions.
     let near = bridge > 0 && bridge * 2 <= maximum * 3;
-    let held = [&apart, &figures, &hackbench, &exit, &phases];
+    let held = [&apart, &figures, &hackbench, &phases];
     Ok(json!({
         "held": held.iter().all(|part| part["held"] == true) && near && left.is_empty(),
         "emulated": true, "apart": apart, "with_performance": [first, second],
         "no_higher_than_with_performance": bridge <= maximum, "report": figures, "phases": phases,
-        "guest_hackbench": hackbench, "guest_exit": exit, "left": left,
+        "guest_hackbench": hackbench, "left": left,
     }))
 }
 
@@ -130,21 +129,19 @@ fn idle_latency(vm: &mut Vm) -> Result<Value> {
     Ok(latency)
 }
 
-/// Every load on the host, and on the guest stress: idle was before, hackbench comes after; traced:
+/// Every load on the host, and on the guest stress: idle was before, hackbench comes after:
 /// figures for each, no verdict here, nothing left.
 fn all_loads(vm: &mut Vm) -> Result<Value> {
     let common = [
         "--loops",
         "500",
-        "--trace",
         "--budget-us",
         "1000",
         // All of them at once are more than the one stream of instructions can carry.
         "--others",
         "0-1",
     ];
-    let line = [&common[..], &["--html", PAGE]].concat();
-    let status = command(&line)?.status()?;
+    let status = command(&common)?.status()?;
     let host = printed(status.code())?;
     let of_guest = ["--guest-only", "--guest-others", "0", "--loads", "stress"];
     let guest = report(vm, &[&common[..], &of_guest].concat())?;
@@ -159,23 +156,13 @@ fn all_loads(vm: &mut Vm) -> Result<Value> {
         latency["samples"] == 500 && latency["max_us"].as_u64() > Some(0)
     };
     let complete = runs.len() == 4 && runs.iter().filter(full).count() == runs.len();
-    let tied = runs
-        .iter()
-        .flat_map(|run| run["worst"].as_array().unwrap_or(&none));
-    let (looked_up, with_cause) = tied.fold((0, 0), |(all, with), worst| {
-        (all + 1, with + u32::from(worst["causes"] != json!([])))
-    });
-    let page = fs::read_to_string(PAGE)?;
-    let pictures = page.matches("<svg").count();
     let refused =
         |one: &&Value| one["verdict"] == "refused" && one["conditions"]["emulated"].is_string();
     let rows: Vec<Value> = runs.iter().map(|run| row(run)).collect();
     let left = left_behind()?;
     Ok(json!({
-        "held": complete && both.iter().all(refused) && with_cause > 0 && pictures == 3
-            && page.contains("(emulated)") && left.is_empty(),
-        "complete": complete, "rows": rows, "verdict": host["verdict"], "looked_up": looked_up,
-        "with_cause": with_cause, "pictures": pictures, "left_behind": left,
+        "held": complete && both.iter().all(refused) && left.is_empty(),
+        "complete": complete, "rows": rows, "verdict": host["verdict"], "left_behind": left,
     }))
 }
 
@@ -214,41 +201,13 @@ fn forks(vm: &mut Vm) -> Result<u64> {
     Ok(number.context("no processes")?.parse()?)
 }
 
-/// A guest's wake-up on a busy vCPU takes an exit: its timer's interrupt is the host's.
-fn exit(vm: &mut Vm) -> Result<Value> {
-    vm.ask("start spin busy 1")?;
-    let line = [
-        "--guest-only",
-        "--loads",
-        "idle",
-        "--loops",
-        "100",
-        "--trace",
-        "--spike-us",
-        "1",
-    ];
-    let report = report(vm, &line)?;
-    vm.ask("stop spin")?;
-    let worst = report["runs"][0]["worst"].as_array();
-    let worst = worst.context("no samples")?;
-    let exits = |one: &Value| {
-        let causes = one["causes"].as_array().into_iter().flatten();
-        let mut causes = causes.filter(|cause| cause["kind"] == "exit");
-        causes.any(|cause| cause["us"].as_u64() > Some(0))
-    };
-    let named = worst.iter().filter(|one| exits(one)).count();
-    Ok(json!({
-        "held": !worst.is_empty() && named == worst.len(), "looked_up": worst.len(), "named": named, "worst": worst,
-    }))
-}
-
 fn row(run: &Value) -> Value {
     let mut latency = run["latencies"][0].clone();
     latency["histogram"].take();
-    json!({ "place": run["place"], "load": run["load"], "latency": latency, "worst": run["worst"][0] })
+    json!({ "place": run["place"], "load": run["load"], "latency": latency })
 }
 
-/// Processes of loads and traces that are still there; what has ended and isn't waited for has no
+/// Processes of loads that are still there; what has ended and isn't waited for has no
 /// command line.
 fn left_behind() -> Result<Vec<String>> {
     let mut left = Vec::new();
@@ -259,9 +218,6 @@ fn left_behind() -> Result<Vec<String>> {
             left.push(line.replace('\0', " "));
         }
     }
-    let traces = fs::read_dir(trace::instance::INSTANCES)?.flatten();
-    let traces = traces.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    left.extend(traces.filter(|name| name.starts_with("vcpufreq")));
     Ok(left)
 }
 
@@ -320,7 +276,7 @@ fn report(vm: &mut Vm, line: &[&str]) -> Result<Value> {
     printed(status.code())
 }
 
-pub(super) fn command(line: &[&str]) -> Result<Command> {
+fn command(line: &[&str]) -> Result<Command> {
     let mut command = Command::new("/bin/vcpufreq");
     command
         .args(["rt", "report", "--json"])
@@ -330,7 +286,7 @@ pub(super) fn command(line: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-pub(super) fn printed(code: Option<i32>) -> Result<Value> {
+fn printed(code: Option<i32>) -> Result<Value> {
     let said = sysfs::text("/run/report.err")?;
     ensure!(code == Some(0), "rt report ended with {code:?}: {said}");
     let file = File::open(OUTPUT)?;

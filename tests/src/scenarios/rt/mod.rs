@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Real-time hosts and guests.
 
-pub mod causes;
 pub mod changes;
 pub mod guest;
 pub mod impostors;
 pub mod inventory;
-pub mod irqbalance;
 pub mod latency;
 pub mod order;
 pub mod pages;

@@ -4,7 +4,7 @@
 //! afterwards is what was there first.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::guest::{BOOT, bound_file, rt};
-use super::inventory::{changes, everything};
+use super::inventory::{bound_file, changes, everything};
+use crate::harness::rt_command::{output, succeeded};
 use crate::harness::sysfs;
-use crate::harness::vm::{self, Setup, Vm};
+use crate::harness::vm::{self, BOOT, Setup, Vm};
 
 /// A bound that both apply and the guest set, and no cpuset: its threads would keep restore off.
 const PROFILE: &str = "/run/bound.toml";
@@ -42,11 +42,11 @@ pub fn run((little, cpu): (u32, u32)) -> Result<Value> {
     let before_apply = refused_beside(&real_time, &apply)?;
     let between = bound()?;
     let pinned = refused_beside(&plain, &apply)?;
-    rt(&apply, 0)?;
+    succeeded(&apply)?;
     let applied = bound()?;
     let before_restore = refused_beside(&real_time, &["restore"])?;
     let after_it = bound()?;
-    rt(&["restore"], 0)?;
+    succeeded(&["restore"])?;
     let bounds = [&first, &between, &applied, &after_it, &bound()?];
     let all = [&before_apply, &pinned, &before_restore];
     let had = all.map(|one| one["bound_us_meanwhile"].as_str().unwrap_or_default());
@@ -89,10 +89,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
 /// Whether `vcpufreq rt` refuses this because of process `pid`, and leaves all as it is.
 fn refused(line: &[&str], pid: u32) -> Result<Value> {
     let before = everything()?;
-    let output = Command::new("/bin/vcpufreq")
-        .arg("rt")
-        .args(line)
-        .output()?;
+    let output = output(line)?;
     let changed = changes(&before, &everything()?);
     let told = told(
         &output,

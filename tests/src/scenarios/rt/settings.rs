@@ -9,7 +9,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount, umount};
@@ -21,15 +21,12 @@ use super::impostors;
 use super::inventory::{State, changes, everything};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
-use crate::harness::rt_command::succeeded;
+use crate::harness::rt_command::{CONFIG, NOBODY, command, json_of, output, succeeded};
 use crate::harness::sysfs;
 
 const RECORD: &str = "/run/vcpufreq-rt/rt.json";
-pub(super) const CONFIG: &str = "/run/rt.toml";
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-pub(super) const NOBODY: u32 = 65534;
 
 /// What the lab's kernel starts with is kvm-rt's value: others, so that there is something to write.
 /// A row's maximum is above its minimum, in this order and back.
@@ -345,21 +342,4 @@ fn bind(cpu: u32) -> Result<()> {
     child.kill()?;
     child.wait()?;
     bound.context("binding")
-}
-
-pub(super) fn command(line: &[&str]) -> Command {
-    let mut command = Command::new("/bin/vcpufreq");
-    command.arg("rt").args(line);
-    command
-}
-
-fn output(line: &[&str]) -> Result<Output> {
-    command(line).output().context("starting vcpufreq rt")
-}
-
-/// Of a command that may have findings.
-pub(super) fn json_of(line: &[&str]) -> Result<Value> {
-    let output = output(line)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).with_context(|| format!("rt {line:?}: {said}"))
 }

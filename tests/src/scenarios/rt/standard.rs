@@ -9,10 +9,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::inventory::{State, changes, everything};
-use super::settings::json_of;
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
-use crate::harness::rt_command::succeeded;
+use crate::harness::rt_command::{json_of, succeeded};
 use crate::harness::sysfs;
 
 const PROFILE: &str = "/run/standard.toml";

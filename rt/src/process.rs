@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What procfs says of a thread or process.
+
+use crate::{
+    host::{Look, Unread},
+    value,
+};
+
+/// What proc_pid_stat(5) says of a thread.
+pub(crate) struct ThreadStat {
+    /// Field 22.
+    pub start_ticks: u64,
+    /// Field 3: a zombie, or dead.
+    pub has_ended: bool,
+    /// Field 3: a kernel thread that is parked, and does nothing.
+    pub is_parked: bool,
+    /// Fields 9 and 4: a kernel thread that kthreadd made. A process can take a kernel thread's
+    /// name, but neither this flag nor this parent.
+    pub is_kernel_thread: bool,
+    /// Fields 41 and 40; `None` for other policies than OTHER, FIFO, RR.
+    pub scheduling: Option<String>,
+}
+
+/// A flag of the kernel's sched.h.
+const PF_KTHREAD: u32 = 0x0020_0000;
+/// The process that makes all other kernel threads.
+const KTHREADD: &str = "2";
+
+impl ThreadStat {
+    pub(crate) fn read(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
+        let text = look.read(&format!("/proc/{pid}/stat"))?;
+        // The name, in parentheses, can hold anything: count behind it, from field 3.
+        let (_, rest) = text.rsplit_once(')').ok_or(Unread::Refused)?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
+        let number = |at: usize| field(at).ok()?.parse::<u32>().ok();
+        let policy = number(41).zip(number(40));
+        let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
+        Ok(Self {
+            start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
+            has_ended: ["Z", "X"].contains(field(3)?),
+            is_parked: *field(3)? == "P",
+            is_kernel_thread: flags & PF_KTHREAD != 0 && *field(4)? == KTHREADD,
+            scheduling: policy
+                .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),
+        })
+    }
+}
+
+/// The users of a process, by proc_pid_status(5): real, effective, saved, and for files.
+///
+/// # Errors
+/// Why procfs doesn't show them.
+pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
+    let text = look.read(&format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let numbers = line.ok_or(Unread::Refused)?.split_whitespace();
+    let users = numbers.map(|number| number.parse().map_err(|_| Unread::Refused));
+    users.collect()
+}

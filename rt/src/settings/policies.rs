@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! cpufreq's policies: which CPUs share a frequency, and which governors they can have.
+
+use vcpufreq_device::host::CpuList;
+
+use super::{Context, Sheet};
+use crate::finding::Finding;
+
+pub(super) const CPU: &str = "/sys/devices/system/cpu";
+
+/// The folders of the policies that have one of these CPUs online, with their CPUs.
+pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
+    let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
+    names.retain(|name| name.starts_with("policy"));
+    names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
+    let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
+    let with_cpus = dirs.filter_map(|dir| {
+        let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
+        let cpus: CpuList = text.replace(' ', ",").parse().ok()?;
+        Some((dir, cpus))
+    });
+    with_cpus
+        .filter(|(_, own)| !own.and(cpus).is_empty())
+        .collect()
+}
+
+/// Those whose frequencies are set.
+pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
+    let cpus = cx.cpus_of(cx.settings().frequency_cpus);
+    let found = policies(cx, cpus);
+    if found.is_empty() {
+        sheet.absent(
+            format!("{CPU}/cpufreq"),
+            "this host's frequencies can't be set",
+        );
+    }
+    for (dir, own) in &found {
+        let others = own.without(&cx.rt);
+        if !own.and(&cx.rt).is_empty() && !others.is_empty() {
+            sheet.finding(Finding::Note(format!(
+                "CPU {others} shares the frequency of real-time CPU {} ({dir})",
+                own.and(&cx.rt)
+            )));
+        }
+    }
+    found
+}
+
+/// Whether a policy has this governor, or can have it.
+pub(super) fn can_be(cx: &Context, dir: &str, governor: &str) -> bool {
+    let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
+    known.is_ok_and(|names| names.split_whitespace().any(|name| name == governor))
+        || cx.look.read(&format!("{dir}/scaling_governor")).as_deref() == Ok(governor)
+}
