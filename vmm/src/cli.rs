@@ -10,11 +10,11 @@ use vcpufreq_rt::cli::RtCommand;
 use crate::{
     bench::BenchArgs,
     config::ConfigError,
-    console_choice::ConsoleChoice,
+    options::console::ConsoleChoice,
+    options::rt_values::{PageSize, ResumeLatency, RtPolicy},
+    options::values::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     options::{Actuator, ClampArg, CurPerfArg, RunOptions, one_line},
-    parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
-    rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
 
 const EXIT_CODES: &str = "\

@@ -14,15 +14,15 @@ use clap::Parser;
 use serde_json::json;
 use vcpufreq::{
     bench,
-    cleanup::Cleaner,
     cli::{self, Cli, Command},
     config, doctor,
-    doctor_facts::{DoctorFacts, Live},
-    dt_command, guardian,
+    doctor::facts::{DoctorFacts, Live},
+    dt,
+    lifecycle::cleanup::Cleaner,
+    lifecycle::guardian,
+    lifecycle::state::StateDir,
     options::one_line,
-    run,
-    state::StateDir,
-    stats,
+    run, stats,
 };
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::cli as rt;
@@ -73,7 +73,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Bench(args) => bench::bench(&args),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
-            print(&dt_command::dt(&args, &HostRoot::default())?)?;
+            print(&dt::dt(&args, &HostRoot::default())?)?;
             Ok(0)
         }
         Command::Stats { pid, json } => stats(pid, json),

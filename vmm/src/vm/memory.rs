@@ -14,7 +14,7 @@ use vm_memory::{
 };
 
 use super::sys;
-use crate::rt_options::PageSize;
+use crate::options::rt_values::PageSize;
 
 /// Why memory can't be given to the guest.
 #[derive(Debug, Error)]

@@ -47,7 +47,7 @@ use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_dt::Machine;
 
 use crate::config::RunConfig;
-use crate::rt_options::PageSize;
+use crate::options::rt_values::PageSize;
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use hypercall::Hypercalls;

@@ -14,9 +14,9 @@ use vcpufreq_device::kvm::{
 
 use crate::{
     config::{RunConfig, rt_pcpus},
+    lifecycle::state::StateDir,
     path::Path,
     run::warn,
-    state::StateDir,
     stats::{Measured, Server, Stats, VcpuStats},
     vm::{Cpufreq, Hooks, hypercall::Hypercalls, kick_signal, layout::CPUFREQ_BASE},
 };

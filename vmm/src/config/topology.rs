@@ -64,7 +64,7 @@ mod tests {
     //! capacities keep their ratio.
 
     use super::*;
-    use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
+    use crate::{config::resolve, facts::HostCpus, fake_host::FakeHost, options::RunOptions};
 
     const VCPUS: &str = "cpus = 3\nhost-topology = true\n\
         [vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\n[vcpu.2]\npin = 3";

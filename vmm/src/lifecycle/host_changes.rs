@@ -9,9 +9,9 @@ use vcpufreq_device::host::{self, CgroupError, GroupRecord, HostRoot, KernelTree
 use vcpufreq_rt::{KernelHost, RtHostChanges, Vcpus};
 
 use crate::{
-    cleanup::{Cleaned, Cleaner},
-    guardian::Guardian,
-    state::{self, Record, StateDir, owner_of},
+    lifecycle::cleanup::{Cleaned, Cleaner},
+    lifecycle::guardian::Guardian,
+    lifecycle::state::{self, Record, StateDir, owner_of},
 };
 
 /// How often to try to remove a cgroup that a thread is just leaving.
@@ -146,7 +146,7 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<
 mod tests {
     //! Promise: a pCPU has one real-time guest.
     use super::*;
-    use crate::{fake_host::FakeHost, state::ROOT_DIR};
+    use crate::{fake_host::FakeHost, lifecycle::state::ROOT_DIR};
 
     fn changes(cpus: &[u32]) -> RtHostChanges {
         RtHostChanges {

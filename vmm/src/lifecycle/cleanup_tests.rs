@@ -7,7 +7,7 @@ use std::{fs, io};
 use super::*;
 use crate::{
     fake_host::FakeHost,
-    state::{Groups, Owner},
+    lifecycle::state::{Groups, Owner},
 };
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.

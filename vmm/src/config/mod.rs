@@ -5,6 +5,11 @@
 //! There is one way to make a [`RunConfig`]: `resolve::run_config`. Nothing
 //! here reads or writes a file.
 
+pub mod likeness;
+pub mod resolve;
+pub mod rt;
+pub mod topology;
+
 use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf};
 
 use thiserror::Error;
@@ -14,7 +19,8 @@ use vcpufreq_device::{
 use vcpufreq_dt::Opp;
 
 use crate::{
-    console_choice::ConsoleChoice, path::PathChoice, rt_config::RtConfig, rt_options::RtPolicy,
+    config::rt::RtConfig, options::console::ConsoleChoice, options::rt_values::RtPolicy,
+    path::PathChoice,
 };
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.

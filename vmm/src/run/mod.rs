@@ -7,6 +7,10 @@
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
+pub mod bridge;
+pub mod rt;
+pub mod summary;
+
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -23,17 +27,17 @@ use vcpufreq_rt::{InForce, KernelHost, Record};
 use crate::{
     cli::RunArgs,
     config::RunConfig,
-    dl_server,
-    doctor_facts::{KvmFacts, headroom_of},
+    config::resolve,
+    config::topology,
+    doctor::facts::{KvmFacts, headroom_of},
     events::{self, EventReport, EventWriter},
     facts::HostCpus,
-    guest_bridge::{self, BpfPlan, GuestBridge, Plans},
-    guest_topology,
-    host_changes::{HostChanges, Wanted},
+    floors,
+    lifecycle::host_changes::{HostChanges, Wanted},
     path::{self, Needs, Path, PathChoice},
-    resolve,
-    rt_guest::RtGuest,
-    run_report::Summary,
+    run::bridge::{BpfPlan, GuestBridge, Plans},
+    run::rt::RtGuest,
+    run::summary::Summary,
     sys,
     vm::{self, Hooks, VmError, hypercall::Hypercalls, layout, probe::PathFacts},
 };
@@ -187,7 +191,7 @@ fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Pl
     };
     let facts = PathFacts::ask(&config.kvm_device);
     let files = sys::open_files_at_most();
-    let offers = path::offers(guest_bridge::offer_bpf(&bpf), &facts, &needs(config), files);
+    let offers = path::offers(bridge::offer_bpf(&bpf), &facts, &needs(config), files);
     let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
     if config.explain {
         notes.push(path::explain(&offers, taken));
@@ -214,7 +218,7 @@ fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<String> {
     if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
         pcpus = cpus.online().into_iter().collect();
     }
-    dl_server::explain(&dl_server::floors(host, cpus), &pcpus, config.clamp)
+    floors::explain(&floors::floors(host, cpus), &pcpus, config.clamp)
 }
 
 fn needs(config: &RunConfig) -> Needs {
@@ -270,7 +274,7 @@ fn run_guest(
 ) -> anyhow::Result<(u8, Option<Summary>)> {
     let console = config.console.open()?;
     let base = config.bridge.then_some(layout::CPUFREQ_BASE);
-    let machine = guest_topology::machine(&config.vcpus, base, config.standby)
+    let machine = topology::machine(&config.vcpus, base, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
         .map(|offer| {

@@ -2,6 +2,10 @@
 //! What the user asks for, before it is checked against host and files: the
 //! same options from flags and from TOML, where a flag wins.
 
+pub mod console;
+pub mod rt_values;
+pub mod values;
+
 use std::{collections::BTreeMap, path::Path, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, de::Error};
@@ -9,10 +13,10 @@ use vcpufreq_device::host::CpuList;
 
 use crate::{
     config::ConfigError,
-    console_choice::ConsoleChoice,
-    parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
+    options::console::ConsoleChoice,
+    options::rt_values::{PageSize, ResumeLatency, RtPolicy},
+    options::values::{IpcRatio, MemSize, PerVcpu, Rate, Table},
     path::PathChoice,
-    rt_options::{PageSize, ResumeLatency, RtPolicy},
 };
 
 /// The clamp mode, in the user's words.
@@ -295,7 +299,7 @@ ipc-ratio = "1.5"
 
     #[test]
     fn the_documented_file_is_taken() {
-        let page = include_str!("../../docs/vcpufreq.md");
+        let page = include_str!("../../../docs/vcpufreq.md");
         let file = page.split("```toml\n").nth(1).unwrap();
         let file = file.split("```").next().unwrap();
         let options = RunOptions::from_toml(file).unwrap();

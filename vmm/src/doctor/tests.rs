@@ -3,7 +3,7 @@
 //! what to change, and gives the right exit code.
 
 use super::*;
-use crate::{doctor_facts::Live, fake_host::FakeHost, vm::probe::PathFacts};
+use crate::{doctor::facts::Live, fake_host::FakeHost, vm::probe::PathFacts};
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
 
@@ -330,7 +330,7 @@ fn the_headroom_rule_follows_the_version() {
     ];
     for (release, expected) in rows {
         assert_eq!(
-            crate::doctor_facts::headroom_of(release),
+            crate::doctor::facts::headroom_of(release),
             expected,
             "{release}"
         );

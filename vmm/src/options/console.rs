@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use crate::{
-    parse::MemSize,
+    options::values::MemSize,
     vm::console_output::{BoundedFile, ConsoleEnd},
 };
 

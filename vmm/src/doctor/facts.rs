@@ -10,11 +10,10 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
-    config,
-    dl_server::{self, PolicyFloor},
-    energy_model,
+    config, energy_model,
     facts::HostCpus,
-    guest_bridge::{self, BpfPlan},
+    floors::{self, PolicyFloor},
+    run::bridge::{self, BpfPlan},
     sys,
     vm::probe::PathFacts,
 };
@@ -113,7 +112,7 @@ impl Live {
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
-            bpf: guest_bridge::offer_bpf(&BpfPlan {
+            bpf: bridge::offer_bpf(&BpfPlan {
                 object: config::DEFAULT_BPF_OBJECT.into(),
             }),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
@@ -187,7 +186,7 @@ impl DoctorFacts {
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
             cgroup: live.cgroup,
-            floors: dl_server::floors(root, &cpus),
+            floors: floors::floors(root, &cpus),
             cpus,
             energy_model: performance_domains(root),
             // Empty on a machine that could not schedule energy-aware anyway.

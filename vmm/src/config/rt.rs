@@ -8,7 +8,7 @@ use vcpufreq_device::{DomainId, Util};
 use crate::{
     config::VcpuConfig,
     options::RunOptions,
-    rt_options::{PageSize, ResumeLatency},
+    options::rt_values::{PageSize, ResumeLatency},
 };
 
 /// What is wanted, checked.

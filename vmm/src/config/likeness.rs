@@ -3,7 +3,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::policy_of_pin;
+use super::resolve::policy_of_pin;
 use crate::{
     config::VcpuConfig,
     facts::HostCpus,

@@ -21,17 +21,13 @@ use vcpufreq_device::{
 };
 use vcpufreq_dt::Opp;
 
-mod likeness;
-
-pub use likeness::Likeness;
-
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig},
+    config::rt::RtConfig,
+    config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig, likeness::Likeness},
     facts::{HostCpus, Pcpu, Policy},
     options::{self, Actuator, ClampArg, RunOptions, VcpuOptions},
-    rt_config::RtConfig,
     vm::image::{self, Initrd, Kernel, Placement},
 };
 
@@ -291,7 +287,7 @@ impl<'a> Plan<'a> {
 }
 
 /// The policy of all pCPUs that the vCPU is pinned to, if there is one.
-fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
+pub(super) fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
     let pin = options.pin.as_ref()?;
     let mut ids = pin.iter().map(|cpu| Some(host.policy_of(cpu)?.id));
     let first = ids.next()??;

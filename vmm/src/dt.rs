@@ -6,10 +6,10 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
+    config::topology,
+    config::{likeness::Likeness, resolve},
     facts::HostCpus,
-    guest_topology,
     options::{RunOptions, VcpuOptions},
-    resolve::{self, Likeness},
     run::warn,
 };
 
@@ -28,7 +28,7 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     let base = (!options.no_bridge.unwrap_or(false)).then_some(args.base);
     // Which kernel will read it isn't known.
     let standby = true;
-    let machine = guest_topology::machine(&vcpus, base, standby)
+    let machine = topology::machine(&vcpus, base, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
     warn(&Likeness::of(&options, &host, count).text(&vcpus));
     Ok(match args.format {

@@ -3,12 +3,15 @@
 //! a pure function from facts to findings. The facts are read elsewhere
 //! (`doctor_facts`).
 
+pub mod facts;
+mod floor;
+
 use serde::Serialize;
 use vcpufreq_device::Headroom;
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
+    doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
     facts::Policy,
     path::{self, Needs, Offer, Path, PathChoice},
 };
@@ -472,9 +475,5 @@ pub fn text(findings: &[Finding]) -> String {
     text
 }
 
-#[path = "doctor_floor.rs"]
-mod floor;
-
 #[cfg(test)]
-#[path = "doctor_tests.rs"]
 mod tests;

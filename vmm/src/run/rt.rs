@@ -21,9 +21,9 @@ use vcpufreq_device::{
 use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
 use crate::{
+    config::rt::RtConfig,
     config::{RunConfig, VcpuConfig, rt_pcpus},
-    rt_config::RtConfig,
-    rt_options::RtPolicy,
+    options::rt_values::RtPolicy,
     run::warn,
     vm::{Hooks, hypercall::Hypercalls, sys::pin_thread},
 };
@@ -319,5 +319,5 @@ impl Hooks for RtHooks {
 }
 
 #[cfg(test)]
-#[path = "rt_guest_tests.rs"]
+#[path = "rt_tests.rs"]
 mod tests;

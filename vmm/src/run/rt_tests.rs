@@ -17,7 +17,7 @@ use vcpufreq_device::{
 use vcpufreq_rt::{Guest, Partition, Profile};
 
 use super::*;
-use crate::{facts::HostCpus, fake_host::FakeHost, options::RunOptions, resolve};
+use crate::{config::resolve, facts::HostCpus, fake_host::FakeHost, options::RunOptions};
 
 fn parts(toml: &str, mem_mib: u64) -> Result<(Vec<VcpuConfig>, RtConfig), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
