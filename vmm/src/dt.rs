@@ -6,11 +6,10 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    config::topology,
-    config::{likeness::Likeness, resolve},
+    config::{likeness::Likeness, resolve, topology},
     facts::HostCpus,
-    options::{RunOptions, VcpuOptions},
-    run::warn,
+    message::warn,
+    options::{VcpuArgs, values::PerVcpu},
 };
 
 /// The device tree that the arguments ask for, as it is printed.
@@ -19,13 +18,14 @@ use crate::{
 /// What is wrong with the options, or the host doesn't tell.
 pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     let host = HostCpus::read(root);
-    let mut options = args.options()?;
-    if options == RunOptions::default() {
-        options = mirror(&host);
-    }
+    let asked = args.config.is_some() || args.vcpus != VcpuArgs::default();
+    let options = match asked {
+        true => args.vcpus.clone(),
+        false => mirror(&host),
+    };
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count)?;
-    let base = (!options.no_bridge.unwrap_or(false)).then_some(args.base);
+    let base = (!options.no_bridge).then_some(args.base);
     // Which kernel will read it isn't known.
     let standby = true;
     let machine = topology::machine(&vcpus, base, standby)
@@ -38,23 +38,17 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
 }
 
 /// One vCPU for each online pCPU.
-fn mirror(host: &HostCpus) -> RunOptions {
+fn mirror(host: &HostCpus) -> VcpuArgs {
     let online = host.online();
-    RunOptions {
+    let pins = (0..).zip(online.iter()).map(|(vcpu, pcpu)| PerVcpu {
+        vcpus: CpuList::from_iter([vcpu]),
+        value: CpuList::from_iter([pcpu]),
+    });
+    VcpuArgs {
         cpus: u32::try_from(online.len()).ok(),
         host_topology: Some(true),
-        vcpus: (0..)
-            .zip(online)
-            .map(|(vcpu, pcpu)| {
-                let pin = Some(CpuList::from_iter([pcpu]));
-                let options = VcpuOptions {
-                    pin,
-                    ..VcpuOptions::default()
-                };
-                (vcpu, options)
-            })
-            .collect(),
-        ..RunOptions::default()
+        pin: pins.collect(),
+        ..VcpuArgs::default()
     }
 }
 

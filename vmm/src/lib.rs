@@ -18,7 +18,9 @@ pub mod facts;
 #[cfg(test)]
 mod fake_host;
 pub mod floors;
+mod kernel_version;
 pub mod lifecycle;
+pub mod message;
 pub mod opp_node;
 pub mod options;
 pub mod path;

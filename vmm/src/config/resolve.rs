@@ -17,106 +17,97 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
-    host::ActuatorChoice,
+    host::{ActuatorChoice, CpuList},
 };
 use vcpufreq_dt::Opp;
 
-use vcpufreq_device::host::CpuList;
-
 use crate::{
-    config::rt::RtConfig,
-    config::{self, ConfigError, MAX_VCPUS, RunConfig, VcpuConfig, likeness::Likeness},
+    config::{
+        ConfigError, MAX_VCPUS, RunConfig, VcpuConfig,
+        likeness::{Likeness, policy_of_pin},
+        rt,
+    },
     facts::{HostCpus, Pcpu, Policy},
-    options::{self, Actuator, ClampArg, RunOptions, VcpuOptions},
-    vm::image::{self, Initrd, Kernel, Placement},
+    options::{
+        RunArgs, VcpuArgs,
+        values::{self, of_vcpu},
+    },
+    vm::{
+        VmSpec,
+        image::{self, Initrd, Kernel, Placement},
+    },
 };
 
 /// Checks everything that can be checked without touching the host.
 ///
 /// # Errors
 /// The first rule that is broken: options first, then files, then the host.
-pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunConfig> {
-    let count = vcpu_count(options)?;
-    let kernel = options.kernel.clone().ok_or(ConfigError::NoKernel)?;
-    let cmdline = options.cmdline.clone();
-    let cmdline = cmdline.unwrap_or_else(|| config::DEFAULT_CMDLINE.to_owned());
-    let mem_mib = options.mem.map_or(config::DEFAULT_MEM_MIB, |mem| mem.0);
-    image::check_cmdline(&cmdline)?;
-    let mut image = Kernel::open(&kernel)?;
+pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
+    let count = vcpu_count(&options.vcpus)?;
+    check_named(values::largest(&options.floor), count)?;
+    let kernel = options.kernel.as_deref().ok_or(ConfigError::NoKernel)?;
+    image::check_cmdline(&options.cmdline)?;
+    let mut kernel = Kernel::open(kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
-    Placement::new(&image, initrd.as_ref(), mem_mib)?;
-    let vcpus = vcpus(options, host, count)?;
-    let likeness = Likeness::of(options, host, count).text(&vcpus);
+    let place = Placement::new(&kernel, initrd.as_ref(), options.mem.0)?;
+    let vcpus = vcpus(&options.vcpus, host, count)?;
     // A kernel without a banner may be any.
-    let preempt_rt = image.preempt_rt()?.unwrap_or(true);
+    let preempt_rt = kernel.preempt_rt()?.unwrap_or(true);
+    let floors = rt::floors(&options, &vcpus, &host.online())?;
     Ok(RunConfig {
-        rt: RtConfig::new(options, &vcpus, mem_mib, &host.online())?,
-        kernel,
-        initrd: options.initrd.clone(),
-        cmdline,
-        mem_mib,
-        likeness,
+        vm: VmSpec {
+            kernel,
+            initrd,
+            place,
+            cmdline: options.cmdline.clone(),
+            pins: vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
+            pages: options.hugepages.unwrap_or_default(),
+            kvm_device: options.kvm_device.clone(),
+            dump_dtb: options.dump_dtb.clone(),
+        },
+        likeness: Likeness::of(&options.vcpus, host, count).text(&vcpus),
         standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
-        bridge: !options.no_bridge.unwrap_or(false),
-        clamp: clamp_mode(options.clamp),
-        actuator: actuator_choice(options)?,
-        cgroup_parent: options.cgroup_parent.clone(),
-        path: options.path.unwrap_or_default(),
-        bpf_object: options
-            .bpf_object
-            .clone()
-            .unwrap_or_else(|| config::DEFAULT_BPF_OBJECT.into()),
-        explain: options.explain.unwrap_or(false),
-        visibility: visibility(options.cur_perf),
-        rate_limit: match options.rate_limit {
-            Some(limit) => limit.0,
-            None => Some(config::DEFAULT_RATE_LIMIT),
-        },
-        hypercalls: options.hypercalls.unwrap_or(false),
-        events: options.events.clone(),
-        dump_dtb: options.dump_dtb.clone(),
-        console: options.console.clone().unwrap_or_default(),
-        pvtime: true,
-        kvm_device: options
-            .kvm_device
-            .clone()
-            .unwrap_or_else(|| config::DEFAULT_KVM_DEVICE.into()),
+        floors,
+        actuator: actuator_choice(&options)?,
+        options,
     })
 }
 
 /// The number of vCPUs, checked; options for others than these are refused.
-pub fn vcpu_count(options: &RunOptions) -> Result<u32, ConfigError> {
+pub fn vcpu_count(options: &VcpuArgs) -> Result<u32, ConfigError> {
     let count = options.cpus.unwrap_or(1);
     if !(1..=MAX_VCPUS).contains(&count) {
         return Err(ConfigError::VcpuCount(count));
     }
-    match options.vcpus.keys().find(|vcpu| **vcpu >= count) {
-        Some(&vcpu) => Err(ConfigError::NoSuchVcpu { vcpu, count }),
-        None => Ok(count),
+    check_named(options.largest_named(), count)?;
+    Ok(count)
+}
+
+fn check_named(largest: Option<u32>, count: u32) -> Result<(), ConfigError> {
+    match largest {
+        Some(vcpu) if vcpu >= count => Err(ConfigError::NoSuchVcpu { vcpu, count }),
+        _ => Ok(()),
     }
 }
 
 /// The vCPUs, checked, in their order.
 pub fn vcpus(
-    options: &RunOptions,
+    options: &VcpuArgs,
     host: &HostCpus,
     count: u32,
 ) -> Result<Vec<VcpuConfig>, ConfigError> {
     let mut plan = Plan {
         host,
+        options,
         mirror: Likeness::of(options, host, count).mirrors(),
-        bridge: !options.no_bridge.unwrap_or(false),
         domains: BTreeMap::new(),
         clusters: BTreeMap::new(),
     };
-    let none = VcpuOptions::default();
-    let vcpus = (0..count)
-        .map(|vcpu| plan.vcpu(vcpu, options.vcpus.get(&vcpu).unwrap_or(&none)))
-        .collect::<Result<Vec<_>, _>>()?;
-    if plan.bridge {
-        let clamp = clamp_mode(options.clamp);
-        let device = device_config(&vcpus, clamp, Headroom::None)?;
+    let vcpus = (0..count).map(|vcpu| plan.vcpu(vcpu));
+    let vcpus = vcpus.collect::<Result<Vec<_>, _>>()?;
+    if !options.no_bridge {
+        let device = device_config(&vcpus, ClampMode::default(), Headroom::None)?;
         device.check().map_err(ConfigError::Device)?;
     }
     Ok(vcpus)
@@ -152,39 +143,20 @@ fn perf_table(vcpu: u32, opps: &[Opp]) -> Result<PerfTable, ConfigError> {
     })
 }
 
-fn clamp_mode(clamp: Option<ClampArg>) -> ClampMode {
-    match clamp {
-        Some(ClampArg::Exact) => ClampMode::Exact,
-        Some(ClampArg::Floor) | None => ClampMode::Floor,
-    }
-}
-
-fn visibility(visibility: Option<options::CurPerfArg>) -> CurPerfVisibility {
-    match visibility {
-        Some(options::CurPerfArg::Exact) => CurPerfVisibility::Exact,
-        Some(options::CurPerfArg::Request) => CurPerfVisibility::Request,
-        Some(options::CurPerfArg::Table) | None => CurPerfVisibility::Table,
-    }
-}
-
 /// A place that is named is the one, or there is an error.
-fn actuator_choice(options: &RunOptions) -> Result<ActuatorChoice, ConfigError> {
-    let named = options.cgroup_parent.is_some();
-    match options.actuator {
-        Some(Actuator::Thread | Actuator::None) if named => Err(ConfigError::NoCgroups),
-        Some(Actuator::Cgroup) => Ok(ActuatorChoice::Cgroup),
-        Some(Actuator::Thread) => Ok(ActuatorChoice::Thread),
-        Some(Actuator::None) => Ok(ActuatorChoice::Nothing),
-        Some(Actuator::Auto) | None if named => Ok(ActuatorChoice::Cgroup),
-        Some(Actuator::Auto) | None => Ok(ActuatorChoice::Auto),
+fn actuator_choice(options: &RunArgs) -> Result<ActuatorChoice, ConfigError> {
+    match (options.actuator, &options.cgroup_parent) {
+        (ActuatorChoice::Thread | ActuatorChoice::Nothing, Some(_)) => Err(ConfigError::NoCgroups),
+        (ActuatorChoice::Auto, Some(_)) => Ok(ActuatorChoice::Cgroup),
+        (choice, _) => Ok(choice),
     }
 }
 
 /// What holds for all vCPUs, and what the earlier ones have taken.
 struct Plan<'a> {
     host: &'a HostCpus,
+    options: &'a VcpuArgs,
     mirror: bool,
-    bridge: bool,
     /// The domain of a policy's vCPUs, real-time ones apart: the first of them.
     domains: BTreeMap<(u32, bool), u32>,
     /// The cluster of a policy.
@@ -192,19 +164,21 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn vcpu(&mut self, vcpu: u32, options: &VcpuOptions) -> Result<VcpuConfig, ConfigError> {
-        let pin = options.pin.clone().unwrap_or_default();
+    fn vcpu(&mut self, vcpu: u32) -> Result<VcpuConfig, ConfigError> {
+        let pin = of_vcpu(&self.options.pin, vcpu)
+            .cloned()
+            .unwrap_or_default();
         self.check_pin(vcpu, &pin)?;
         let pcpu = self.mirrored(&pin);
         let policy = pcpu.and_then(|pcpu| self.host.policy_of(pcpu.id));
-        let opps = self.opps(vcpu, options, policy)?;
+        let opps = self.opps(vcpu, policy)?;
         Ok(VcpuConfig {
-            capacity: capacity(vcpu, options, &opps, pcpu.zip(Some(policy)))?,
+            capacity: self.capacity(vcpu, &opps, pcpu.zip(Some(policy)))?,
             opps,
-            domain: DomainId(self.domain(vcpu, options)),
+            domain: DomainId(self.domain(vcpu)),
             cluster: self.cluster(policy),
             pin: pin.into_iter().collect(),
-            rt: options.rt,
+            rt: of_vcpu(&self.options.rt, vcpu).copied(),
         })
     }
 
@@ -237,13 +211,8 @@ impl<'a> Plan<'a> {
             .max_by_key(|cpu| (cpu.capacity_or_full(), speed(cpu.id), Reverse(cpu.id)))
     }
 
-    fn opps(
-        &self,
-        vcpu: u32,
-        options: &VcpuOptions,
-        policy: Option<&Policy>,
-    ) -> Result<Vec<Opp>, ConfigError> {
-        if let Some(table) = &options.table {
+    fn opps(&self, vcpu: u32, policy: Option<&Policy>) -> Result<Vec<Opp>, ConfigError> {
+        if let Some(table) = of_vcpu(&self.options.table, vcpu) {
             perf_table(vcpu, &table.0)?;
             return Ok(table.0.clone());
         }
@@ -252,7 +221,7 @@ impl<'a> Plan<'a> {
             Some(policy) => policy.top_khz().map(only).into_iter().collect(),
             None => Vec::new(),
         };
-        if opps.is_empty() && self.bridge {
+        if opps.is_empty() && !self.options.no_bridge {
             let why = match policy {
                 Some(policy) => format!("cpufreq policy {} doesn't tell its maximum", policy.id),
                 None => "its pCPU has no cpufreq policy".to_owned(),
@@ -265,12 +234,15 @@ impl<'a> Plan<'a> {
         Ok(opps)
     }
 
-    fn domain(&mut self, vcpu: u32, options: &VcpuOptions) -> u32 {
-        let policy = policy_of_pin(self.host, options).filter(|_| self.mirror);
-        match (options.domain, policy) {
-            (Some(domain), _) => domain,
+    fn domain(&mut self, vcpu: u32) -> u32 {
+        let policy = policy_of_pin(self.host, of_vcpu(&self.options.pin, vcpu));
+        match (
+            of_vcpu(&self.options.domain, vcpu),
+            policy.filter(|_| self.mirror),
+        ) {
+            (Some(domain), _) => *domain,
             (None, Some(policy)) => {
-                let key = (policy, options.rt.is_some());
+                let key = (policy, of_vcpu(&self.options.rt, vcpu).is_some());
                 *self.domains.entry(key).or_insert(vcpu)
             }
             (None, None) => vcpu,
@@ -284,14 +256,40 @@ impl<'a> Plan<'a> {
         let next = u32::try_from(self.clusters.len()).unwrap_or(u32::MAX);
         *self.clusters.entry(policy.id).or_insert(next)
     }
-}
 
-/// The policy of all pCPUs that the vCPU is pinned to, if there is one.
-pub(super) fn policy_of_pin(host: &HostCpus, options: &VcpuOptions) -> Option<u32> {
-    let pin = options.pin.as_ref()?;
-    let mut ids = pin.iter().map(|cpu| Some(host.policy_of(cpu)?.id));
-    let first = ids.next()??;
-    ids.all(|id| id == Some(first)).then_some(first)
+    /// The capacity of a vCPU at its highest frequency. The user's, else
+    /// `pCPU's × vCPU's maximum / pCPU's maximum × IPC ratio`: a vCPU of at most
+    /// 1.4 GHz on a pCPU of 2.8 GHz and capacity 1024 has 512, with a ratio of
+    /// 0.75, 384.
+    fn capacity(
+        &self,
+        vcpu: u32,
+        opps: &[Opp],
+        mirrored: Option<(&Pcpu, Option<&Policy>)>,
+    ) -> Result<Util, ConfigError> {
+        let own = of_vcpu(&self.options.capacity, vcpu);
+        let ratio = of_vcpu(&self.options.ipc_ratio, vcpu);
+        let capacity = match (own, ratio) {
+            (Some(_), Some(_)) => return Err(ConfigError::CapacityAndRatio { vcpu }),
+            (Some(capacity), None) => u64::from(*capacity),
+            (None, ratio) => {
+                let of_pcpu = mirrored.map_or(crate::facts::CAPACITY_SCALE, |(pcpu, _)| {
+                    pcpu.capacity_or_full()
+                });
+                let pcpu_khz = mirrored.and_then(|(_, policy)| policy?.top_khz());
+                let vcpu_khz = opps.last().map(|opp| opp.khz);
+                let (above, below) = vcpu_khz.zip(pcpu_khz).unwrap_or((1, 1));
+                let permille = ratio.map_or(1000, |ratio| ratio.permille);
+                // At most 2^11 × 2^32 × 2^16: within 64 bits.
+                u64::from(of_pcpu) * u64::from(above) * u64::from(permille)
+                    / u64::from(below)
+                    / 1000
+            }
+        };
+        let util = u16::try_from(capacity).ok().and_then(Util::new);
+        util.filter(|util| *util > Util::ZERO)
+            .ok_or(ConfigError::Capacity { vcpu, capacity })
+    }
 }
 
 /// A table of one entry: no table, any frequency up to it.
@@ -301,36 +299,6 @@ fn only(khz: u32) -> Opp {
         uv: None,
         uw: None,
     }
-}
-
-/// The capacity of a vCPU at its highest frequency. The user's, else
-/// `pCPU's × vCPU's maximum / pCPU's maximum × IPC ratio`: a vCPU of at most
-/// 1.4 GHz on a pCPU of 2.8 GHz and capacity 1024 has 512, with a ratio of
-/// 0.75, 384.
-fn capacity(
-    vcpu: u32,
-    options: &VcpuOptions,
-    opps: &[Opp],
-    mirrored: Option<(&Pcpu, Option<&Policy>)>,
-) -> Result<Util, ConfigError> {
-    let capacity = match (options.capacity, options.ipc_ratio) {
-        (Some(_), Some(_)) => return Err(ConfigError::CapacityAndRatio { vcpu }),
-        (Some(capacity), None) => u64::from(capacity),
-        (None, ratio) => {
-            let of_pcpu = mirrored.map_or(crate::facts::CAPACITY_SCALE, |(pcpu, _)| {
-                pcpu.capacity_or_full()
-            });
-            let pcpu_khz = mirrored.and_then(|(_, policy)| policy?.top_khz());
-            let vcpu_khz = opps.last().map(|opp| opp.khz);
-            let (above, below) = vcpu_khz.zip(pcpu_khz).unwrap_or((1, 1));
-            let permille = ratio.map_or(1000, |ratio| ratio.permille);
-            // At most 2^11 × 2^32 × 2^16: within 64 bits.
-            u64::from(of_pcpu) * u64::from(above) * u64::from(permille) / u64::from(below) / 1000
-        }
-    };
-    let util = u16::try_from(capacity).ok().and_then(Util::new);
-    util.filter(|util| *util > Util::ZERO)
-        .ok_or(ConfigError::Capacity { vcpu, capacity })
 }
 
 #[cfg(test)]

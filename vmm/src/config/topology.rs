@@ -64,14 +64,14 @@ mod tests {
     //! capacities keep their ratio.
 
     use super::*;
-    use crate::{config::resolve, facts::HostCpus, fake_host::FakeHost, options::RunOptions};
+    use crate::{config::resolve, facts::HostCpus, fake_host::FakeHost, options::RunArgs};
 
     const VCPUS: &str = "cpus = 3\nhost-topology = true\n\
         [vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\n[vcpu.2]\npin = 3";
 
     fn vcpus(toml: &str) -> Vec<VcpuConfig> {
         let host = HostCpus::read(&FakeHost::two_plus_two().root());
-        let options = RunOptions::from_toml(toml).unwrap();
+        let options = RunArgs::of_toml(toml).vcpus;
         resolve::vcpus(&options, &host, resolve::vcpu_count(&options).unwrap()).unwrap()
     }
 

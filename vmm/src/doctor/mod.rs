@@ -11,9 +11,10 @@ use vcpufreq_device::Headroom;
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
+    doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel},
     facts::Policy,
     path::{self, Needs, Offer, Path, PathChoice},
+    vm::probe::KvmFacts,
 };
 
 /// How much a finding matters.

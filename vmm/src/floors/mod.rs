@@ -11,9 +11,9 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 use vcpufreq_rt::SCHED_DEBUG;
 
 use crate::{
-    doctor::facts::version_of,
     facts::{HostCpus, Policy},
     floors::arithmetic::{Floor, Reservation, utilization},
+    kernel_version::version_of,
 };
 
 const RELEASE: &str = "proc/sys/kernel/osrelease";

@@ -1,358 +1,191 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the user asks for, before it is checked against host and files: the
-//! same options from flags and from TOML, where a flag wins.
+//! The options of `run` and `dt`, before they are checked against host and files: flags of the
+//! command line, after those that a TOML file stands for ([`file`]).
 
 pub mod console;
+pub mod file;
 pub mod rt_values;
 pub mod values;
 
-use std::{collections::BTreeMap, path::Path, path::PathBuf};
+use std::path::PathBuf;
 
-use serde::{Deserialize, Deserializer, de::Error};
-use vcpufreq_device::host::CpuList;
-
-use crate::{
-    config::ConfigError,
-    options::console::ConsoleChoice,
-    options::rt_values::{PageSize, ResumeLatency, RtPolicy},
-    options::values::{IpcRatio, MemSize, PerVcpu, Rate, Table},
-    path::PathChoice,
+use clap::Args;
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility,
+    host::{ActuatorChoice, CpuList},
 };
 
-/// The clamp mode, in the user's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum ClampArg {
-    /// The host runs at what the guest asks for, or faster.
-    Floor,
-    /// The host runs at what the guest asks for.
-    Exact,
-}
+use crate::{path::PathChoice, vm::memory::PageSize};
+use console::ConsoleChoice;
+use rt_values::{ResumeLatency, RtPolicy};
+use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
 
-impl ClampArg {
-    /// Its name on command lines and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Floor => "floor",
-            Self::Exact => "exact",
-        }
-    }
-}
+/// The default KVM device.
+pub const KVM_DEVICE: &str = "/dev/kvm";
 
-/// The actuator, in the user's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Actuator {
-    /// A cgroup if possible, else the thread.
-    Auto,
-    /// A cgroup's cpu.uclamp.min and cpu.uclamp.max.
-    Cgroup,
-    /// sched_setattr on the vCPU thread.
-    Thread,
-    /// Nothing is clamped: requests are counted as not applicable.
-    None,
-}
+/// Where the programs of the path `bpf` are installed.
+pub const BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq.bpf.o";
 
-/// What a read of cur_perf returns, in the user's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum CurPerfArg {
-    /// What the vCPU gets, as it is.
-    Exact,
-    /// The nearest entry of the vCPU's table.
-    Table,
-    /// What the guest asked for.
-    Request,
-}
+const CLAMPS: [(&str, ClampMode); 2] = [("floor", ClampMode::Floor), ("exact", ClampMode::Exact)];
 
-/// What the user says of one vCPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct VcpuOptions {
-    /// The pCPUs it may run on.
-    pub pin: Option<CpuList>,
-    /// Its own performance table.
-    pub table: Option<Table>,
-    /// Its performance domain.
-    pub domain: Option<u32>,
-    /// Its work per cycle against the pCPU's.
-    pub ipc_ratio: Option<IpcRatio>,
-    /// Its capacity, 1..=1024.
-    pub capacity: Option<u16>,
-    /// How the host schedules it, if it is real-time.
-    pub rt: Option<RtPolicy>,
-    /// Performance in kHz that its requests can't undercut.
-    pub floor: Option<u32>,
-}
+const ACTUATORS: [(&str, ActuatorChoice); 4] = [
+    ("auto", ActuatorChoice::Auto),
+    ("cgroup", ActuatorChoice::Cgroup),
+    ("thread", ActuatorChoice::Thread),
+    ("none", ActuatorChoice::Nothing),
+];
 
-/// What the user says of the guest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct RunOptions {
-    /// The kernel Image.
+const VISIBILITIES: [(&str, CurPerfVisibility); 3] = [
+    ("exact", CurPerfVisibility::Exact),
+    ("table", CurPerfVisibility::Table),
+    ("request", CurPerfVisibility::Request),
+];
+
+/// Options of `run`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct RunArgs {
+    /// Read options from a TOML file; its keys are the long options, per vCPU
+    /// under [vcpu.VCPUS]; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kernel: an uncompressed arm64 Image
+    #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// The initramfs.
+    /// Initial ramdisk
+    #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// The kernel command line.
-    pub cmdline: Option<String>,
-    /// How many vCPUs.
-    pub cpus: Option<u32>,
-    /// Memory.
-    pub mem: Option<MemSize>,
-    /// Mirror the pCPUs' tables, clusters and domains; as pins allow, unless told.
-    pub host_topology: Option<bool>,
-    /// Leave the cpufreq device out.
-    pub no_bridge: Option<bool>,
-    /// Floor or exact.
-    pub clamp: Option<ClampArg>,
-    /// How requests reach the host's scheduler.
-    pub actuator: Option<Actuator>,
-    /// Where its cgroups are made.
-    pub cgroup_parent: Option<PathBuf>,
-    /// How accesses reach the device.
-    pub path: Option<PathChoice>,
-    /// The programs of the path `bpf`.
-    pub bpf_object: Option<PathBuf>,
-    /// Say why which path is taken.
-    pub explain: Option<bool>,
-    /// What a read of cur_perf returns.
-    #[serde(alias = "report")]
-    pub cur_perf: Option<CurPerfArg>,
-    /// How often a vCPU's requests reach the host.
-    pub rate_limit: Option<Rate>,
-    /// The hypercall form of the accesses.
-    pub hypercalls: Option<bool>,
-    /// Where the events go.
-    pub events: Option<PathBuf>,
-    /// Where the device tree goes.
-    pub dump_dtb: Option<PathBuf>,
-    /// What is at the other end of the console.
-    pub console: Option<ConsoleChoice>,
-    /// The KVM device.
-    pub kvm_device: Option<PathBuf>,
-    /// Wake-up latency of the real-time vCPUs' pCPUs.
+    /// Kernel command line
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        default_value = "console=ttyS0"
+    )]
+    pub cmdline: String,
+    /// Memory in MiB, or with M or G
+    #[arg(long, value_name = "SIZE", default_value = "512")]
+    pub mem: MemSize,
+    /// The vCPUs.
+    #[command(flatten)]
+    pub vcpus: VcpuArgs,
+    /// Performance in kHz that requests can't undercut
+    #[arg(long, value_name = "VCPUS=KHZ")]
+    pub floor: Vec<PerVcpu<u32>>,
+    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
+    #[arg(long, value_name = "US")]
     pub resume_latency_us: Option<ResumeLatency>,
-    /// What guest memory is made of.
+    /// Guest memory of huge pages: 2M or 1G
+    #[arg(long, value_name = "SIZE")]
     pub hugepages: Option<PageSize>,
-    /// Per vCPU. In TOML a key is a list of vCPUs, as `[vcpu.0-3]`.
-    #[serde(default, rename = "vcpu", deserialize_with = "by_vcpu")]
-    pub vcpus: BTreeMap<u32, VcpuOptions>,
+    /// What a request sets: the floor alone, or the ceiling too
+    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = one_of(&CLAMPS))]
+    pub clamp: ClampMode,
+    /// How requests reach the host's scheduler; none: requests change nothing
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(&ACTUATORS))]
+    pub actuator: ActuatorChoice,
+    /// The cgroup in which the VM's are made, by its whole path [default: the
+    /// VMM's own, or the one around it, if delegated]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
+    /// How accesses reach the device: the best that the host offers, or this
+    /// one
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub path: PathChoice,
+    /// The programs of the path bpf
+    #[arg(long, value_name = "FILE", default_value = BPF_OBJECT)]
+    pub bpf_object: PathBuf,
+    /// Say on stderr why each path is taken or not
+    #[arg(long)]
+    pub explain: bool,
+    /// What the guest reads of its frequency
+    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
+    pub cur_perf: CurPerfVisibility,
+    /// Requests that a vCPU writes, and of the VM for each domain, that reach
+    /// the host, a second and at once; 0: all
+    // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
+    // set.
+    #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
+    pub rate_limit: Rate,
+    /// Answer cur_perf and set_perf by hypercall, too
+    #[arg(long)]
+    pub hypercalls: bool,
+    /// Write one JSON line per request, actuation and refusal
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+    /// Write the guest's device tree
+    #[arg(long, value_name = "FILE")]
+    pub dump_dtb: Option<PathBuf>,
+    /// The guest's console: stdio, none, or a file that takes output up to a
+    /// size in MiB, or with M or G; the rest is dropped
+    #[arg(
+        long,
+        value_name = "stdio|none|file:PATH,max=SIZE",
+        default_value = "stdio"
+    )]
+    pub console: ConsoleChoice,
+    /// KVM device
+    #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
+    pub kvm_device: PathBuf,
 }
 
-impl RunOptions {
-    /// Reads the TOML of `path`.
-    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::from_toml(&text).map_err(|(line, message)| ConfigError::Toml {
-            path: path.to_owned(),
-            line,
-            message,
-        })
-    }
-
-    /// Parses TOML; an error has its line, counted from 1, and one line of text.
-    pub fn from_toml(text: &str) -> Result<Self, (usize, String)> {
-        toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start);
-            let before = text.as_bytes().iter().take(at);
-            let line = 1 + before.filter(|byte| **byte == b'\n').count();
-            (line, one_line(error.message()))
-        })
-    }
-
-    /// Sets one option of some vCPUs; a later flag replaces an earlier one.
-    pub fn set<T: Clone>(
-        &mut self,
-        flags: &[PerVcpu<T>],
-        field: impl Fn(&mut VcpuOptions) -> &mut Option<T>,
-    ) {
-        for flag in flags {
-            for vcpu in flag.vcpus.iter() {
-                *field(self.vcpu_mut(vcpu)) = Some(flag.value.clone());
-            }
-        }
-    }
-
-    /// Takes from `file` what these options leave open.
-    #[must_use]
-    pub fn or(mut self, file: Self) -> Self {
-        for (vcpu, of_vcpu) in file.vcpus {
-            self.vcpu_mut(vcpu).fill_from(of_vcpu);
-        }
-        Self {
-            kernel: self.kernel.or(file.kernel),
-            initrd: self.initrd.or(file.initrd),
-            cmdline: self.cmdline.or(file.cmdline),
-            cpus: self.cpus.or(file.cpus),
-            mem: self.mem.or(file.mem),
-            host_topology: self.host_topology.or(file.host_topology),
-            no_bridge: self.no_bridge.or(file.no_bridge),
-            clamp: self.clamp.or(file.clamp),
-            actuator: self.actuator.or(file.actuator),
-            cgroup_parent: self.cgroup_parent.or(file.cgroup_parent),
-            path: self.path.or(file.path),
-            bpf_object: self.bpf_object.or(file.bpf_object),
-            explain: self.explain.or(file.explain),
-            cur_perf: self.cur_perf.or(file.cur_perf),
-            rate_limit: self.rate_limit.or(file.rate_limit),
-            hypercalls: self.hypercalls.or(file.hypercalls),
-            events: self.events.or(file.events),
-            dump_dtb: self.dump_dtb.or(file.dump_dtb),
-            console: self.console.or(file.console),
-            kvm_device: self.kvm_device.or(file.kvm_device),
-            resume_latency_us: self.resume_latency_us.or(file.resume_latency_us),
-            hugepages: self.hugepages.or(file.hugepages),
-            vcpus: self.vcpus,
-        }
-    }
-
-    fn vcpu_mut(&mut self, vcpu: u32) -> &mut VcpuOptions {
-        self.vcpus.entry(vcpu).or_default()
-    }
-}
-
-/// One entry a vCPU from one a list; where lists overlap, the first in the order
-/// of their text wins.
-fn by_vcpu<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeMap<u32, VcpuOptions>, D::Error> {
-    let mut vcpus: BTreeMap<u32, VcpuOptions> = BTreeMap::new();
-    for (list, options) in BTreeMap::<String, VcpuOptions>::deserialize(input)? {
-        let list: CpuList = list
-            .parse()
-            .map_err(|why| D::Error::custom(format!("[vcpu.{list}]: {why}")))?;
-        for vcpu in list {
-            vcpus.entry(vcpu).or_default().fill_from(options.clone());
-        }
-    }
-    Ok(vcpus)
-}
-
-impl VcpuOptions {
-    fn fill_from(&mut self, other: Self) {
-        self.pin = self.pin.take().or(other.pin);
-        self.table = self.table.take().or(other.table);
-        self.domain = self.domain.or(other.domain);
-        self.ipc_ratio = self.ipc_ratio.or(other.ipc_ratio);
-        self.capacity = self.capacity.or(other.capacity);
-        self.rt = self.rt.or(other.rt);
-        self.floor = self.floor.or(other.floor);
-    }
-}
-
-/// Joins what a parser says on several lines.
-pub fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join("; ")
+/// What `run` and `dt` take of the vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct VcpuArgs {
+    /// vCPUs, 1 to 512 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// Leave the virtual cpufreq device out
+    #[arg(long)]
+    pub no_bridge: bool,
+    /// Mirror the tables, clusters and domains of the pCPUs, or don't [default: true
+    /// where each vCPU is pinned within one cpufreq policy]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub host_topology: Option<bool>,
+    /// pCPUs that vCPUs may run on, as 0=2-3; may be repeated, like those below
+    #[arg(long, value_name = "VCPUS=PCPUS")]
+    pub pin: Vec<PerVcpu<CpuList>>,
+    /// A performance table: 1 to 64 rising kHz, with µV and µW if known
+    #[arg(long, value_name = "VCPUS=KHZ[:UV[:UW]],...")]
+    pub table: Vec<PerVcpu<Table>>,
+    /// Performance domain: its vCPUs have one frequency
+    #[arg(long, value_name = "VCPUS=N")]
+    pub domain: Vec<PerVcpu<u32>>,
+    /// Work per cycle against the pCPU's, as 0=0.75
+    #[arg(long, value_name = "VCPUS=RATIO")]
+    pub ipc_ratio: Vec<PerVcpu<IpcRatio>>,
+    /// Capacity, 1 to 1024, in the host's scale
+    #[arg(long, value_name = "VCPUS=N")]
+    pub capacity: Vec<PerVcpu<u16>>,
+    /// Real-time vCPUs, each pinned to a pCPU of its own: fifo:PRIORITY,
+    /// rr:PRIORITY or deadline:RUNTIME/PERIOD in µs; memory is locked then
+    #[arg(long, value_name = "VCPUS=POLICY")]
+    pub rt: Vec<PerVcpu<RtPolicy>>,
 }
 
 #[cfg(test)]
-mod tests {
-    //! TOML has the flags' options under their names; a flag wins; an unknown
-    //! key is named with its line.
-
-    use super::*;
-
-    const FILE: &str = r#"
-kernel = "Image"
-cpus = 4
-mem = "1G"
-no-bridge = true
-clamp = "exact"
-
-[vcpu.0-1]
-pin = 0
-table = [600000, 1000000]
-
-[vcpu.2]
-pin = "2-3"
-ipc-ratio = 0.75
-table = [{ khz = 700000, uv = 600000 }]
-capacity = 512
-
-[vcpu.3]
-table = "1:2:3"
-ipc-ratio = "1.5"
-"#;
-
-    #[test]
-    fn a_file_says_what_flags_say() {
-        let options = RunOptions::from_toml(FILE).unwrap();
-        assert_eq!(options.cpus, Some(4));
-        assert_eq!(options.mem, Some(MemSize(1024)));
-        assert_eq!(
-            (options.no_bridge, options.clamp),
-            (Some(true), Some(ClampArg::Exact))
-        );
-        let [zero, one, two, three] = [0, 1, 2, 3].map(|n| options.vcpus[&n].clone());
-        assert_eq!(zero, one);
-        assert_eq!(zero.pin, Some("0".parse().unwrap()));
-        assert_eq!(zero.table, Some("600000,1000000".parse().unwrap()));
-        assert_eq!(two.table, Some("700000:600000".parse().unwrap()));
-        assert_eq!(
-            (two.capacity, two.ipc_ratio),
-            (Some(512), Some("0.75".parse().unwrap()))
-        );
-        assert_eq!(three.table, Some("1:2:3".parse().unwrap()));
+impl RunArgs {
+    /// What a config file says.
+    pub fn of_toml(text: &str) -> Self {
+        use clap::{Command, FromArgMatches};
+        let flags = file::parse(text).unwrap();
+        let command = Self::augment_args(Command::new("run").no_binary_name(true));
+        let matches = command.try_get_matches_from(flags.iter().map(|flag| &flag.text));
+        Self::from_arg_matches(&matches.unwrap()).unwrap()
     }
+}
 
-    #[test]
-    fn the_documented_file_is_taken() {
-        let page = include_str!("../../../docs/vcpufreq.md");
-        let file = page.split("```toml\n").nth(1).unwrap();
-        let file = file.split("```").next().unwrap();
-        let options = RunOptions::from_toml(file).unwrap();
-        assert_eq!(options.mem, Some(MemSize(1024)));
-        assert_eq!(options.vcpus.len(), 4);
-        assert_eq!(options.vcpus[&3].table.as_ref().unwrap().0.len(), 2);
-    }
-
-    #[test]
-    fn a_flag_wins() {
-        let mut flags = RunOptions {
-            cpus: Some(2),
-            ..RunOptions::default()
-        };
-        flags.set(&["0=3".parse().unwrap()], |vcpu| &mut vcpu.pin);
-        let both = flags.or(RunOptions::from_toml(FILE).unwrap());
-        assert_eq!(both.cpus, Some(2));
-        assert_eq!(both.kernel, Some("Image".into()));
-        assert_eq!(both.vcpus[&0].pin, Some("3".parse().unwrap()));
-        assert_eq!(
-            both.vcpus[&0].table,
-            Some("600000,1000000".parse().unwrap())
-        );
-        assert_eq!(both.vcpus[&1].pin, Some("0".parse().unwrap()));
-    }
-
-    #[test]
-    fn an_unknown_key_is_named_with_its_line() {
-        for (text, line, name) in [
-            ("cpus = 1\nkernal = 'x'\n", 2, "kernal"),
-            ("[vcpu.0]\npins = 1\n", 2, "pins"),
-            ("[vcpu.x]\npin = 1\n", 1, "vcpu.x"),
-        ] {
-            let (at, message) = RunOptions::from_toml(text).unwrap_err();
-            assert_eq!(at, line, "{message}");
-            assert!(
-                message.contains(name) && !message.contains('\n'),
-                "{message}"
-            );
-        }
-    }
-
-    #[test]
-    fn malformed_text_and_values_are_refused() {
-        for text in [
-            "cpus =",
-            "cpus = -1",
-            "mem = 'much'",
-            "clamp = 'soft'",
-            "[vcpu.0]\npin='x'",
-        ] {
-            let (_, message) = RunOptions::from_toml(text).unwrap_err();
-            assert!(!message.is_empty() && !message.contains('\n'), "{message}");
-        }
+impl VcpuArgs {
+    /// The largest number of a vCPU that an option of this kind is for.
+    #[must_use]
+    pub fn largest_named(&self) -> Option<u32> {
+        let named = [
+            largest(&self.pin),
+            largest(&self.table),
+            largest(&self.domain),
+            largest(&self.ipc_ratio),
+            largest(&self.capacity),
+            largest(&self.rt),
+        ];
+        named.into_iter().flatten().max()
     }
 }

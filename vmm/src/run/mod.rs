@@ -7,55 +7,40 @@
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
-pub mod bridge;
-pub mod rt;
-pub mod summary;
+mod bridge;
+mod hooks;
+mod offer;
+mod rt;
+mod summary;
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use vcpufreq_device::{
-    Device, DeviceConfig, Headroom, VcpuId,
-    host::{
-        self, ActuatorChoice, ActuatorFacts, ActuatorKind, Chosen, HostActuator, HostRoot,
-        KernelTree, SysfsSource,
-    },
-    kvm::{BridgeDevice, EventSink, EventStats, IoeventfdPlan, KvmOffload},
+    Device, DeviceConfig, Headroom,
+    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
+    kvm::{BridgeDevice, EventSink, EventStats},
 };
 use vcpufreq_rt::{InForce, KernelHost, Record};
 
+use self::{bridge::GuestBridge, hooks::GuestHooks, offer::Offer, rt::RtGuest, summary::Summary};
 use crate::{
-    cli::RunArgs,
-    config::RunConfig,
-    config::resolve,
-    config::topology,
-    doctor::facts::{KvmFacts, headroom_of},
+    config::{RunConfig, resolve, topology},
     events::{self, EventReport, EventWriter},
     facts::HostCpus,
-    floors,
+    kernel_version::headroom_of,
     lifecycle::host_changes::{HostChanges, Wanted},
-    path::{self, Needs, Path, PathChoice},
-    run::bridge::{BpfPlan, GuestBridge, Plans},
-    run::rt::RtGuest,
-    run::summary::Summary,
+    message::warn,
+    options::RunArgs,
     sys,
-    vm::{self, Hooks, VmError, hypercall::Hypercalls, layout, probe::PathFacts},
+    vm::{self, VmError, layout},
 };
-
-/// Tells the user something that ends nothing.
-pub fn warn(text: &str) {
-    eprintln!("{}", warning(text));
-}
-
-fn warning(text: &str) -> String {
-    format!("vcpufreq: {text}")
-}
 
 /// Runs a guest; returns the exit code.
 ///
 /// # Errors
 /// Whatever keeps the guest from starting, in one line.
-pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
+pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     if let Err(error) = sys::raise_open_files() {
         warn(&format!(
             "can't raise the limit of open files ({error}); guests of many vCPUs may not start"
@@ -63,12 +48,19 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     }
     let host = HostRoot::default();
     let cpus = HostCpus::read(&host);
-    let config = resolve::run_config(&args.options()?, &cpus)?;
-    check_kvm(&config)?;
-    let mut offer = config.bridge.then(|| Offer::of_host(&config)).transpose()?;
+    let config = resolve::run_config(options, &cpus)?;
+    vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
+    let mut offer = config
+        .bridge()
+        .then(|| Offer::of_host(&config, &cpus))
+        .transpose()?;
     let clamps = |offer: &&mut Offer| offer.chosen.kind != ActuatorKind::Nothing;
-    if let Some(offer) = offer.as_mut().filter(clamps).filter(|_| config.explain) {
-        offer.notes.extend(floors(&config, &host, &cpus));
+    if let Some(offer) = offer
+        .as_mut()
+        .filter(clamps)
+        .filter(|_| config.options.explain)
+    {
+        offer.notes.extend(offer::floors(&config, &host, &cpus));
     }
     if std::env::consts::ARCH != "aarch64" {
         let arch = std::env::consts::ARCH;
@@ -88,7 +80,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let begun = applied.check_still().and_then(|()| rt.begin(&host));
     // From here on the record keeps apply and restore off.
     drop(applied);
-    let ran = begun.and_then(|()| run_and_report(&config, &host, offer, rt));
+    let ran = begun.and_then(|()| run_and_report(config, &host, offer, rt));
     let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
@@ -119,18 +111,18 @@ impl Applied {
 }
 
 fn run_and_report(
-    config: &RunConfig,
+    config: RunConfig,
     host: &HostRoot,
     offer: Option<Offer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
-    if config.bridge {
+    if config.bridge() {
         warn(&config.likeness);
     }
     for line in offer.iter().flat_map(|offer| &offer.notes) {
         eprintln!("{line}");
     }
-    let (stats, writer) = observe(config)?;
+    let (stats, writer) = observe(&config)?;
     let ran = run_guest((config, host, rt), offer, &stats);
     let written = writer.map(EventWriter::finish).transpose();
     let (code, summary) = ran?;
@@ -139,122 +131,9 @@ fn run_and_report(
     Ok(if code == 0 { findings.into() } else { code })
 }
 
-/// What the host offers to a guest with the bridge; nothing is made yet.
-struct Offer {
-    chosen: Chosen,
-    source: SysfsSource,
-    /// The paths that may be taken.
-    plans: Plans,
-    /// What there is to say of these once nothing hinders the guest.
-    notes: Vec<String>,
-}
-
-impl Offer {
-    fn of_host(config: &RunConfig) -> anyhow::Result<Self> {
-        const NEXT: &str = "or run without the bridge (--no-bridge)";
-        let root = HostRoot::default();
-        let facts = ActuatorFacts::probe(&root, config.cgroup_parent.as_deref());
-        let chosen = host::choose(config.actuator, facts).map_err(|why| {
-            anyhow::anyhow!(
-                "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
-            )
-        })?;
-        if chosen.kind == ActuatorKind::Nothing && config.rt.has_floor() {
-            bail!("--actuator none can't keep a --floor; leave one of them out");
-        }
-        let mut notes = Vec::new();
-        let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
-        let source =
-            SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
-        let plans = choose_path(config, &mut notes)?;
-        Ok(Self {
-            chosen,
-            source,
-            plans,
-            notes,
-        })
-    }
-
-    /// The cgroups that this process will make.
-    fn groups(&self) -> Option<host::GroupRecord> {
-        match &self.chosen.kind {
-            ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            ActuatorKind::Thread | ActuatorKind::Nothing => None,
-        }
-    }
-}
-
-/// Which paths the guest's accesses may take; `notes` gets what there is to say of it.
-fn choose_path(config: &RunConfig, notes: &mut Vec<String>) -> anyhow::Result<Plans> {
-    let bpf = BpfPlan {
-        object: config.bpf_object.clone(),
-    };
-    let facts = PathFacts::ask(&config.kvm_device);
-    let files = sys::open_files_at_most();
-    let offers = path::offers(bridge::offer_bpf(&bpf), &facts, &needs(config), files);
-    let taken = path::choose(config.path, &offers).map_err(anyhow::Error::msg)?;
-    if config.explain {
-        notes.push(path::explain(&offers, taken));
-    }
-    let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
-    let clean = facts.is_ok_and(|facts| !facts.coherent);
-    if taken == Path::Exit
-        && config.path == PathChoice::Auto
-        && let Some(why) = path::why_not(&offers, Path::Ioeventfd)
-    {
-        notes.push(warning(&format!("each access exits to the VMM: {why}")));
-    }
-    Ok(Plans {
-        bpf: (taken == Path::Bpf).then_some(bpf),
-        only_bpf: config.path == PathChoice::Bpf,
-        ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
-            .then_some(IoeventfdPlan { clean }),
-    })
-}
-
-/// Says how far down clamps hold on the pCPUs that vCPUs may be on.
-fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<String> {
-    let mut pcpus = config.pinned();
-    if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
-        pcpus = cpus.online().into_iter().collect();
-    }
-    floors::explain(&floors::floors(host, cpus), &pcpus, config.clamp)
-}
-
-fn needs(config: &RunConfig) -> Needs {
-    let tables = config.vcpus.iter().map(|vcpu| vcpu.opps.len());
-    let entries: usize = tables.filter(|len| *len > 1).sum();
-    let mut domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
-    domains.sort_unstable();
-    domains.dedup();
-    let cpus = HostCpus::read(&HostRoot::default());
-    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    Needs {
-        vcpus: count(config.vcpus.len()),
-        entries: count(entries),
-        domains: count(domains.len()),
-        pcpus: count(cpus.cpus.len()),
-    }
-}
-
-/// Opens KVM and lets it go again: the guest's is opened when all else is there.
-fn check_kvm(config: &RunConfig) -> anyhow::Result<()> {
-    let path = &config.kvm_device;
-    let kvm = vm::open_kvm(path)?;
-    let version = kvm.get_api_version();
-    if version != KvmFacts::API_VERSION {
-        bail!(
-            "{} is no usable KVM device (API version {version}, not {}); give one with --kvm-device, usually /dev/kvm",
-            path.display(),
-            KvmFacts::API_VERSION
-        );
-    }
-    Ok(vm::arch::check_memory(&kvm, config.mem_mib)?)
-}
-
 fn observe(config: &RunConfig) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
     let vcpus = config.vcpus.len();
-    let Some(path) = &config.events else {
+    let Some(path) = &config.options.events else {
         return Ok((Arc::new(EventStats::new(vcpus, None)), None));
     };
     let (queue, writer) = events::open(path).with_context(|| {
@@ -268,31 +147,32 @@ fn observe(config: &RunConfig) -> anyhow::Result<(Arc<EventStats>, Option<EventW
 }
 
 fn run_guest(
-    (config, host, rt): (&RunConfig, &HostRoot, RtGuest),
+    (config, host, rt): (RunConfig, &HostRoot, RtGuest),
     offer: Option<Offer>,
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
-    let console = config.console.open()?;
-    let base = config.bridge.then_some(layout::CPUFREQ_BASE);
+    let console = config.options.console.open()?;
+    let base = config.bridge().then_some(layout::CPUFREQ_BASE);
     let machine = topology::machine(&config.vcpus, base, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
-        .map(|offer| {
-            let plans = offer.plans.clone();
-            let device = make_device((config, host, &rt), offer, stats)?;
-            GuestBridge::start(device, config, &plans)
+        .map(|mut offer| {
+            let plans = std::mem::take(&mut offer.plans);
+            let device = make_device((&config, host, &rt), offer, stats)?;
+            GuestBridge::start(device, &config, &plans)
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
     let guest = vm::Host {
-        hooks: rt.hooks(match &bridge {
-            Some(bridge) => bridge.hooks(config),
-            None => Arc::new(NoBridge),
+        hooks: Arc::new(GuestHooks {
+            bridge: bridge.as_ref().map(GuestBridge::handle),
+            hypercalls: config.options.hypercalls,
+            rt,
         }),
         cpufreq,
         console,
     };
-    let report = vm::run(config, &machine, &guest);
+    let report = vm::run(config.vm, &machine, &guest);
     let totals = bridge.map(GuestBridge::stop);
     let report = report?;
     let summary = totals.map(|totals| Summary::new(totals, &report));
@@ -314,9 +194,9 @@ fn make_device(
     let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
     let headroom = headroom_of(&release).unwrap_or(Headroom::None);
     let device = DeviceConfig {
-        visibility: config.visibility,
-        rate_limit: config.rate_limit,
-        ..resolve::device_config(&config.vcpus, config.clamp, headroom)?
+        visibility: config.options.cur_perf,
+        rate_limit: config.options.rate_limit.0,
+        ..resolve::device_config(&config.vcpus, config.options.clamp, headroom)?
     };
     let actuator = make_actuator(config, rt, &offer.chosen)?;
     let actuator = rt.actuator(actuator);
@@ -351,37 +231,6 @@ fn make_actuator(
             Ok(build(&ActuatorKind::Thread)?)
         }
         built => built.context("can't make this VM's cgroups; see vcpufreq doctor"),
-    }
-}
-
-/// Hooks of a guest without the bridge.
-struct NoBridge;
-
-impl Hooks for NoBridge {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {}
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        warn(text);
     }
 }
 
