@@ -11,7 +11,7 @@
 //! have for the best CPU) at which the guest's integer arithmetic, modelled
 //! here, comes out right.
 
-use crate::checks::FactsError;
+use crate::error::FactsError;
 
 /// A CPU at its maximum: capacity 1 to 1024, frequency from 1 kHz.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

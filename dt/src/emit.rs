@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
-use crate::facts::{CpuFacts, CpufreqRegion, Machine, Opp, OppTable};
+use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable};
+use crate::machine::Machine;
 use crate::node::{Node, Target, Value};
 use crate::power;
 

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Facts about a machine: as they come in, and after they were checked.
-
-use crate::capacity::{self, MaxPerf};
-use crate::checks::{self, FactsError};
+//! Facts about a machine as they come in.
 
 /// A machine as the host or a user describes it; nothing is checked yet.
 ///
-/// [`Machine::try_from`] checks it.
+/// [`Machine::try_from`](crate::Machine) checks it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineFacts {
     /// The CPUs in the order of their nodes, which is the order in which Linux
@@ -40,7 +37,7 @@ pub struct CpuFacts {
     ///
     /// Linux calls its own largest CPU 1024. A guest without a CPU of 1024
     /// therefore sees every capacity multiplied by 1024 / its largest; see
-    /// [`Machine::guest_capacities`].
+    /// [`Machine::guest_capacities`](crate::Machine::guest_capacities).
     pub capacity: u16,
     /// The highest frequency that the guest's cpufreq driver will report for
     /// the CPU, in kHz: Linux multiplies the device tree's value by it.
@@ -91,55 +88,4 @@ pub struct CpufreqRegion {
     pub base: u64,
     /// Size in bytes: at least one 4 KiB page for each CPU.
     pub size: u64,
-}
-
-/// A machine whose facts were checked: what all nodes are made from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    facts: MachineFacts,
-    dmips_mhz: Vec<u32>,
-    guest_capacities: Vec<u16>,
-}
-
-impl Machine {
-    /// The facts as they were given.
-    pub fn facts(&self) -> &MachineFacts {
-        &self.facts
-    }
-
-    /// `capacity-dmips-mhz` of every CPU, in the order of the CPUs.
-    pub fn capacity_dmips_mhz(&self) -> &[u32] {
-        &self.dmips_mhz
-    }
-
-    /// The `cpu_capacity` that Linux in the guest will report for each CPU
-    /// once its cpufreq driver is there.
-    ///
-    /// Equal to [`CpuFacts::capacity`] within 1 when one CPU has 1024;
-    /// otherwise that times 1024 / the largest, rounded down, within 1.
-    pub fn guest_capacities(&self) -> &[u16] {
-        &self.guest_capacities
-    }
-}
-
-impl TryFrom<MachineFacts> for Machine {
-    type Error = FactsError;
-
-    fn try_from(facts: MachineFacts) -> Result<Self, FactsError> {
-        checks::check(&facts)?;
-        let perf: Vec<MaxPerf> = facts
-            .cpus
-            .iter()
-            .map(|cpu| MaxPerf {
-                capacity: cpu.capacity,
-                khz: cpu.khz_max,
-            })
-            .collect();
-        let scaled = capacity::scale(&perf)?;
-        Ok(Self {
-            facts,
-            dmips_mhz: scaled.dmips_mhz,
-            guest_capacities: scaled.guest,
-        })
-    }
 }

@@ -50,11 +50,14 @@
 mod capacity;
 mod checks;
 mod emit;
+mod error;
 mod facts;
+mod machine;
 mod node;
 mod power;
 
-pub use checks::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
-pub use facts::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
+pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
+pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
+pub use machine::Machine;
 pub use vm_fdt;

@@ -1,21 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The command line: what can be said, and from there to options.
+//! The command line.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use thiserror::Error;
 use vcpufreq_bench::BenchArgs;
-use vcpufreq_device::host::CpuList;
 use vcpufreq_rt::cli::RtCommand;
 
 use crate::{
-    config::ConfigError,
-    console_choice::ConsoleChoice,
-    options::{Actuator, ClampArg, CurPerfArg, RunOptions, one_line},
-    parse::{IpcRatio, MemSize, PerVcpu, Rate, Table},
-    path::PathChoice,
-    rt_options::{PageSize, ResumeLatency, RtPolicy},
+    message::usage,
+    options::{
+        RunArgs, VcpuArgs,
+        file::{self, FileError, Flag},
+    },
 };
+
+/// Why a command line says nothing to do.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// It asks for help or the version.
+    #[error(transparent)]
+    Help(clap::Error),
+    /// It is wrong.
+    #[error("{what}; see {command} --help")]
+    Usage {
+        /// What is wrong.
+        what: String,
+        /// The command, as far as there is one.
+        command: String,
+    },
+    /// The file of `--config` is.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -108,117 +126,6 @@ pub enum Command {
     },
 }
 
-/// Options of `run`.
-#[derive(Debug, Default, Args)]
-pub struct RunArgs {
-    /// Read options from a TOML file; its keys are the long options, per vCPU
-    /// under [vcpu.VCPUS]; flags win
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Kernel: an uncompressed arm64 Image
-    #[arg(long, value_name = "FILE")]
-    pub kernel: Option<PathBuf>,
-    /// Initial ramdisk
-    #[arg(long, value_name = "FILE")]
-    pub initrd: Option<PathBuf>,
-    /// Kernel command line [default: console=ttyS0]
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub cmdline: Option<String>,
-    /// Memory in MiB, or with M or G [default: 512]
-    #[arg(long, value_name = "SIZE")]
-    pub mem: Option<MemSize>,
-    /// The vCPUs.
-    #[command(flatten)]
-    pub vcpus: VcpuArgs,
-    /// Real-time vCPUs, each pinned to a pCPU of its own: fifo:PRIORITY,
-    /// rr:PRIORITY or deadline:RUNTIME/PERIOD in µs; memory is locked then
-    #[arg(long, value_name = "VCPUS=POLICY")]
-    pub rt: Vec<PerVcpu<RtPolicy>>,
-    /// Performance in kHz that requests can't undercut
-    #[arg(long, value_name = "VCPUS=KHZ")]
-    pub floor: Vec<PerVcpu<u32>>,
-    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
-    #[arg(long, value_name = "US")]
-    pub resume_latency_us: Option<ResumeLatency>,
-    /// Guest memory of huge pages: 2M or 1G
-    #[arg(long, value_name = "SIZE")]
-    pub hugepages: Option<PageSize>,
-    /// What a request sets: the floor alone, or the ceiling too [default: floor]
-    #[arg(long, value_name = "MODE")]
-    pub clamp: Option<ClampArg>,
-    /// How requests reach the host's scheduler [default: auto]
-    #[arg(long, value_name = "HOW")]
-    pub actuator: Option<Actuator>,
-    /// The cgroup in which the VM's are made, by its whole path [default: the
-    /// VMM's own, or the one around it, if delegated]
-    #[arg(long, value_name = "DIR")]
-    pub cgroup_parent: Option<PathBuf>,
-    /// How accesses reach the device: the best that the host offers, or this
-    /// one [default: auto]
-    #[arg(long, value_name = "PATH")]
-    pub path: Option<PathChoice>,
-    /// The programs of the path bpf [default: /usr/lib/vcpufreq/vcpufreq.bpf.o]
-    #[arg(long, value_name = "FILE")]
-    pub bpf_object: Option<PathBuf>,
-    /// Say on stderr why each path is taken or not
-    #[arg(long)]
-    pub explain: bool,
-    /// What the guest reads of its frequency [default: table]
-    #[arg(long, alias = "report", value_name = "WHAT")]
-    pub cur_perf: Option<CurPerfArg>,
-    /// Requests that a vCPU writes, and of the VM for each domain, that reach
-    /// the host, a second and at once; 0: all
-    /// [default: 1000:100]
-    #[arg(long, value_name = "N[:BURST]")]
-    pub rate_limit: Option<Rate>,
-    /// Answer cur_perf and set_perf by hypercall, too
-    #[arg(long)]
-    pub hypercalls: bool,
-    /// Write one JSON line per request, actuation and refusal
-    #[arg(long, value_name = "FILE")]
-    pub events: Option<PathBuf>,
-    /// Write the guest's device tree
-    #[arg(long, value_name = "FILE")]
-    pub dump_dtb: Option<PathBuf>,
-    /// The guest's console: stdio, none, or a file that takes output up to a
-    /// size in MiB, or with M or G; the rest is dropped [default: stdio]
-    #[arg(long, value_name = "stdio|none|file:PATH,max=SIZE")]
-    pub console: Option<ConsoleChoice>,
-    /// KVM device [default: /dev/kvm]
-    #[arg(long, value_name = "PATH")]
-    pub kvm_device: Option<PathBuf>,
-}
-
-/// What `run` and `dt` take of the vCPUs.
-#[derive(Debug, Default, Args)]
-pub struct VcpuArgs {
-    /// vCPUs, 1 to 512 [default: 1]
-    #[arg(long, value_name = "N")]
-    pub cpus: Option<u32>,
-    /// Leave the virtual cpufreq device out
-    #[arg(long)]
-    pub no_bridge: bool,
-    /// Mirror the tables, clusters and domains of the pCPUs, or don't [default: true
-    /// where each vCPU is pinned within one cpufreq policy]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub host_topology: Option<bool>,
-    /// pCPUs that vCPUs may run on, as 0=2-3; may be repeated, like those below
-    #[arg(long, value_name = "VCPUS=PCPUS")]
-    pub pin: Vec<PerVcpu<CpuList>>,
-    /// A performance table: 1 to 64 rising kHz, with µV and µW if known
-    #[arg(long, value_name = "VCPUS=KHZ[:UV[:UW]],...")]
-    pub table: Vec<PerVcpu<Table>>,
-    /// Performance domain: its vCPUs have one frequency
-    #[arg(long, value_name = "VCPUS=N")]
-    pub domain: Vec<PerVcpu<u32>>,
-    /// Work per cycle against the pCPU's, as 0=0.75
-    #[arg(long, value_name = "VCPUS=RATIO")]
-    pub ipc_ratio: Vec<PerVcpu<IpcRatio>>,
-    /// Capacity, 1 to 1024, in the host's scale
-    #[arg(long, value_name = "VCPUS=N")]
-    pub capacity: Vec<PerVcpu<u16>>,
-}
-
 /// Form of a device tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DtFormat {
@@ -245,68 +152,6 @@ pub struct DtArgs {
     pub base: u64,
 }
 
-impl RunArgs {
-    /// The flags, completed from the config file.
-    pub fn options(&self) -> Result<RunOptions, ConfigError> {
-        let mut flags = RunOptions {
-            kernel: self.kernel.clone(),
-            initrd: self.initrd.clone(),
-            cmdline: self.cmdline.clone(),
-            mem: self.mem,
-            clamp: self.clamp,
-            actuator: self.actuator,
-            cgroup_parent: self.cgroup_parent.clone(),
-            path: self.path,
-            bpf_object: self.bpf_object.clone(),
-            explain: self.explain.then_some(true),
-            cur_perf: self.cur_perf,
-            rate_limit: self.rate_limit,
-            hypercalls: self.hypercalls.then_some(true),
-            events: self.events.clone(),
-            dump_dtb: self.dump_dtb.clone(),
-            console: self.console.clone(),
-            kvm_device: self.kvm_device.clone(),
-            resume_latency_us: self.resume_latency_us,
-            hugepages: self.hugepages,
-            ..self.vcpus.options()
-        };
-        flags.set(&self.rt, |vcpu| &mut vcpu.rt);
-        flags.set(&self.floor, |vcpu| &mut vcpu.floor);
-        completed(flags, self.config.as_ref())
-    }
-}
-
-impl DtArgs {
-    /// The flags, completed from the config file.
-    pub fn options(&self) -> Result<RunOptions, ConfigError> {
-        completed(self.vcpus.options(), self.config.as_ref())
-    }
-}
-
-impl VcpuArgs {
-    fn options(&self) -> RunOptions {
-        let mut options = RunOptions {
-            cpus: self.cpus,
-            host_topology: self.host_topology,
-            no_bridge: self.no_bridge.then_some(true),
-            ..RunOptions::default()
-        };
-        options.set(&self.pin, |vcpu| &mut vcpu.pin);
-        options.set(&self.table, |vcpu| &mut vcpu.table);
-        options.set(&self.domain, |vcpu| &mut vcpu.domain);
-        options.set(&self.ipc_ratio, |vcpu| &mut vcpu.ipc_ratio);
-        options.set(&self.capacity, |vcpu| &mut vcpu.capacity);
-        options
-    }
-}
-
-fn completed(flags: RunOptions, config: Option<&PathBuf>) -> Result<RunOptions, ConfigError> {
-    match config {
-        Some(path) => Ok(flags.or(RunOptions::from_file(path)?)),
-        None => Ok(flags),
-    }
-}
-
 fn address(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
@@ -315,28 +160,57 @@ fn address(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "write a number, as 167772160 or 0xa000000".to_owned())
 }
 
-/// A usage error in one line: what clap says, without the usage text.
-pub fn usage_error(error: &clap::Error, line: impl Iterator<Item = String>) -> String {
-    let text = error.to_string();
-    let said = text.split("\n\nUsage:").next().unwrap_or(&text);
-    let said = said
-        .split("\n\nFor more information")
-        .next()
-        .unwrap_or(said);
-    let said = one_line(said.trim_start_matches("error: "));
-    format!("{said}; see {} --help", named_command(line))
+impl Cli {
+    /// What a command line says, after the file that its `--config` names.
+    ///
+    /// # Errors
+    /// One line: what is wrong with the line or the file, and what to do. The text that `--help`
+    /// asks for is the error of clap.
+    pub fn read(line: Vec<OsString>) -> Result<Self, ReadError> {
+        let usage_error = |error: clap::Error| match error.use_stderr() {
+            true => ReadError::Usage {
+                what: usage(&error),
+                command: named_command(&line),
+            },
+            false => ReadError::Help(error),
+        };
+        let cli = Self::try_parse_from(&line).map_err(usage_error)?;
+        let (config, taken) = match &cli.command {
+            Command::Run(args) => (
+                &args.config,
+                RunArgs::augment_args(clap::Command::new("run")),
+            ),
+            Command::Dt(args) => (&args.config, DtArgs::augment_args(clap::Command::new("dt"))),
+            _ => return Ok(cli),
+        };
+        let Some(config) = config else { return Ok(cli) };
+        let takes = |flag: &Flag| {
+            taken
+                .get_arguments()
+                .any(|arg| arg.get_long() == Some(&flag.name))
+        };
+        let flags = file::read(config)?.into_iter().filter(takes);
+        let mut completed = line.clone();
+        // Behind the program and the command.
+        completed.splice(2..2, flags.map(|flag| flag.text.into()));
+        let command = Self::command().args_override_self(true);
+        let matches = command.try_get_matches_from(completed);
+        matches
+            .and_then(|matches| Self::from_arg_matches(&matches))
+            .map_err(usage_error)
+    }
 }
 
 /// The command that a line names, as far as there is one.
-fn named_command(line: impl Iterator<Item = String>) -> String {
+fn named_command(line: &[OsString]) -> String {
     let program = Cli::command();
     let mut names = program.get_name().to_owned();
     let mut command = &program;
-    for word in line.skip(1) {
-        let Some(found) = command.find_subcommand(&word) else {
+    for word in line.iter().skip(1) {
+        let Some(found) = command.find_subcommand(word) else {
             break;
         };
-        names = format!("{names} {word}");
+        names = format!("{names} {}", word.display());
         command = found;
     }
     names
@@ -344,14 +218,19 @@ fn named_command(line: impl Iterator<Item = String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Flags become the options they name; usage errors are one line.
+    //! Flags become the options they name, after those of a file; usage errors are one line.
 
     use super::*;
+    use crate::options::values::of_vcpu;
 
-    fn run_options(flags: &[&str]) -> RunOptions {
-        let line = ["vcpufreq", "run"].iter().chain(flags);
-        match Cli::try_parse_from(line).unwrap().command {
-            Command::Run(args) => args.options().unwrap(),
+    fn read(line: &[&str]) -> Result<Cli, ReadError> {
+        let words = ["vcpufreq"].iter().chain(line);
+        Cli::read(words.map(OsString::from).collect())
+    }
+
+    fn run_options(flags: &[&str]) -> RunArgs {
+        match read(&[&["run"], flags].concat()).unwrap().command {
+            Command::Run(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -371,9 +250,8 @@ mod tests {
             "--clamp=exact",
             "--pin=0-1=0",
             "--table=0-1=600000,1000000",
-            "--pin=2=2-3",
-            "--ipc-ratio=2=0.75",
             "--table=2=700000:600000",
+            "--ipc-ratio=2=0.75",
             "--capacity=2=512",
             "--domain=3=9",
             "--host-topology",
@@ -392,21 +270,51 @@ mod tests {
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
             rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\nhypercalls=true\n\
             console='file:log,max=2'\n\
-            [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
-            ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
-            rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n";
-        assert_eq!(flags, RunOptions::from_toml(toml).unwrap());
+            [vcpu.2]\nipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
+            rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n\
+            [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n";
+        let mut of_file = RunArgs::of_toml(toml);
+        // The order of tables doesn't matter where their lists don't overlap.
+        of_file.vcpus.table.sort_by_key(|flag| flag.value.0.len());
+        let mut flags = flags;
+        flags.vcpus.table.sort_by_key(|flag| flag.value.0.len());
+        assert_eq!(flags, of_file);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let toml = "kernel='Image'\ncpus=4\nno-bridge=true\n\
+                    [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\nrt='fifo:1'\n";
+        std::fs::write(file.path(), toml).unwrap();
+        let config = format!("--config={}", file.path().display());
+        let both = run_options(&[&config, "--cpus=2", "--pin=0=3", "--mem=1G"]);
+        assert_eq!((both.vcpus.cpus, both.mem.0), (Some(2), 1024));
+        assert_eq!(both.kernel, Some("Image".into()));
+        assert!(both.vcpus.no_bridge);
+        let pin = |vcpu| of_vcpu(&both.vcpus.pin, vcpu).unwrap().to_string();
+        assert_eq!([pin(0), pin(1)], ["3", "0"]);
+        assert_eq!(of_vcpu(&both.vcpus.table, 0).unwrap().0.len(), 2);
+        assert!(read(&["run", &config, "--cpus=2", "--cpus=3"]).is_err());
+        // dt takes from it what it has options for.
+        match read(&["dt", &config, "--cpus=2"]).unwrap().command {
+            Command::Dt(args) => assert_eq!(args.vcpus.rt.len(), 1),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
     fn the_hosts_topology_can_be_refused() {
-        let said = |flags: &[&str]| run_options(flags).host_topology;
-        assert_eq!(said(&[]), None);
-        assert_eq!(said(&["--host-topology"]), Some(true));
-        assert_eq!(said(&["--host-topology=true"]), Some(true));
-        assert_eq!(said(&["--host-topology=false"]), Some(false));
-        let toml = RunOptions::from_toml("host-topology = false").unwrap();
-        assert_eq!(toml.host_topology, Some(false));
+        for (flags, said) in [
+            (&[][..], None),
+            (&["--host-topology"], Some(true)),
+            (&["--host-topology=true"], Some(true)),
+            (&["--host-topology=false"], Some(false)),
+        ] {
+            assert_eq!(run_options(flags).vcpus.host_topology, said);
+        }
+        let toml = RunArgs::of_toml("host-topology = false");
+        assert_eq!(toml.vcpus.host_topology, Some(false));
     }
 
     #[test]
@@ -425,13 +333,7 @@ mod tests {
             (&[], "vcpufreq --help"),
             (&["go"], "vcpufreq --help"),
         ] {
-            let line = || {
-                ["vcpufreq"]
-                    .iter()
-                    .chain(flags)
-                    .map(|word| (*word).to_owned())
-            };
-            let text = usage_error(&Cli::try_parse_from(line()).unwrap_err(), line());
+            let text = read(flags).unwrap_err().to_string();
             let ends = text.ends_with(&format!("; see {help}"));
             assert!(!text.contains('\n') && ends, "{text}");
         }

@@ -10,18 +10,17 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::Parser;
 use serde_json::json;
 use vcpufreq::{
-    cleanup::Cleaner,
-    cli::{self, Cli, Command},
-    config, doctor,
-    doctor_facts::{DoctorFacts, Live},
-    dt_command, guardian,
-    options::one_line,
-    run,
-    state::StateDir,
-    stats,
+    cli::{Cli, Command, ReadError},
+    doctor::{
+        self,
+        facts::{DoctorFacts, Live},
+    },
+    dt,
+    lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
+    message::chain,
+    options, run, stats,
     vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
@@ -31,49 +30,27 @@ use vcpufreq_rt::cli as rt;
 const ERROR: u8 = 2;
 
 fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
-        Ok(cli) => cli.command,
-        Err(error) if !error.use_stderr() => {
-            return match error.print() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ERROR.into(),
-            };
-        }
-        Err(error) => {
-            let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-            eprintln!("vcpufreq: {}", cli::usage_error(&error, words));
-            return ERROR.into();
-        }
+    let done = match Cli::read(std::env::args_os().collect()) {
+        Ok(cli) => execute(cli.command),
+        Err(ReadError::Help(text)) => text.print().map(|()| 0).map_err(Into::into),
+        Err(error) => Err(error.into()),
     };
-    match execute(command) {
+    match done {
         Ok(code) => code.into(),
         Err(error) => {
-            eprintln!("vcpufreq: {}", said(&error));
+            eprintln!("vcpufreq: {}", chain(&error));
             ERROR.into()
         }
     }
 }
 
-/// An error and what it comes from in one line; a cause that the error has in
-/// its own text already isn't said again.
-fn said(error: &anyhow::Error) -> String {
-    let mut line = one_line(&error.to_string());
-    for cause in error.chain().skip(1) {
-        let cause = one_line(&cause.to_string());
-        if !line.contains(&cause) {
-            line = format!("{line}: {cause}");
-        }
-    }
-    line
-}
-
 fn execute(command: Command) -> anyhow::Result<u8> {
     match command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(*args),
         Command::Bench(args) => vcpufreq_bench::bench(&args, CPUFREQ_BASE),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
-            print(&dt_command::dt(&args, &HostRoot::default())?)?;
+            print(&dt::dt(&args, &HostRoot::default())?)?;
             Ok(0)
         }
         Command::Stats { pid, json } => stats(pid, json),
@@ -96,7 +73,7 @@ fn print(bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 fn doctor(json: bool) -> anyhow::Result<u8> {
-    let live = Live::ask(Path::new(config::DEFAULT_KVM_DEVICE));
+    let live = Live::ask(Path::new(options::KVM_DEVICE));
     let facts = DoctorFacts::read(&HostRoot::default(), std::env::consts::ARCH, live);
     let findings = doctor::findings(&facts);
     let code = doctor::exit_code(&findings);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The paths that a guest's accesses can take, which of them a host offers for
-//! a guest, and which one is taken. Pure: what the host can do comes in as
+//! a guest, and which one is taken. Pure but for [`offer_bpf`]: what the host can do comes in as
 //! [`PathFacts`].
 
 use std::fmt;
@@ -23,8 +23,7 @@ pub enum Path {
 }
 
 /// The path in the user's words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PathChoice {
     /// The best that the host offers.
     #[default]
@@ -32,7 +31,6 @@ pub enum PathChoice {
     /// Each access exits to the VMM.
     Exit,
     /// Reads from memory, writes finished by KVM.
-    #[serde(alias = "kernel")]
     #[value(alias = "kernel")]
     Ioeventfd,
     /// Reads and writes handled by BPF in the kernel.
@@ -47,6 +45,24 @@ impl fmt::Display for Path {
             Self::Bpf => "bpf",
         })
     }
+}
+
+/// How the path `bpf` would work here, or why it doesn't.
+///
+/// # Errors
+/// What is missing, and what to do about it.
+#[cfg(feature = "bpf")]
+pub fn offer_bpf(object: &std::path::Path) -> Result<String, String> {
+    vcpufreq_host_bpf::offer(object)
+}
+
+/// How the path `bpf` would work here, or why it doesn't.
+///
+/// # Errors
+/// Always: this program is built without BPF.
+#[cfg(not(feature = "bpf"))]
+pub fn offer_bpf(_object: &std::path::Path) -> Result<String, String> {
+    Err("this program is built without BPF (cargo build --features bpf)".to_owned())
 }
 
 /// What a guest needs of the host for a path.

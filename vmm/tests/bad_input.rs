@@ -14,7 +14,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::state::ROOT_DIR;
+use vcpufreq::lifecycle::state::ROOT_DIR;
 
 /// Files for a guest that would boot, and the program.
 struct Scene {

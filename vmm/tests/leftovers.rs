@@ -25,7 +25,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::state::{Groups, ROOT_DIR, Record, StateDir, owner_of};
+use vcpufreq::lifecycle::state::{Groups, ROOT_DIR, Record, StateDir, owner_of};
 use vcpufreq_device::host::HostRoot;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");

@@ -22,7 +22,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::state::{Groups, Owner, ROOT_DIR, Record, owner_of};
+use vcpufreq::lifecycle::state::{Groups, Owner, ROOT_DIR, Record, owner_of};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 

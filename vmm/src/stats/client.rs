@@ -13,7 +13,7 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use super::Stats;
-use crate::state::{Standing, StateDir};
+use crate::lifecycle::state::{Standing, StateDir};
 
 /// How long a VMM may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

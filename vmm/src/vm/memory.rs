@@ -14,7 +14,30 @@ use vm_memory::{
 };
 
 use super::sys;
-use crate::rt_options::PageSize;
+
+/// Size of the pages that guest memory is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageSize {
+    /// The host's.
+    #[default]
+    Base,
+    /// 2 MiB.
+    Mib2,
+    /// 1 GiB.
+    Gib1,
+}
+
+impl PageSize {
+    /// Bytes; 0 for the host's own pages.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Base => 0,
+            Self::Mib2 => 2 << 20,
+            Self::Gib1 => 1 << 30,
+        }
+    }
+}
 
 /// Why memory can't be given to the guest.
 #[derive(Debug, Error)]

@@ -33,25 +33,23 @@ mod supervise;
 pub(crate) mod sys;
 pub mod vcpu;
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use kvm_ioctls::Kvm;
 use thiserror::Error;
 use vcpufreq_device::VcpuId;
 use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_dt::Machine;
 
-use crate::config::RunConfig;
-use crate::rt_options::PageSize;
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
+use memory::PageSize;
+use probe::KvmFacts;
 pub use supervise::supervise;
 use vcpu::VcpuThreads;
 pub use vcpu::kick_signal;
@@ -184,17 +182,11 @@ pub enum VmError {
         /// What to do.
         next: &'static str,
     },
-    /// The path has a NUL byte.
-    #[error("{} is no path of a KVM device", path.display())]
-    KvmPath {
-        /// The path.
-        path: PathBuf,
-    },
     /// More vCPUs than this host's KVM can run.
     #[error("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus")]
     TooManyVcpus {
         /// vCPUs asked for.
-        vcpus: u16,
+        vcpus: usize,
         /// What KVM has room for.
         max: usize,
     },
@@ -228,66 +220,67 @@ pub enum VmError {
     },
 }
 
-/// A Linux guest to be: checked, and nothing of it in KVM.
-pub struct LinuxBoot<'a> {
+/// What a virtual machine is made of: checked, and nothing of it in KVM.
+#[derive(Debug)]
+pub struct VmSpec {
     /// The kernel.
     pub kernel: Kernel,
     /// The initrd, if there is one.
     pub initrd: Option<Initrd>,
     /// Where they go.
     pub place: Placement,
-    /// The device tree.
-    pub fdt: &'a [u8],
-    /// How many vCPUs.
-    pub vcpus: u16,
-    /// Whether the guest is told its stolen time.
-    pub pvtime: bool,
+    /// The kernel command line.
+    pub cmdline: String,
+    /// The pCPUs that each vCPU's thread may run on; all if empty.
+    pub pins: Vec<Vec<u32>>,
     /// What its memory is made of.
     pub pages: PageSize,
+    /// The KVM device.
+    pub kvm_device: PathBuf,
+    /// Where to write the device tree, as a dtb.
+    pub dump_dtb: Option<PathBuf>,
+}
+
+/// A Linux guest to be.
+pub struct LinuxBoot<'a> {
+    /// What it is made of.
+    pub spec: VmSpec,
+    /// The device tree.
+    pub fdt: &'a [u8],
     /// Whom to warn.
     pub hooks: &'a dyn Hooks,
 }
 
-/// Boots the guest that `config` describes, with the CPUs of `machine`, and
+/// Boots the guest that `spec` describes, with the CPUs of `machine`, and
 /// returns when it has ended: all threads are joined and the terminal is as it
 /// was.
 ///
 /// # Errors
-/// [`image::ImageError`], [`VmError`], [`memory::MemoryError`] or what a hook
-/// returned; with a context that says what was being done.
-pub fn run(config: &RunConfig, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
-    image::check_cmdline(&config.cmdline)?;
-    let kernel = Kernel::open(&config.kernel)?;
-    let initrd = config.initrd.as_deref().map(Initrd::open).transpose()?;
-    let place = Placement::new(&kernel, initrd.as_ref(), config.mem_mib)?;
-    let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
-    let fdt = build_fdt(config, machine, &place)?;
-    if let Some(path) = &config.dump_dtb {
+/// [`VmError`], [`memory::MemoryError`] or what a hook returned; with a context
+/// that says what was being done.
+pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
+    let fdt = build_fdt(&spec, machine)?;
+    if let Some(path) = &spec.dump_dtb {
         std::fs::write(path, &fdt)
             .with_context(|| format!("can't write the device tree to {}", path.display()))?;
     }
-    let mut guest = arch::linux_guest(LinuxBoot {
-        kernel,
-        initrd,
-        place,
-        fdt: &fdt,
-        vcpus,
-        pvtime: config.pvtime,
-        pages: config.rt.pages,
-        hooks: &*host.hooks,
-    })?;
-    let kvm = open_kvm(&config.kvm_device)?;
-    let max = kvm.get_max_vcpus();
-    if usize::from(vcpus) > max {
+    let kvm = open_kvm(&spec.kvm_device)?;
+    let (vcpus, max) = (spec.pins.len(), kvm.get_max_vcpus());
+    if vcpus > max {
         return Err(VmError::TooManyVcpus { vcpus, max }.into());
     }
-    let pins: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect();
+    let pins = spec.pins.clone();
+    let mut guest = arch::linux_guest(LinuxBoot {
+        spec,
+        fdt: &fdt,
+        hooks: &*host.hooks,
+    })?;
     let threads = VcpuThreads::spawn(&pins, &host.hooks)?;
     supervise(&mut guest, &kvm, threads, host)
 }
 
-fn build_fdt(config: &RunConfig, machine: &Machine, place: &Placement) -> anyhow::Result<Vec<u8>> {
-    let fdt = fdt::build(machine, &config.cmdline, place)
+fn build_fdt(spec: &VmSpec, machine: &Machine) -> anyhow::Result<Vec<u8>> {
+    let fdt = fdt::build(machine, &spec.cmdline, &spec.place)
         .context("can't describe the guest in a device tree")?;
     let len = fdt.len();
     let max = image::FDT_MAX;
@@ -297,13 +290,27 @@ fn build_fdt(config: &RunConfig, machine: &Machine, place: &Placement) -> anyhow
     Err(VmError::FdtTooLarge { len, max }.into())
 }
 
+/// Checks that the KVM device at `path` can have a guest with so much memory; the guest's is opened
+/// when all else is there.
+///
+/// # Errors
+/// What is wrong with the device or the memory.
+pub fn check_kvm(path: &Path, mem_mib: u64) -> anyhow::Result<()> {
+    let kvm = open_kvm(path)?;
+    let version = kvm.get_api_version();
+    if version != KvmFacts::API_VERSION {
+        bail!(
+            "{} is no usable KVM device (API version {version}, not {}); give one with --kvm-device, usually /dev/kvm",
+            path.display(),
+            KvmFacts::API_VERSION
+        );
+    }
+    Ok(arch::check_memory(&kvm, mem_mib)?)
+}
+
 /// Opens the KVM device at `path`.
 pub fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
-    let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| VmError::KvmPath {
-        path: path.to_owned(),
-    })?;
-    Kvm::new_with_path(&name).map_err(|error| {
-        let source = io::Error::from_raw_os_error(error.errno());
+    probe::open(path).map_err(|source| {
         let next = match source.kind() {
             io::ErrorKind::NotFound => {
                 "this host has no KVM: load its module or turn virtualization on in its firmware"

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this host's KVM can take over of the vcpufreq registers, found out by
-//! trying it on a virtual machine that is thrown away.
+//! What this host's KVM says that it has, and what it can take over of the vcpufreq registers: that
+//! is found out by trying it on a virtual machine that is thrown away.
 
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{IoEventAddress, Kvm, VmFd};
+use kvm_ioctls::{Cap, IoEventAddress, Kvm, VmFd};
 use serde::Serialize;
 use vcpufreq_device::REGION_ALIGN;
 use vcpufreq_device::kvm::{PageMapping, SlotMemory};
@@ -13,6 +16,65 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::CPUFREQ_BASE;
 use super::{arch, open_kvm, sys};
+
+/// `KVM_CAP_STEAL_TIME` of `linux/kvm.h`, which kvm-ioctls has no name for.
+const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
+/// `KVM_CAP_ARM_VM_IPA_SIZE`, likewise on other architectures; 0 there.
+const KVM_CAP_ARM_VM_IPA_SIZE: std::ffi::c_ulong = 165;
+
+/// What a KVM device says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KvmFacts {
+    /// `KVM_GET_API_VERSION`.
+    pub api_version: i32,
+    /// `KVM_CAP_MAX_VCPUS`.
+    pub max_vcpus: usize,
+    /// `KVM_CAP_ARM_VM_IPA_SIZE`, on arm64 only.
+    pub address_bits: Option<i32>,
+    /// `KVM_CAP_STEAL_TIME`: the guest can be told its stolen time.
+    pub stolen_time: bool,
+    /// `KVM_CAP_READONLY_MEM`: reads without an exit are possible.
+    pub readonly_slots: bool,
+    /// `KVM_CAP_IOEVENTFD`: writes without an exit to the VMM are possible.
+    pub ioeventfd: bool,
+    /// `kvm-arm.mode` of the kernel command line; `default` is VHE where the
+    /// CPU has it.
+    pub mode: String,
+}
+
+impl KvmFacts {
+    /// The version since Linux 2.6.22; the others are obsolete.
+    pub const API_VERSION: i32 = 12;
+
+    /// Asks the device at `path`.
+    ///
+    /// # Errors
+    /// Why it can't be opened.
+    pub fn ask(path: &Path) -> io::Result<Self> {
+        let kvm = open(path)?;
+        // Any file can be opened, but only KVM answers.
+        let api_version = kvm.get_api_version();
+        if api_version < 0 {
+            return Err(io::Error::other("not a KVM device"));
+        }
+        let address_bits = kvm.check_extension_raw(KVM_CAP_ARM_VM_IPA_SIZE);
+        Ok(Self {
+            api_version,
+            max_vcpus: kvm.get_max_vcpus(),
+            address_bits: Some(address_bits).filter(|bits| *bits > 0),
+            stolen_time: kvm.check_extension_raw(KVM_CAP_STEAL_TIME) > 0,
+            readonly_slots: kvm.check_extension(Cap::ReadonlyMem),
+            ioeventfd: kvm.check_extension(Cap::Ioeventfd),
+            mode: "default".to_owned(),
+        })
+    }
+}
+
+/// Opens the KVM device at `path`, which any file may be.
+pub(super) fn open(path: &Path) -> io::Result<Kvm> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    Kvm::new_with_path(&name).map_err(|error| io::Error::from_raw_os_error(error.errno()))
+}
 
 /// What KVM takes over, or why not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -23,7 +23,7 @@ use super::exit::is_undecoded;
 use super::machine::{Boot, Machine};
 use super::memory::{Access, Memory, Region};
 use super::vcpu::VcpuEnd;
-use super::{LinuxBoot, VmError, layout};
+use super::{LinuxBoot, VmError, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
 pub use hypercall::answer as answer_hypercall;
 
@@ -44,26 +44,27 @@ impl Boot for LinuxGuest<'_> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
         hypercall::set_up(&vm, self.boot.hooks.hypercalls())?;
-        let mut memory = Memory::of_pages(self.boot.pages);
+        let mut memory = Memory::of_pages(self.boot.spec.pages);
         let ram = Region {
             base: layout::RAM_BASE,
-            size: self.boot.place.ram_size,
+            size: self.boot.spec.place.ram_size,
             access: Access::ReadWrite,
         };
         memory.add(&vm, ram)?;
         let entry = self.load(&memory)?;
-        let vcpus = (0..self.boot.vcpus)
+        let count = u16::try_from(self.boot.spec.pins.len()).context("too many vCPUs")?;
+        let vcpus = (0..count)
             .map(|vcpu| vm.create_vcpu(u64::from(vcpu)))
             .collect::<Result<Vec<_>, _>>()
             .context("KVM can't create the vCPUs")?;
         self.set_up_pvtime(&vm, &mut memory, &vcpus)?;
         init_vcpus(&vm, &vcpus)?;
-        gic::create(&vm, self.boot.vcpus)?;
+        gic::create(&vm, count)?;
         // Needs the GIC: until it is there, KVM has nothing to route to.
         vm.register_irqfd(console, layout::UART_SPI)
             .context("KVM can't connect the console's interrupt")?;
         if let Some(first) = vcpus.first() {
-            registers::set_entry(first, entry, self.boot.place.fdt)
+            registers::set_entry(first, entry, self.boot.spec.place.fdt)
                 .context("can't set the entry point of vCPU 0")?;
         }
         Ok(Machine { vcpus, vm, memory })
@@ -90,13 +91,13 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> Result<(), VmError> {
 impl LinuxGuest<'_> {
     /// Puts kernel, device tree and initrd into `memory`; returns the entry point.
     fn load(&mut self, memory: &Memory) -> anyhow::Result<u64> {
-        let LinuxBoot {
+        let LinuxBoot { spec, fdt, .. } = &mut self.boot;
+        let VmSpec {
             kernel,
             initrd,
             place,
-            fdt,
             ..
-        } = &mut self.boot;
+        } = spec;
         let map = memory.map();
         let path = kernel.file.path().display().to_string();
         let kernel = kernel.file.rewound();
@@ -121,9 +122,6 @@ impl LinuxGuest<'_> {
         memory: &mut Memory,
         vcpus: &[VcpuFd],
     ) -> anyhow::Result<()> {
-        if !self.boot.pvtime {
-            return Ok(());
-        }
         if vcpus.iter().all(pvtime::is_supported) {
             return pvtime::set_up(vm, memory, vcpus);
         }

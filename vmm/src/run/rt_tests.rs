@@ -3,15 +3,13 @@
 //! real-time keeps nothing from the bridge that it is told otherwise.
 
 use std::sync::{
-    Mutex,
+    Arc,
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::HostCpus;
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion,
-    NoEvents, PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, Util, VcpuSpec,
+    NoEvents, PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, VcpuSpec,
     fakes::{DirTree, FixedSource},
     host::{ActuatorKind, CgroupTree as _, Placement},
     region_size,
@@ -19,19 +17,21 @@ use vcpufreq_device::{
 use vcpufreq_rt::{Guest, Partition, Profile};
 
 use super::*;
-use crate::{options::RunOptions, resolve};
+use crate::{
+    config::{resolve, rt::floors},
+    options::RunArgs,
+};
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::HostCpus;
 
-fn parts(toml: &str, mem_mib: u64) -> Result<(Vec<VcpuConfig>, RtConfig), String> {
+fn parts(toml: &str) -> Result<(Vec<VcpuConfig>, Vec<Util>), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
-    let options = RunOptions::from_toml(toml).unwrap();
-    let count = resolve::vcpu_count(&options).unwrap();
-    let vcpus = resolve::vcpus(&options, &host, count).unwrap();
-    let rt = RtConfig::new(&options, &vcpus, mem_mib, &host.online());
-    rt.map(|rt| (vcpus, rt)).map_err(|error| error.to_string())
-}
-
-fn config(toml: &str, mem_mib: u64) -> Result<RtConfig, String> {
-    parts(toml, mem_mib).map(|(_, rt)| rt)
+    let options = RunArgs::of_toml(toml);
+    let count = resolve::vcpu_count(&options.vcpus).unwrap();
+    let vcpus = resolve::vcpus(&options.vcpus, &host, count).unwrap();
+    let floors = floors(&options, &vcpus, &host.online());
+    let floors = floors.map_err(|error| error.to_string())?;
+    Ok((vcpus, floors))
 }
 
 /// Of guests with these CPUs.
@@ -56,7 +56,7 @@ fn applied(guests: &[(&str, &str)]) -> Record {
 fn pcpus_of_real_time_vcpus_alone() {
     let toml =
         "cpus=3\n[vcpu.0]\npin='0-1'\n[vcpu.1]\npin=3\nrt='fifo:1'\n[vcpu.2]\npin=2\nrt='rr:1'";
-    let pcpus = |toml| parts(toml, 512).map(|(vcpus, _)| rt_pcpus(&vcpus));
+    let pcpus = |toml| parts(toml).map(|(vcpus, _)| rt_pcpus(&vcpus));
     assert_eq!(pcpus(toml).unwrap(), [3, 2]);
     assert!(pcpus("cpus=1").unwrap().is_empty());
 }
@@ -77,7 +77,7 @@ fn a_cpu_that_was_given_to_real_time_guests_is_for_real_time_vcpus() {
         ),
         ("cpus=2", None),
     ] {
-        let (vcpus, _) = parts(toml, 512).unwrap();
+        let (vcpus, _) = parts(toml).unwrap();
         let refused = check_others(&vcpus, &record).err();
         let line = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(line.contains(said.unwrap_or_default()), "{toml}: {line}");
@@ -111,7 +111,7 @@ fn what_is_wrong_is_said() {
             "--no-bridge",
         ),
     ] {
-        let line = config(toml, 512).unwrap_err();
+        let line = parts(toml).unwrap_err();
         assert!(line.contains(said), "{said}: {line}");
     }
 }
@@ -119,8 +119,8 @@ fn what_is_wrong_is_said() {
 #[test]
 fn a_floor_is_a_clamp_as_a_request_would_be() {
     let toml = "cpus=2\n[vcpu.0]\npin=3\nfloor=1400000\nrt='fifo:1'\n[vcpu.1]\npin=0";
-    let (vcpus, rt) = parts(toml, 512).unwrap();
-    let floors: Vec<u16> = rt.floors.iter().map(|floor| floor.get()).collect();
+    let (vcpus, floors) = parts(toml).unwrap();
+    let floors: Vec<u16> = floors.iter().map(|floor| floor.get()).collect();
     assert_eq!(floors, [512, 0]);
     assert_eq!([vcpus[0].rt, vcpus[1].rt], [Some(RtPolicy::Fifo(1)), None]);
 }
@@ -148,7 +148,8 @@ fn a_refused_deadline_says_what_the_kernel_asks_for() {
 #[test]
 fn what_was_applied_is_not_asked_for_again() {
     let guest = |without_cpuset: Option<&str>| RtGuest {
-        config: RtConfig::default(),
+        floors: Vec::new(),
+        resume_latency: None,
         policies: Vec::new(),
         domains: Vec::new(),
         cpus: vec![3],
@@ -165,9 +166,10 @@ fn what_was_applied_is_not_asked_for_again() {
 }
 
 fn of(toml: &str) -> RtGuest {
-    let (vcpus, config) = parts(toml, 512).unwrap();
+    let (vcpus, floors) = parts(toml).unwrap();
     RtGuest {
-        config,
+        floors,
+        resume_latency: None,
         policies: vcpus.iter().map(|vcpu| vcpu.rt).collect(),
         domains: vcpus.iter().map(|vcpu| vcpu.domain).collect(),
         cpus: rt_pcpus(&vcpus),
@@ -237,81 +239,4 @@ fn beside_a_real_time_vcpu_each_asks_for_its_own_domain_whatever_the_actuator() 
             assert_eq!(features, [told; 2], "{toml}: {kind:?}");
         }
     }
-}
-
-/// What the bridge would have heard.
-#[derive(Default)]
-struct Heard(Mutex<Vec<&'static str>>);
-
-impl Heard {
-    fn note(&self, what: &'static str) {
-        self.0.lock().unwrap().push(what);
-    }
-}
-
-impl Hooks for Heard {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        self.note("start");
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        self.note("thread");
-        Ok(())
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {
-        self.note("moved");
-    }
-
-    fn on_reset(&self) {
-        self.note("reset");
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.note("path lost");
-        None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        self.note("hypercalls");
-        Hypercalls::WritesInKernel
-    }
-
-    fn on_end(&self) {
-        self.note("end");
-    }
-
-    fn on_warning(&self, _text: &str) {
-        self.note("warning");
-    }
-}
-
-#[test]
-fn the_bridge_hears_of_every_moment() {
-    let rt = of("cpus=2\n[vcpu.0]\npin=3\nrt='fifo:1'\n[vcpu.1]\npin=0");
-    let heard = Arc::new(Heard::default());
-    let hooks = rt.hooks(heard.clone());
-    // The one that isn't real-time: the test's own thread is left as it is.
-    hooks.on_vcpu_thread_start(VcpuId(1), 0).unwrap();
-    hooks.on_vcpu_thread(VcpuId(1), 0).unwrap();
-    hooks.on_vcpu_moved(VcpuId(1));
-    hooks.on_reset();
-    hooks.on_path_lost();
-    assert_eq!(hooks.hypercalls(), Hypercalls::WritesInKernel);
-    hooks.on_end();
-    hooks.on_warning("");
-    assert_eq!(
-        *heard.0.lock().unwrap(),
-        [
-            "start",
-            "thread",
-            "moved",
-            "reset",
-            "path lost",
-            "hypercalls",
-            "end",
-            "warning"
-        ]
-    );
 }

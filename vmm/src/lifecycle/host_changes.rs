@@ -9,9 +9,9 @@ use vcpufreq_device::host::{self, CgroupError, GroupRecord, HostRoot, KernelTree
 use vcpufreq_rt::{KernelHost, RtHostChanges, Vcpus};
 
 use crate::{
-    cleanup::{Cleaned, Cleaner},
-    guardian::Guardian,
-    state::{self, Record, StateDir, owner_of},
+    lifecycle::cleanup::{Cleaned, Cleaner},
+    lifecycle::guardian::Guardian,
+    lifecycle::state::{self, Record, StateDir, owner_of},
 };
 
 /// How often to try to remove a cgroup that a thread is just leaving.
@@ -145,9 +145,10 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     //! Promise: a pCPU has one real-time guest.
-    use super::*;
-    use crate::state::ROOT_DIR;
     use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+    use crate::lifecycle::state::ROOT_DIR;
 
     fn changes(cpus: &[u32]) -> RtHostChanges {
         RtHostChanges {

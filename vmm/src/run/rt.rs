@@ -2,36 +2,37 @@
 //! The real-time side of a guest: which vCPUs, what that asks of the host, and doing it.
 //!
 //! ```text
-//! options ─▶ RtConfig (pure) ─▶ RtGuest::of_host (looks) ─▶ record ─▶ begin ─▶ hooks on each thread
+//! options ─▶ RunConfig (pure) ─▶ RtGuest::of_host (looks) ─▶ record ─▶ begin ─▶ hooks on each thread
 //! ```
 //! Real-time vCPUs are pinned one to one. The VMM's other threads keep off their pCPUs, memory is
 //! locked, idle latency is bounded as long as the guest runs. Where `vcpufreq rt apply` has made a
 //! partition for these pCPUs, the threads go there.
 
-use std::{fs, io, path::PathBuf, process, sync::Arc};
+use std::{fs, io, path::PathBuf, process};
 
 use anyhow::{Context, bail};
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{
-    DomainId, VcpuId,
+    DomainId, Util, VcpuId,
     host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
-    kvm::KvmOffload,
 };
 use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
 use crate::{
     config::{RunConfig, VcpuConfig, rt_pcpus},
-    rt_config::RtConfig,
-    rt_options::RtPolicy,
-    run::warn,
-    vm::{Hooks, hypercall::Hypercalls, sys::pin_thread},
+    message::warn,
+    options::rt_values::{ResumeLatency, RtPolicy},
+    vm::sys::pin_thread,
 };
 
 /// The real-time side of one guest on this host.
 #[derive(Debug)]
 pub struct RtGuest {
-    config: RtConfig,
+    /// A lower bound for each vCPU's requests.
+    floors: Vec<Util>,
+    /// The wake-up latency of the real-time vCPUs' pCPUs.
+    resume_latency: Option<ResumeLatency>,
     /// How each vCPU is scheduled, and its domain.
     policies: Vec<Option<RtPolicy>>,
     domains: Vec<DomainId>,
@@ -81,7 +82,8 @@ impl RtGuest {
             })
             .transpose()?;
         Ok(Self {
-            config: config.rt.clone(),
+            floors: config.floors.clone(),
+            resume_latency: config.options.resume_latency_us,
             policies: config.vcpus.iter().map(|vcpu| vcpu.rt).collect(),
             domains: config.vcpus.iter().map(|vcpu| vcpu.domain).collect(),
             cpus,
@@ -99,7 +101,7 @@ impl RtGuest {
     /// vCPU each vCPU asks for its own domain alone.
     pub fn actuator(&self, actuator: HostActuator) -> HostActuator {
         actuator
-            .with_floors(self.config.floors.clone())
+            .with_floors(self.floors.clone())
             .for_real_time_guest(!self.cpus.is_empty())
     }
 
@@ -128,10 +130,7 @@ impl RtGuest {
         if self.cpus.is_empty() {
             return None;
         }
-        let bounds = self
-            .cpus
-            .iter()
-            .filter(|_| self.config.resume_latency.is_some());
+        let bounds = self.cpus.iter().filter(|_| self.resume_latency.is_some());
         let idle = bounds.filter_map(|cpu| {
             let old = fs::read_to_string(bound_file(host, *cpu)).ok()?;
             let old = old.trim().to_owned();
@@ -162,7 +161,7 @@ impl RtGuest {
         } else {
             warn(&self.not_apart());
         }
-        if let Some(bound) = self.config.resume_latency {
+        if let Some(bound) = self.resume_latency {
             for cpu in &self.cpus {
                 let path = bound_file(host, *cpu);
                 fs::write(&path, bound.to_string()).with_context(|| {
@@ -193,12 +192,32 @@ impl RtGuest {
         }
     }
 
-    /// `inner`, and before it what each real-time thread needs.
-    pub fn hooks(self, inner: Arc<dyn Hooks>) -> Arc<dyn Hooks> {
-        match self.cpus.is_empty() {
-            true => inner,
-            false => Arc::new(RtHooks { rt: self, inner }),
-        }
+    /// Puts a vCPU's thread into the partition, if there is one: it is allowed on its pCPU only there.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn enter_partition(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let (Some(groups), Some(domain)) = (&self.partition, self.domains.get(vcpu.index())) else {
+            return Ok(());
+        };
+        let path = groups.domain(*domain).join("cgroup.threads");
+        fs::write(&path, tid.to_string())
+            .with_context(|| format!("vCPU {vcpu} can't be put into {}", path.display()))
+    }
+
+    /// Schedules a vCPU's thread as its policy asks for, if it has one.
+    ///
+    /// # Errors
+    /// Why the kernel refuses.
+    pub fn schedule(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        let Some(policy) = self.policies.get(vcpu.index()).copied().flatten() else {
+            return Ok(());
+        };
+        let thread = Tid::new(tid).context("a thread's number is above 0")?;
+        policy.attr().set(thread).map_err(|error| {
+            let why = refused(vcpu, policy, &error);
+            anyhow::Error::new(error).context(why)
+        })
     }
 }
 
@@ -258,66 +277,6 @@ fn refused(vcpu: VcpuId, policy: RtPolicy, error: &io::Error) -> String {
     }
 }
 
-struct RtHooks {
-    rt: RtGuest,
-    inner: Arc<dyn Hooks>,
-}
-
-impl RtHooks {
-    fn policy(&self, vcpu: VcpuId) -> Option<RtPolicy> {
-        self.rt.policies.get(vcpu.index()).copied().flatten()
-    }
-}
-
-impl Hooks for RtHooks {
-    /// A thread is allowed on its pCPU only once it is in the partition.
-    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        if let (Some(groups), Some(domain)) =
-            (&self.rt.partition, self.rt.domains.get(vcpu.index()))
-        {
-            let path = groups.domain(*domain).join("cgroup.threads");
-            fs::write(&path, tid.to_string())
-                .with_context(|| format!("vCPU {vcpu} can't be put into {}", path.display()))?;
-        }
-        self.inner.on_vcpu_thread_start(vcpu, tid)
-    }
-
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        if let Some(policy) = self.policy(vcpu) {
-            let thread = Tid::new(tid).context("a thread's number is above 0")?;
-            policy.attr().set(thread).map_err(|error| {
-                let why = refused(vcpu, policy, &error);
-                anyhow::Error::new(error).context(why)
-            })?;
-        }
-        self.inner.on_vcpu_thread(vcpu, tid)
-    }
-
-    fn on_vcpu_moved(&self, vcpu: VcpuId) {
-        self.inner.on_vcpu_moved(vcpu);
-    }
-
-    fn on_reset(&self) {
-        self.inner.on_reset();
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.inner.on_path_lost()
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        self.inner.hypercalls()
-    }
-
-    fn on_end(&self) {
-        self.inner.on_end();
-    }
-
-    fn on_warning(&self, text: &str) {
-        self.inner.on_warning(text);
-    }
-}
-
 #[cfg(test)]
-#[path = "rt_guest_tests.rs"]
+#[path = "rt_tests.rs"]
 mod tests;

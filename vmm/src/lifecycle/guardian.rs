@@ -26,8 +26,8 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use crate::{
-    cleanup::{Cleaned, Cleaner},
-    state::{self, NoRecord, Standing},
+    lifecycle::cleanup::{Cleaned, Cleaner},
+    lifecycle::state::{self, NoRecord, Standing},
     sys,
     vm::sys::{set_terminal, terminal_settings},
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether vCPUs mirror the host's topology: as the user says, else as their pins allow.
 
-use vcpufreq_device::host::{CpuList, HostCpus};
+use vcpufreq_device::host::CpuList;
 
-use super::policy_of_pin;
 use crate::{
     config::VcpuConfig,
-    options::{RunOptions, VcpuOptions},
+    options::{VcpuArgs, values::of_vcpu},
 };
+use vcpufreq_device::host::HostCpus;
 
 /// Why vCPUs have the tables, clusters and domains of their pCPUs, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +24,21 @@ pub enum Likeness {
 
 impl Likeness {
     /// Of these options, on this host.
-    pub fn of(options: &RunOptions, host: &HostCpus, count: u32) -> Self {
+    pub fn of(options: &VcpuArgs, host: &HostCpus, count: u32) -> Self {
         if let Some(asked) = options.host_topology {
             return Self::Asked(asked);
         }
-        let described = |vcpu: &VcpuOptions| {
-            vcpu.table.is_some() || vcpu.domain.is_some() || vcpu.capacity.is_some()
-        };
-        if options.vcpus.values().any(described) {
+        let VcpuArgs {
+            table,
+            domain,
+            capacity,
+            ..
+        } = options;
+        if !(table.is_empty() && domain.is_empty() && capacity.is_empty()) {
             return Self::Described;
         }
-        let mut vcpus = (0..count).map(|vcpu| options.vcpus.get(&vcpu));
-        match vcpus.all(|vcpu| vcpu.is_some_and(|of| policy_of_pin(host, of).is_some())) {
+        let mut pins = (0..count).map(|vcpu| of_vcpu(&options.pin, vcpu));
+        match pins.all(|pin| policy_of_pin(host, pin).is_some()) {
             true => Self::Pinned,
             false => Self::NotPinned,
         }
@@ -73,4 +76,11 @@ impl Likeness {
                 .to_owned(),
         }
     }
+}
+
+/// The policy of all pCPUs that the vCPU is pinned to, if there is one.
+pub(super) fn policy_of_pin(host: &HostCpus, pin: Option<&CpuList>) -> Option<u32> {
+    let mut ids = pin?.iter().map(|cpu| Some(host.policy_of(cpu)?.id));
+    let first = ids.next()??;
+    ids.all(|id| id == Some(first)).then_some(first)
 }

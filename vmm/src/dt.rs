@@ -2,15 +2,15 @@
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
 use anyhow::Context;
-use vcpufreq_device::host::{CpuList, HostCpus, HostRoot};
+use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    guest_topology,
-    options::{RunOptions, VcpuOptions},
-    resolve::{self, Likeness},
-    run::warn,
+    config::{likeness::Likeness, resolve, topology},
+    message::warn,
+    options::{VcpuArgs, values::PerVcpu},
 };
+use vcpufreq_device::host::HostCpus;
 
 /// The device tree that the arguments ask for, as it is printed.
 ///
@@ -18,16 +18,17 @@ use crate::{
 /// What is wrong with the options, or the host doesn't tell.
 pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     let host = HostCpus::read(root);
-    let mut options = args.options()?;
-    if options == RunOptions::default() {
-        options = mirror(&host);
-    }
+    let asked = args.config.is_some() || args.vcpus != VcpuArgs::default();
+    let options = match asked {
+        true => args.vcpus.clone(),
+        false => mirror(&host),
+    };
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count)?;
-    let base = (!options.no_bridge.unwrap_or(false)).then_some(args.base);
+    let base = (!options.no_bridge).then_some(args.base);
     // Which kernel will read it isn't known.
     let standby = true;
-    let machine = guest_topology::machine(&vcpus, base, standby)
+    let machine = topology::machine(&vcpus, base, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
     warn(&Likeness::of(&options, &host, count).text(&vcpus));
     Ok(match args.format {
@@ -37,23 +38,17 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
 }
 
 /// One vCPU for each online pCPU.
-fn mirror(host: &HostCpus) -> RunOptions {
+fn mirror(host: &HostCpus) -> VcpuArgs {
     let online = host.online();
-    RunOptions {
+    let pins = (0..).zip(online.iter()).map(|(vcpu, pcpu)| PerVcpu {
+        vcpus: CpuList::from_iter([vcpu]),
+        value: CpuList::from_iter([pcpu]),
+    });
+    VcpuArgs {
         cpus: u32::try_from(online.len()).ok(),
         host_topology: Some(true),
-        vcpus: (0..)
-            .zip(online)
-            .map(|(vcpu, pcpu)| {
-                let pin = Some(CpuList::from_iter([pcpu]));
-                let options = VcpuOptions {
-                    pin,
-                    ..VcpuOptions::default()
-                };
-                (vcpu, options)
-            })
-            .collect(),
-        ..RunOptions::default()
+        pin: pins.collect(),
+        ..VcpuArgs::default()
     }
 }
 
@@ -63,9 +58,10 @@ mod tests {
 
     use clap::Parser;
 
+    use vcpufreq_device::fakes::FakeHost;
+
     use super::*;
     use crate::{cli::Cli, cli::Command};
-    use vcpufreq_device::fakes::FakeHost;
 
     fn printed(flags: &[&str]) -> anyhow::Result<Vec<u8>> {
         let line = ["vcpufreq", "dt"].iter().chain(flags);

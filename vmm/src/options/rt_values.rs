@@ -4,12 +4,12 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::Deserialize;
 use vcpufreq_device::host::SchedAttr;
 
+use crate::vm::memory::PageSize;
+
 /// How the host schedules a real-time vCPU's thread, see sched(7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RtPolicy {
     /// SCHED_FIFO with a priority of 1 to 99.
     Fifo(u32),
@@ -88,31 +88,6 @@ impl FromStr for RtPolicy {
     }
 }
 
-/// Size of the pages that guest memory is made of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub enum PageSize {
-    /// The host's.
-    #[default]
-    Base,
-    /// 2 MiB.
-    Mib2,
-    /// 1 GiB.
-    Gib1,
-}
-
-impl PageSize {
-    /// Bytes; 0 for the host's own pages.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Base => 0,
-            Self::Mib2 => 2 << 20,
-            Self::Gib1 => 1 << 30,
-        }
-    }
-}
-
 impl FromStr for PageSize {
     type Err = String;
 
@@ -126,8 +101,7 @@ impl FromStr for PageSize {
 }
 
 /// How long a pCPU may take to wake up: µs, or `n/a` for not at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeLatency {
     /// It polls.
     None,
@@ -156,19 +130,6 @@ impl fmt::Display for ResumeLatency {
         }
     }
 }
-
-macro_rules! from_string {
-    ($($kind:ty),*) => {$(
-        impl TryFrom<String> for $kind {
-            type Error = String;
-
-            fn try_from(text: String) -> Result<Self, String> {
-                text.parse()
-            }
-        }
-    )*};
-}
-from_string!(RtPolicy, PageSize, ResumeLatency);
 
 #[cfg(test)]
 mod tests {

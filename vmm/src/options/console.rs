@@ -5,16 +5,12 @@
 use std::{fs::File, path::PathBuf, str::FromStr};
 
 use anyhow::Context;
-use serde::Deserialize;
 
-use crate::{
-    parse::MemSize,
-    vm::console_output::{BoundedFile, ConsoleEnd},
-};
+use super::values::MemSize;
+use crate::vm::console_output::{BoundedFile, ConsoleEnd};
 
 /// What is at the other end of the guest's console.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ConsoleChoice {
     /// Standard input and output.
     #[default]
@@ -48,14 +44,6 @@ impl FromStr for ConsoleChoice {
         }
         let path = path.into();
         Ok(Self::File { path, max_mib })
-    }
-}
-
-impl TryFrom<String> for ConsoleChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
     }
 }
 

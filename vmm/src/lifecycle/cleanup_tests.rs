@@ -4,10 +4,9 @@
 
 use std::{fs, io};
 
-use vcpufreq_device::fakes::FakeHost;
-
 use super::*;
-use crate::state::{Groups, Owner};
+use crate::lifecycle::state::{Groups, Owner};
+use vcpufreq_device::fakes::FakeHost;
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
 struct Directories;

@@ -1,53 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The value syntax that the command line and the TOML file share: performance
-//! tables, memory sizes, ratios. From text to checked types.
+//! The syntax of values: performance tables, memory sizes, ratios. From text to checked types.
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
-use serde::Deserialize;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vcpufreq_device::{
     RateLimit,
     host::{CpuList, CpuListError},
 };
 use vcpufreq_dt::Opp;
 
-/// A TOML value that may be written as a string or as a bare number.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or a number")]
-enum Text {
-    Integer(i64),
-    Float(f64),
-    String(String),
+/// Takes one of these names for its value.
+pub fn one_of<T: Clone + Send + Sync + 'static>(
+    names: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(names.iter().map(|(name, _)| *name));
+    parser.try_map(|name| {
+        let found = names.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.clone()).ok_or("unknown")
+    })
 }
-
-impl fmt::Display for Text {
-    /// A float is written as the file has it (the shortest digits that give
-    /// it), so that no arithmetic is done in floating point.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Integer(number) => number.fmt(f),
-            Self::Float(number) => number.fmt(f),
-            Self::String(text) => text.fmt(f),
-        }
-    }
-}
-
-macro_rules! from_text {
-    ($($kind:ty),*) => {$(
-        impl TryFrom<Text> for $kind {
-            type Error = String;
-
-            fn try_from(text: Text) -> Result<Self, String> {
-                text.to_string().parse()
-            }
-        }
-    )*};
-}
-from_text!(Table, MemSize, IpcRatio, Rate);
 
 /// A limit on requests: `PER_SECOND` or `PER_SECOND:BURST`; 0 is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Text")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate(pub Option<RateLimit>);
 
 impl FromStr for Rate {
@@ -71,57 +46,8 @@ impl FromStr for Rate {
 
 /// A performance table as the user writes it: `KHZ[:UV[:UW]],...`. The rules of
 /// a table (1 to 64 entries, rising) are checked where the vCPU is known.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "TableForm")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table(pub Vec<Opp>);
-
-/// The table in TOML: the flag's text, or a list of numbers or of OPPs.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a table: a list of kHz, or of { khz, uv, uw }"
-)]
-enum TableForm {
-    Text(#[serde(deserialize_with = "table_text")] Table),
-    Khz(Vec<u32>),
-    Opps(Vec<OppForm>),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OppForm {
-    khz: u32,
-    uv: Option<u32>,
-    uw: Option<u32>,
-}
-
-fn table_text<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Table, D::Error> {
-    Text::deserialize(input)?
-        .try_into()
-        .map_err(serde::de::Error::custom)
-}
-
-impl From<TableForm> for Table {
-    fn from(form: TableForm) -> Self {
-        match form {
-            TableForm::Text(table) => table,
-            TableForm::Khz(entries) => Self(entries.into_iter().map(opp_of).collect()),
-            TableForm::Opps(opps) => Self(
-                opps.into_iter()
-                    .map(|OppForm { khz, uv, uw }| Opp { khz, uv, uw })
-                    .collect(),
-            ),
-        }
-    }
-}
-
-fn opp_of(khz: u32) -> Opp {
-    Opp {
-        khz,
-        uv: None,
-        uw: None,
-    }
-}
 
 impl FromStr for Table {
     type Err = String;
@@ -138,28 +64,18 @@ fn opp(entry: &str) -> Result<Opp, String> {
             format!("'{entry}' is no table entry; write KHZ, KHZ:UV or KHZ:UV:UW as whole numbers")
         })
     };
-    let parts = entry
-        .split(':')
-        .map(number)
-        .collect::<Result<Vec<_>, _>>()?;
-    match parts[..] {
-        [khz] => Ok(opp_of(khz)),
-        [khz, uv] => Ok(Opp {
-            uv: Some(uv),
-            ..opp_of(khz)
-        }),
-        [khz, uv, uw] => Ok(Opp {
-            khz,
-            uv: Some(uv),
-            uw: Some(uw),
-        }),
-        _ => Err(format!("'{entry}' has more than KHZ:UV:UW")),
-    }
+    let parts = entry.split(':').map(number);
+    let (khz, uv, uw) = match parts.collect::<Result<Vec<_>, _>>()?[..] {
+        [khz] => (khz, None, None),
+        [khz, uv] => (khz, Some(uv), None),
+        [khz, uv, uw] => (khz, Some(uv), Some(uw)),
+        _ => return Err(format!("'{entry}' has more than KHZ:UV:UW")),
+    };
+    Ok(Opp { khz, uv, uw })
 }
 
 /// Memory of the guest in MiB: `512`, `512M` or `2G`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Text")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemSize(pub u64);
 
 impl FromStr for MemSize {
@@ -177,8 +93,7 @@ impl FromStr for MemSize {
 }
 
 /// Work per cycle of the vCPU against its pCPU, in thousandths: `0.75` is 750.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Text")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcRatio {
     /// Thousandths, 1..=64000.
     pub permille: u32,
@@ -225,6 +140,18 @@ impl<T: FromStr<Err: fmt::Display>> FromStr for PerVcpu<T> {
         let value = value.parse().map_err(|why: T::Err| why.to_string())?;
         Ok(Self { vcpus, value })
     }
+}
+
+/// What these flags say of one vCPU: the last that names it counts.
+pub fn of_vcpu<T>(flags: &[PerVcpu<T>], vcpu: u32) -> Option<&T> {
+    let mut last_first = flags.iter().rev();
+    let flag = last_first.find(|flag| flag.vcpus.contains(vcpu))?;
+    Some(&flag.value)
+}
+
+/// The largest number of a vCPU that these flags name.
+pub fn largest<T>(flags: &[PerVcpu<T>]) -> Option<u32> {
+    flags.iter().flat_map(|flag| flag.vcpus.iter()).max()
 }
 
 #[cfg(test)]

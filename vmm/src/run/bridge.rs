@@ -2,77 +2,46 @@
 //! The bridge of a guest of this program: what it is told, and where its texts, figures and
 //! virtual machine's moments come from and go to.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
-use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::monotonic_ns;
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    IoeventfdPlan, KvmOffload, Offered, Totals, VcpuSnapshot,
+    IoeventfdPlan, Offered, Totals, VcpuSnapshot,
 };
 
 use crate::{
     config::{RunConfig, rt_pcpus},
-    path::Path,
-    run::warn,
-    state::StateDir,
+    lifecycle::state::StateDir,
+    message::warn,
+    path,
     stats::{Measured, Server, Stats, VcpuStats},
-    vm::{Cpufreq, Hooks, hypercall::Hypercalls, kick_signal, layout::CPUFREQ_BASE},
+    vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
-/// How the path `bpf` is to be.
-#[derive(Clone, Debug)]
-pub struct BpfPlan {
-    /// The object file with the programs.
-    pub object: PathBuf,
-}
-
 /// The paths that the guest's accesses may take, the best first.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct Plans {
-    /// The path `bpf`.
-    pub bpf: Option<BpfPlan>,
-    /// The user wants that one.
-    pub only_bpf: bool,
+    /// The path `bpf`, if it may be taken.
+    pub backends: Vec<Offered>,
     /// The path `ioeventfd`.
     pub ioeventfd: Option<IoeventfdPlan>,
 }
 
-impl Plans {
-    #[cfg(feature = "bpf")]
-    fn backends(&self) -> Vec<Offered> {
-        let offered = self.bpf.iter().map(|plan| Offered {
-            backend: Box::new(vcpufreq_host_bpf::BpfBackend::new(plan.object.clone())),
-            required: self
-                .only_bpf
-                .then(|| "--path bpf isn't possible".to_owned()),
-        });
-        offered.collect()
-    }
-
-    #[cfg(not(feature = "bpf"))]
-    fn backends(&self) -> Vec<Offered> {
-        Vec::new()
-    }
-}
-
-/// How the path `bpf` would work here, or why it doesn't.
-///
-/// # Errors
-/// What is missing, and what to do about it.
+/// The path `bpf` by the programs in this object file; `only`: the user wants that one.
 #[cfg(feature = "bpf")]
-pub fn offer_bpf(plan: &BpfPlan) -> Result<String, String> {
-    vcpufreq_host_bpf::offer(&plan.object)
+pub fn bpf_backend(object: &Path, only: bool) -> Vec<Offered> {
+    vec![Offered {
+        backend: Box::new(vcpufreq_host_bpf::BpfBackend::new(object.to_owned())),
+        required: only.then(|| "--path bpf isn't possible".to_owned()),
+    }]
 }
 
-/// How the path `bpf` would work here, or why it doesn't.
-///
-/// # Errors
-/// Always: this program is built without BPF.
+/// None: this program is built without BPF.
 #[cfg(not(feature = "bpf"))]
-pub fn offer_bpf(_plan: &BpfPlan) -> Result<String, String> {
-    Err("this program is built without BPF (cargo build --features bpf)".to_owned())
+pub fn bpf_backend(_object: &Path, _only: bool) -> Vec<Offered> {
+    Vec::new()
 }
 
 /// Writes a bridge's texts to stderr.
@@ -116,12 +85,12 @@ impl GuestBridge {
             pins: config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: kick_signal(),
-            hypercalls: config.hypercalls,
+            hypercalls: config.options.hypercalls,
             ioeventfd: plans.ioeventfd,
         };
-        let explain = config.explain;
+        let explain = config.options.explain;
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr { explain });
-        let bridge = Bridge::start(device, &of_guest, &plans.backends(), &diagnostics)?;
+        let bridge = Bridge::start(device, &of_guest, &plans.backends, &diagnostics)?;
         let cpufreq = Cpufreq {
             device: bridge.mmio(),
             size: bridge.size(),
@@ -131,12 +100,9 @@ impl GuestBridge {
         Ok((Self { bridge, stats }, cpufreq))
     }
 
-    /// What the virtual machine tells.
-    pub fn hooks(&self, config: &RunConfig) -> Arc<dyn Hooks> {
-        Arc::new(BridgeHooks {
-            bridge: self.bridge.handle(),
-            hypercalls: config.hypercalls,
-        })
+    /// What the virtual machine's moments go to.
+    pub fn handle(&self) -> BridgeHandle {
+        self.bridge.handle()
     }
 
     /// Ends its threads; what was counted.
@@ -161,49 +127,6 @@ fn serve(bridge: BridgeHandle) -> Option<Server> {
         ));
     }
     server.ok()
-}
-
-struct BridgeHooks {
-    bridge: BridgeHandle,
-    hypercalls: bool,
-}
-
-impl Hooks for BridgeHooks {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        self.bridge.register_thread(vcpu, tid)
-    }
-
-    fn on_vcpu_moved(&self, vcpu: VcpuId) {
-        self.bridge.vcpu_moved(vcpu);
-    }
-
-    fn on_reset(&self) {
-        self.bridge.reset();
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.bridge.path_lost()
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        match self.hypercalls {
-            true if self.bridge.by_backend() => Hypercalls::WritesInKernel,
-            true => Hypercalls::Forwarded,
-            false => Hypercalls::None,
-        }
-    }
-
-    fn on_end(&self) {
-        self.bridge.guest_ended();
-    }
-
-    fn on_warning(&self, text: &str) {
-        warn(text);
-    }
 }
 
 impl Measured for BridgeHandle {
@@ -231,9 +154,9 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         vcpu,
         domain: of.domain.0,
         path: match of.path {
-            AccessPath::Exit => Path::Exit,
-            AccessPath::Ioeventfd => Path::Ioeventfd,
-            AccessPath::Backend(_) => Path::Bpf,
+            AccessPath::Exit => path::Path::Exit,
+            AccessPath::Ioeventfd => path::Path::Ioeventfd,
+            AccessPath::Backend(_) => path::Path::Bpf,
         },
         pcpu: of.pcpu.map(|(pcpu, _)| pcpu),
         pcpu_khz: of.pcpu.map(|(_, khz)| khz.0),

@@ -7,8 +7,8 @@ use vcpufreq_device::fakes::FakeHost;
 use super::*;
 use crate::vm::image_header::tests::{FILE_LEN, image};
 
-fn options(toml: &str) -> RunOptions {
-    RunOptions::from_toml(toml).unwrap()
+fn options(toml: &str) -> VcpuArgs {
+    RunArgs::of_toml(toml).vcpus
 }
 
 fn resolve(toml: &str) -> Result<Vec<VcpuConfig>, ConfigError> {
@@ -230,7 +230,7 @@ fn standby_is_for_kernels_that_need_it() {
         let kernel = file.path().display();
         let toml = format!("kernel = '{kernel}'\n{MIRRORED}cpus = 2\n{more}");
         let host = HostCpus::read(&FakeHost::two_plus_two().root());
-        run_config(&options(&toml), &host).unwrap().standby
+        run_config(RunArgs::of_toml(&toml), &host).unwrap().standby
     };
     let banner = |kind: &str| format!("Linux version 7.3.4 (a@b) #1 SMP {kind} Debian\n");
     assert!(!standby(&banner("PREEMPT"), ""));
@@ -253,7 +253,7 @@ fn a_cgroup_that_is_named_is_the_one_or_an_error() {
         ("cgroup-parent = '/x'\nactuator = 'none'", None),
     ];
     for (toml, expected) in rows {
-        let choice = actuator_choice(&options(toml));
+        let choice = actuator_choice(&RunArgs::of_toml(toml));
         assert_eq!(choice.as_ref().ok(), expected.as_ref(), "{toml}");
         let why = choice.err().map(|error| error.to_string());
         assert!(

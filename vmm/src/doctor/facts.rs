@@ -2,20 +2,19 @@
 //! What the doctor looks at. Everything that is a file is read below a root;
 //! what only the running kernel can answer (KVM, uclamp, cgroups) is [`Live`].
 
-use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
+use std::{io, path::Path};
 
-use kvm_ioctls::{Cap, Kvm};
 use serde::Serialize;
-use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus, HostRoot};
+use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
-    config,
-    dl_server::{self, PolicyFloor},
-    guest_bridge::{self, BpfPlan},
-    sys,
-    vm::probe::PathFacts,
+    floors::{self, PolicyFloor},
+    kernel_version::headroom_of,
+    options, path, sys,
+    vm::probe::{KvmFacts, PathFacts},
 };
+use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus};
 
 /// Numbers of capabilities(7).
 pub const CAP_SYS_ADMIN: u32 = 21;
@@ -23,61 +22,6 @@ pub const CAP_SYS_ADMIN: u32 = 21;
 pub const CAP_PERFMON: u32 = 38;
 /// See [`CAP_SYS_ADMIN`].
 pub const CAP_BPF: u32 = 39;
-
-/// `KVM_CAP_STEAL_TIME` of `linux/kvm.h`, which kvm-ioctls has no name for.
-const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
-/// `KVM_CAP_ARM_VM_IPA_SIZE`, likewise on other architectures; 0 there.
-const KVM_CAP_ARM_VM_IPA_SIZE: std::ffi::c_ulong = 165;
-
-/// What a KVM device says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct KvmFacts {
-    /// `KVM_GET_API_VERSION`.
-    pub api_version: i32,
-    /// `KVM_CAP_MAX_VCPUS`.
-    pub max_vcpus: usize,
-    /// `KVM_CAP_ARM_VM_IPA_SIZE`, on arm64 only.
-    pub address_bits: Option<i32>,
-    /// `KVM_CAP_STEAL_TIME`: the guest can be told its stolen time.
-    pub stolen_time: bool,
-    /// `KVM_CAP_READONLY_MEM`: reads without an exit are possible.
-    pub readonly_slots: bool,
-    /// `KVM_CAP_IOEVENTFD`: writes without an exit to the VMM are possible.
-    pub ioeventfd: bool,
-    /// `kvm-arm.mode` of the kernel command line; `default` is VHE where the
-    /// CPU has it.
-    pub mode: String,
-}
-
-impl KvmFacts {
-    /// The version since Linux 2.6.22; the others are obsolete.
-    pub const API_VERSION: i32 = 12;
-
-    /// Asks the device at `path`.
-    ///
-    /// # Errors
-    /// Why it can't be opened.
-    pub fn ask(path: &Path) -> io::Result<Self> {
-        let name = CString::new(path.as_os_str().as_bytes())?;
-        let kvm = Kvm::new_with_path(&name)
-            .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
-        // Any file can be opened, but only KVM answers.
-        let api_version = kvm.get_api_version();
-        if api_version < 0 {
-            return Err(io::Error::other("not a KVM device"));
-        }
-        let address_bits = kvm.check_extension_raw(KVM_CAP_ARM_VM_IPA_SIZE);
-        Ok(Self {
-            api_version,
-            max_vcpus: kvm.get_max_vcpus(),
-            address_bits: Some(address_bits).filter(|bits| *bits > 0),
-            stolen_time: kvm.check_extension_raw(KVM_CAP_STEAL_TIME) > 0,
-            readonly_slots: kvm.check_extension(Cap::ReadonlyMem),
-            ioeventfd: kvm.check_extension(Cap::Ioeventfd),
-            mode: "default".to_owned(),
-        })
-    }
-}
 
 /// What debugfs shows of the energy model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -111,9 +55,7 @@ impl Live {
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
-            bpf: guest_bridge::offer_bpf(&BpfPlan {
-                object: config::DEFAULT_BPF_OBJECT.into(),
-            }),
+            bpf: path::offer_bpf(Path::new(options::BPF_OBJECT)),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
             cgroup: offer
                 .cgroup
@@ -185,7 +127,7 @@ impl DoctorFacts {
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
             cgroup: live.cgroup,
-            floors: dl_server::floors(root, &cpus),
+            floors: floors::floors(root, &cpus),
             cpus,
             energy_model: performance_domains(root),
             // Empty on a machine that could not schedule energy-aware anyway.
@@ -206,20 +148,6 @@ impl DoctorFacts {
                 .is_some_and(|version| version.contains("PREEMPT_RT")),
         }
     }
-}
-
-/// The headroom rule of a kernel release.
-pub fn headroom_of(release: &str) -> Option<Headroom> {
-    let (major, minor) = version_of(release)?;
-    Some(Headroom::for_kernel(major, minor))
-}
-
-/// Major and minor number of a kernel release.
-pub fn version_of(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let major = numbers.next()?.parse().ok()?;
-    let minor = numbers.next()?.parse().ok()?;
-    Some((major, minor))
 }
 
 fn kvm_mode(cmdline: &str) -> String {

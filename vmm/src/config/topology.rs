@@ -63,17 +63,17 @@ mod tests {
     //! vCPUs of one domain share a table; without the bridge there is none, and
     //! capacities keep their ratio.
 
+    use vcpufreq_device::{fakes::FakeHost, host::HostCpus};
+
     use super::*;
-    use crate::{options::RunOptions, resolve};
-    use vcpufreq_device::fakes::FakeHost;
-    use vcpufreq_device::host::HostCpus;
+    use crate::{config::resolve, options::RunArgs};
 
     const VCPUS: &str = "cpus = 3\nhost-topology = true\n\
         [vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\n[vcpu.2]\npin = 3";
 
     fn vcpus(toml: &str) -> Vec<VcpuConfig> {
         let host = HostCpus::read(&FakeHost::two_plus_two().root());
-        let options = RunOptions::from_toml(toml).unwrap();
+        let options = RunArgs::of_toml(toml).vcpus;
         resolve::vcpus(&options, &host, resolve::vcpu_count(&options).unwrap()).unwrap()
     }
 

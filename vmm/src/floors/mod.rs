@@ -3,15 +3,18 @@
 //! server (Linux 6.12) and, while a sched_ext scheduler runs, the ext server (Linux 7.0). What
 //! follows from that is arithmetic (`frequency_floor`).
 
+pub mod arithmetic;
+
 use serde::Serialize;
 use vcpufreq_device::ClampMode;
-use vcpufreq_device::host::{CpuList, HostCpus, HostRoot, Policy};
+use vcpufreq_device::host::{CpuList, HostRoot};
 use vcpufreq_rt::SCHED_DEBUG;
 
 use crate::{
-    doctor_facts::version_of,
-    frequency_floor::{Floor, Reservation, utilization},
+    floors::arithmetic::{Floor, Reservation, utilization},
+    kernel_version::version_of,
 };
+use vcpufreq_device::host::{HostCpus, Policy};
 
 const RELEASE: &str = "proc/sys/kernel/osrelease";
 const SCHED_EXT: &str = "sys/kernel/sched_ext";

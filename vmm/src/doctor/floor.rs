@@ -3,7 +3,7 @@
 //! tasks is a minimum to schedutil, whatever a clamp says.
 
 use super::{Finding, Level};
-use crate::dl_server::{PolicyFloor, Reserved, mhz};
+use crate::floors::{PolicyFloor, Reserved, mhz};
 
 const NAME: &str = "fair server";
 const KNOW: &str = "run doctor as root, with debugfs mounted, to know";

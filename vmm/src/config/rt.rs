@@ -1,26 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is wanted of real-time vCPUs, checked: from options to a plan, without looking at the host.
+//! What is wanted of real-time vCPUs, checked without looking at the host.
 
 use thiserror::Error;
-use vcpufreq_device::host::CpuList;
-use vcpufreq_device::{DomainId, Util};
+use vcpufreq_device::{DomainId, Util, host::CpuList};
 
-use crate::{
-    config::VcpuConfig,
-    options::RunOptions,
-    rt_options::{PageSize, ResumeLatency},
-};
-
-/// What is wanted, checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RtConfig {
-    /// A lower bound for each vCPU's requests.
-    pub floors: Vec<Util>,
-    /// The wake-up latency of the real-time vCPUs' pCPUs.
-    pub resume_latency: Option<ResumeLatency>,
-    /// What guest memory is made of.
-    pub pages: PageSize,
-}
+use super::VcpuConfig;
+use crate::options::{RunArgs, values::of_vcpu};
 
 /// Why a guest can't be real-time like this.
 #[derive(Debug, Error)]
@@ -74,46 +59,34 @@ pub enum RtError {
     FloorWithoutBridge,
 }
 
-impl RtConfig {
-    /// The real-time side of these options.
-    ///
-    /// # Errors
-    /// The first rule that is broken.
-    pub fn new(
-        options: &RunOptions,
-        vcpus: &[VcpuConfig],
-        mem_mib: u64,
-        online: &CpuList,
-    ) -> Result<Self, RtError> {
-        check_pins(vcpus, online)?;
-        let mut floors = Vec::new();
-        for (vcpu, config) in vcpus.iter().enumerate() {
-            let number = u32::try_from(vcpu).unwrap_or(u32::MAX);
-            let khz = options.vcpus.get(&number).and_then(|of| of.floor);
-            floors.push(khz.map_or(Ok(Util::ZERO), |khz| floor(vcpu, config, khz))?);
-        }
-        if options.no_bridge == Some(true) && floors.iter().any(|floor| *floor > Util::ZERO) {
-            return Err(RtError::FloorWithoutBridge);
-        }
-        if options.resume_latency_us.is_some() && vcpus.iter().all(|vcpu| vcpu.rt.is_none()) {
-            return Err(RtError::NoRtVcpu);
-        }
-        let pages = options.hugepages.unwrap_or_default();
-        let page_mib = pages.bytes() >> 20;
-        if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
-            return Err(RtError::OddMemory { mem_mib, page_mib });
-        }
-        Ok(Self {
-            floors,
-            resume_latency: options.resume_latency_us,
-            pages,
-        })
+/// Checks the real-time side of these options; the lower bound of each vCPU's requests.
+///
+/// # Errors
+/// The first rule that is broken.
+pub fn floors(
+    options: &RunArgs,
+    vcpus: &[VcpuConfig],
+    online: &CpuList,
+) -> Result<Vec<Util>, RtError> {
+    check_pins(vcpus, online)?;
+    let floor = |(number, (vcpu, config))| match of_vcpu(&options.floor, number) {
+        Some(khz) => floor(vcpu, config, *khz),
+        None => Ok(Util::ZERO),
+    };
+    let floors = (0..).zip(vcpus.iter().enumerate()).map(floor);
+    let floors: Vec<_> = floors.collect::<Result<_, _>>()?;
+    if options.vcpus.no_bridge && floors.iter().any(|floor| *floor > Util::ZERO) {
+        return Err(RtError::FloorWithoutBridge);
     }
-
-    /// Whether a clamp has a lower bound.
-    pub fn has_floor(&self) -> bool {
-        self.floors.iter().any(|floor| *floor > Util::ZERO)
+    if options.resume_latency_us.is_some() && vcpus.iter().all(|vcpu| vcpu.rt.is_none()) {
+        return Err(RtError::NoRtVcpu);
     }
+    let mem_mib = options.mem.0;
+    let page_mib = options.hugepages.unwrap_or_default().bytes() >> 20;
+    if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
+        return Err(RtError::OddMemory { mem_mib, page_mib });
+    }
+    Ok(floors)
 }
 
 /// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.

@@ -18,7 +18,7 @@ use nix::{
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
 use vcpufreq_rt::KernelHost;
 
-use crate::state::{self, NoRecord, Record, Standing, StateDir};
+use crate::lifecycle::state::{self, NoRecord, Record, Standing, StateDir};
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);

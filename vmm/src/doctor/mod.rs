@@ -3,14 +3,19 @@
 //! a pure function from facts to findings. The facts are read elsewhere
 //! (`doctor_facts`).
 
+pub mod facts;
+mod floor;
+
 use serde::Serialize;
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::{CpuList, Policy};
+use vcpufreq_device::host::CpuList;
 
 use crate::{
-    doctor_facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel, KvmFacts},
+    doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel},
     path::{self, Needs, Offer, Path, PathChoice},
+    vm::probe::KvmFacts,
 };
+use vcpufreq_device::host::Policy;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -471,9 +476,5 @@ pub fn text(findings: &[Finding]) -> String {
     text
 }
 
-#[path = "doctor_floor.rs"]
-mod floor;
-
 #[cfg(test)]
-#[path = "doctor_tests.rs"]
 mod tests;

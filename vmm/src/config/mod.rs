@@ -1,44 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a virtual machine is made of, checked: the plain data that the command
-//! line and the TOML file end up in, and that the VMM builds from.
+//! What a guest is made of, checked: what the options end up in, and what `run` builds from.
 //!
-//! There is one way to make a [`RunConfig`]: `resolve::run_config`. Nothing
-//! here reads or writes a file.
+//! There is one way to make a [`RunConfig`]: [`resolve::run_config`].
 
-use std::{collections::BTreeSet, num::NonZeroU32, path::PathBuf};
+pub mod likeness;
+pub mod resolve;
+pub mod rt;
+pub mod topology;
+
+use std::collections::BTreeSet;
 
 use thiserror::Error;
-use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, DomainId, RateLimit, Util, host::ActuatorChoice,
-};
+use vcpufreq_device::{DomainId, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
 use crate::{
-    console_choice::ConsoleChoice, path::PathChoice, rt_config::RtConfig, rt_options::RtPolicy,
+    options::{RunArgs, rt_values::RtPolicy},
+    vm::VmSpec,
 };
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;
-
-/// The default memory of the guest, in MiB.
-pub const DEFAULT_MEM_MIB: u64 = 512;
-
-/// The default kernel command line: the 16550 console, which is the only one.
-pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
-
-/// The default KVM device.
-pub const DEFAULT_KVM_DEVICE: &str = "/dev/kvm";
-
-/// Where the programs of the path `bpf` are installed.
-pub const DEFAULT_BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq.bpf.o";
-
-/// The default limit on requests: of a vCPU, and of a VM for each of its domains.
-/// schedutil in a guest makes 1,000 a second for a domain at most, unless its
-/// rate_limit_us is set.
-pub const DEFAULT_RATE_LIMIT: RateLimit = RateLimit {
-    per_second: NonZeroU32::new(1000).unwrap(),
-    burst: NonZeroU32::new(100).unwrap(),
-};
 
 /// One vCPU, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,59 +48,37 @@ pub fn rt_pcpus(vcpus: &[VcpuConfig]) -> Vec<u32> {
     rt.flat_map(|vcpu| vcpu.pin.clone()).collect()
 }
 
-/// A virtual machine, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A guest, checked.
+#[derive(Debug)]
 pub struct RunConfig {
-    /// An arm64 `Image`, uncompressed.
-    pub kernel: PathBuf,
-    /// An initramfs.
-    pub initrd: Option<PathBuf>,
-    /// The kernel command line.
-    pub cmdline: String,
-    /// Memory of the guest, in MiB.
-    pub mem_mib: u64,
+    /// What the user asks for.
+    pub options: RunArgs,
+    /// The virtual machine.
+    pub vm: VmSpec,
     /// Its vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: Vec<VcpuConfig>,
+    /// A lower bound for each vCPU's requests.
+    pub floors: Vec<Util>,
     /// What its vCPUs were made like, and why, in a line.
     pub likeness: String,
     /// Whether the guest gets PSCI's standby as an idle state: only a
     /// `PREEMPT_RT` kernel is better off with it ([`vcpufreq_dt::MachineFacts`]).
     pub standby: bool,
-    /// Whether the guest gets the virtual cpufreq device.
-    pub bridge: bool,
-    /// What a request limits: the floor alone, or the ceiling as well.
-    pub clamp: ClampMode,
     /// How requests reach the host's scheduler.
     pub actuator: ActuatorChoice,
-    /// The cgroup in which its own are made, if the user names one.
-    pub cgroup_parent: Option<PathBuf>,
-    /// How accesses reach the device.
-    pub path: PathChoice,
-    /// The programs of the path `bpf`, [`DEFAULT_BPF_OBJECT`] unless told.
-    pub bpf_object: PathBuf,
-    /// Whether to say why.
-    pub explain: bool,
-    /// What cur_perf tells.
-    pub visibility: CurPerfVisibility,
-    /// How often a vCPU's requests reach the host.
-    pub rate_limit: Option<RateLimit>,
-    /// Whether the guest may access the device by hypercalls, too.
-    pub hypercalls: bool,
-    /// Where to write the events, one JSON object a line.
-    pub events: Option<PathBuf>,
-    /// Where to write the guest's device tree, as a dtb.
-    pub dump_dtb: Option<PathBuf>,
-    /// What is at the other end of the guest's console.
-    pub console: ConsoleChoice,
-    /// Whether the guest is told its stolen time (`KVM_ARM_VCPU_PVTIME`).
-    pub pvtime: bool,
-    /// Its real-time side.
-    pub rt: RtConfig,
-    /// The KVM device, [`DEFAULT_KVM_DEVICE`] unless told.
-    pub kvm_device: PathBuf,
 }
 
 impl RunConfig {
+    /// Whether the guest gets the virtual cpufreq device.
+    pub fn bridge(&self) -> bool {
+        !self.options.vcpus.no_bridge
+    }
+
+    /// Whether a clamp has a lower bound.
+    pub fn has_floor(&self) -> bool {
+        self.floors.iter().any(|floor| *floor > Util::ZERO)
+    }
+
     /// The pCPUs that vCPUs are pinned to, each once.
     pub fn pinned(&self) -> Vec<u32> {
         let pins = self.vcpus.iter().flat_map(|vcpu| &vcpu.pin);
@@ -138,14 +98,6 @@ pub enum ConfigError {
         "--cgroup-parent is where requests become clamps of cgroups; leave it or --actuator out"
     )]
     NoCgroups,
-    /// The config file can't be read.
-    #[error("config file {} can't be read: {source}; check the path and its permissions", path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
     /// The device doesn't take these vCPUs.
     #[error("{0}; correct --table, --capacity or --domain")]
     Device(vcpufreq_device::ConfigError),
@@ -219,15 +171,5 @@ pub enum ConfigError {
         vcpu: u32,
         /// What the host is missing.
         why: String,
-    },
-    /// The TOML file is malformed or has an unknown key.
-    #[error("config file {}, line {line}: {message}; correct it, the keys are the long options (see vcpufreq run --help)", path.display())]
-    Toml {
-        /// Which file.
-        path: PathBuf,
-        /// Where, counted from 1.
-        line: usize,
-        /// What is wrong.
-        message: String,
     },
 }

@@ -2,10 +2,9 @@
 //! A good host has no findings; each thing that can be wrong is found, says
 //! what to change, and gives the right exit code.
 
-use vcpufreq_device::fakes::FakeHost;
-
 use super::*;
-use crate::{doctor_facts::Live, vm::probe::PathFacts};
+use crate::{doctor::facts::Live, vm::probe::PathFacts};
+use vcpufreq_device::fakes::FakeHost;
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
 
@@ -254,7 +253,7 @@ fn paths_of(change: &dyn Fn(&mut DoctorFacts)) -> Vec<(&'static str, Level, Stri
 fn the_path_in_use_is_told_and_what_the_best_one_lacks() {
     let refused = |why: &str| Err::<String, _>(why.to_owned());
     assert_eq!(paths_of(&|_| ()), [("path", Level::Good, "bpf|".into())]);
-    let kernel = || ("path", Level::Good, "kernel|".to_owned());
+    let kernel = || ("path", Level::Good, "ioeventfd|".to_owned());
     let built = paths_of(&|facts| {
         facts.bpf_built = true;
         facts.bpf = refused("no BPF object; name it with --bpf-object");
@@ -332,7 +331,7 @@ fn the_headroom_rule_follows_the_version() {
     ];
     for (release, expected) in rows {
         assert_eq!(
-            crate::doctor_facts::headroom_of(release),
+            crate::kernel_version::headroom_of(release),
             expected,
             "{release}"
         );

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From what the user asks for and what the host is to a checked
+//! configuration: which pCPU each vCPU mirrors, its table, capacity and domain.
+//!
+//! Pure but for the kernel and initrd, which are opened to be checked.
+//!
+//! A vCPU mirrors one pCPU: the one with the largest capacity among those it
+//! may run on (all online ones when it isn't pinned); among equals the
+//! fastest, then the first. That pCPU's capacity and frequencies are the
+//! vCPU's unless the user gives others. With `--host-topology` the vCPU also
+//! gets the pCPU's whole table and cluster, and vCPUs that are pinned within
+//! one policy share a domain, whose number is that of its first vCPU; real-time
+//! ones have one of their own. That is the default where each vCPU is pinned
+//! within one policy and none is described by the user ([`Likeness`]).
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
+    host::{ActuatorChoice, CpuList},
+};
+use vcpufreq_dt::Opp;
+
+use crate::{
+    config::{
+        ConfigError, MAX_VCPUS, RunConfig, VcpuConfig,
+        likeness::{Likeness, policy_of_pin},
+        rt,
+    },
+    options::{
+        RunArgs, VcpuArgs,
+        values::{self, of_vcpu},
+    },
+    vm::{
+        VmSpec,
+        image::{self, Initrd, Kernel, Placement},
+    },
+};
+use vcpufreq_device::host::{HostCpus, HostOpp, Pcpu, Policy};
+
+/// Checks everything that can be checked without touching the host.
+///
+/// # Errors
+/// The first rule that is broken: options first, then files, then the host.
+pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
+    let count = vcpu_count(&options.vcpus)?;
+    check_named(values::largest(&options.floor), count)?;
+    let kernel = options.kernel.as_deref().ok_or(ConfigError::NoKernel)?;
+    image::check_cmdline(&options.cmdline)?;
+    let mut kernel = Kernel::open(kernel)?;
+    let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
+    let place = Placement::new(&kernel, initrd.as_ref(), options.mem.0)?;
+    let vcpus = vcpus(&options.vcpus, host, count)?;
+    // A kernel without a banner may be any.
+    let preempt_rt = kernel.preempt_rt()?.unwrap_or(true);
+    let floors = rt::floors(&options, &vcpus, &host.online())?;
+    Ok(RunConfig {
+        vm: VmSpec {
+            kernel,
+            initrd,
+            place,
+            cmdline: options.cmdline.clone(),
+            pins: vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
+            pages: options.hugepages.unwrap_or_default(),
+            kvm_device: options.kvm_device.clone(),
+            dump_dtb: options.dump_dtb.clone(),
+        },
+        likeness: Likeness::of(&options.vcpus, host, count).text(&vcpus),
+        standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
+        vcpus,
+        floors,
+        actuator: actuator_choice(&options)?,
+        options,
+    })
+}
+
+/// The number of vCPUs, checked; options for others than these are refused.
+pub fn vcpu_count(options: &VcpuArgs) -> Result<u32, ConfigError> {
+    let count = options.cpus.unwrap_or(1);
+    if !(1..=MAX_VCPUS).contains(&count) {
+        return Err(ConfigError::VcpuCount(count));
+    }
+    check_named(options.largest_named(), count)?;
+    Ok(count)
+}
+
+fn check_named(largest: Option<u32>, count: u32) -> Result<(), ConfigError> {
+    match largest {
+        Some(vcpu) if vcpu >= count => Err(ConfigError::NoSuchVcpu { vcpu, count }),
+        _ => Ok(()),
+    }
+}
+
+/// The vCPUs, checked, in their order.
+pub fn vcpus(
+    options: &VcpuArgs,
+    host: &HostCpus,
+    count: u32,
+) -> Result<Vec<VcpuConfig>, ConfigError> {
+    let mut plan = Plan {
+        host,
+        options,
+        mirror: Likeness::of(options, host, count).mirrors(),
+        domains: BTreeMap::new(),
+        clusters: BTreeMap::new(),
+    };
+    let vcpus = (0..count).map(|vcpu| plan.vcpu(vcpu));
+    let vcpus = vcpus.collect::<Result<Vec<_>, _>>()?;
+    if !options.no_bridge {
+        let device = device_config(&vcpus, ClampMode::default(), Headroom::None)?;
+        device.check().map_err(ConfigError::Device)?;
+    }
+    Ok(vcpus)
+}
+
+/// What the device is made of for these vCPUs, each of which has a table.
+pub fn device_config(
+    vcpus: &[VcpuConfig],
+    mode: ClampMode,
+    headroom: Headroom,
+) -> Result<DeviceConfig, ConfigError> {
+    let specs = (0_u32..).zip(vcpus).map(|(vcpu, config)| {
+        Ok(VcpuSpec {
+            table: perf_table(vcpu, &config.opps)?,
+            capacity: config.capacity,
+            domain: config.domain,
+        })
+    });
+    Ok(DeviceConfig {
+        vcpus: specs.collect::<Result<_, _>>()?,
+        mode,
+        headroom,
+        visibility: CurPerfVisibility::default(),
+        rate_limit: None,
+    })
+}
+
+fn perf_table(vcpu: u32, opps: &[Opp]) -> Result<PerfTable, ConfigError> {
+    let khz: Vec<_> = opps.iter().map(|opp| Khz(opp.khz)).collect();
+    PerfTable::try_from(khz).map_err(|why| ConfigError::Table {
+        vcpu,
+        why: why.to_string(),
+    })
+}
+
+/// A place that is named is the one, or there is an error.
+fn actuator_choice(options: &RunArgs) -> Result<ActuatorChoice, ConfigError> {
+    match (options.actuator, &options.cgroup_parent) {
+        (ActuatorChoice::Thread | ActuatorChoice::Nothing, Some(_)) => Err(ConfigError::NoCgroups),
+        (ActuatorChoice::Auto, Some(_)) => Ok(ActuatorChoice::Cgroup),
+        (choice, _) => Ok(choice),
+    }
+}
+
+/// What holds for all vCPUs, and what the earlier ones have taken.
+struct Plan<'a> {
+    host: &'a HostCpus,
+    options: &'a VcpuArgs,
+    mirror: bool,
+    /// The domain of a policy's vCPUs, real-time ones apart: the first of them.
+    domains: BTreeMap<(u32, bool), u32>,
+    /// The cluster of a policy.
+    clusters: BTreeMap<u32, u32>,
+}
+
+impl<'a> Plan<'a> {
+    fn vcpu(&mut self, vcpu: u32) -> Result<VcpuConfig, ConfigError> {
+        let pin = of_vcpu(&self.options.pin, vcpu)
+            .cloned()
+            .unwrap_or_default();
+        self.check_pin(vcpu, &pin)?;
+        let pcpu = self.mirrored(&pin);
+        let policy = pcpu.and_then(|pcpu| self.host.policy_of(pcpu.id));
+        let opps = self.opps(vcpu, policy)?;
+        Ok(VcpuConfig {
+            capacity: self.capacity(vcpu, &opps, pcpu.zip(Some(policy)))?,
+            opps,
+            domain: DomainId(self.domain(vcpu)),
+            cluster: self.cluster(policy),
+            pin: pin.into_iter().collect(),
+            rt: of_vcpu(&self.options.rt, vcpu).copied(),
+        })
+    }
+
+    fn check_pin(&self, vcpu: u32, pin: &CpuList) -> Result<(), ConfigError> {
+        let online = || self.host.online().to_string();
+        for pcpu in pin.iter() {
+            match self.host.cpu(pcpu) {
+                None => {
+                    let online = online();
+                    return Err(ConfigError::NoSuchPcpu { vcpu, pcpu, online });
+                }
+                Some(cpu) if !cpu.online => {
+                    let online = online();
+                    return Err(ConfigError::PcpuOffline { vcpu, pcpu, online });
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The pCPU that the vCPU mirrors.
+    fn mirrored(&self, pin: &CpuList) -> Option<&'a Pcpu> {
+        let host = self.host;
+        let speed = |id| host.policy_of(id).and_then(Policy::top_khz);
+        let allowed = |cpu: &&Pcpu| cpu.online && (pin.is_empty() || pin.contains(cpu.id));
+        host.cpus
+            .iter()
+            .filter(allowed)
+            .max_by_key(|cpu| (cpu.capacity_or_full(), speed(cpu.id), Reverse(cpu.id)))
+    }
+
+    fn opps(&self, vcpu: u32, policy: Option<&Policy>) -> Result<Vec<Opp>, ConfigError> {
+        if let Some(table) = of_vcpu(&self.options.table, vcpu) {
+            perf_table(vcpu, &table.0)?;
+            return Ok(table.0.clone());
+        }
+        let opps = match policy {
+            Some(policy) if self.mirror && !policy.opps.is_empty() => {
+                policy.opps.iter().map(own).collect()
+            }
+            Some(policy) => policy.top_khz().map(only).into_iter().collect(),
+            None => Vec::new(),
+        };
+        if opps.is_empty() && !self.options.no_bridge {
+            let why = match policy {
+                Some(policy) => format!("cpufreq policy {} doesn't tell its maximum", policy.id),
+                None => "its pCPU has no cpufreq policy".to_owned(),
+            };
+            return Err(ConfigError::NoFrequencies { vcpu, why });
+        }
+        if !opps.is_empty() {
+            perf_table(vcpu, &opps)?;
+        }
+        Ok(opps)
+    }
+
+    fn domain(&mut self, vcpu: u32) -> u32 {
+        let policy = policy_of_pin(self.host, of_vcpu(&self.options.pin, vcpu));
+        match (
+            of_vcpu(&self.options.domain, vcpu),
+            policy.filter(|_| self.mirror),
+        ) {
+            (Some(domain), _) => *domain,
+            (None, Some(policy)) => {
+                let key = (policy, of_vcpu(&self.options.rt, vcpu).is_some());
+                *self.domains.entry(key).or_insert(vcpu)
+            }
+            (None, None) => vcpu,
+        }
+    }
+
+    fn cluster(&mut self, policy: Option<&Policy>) -> u32 {
+        let Some(policy) = policy.filter(|_| self.mirror) else {
+            return 0;
+        };
+        let next = u32::try_from(self.clusters.len()).unwrap_or(u32::MAX);
+        *self.clusters.entry(policy.id).or_insert(next)
+    }
+
+    /// The capacity of a vCPU at its highest frequency. The user's, else
+    /// `pCPU's × vCPU's maximum / pCPU's maximum × IPC ratio`: a vCPU of at most
+    /// 1.4 GHz on a pCPU of 2.8 GHz and capacity 1024 has 512, with a ratio of
+    /// 0.75, 384.
+    fn capacity(
+        &self,
+        vcpu: u32,
+        opps: &[Opp],
+        mirrored: Option<(&Pcpu, Option<&Policy>)>,
+    ) -> Result<Util, ConfigError> {
+        let own = of_vcpu(&self.options.capacity, vcpu);
+        let ratio = of_vcpu(&self.options.ipc_ratio, vcpu);
+        let capacity = match (own, ratio) {
+            (Some(_), Some(_)) => return Err(ConfigError::CapacityAndRatio { vcpu }),
+            (Some(capacity), None) => u64::from(*capacity),
+            (None, ratio) => {
+                let of_pcpu = mirrored
+                    .map_or(vcpufreq_device::host::CAPACITY_SCALE, |(pcpu, _)| {
+                        pcpu.capacity_or_full()
+                    });
+                let pcpu_khz = mirrored.and_then(|(_, policy)| policy?.top_khz());
+                let vcpu_khz = opps.last().map(|opp| opp.khz);
+                let (above, below) = vcpu_khz.zip(pcpu_khz).unwrap_or((1, 1));
+                let permille = ratio.map_or(1000, |ratio| ratio.permille);
+                // At most 2^11 × 2^32 × 2^16: within 64 bits.
+                u64::from(of_pcpu) * u64::from(above) * u64::from(permille)
+                    / u64::from(below)
+                    / 1000
+            }
+        };
+        let util = u16::try_from(capacity).ok().and_then(Util::new);
+        util.filter(|util| *util > Util::ZERO)
+            .ok_or(ConfigError::Capacity { vcpu, capacity })
+    }
+}
+
+/// A point of the host's as one of the guest's.
+fn own(&HostOpp { khz, uv, uw }: &HostOpp) -> Opp {
+    Opp { khz, uv, uw }
+}
+
+/// A table of one entry: no table, any frequency up to it.
+fn only(khz: u32) -> Opp {
+    Opp {
+        khz,
+        uv: None,
+        uw: None,
+    }
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

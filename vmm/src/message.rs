@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the program writes to stderr: one line each.
+
+/// Tells the user something that ends nothing.
+pub fn warn(text: &str) {
+    eprintln!("{}", warning(text));
+}
+
+/// The line of a warning.
+pub fn warning(text: &str) -> String {
+    format!("vcpufreq: {text}")
+}
+
+/// Joins what a parser says on several lines.
+pub fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// What clap says of a usage error, without the usage text.
+pub fn usage(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let ends = ["\n\nUsage:", "\n\nFor more information"];
+    let end = ends.iter().filter_map(|end| text.find(end)).min();
+    one_line(text[..end.unwrap_or(text.len())].trim_start_matches("error: "))
+}
+
+/// An error and what it comes from; a cause that the error has in its own text already isn't said
+/// again.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut line = one_line(&error.to_string());
+    for cause in error.chain().skip(1) {
+        let cause = one_line(&cause.to_string());
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}

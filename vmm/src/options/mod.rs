@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The options of `run` and `dt`, before they are checked against host and files: flags of the
+//! command line, after those that a TOML file stands for ([`file`]).
+
+pub mod console;
+pub mod file;
+pub mod rt_values;
+pub mod values;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility,
+    host::{ActuatorChoice, CpuList},
+};
+
+use crate::{path::PathChoice, vm::memory::PageSize};
+use console::ConsoleChoice;
+use rt_values::{ResumeLatency, RtPolicy};
+use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
+
+/// The default KVM device.
+pub const KVM_DEVICE: &str = "/dev/kvm";
+
+/// Where the programs of the path `bpf` are installed.
+pub const BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq.bpf.o";
+
+const CLAMPS: [(&str, ClampMode); 2] = [("floor", ClampMode::Floor), ("exact", ClampMode::Exact)];
+
+const ACTUATORS: [(&str, ActuatorChoice); 4] = [
+    ("auto", ActuatorChoice::Auto),
+    ("cgroup", ActuatorChoice::Cgroup),
+    ("thread", ActuatorChoice::Thread),
+    ("none", ActuatorChoice::Nothing),
+];
+
+const VISIBILITIES: [(&str, CurPerfVisibility); 3] = [
+    ("exact", CurPerfVisibility::Exact),
+    ("table", CurPerfVisibility::Table),
+    ("request", CurPerfVisibility::Request),
+];
+
+/// Options of `run`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct RunArgs {
+    /// Read options from a TOML file; its keys are the long options, per vCPU
+    /// under [vcpu.VCPUS]; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kernel: an uncompressed arm64 Image
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Initial ramdisk
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        default_value = "console=ttyS0"
+    )]
+    pub cmdline: String,
+    /// Memory in MiB, or with M or G
+    #[arg(long, value_name = "SIZE", default_value = "512")]
+    pub mem: MemSize,
+    /// The vCPUs.
+    #[command(flatten)]
+    pub vcpus: VcpuArgs,
+    /// Performance in kHz that requests can't undercut
+    #[arg(long, value_name = "VCPUS=KHZ")]
+    pub floor: Vec<PerVcpu<u32>>,
+    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
+    #[arg(long, value_name = "US")]
+    pub resume_latency_us: Option<ResumeLatency>,
+    /// Guest memory of huge pages: 2M or 1G
+    #[arg(long, value_name = "SIZE")]
+    pub hugepages: Option<PageSize>,
+    /// What a request sets: the floor alone, or the ceiling too
+    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = one_of(&CLAMPS))]
+    pub clamp: ClampMode,
+    /// How requests reach the host's scheduler; none: requests change nothing
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(&ACTUATORS))]
+    pub actuator: ActuatorChoice,
+    /// The cgroup in which the VM's are made, by its whole path [default: the
+    /// VMM's own, or the one around it, if delegated]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
+    /// How accesses reach the device: the best that the host offers, or this
+    /// one
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub path: PathChoice,
+    /// The programs of the path bpf
+    #[arg(long, value_name = "FILE", default_value = BPF_OBJECT)]
+    pub bpf_object: PathBuf,
+    /// Say on stderr why each path is taken or not
+    #[arg(long)]
+    pub explain: bool,
+    /// What the guest reads of its frequency
+    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
+    pub cur_perf: CurPerfVisibility,
+    /// Requests that a vCPU writes, and of the VM for each domain, that reach
+    /// the host, a second and at once; 0: all
+    // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
+    // set.
+    #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
+    pub rate_limit: Rate,
+    /// Answer cur_perf and set_perf by hypercall, too
+    #[arg(long)]
+    pub hypercalls: bool,
+    /// Write one JSON line per request, actuation and refusal
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+    /// Write the guest's device tree
+    #[arg(long, value_name = "FILE")]
+    pub dump_dtb: Option<PathBuf>,
+    /// The guest's console: stdio, none, or a file that takes output up to a
+    /// size in MiB, or with M or G; the rest is dropped
+    #[arg(
+        long,
+        value_name = "stdio|none|file:PATH,max=SIZE",
+        default_value = "stdio"
+    )]
+    pub console: ConsoleChoice,
+    /// KVM device
+    #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
+    pub kvm_device: PathBuf,
+}
+
+/// What `run` and `dt` take of the vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct VcpuArgs {
+    /// vCPUs, 1 to 512 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// Leave the virtual cpufreq device out
+    #[arg(long)]
+    pub no_bridge: bool,
+    /// Mirror the tables, clusters and domains of the pCPUs, or don't [default: true
+    /// where each vCPU is pinned within one cpufreq policy]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub host_topology: Option<bool>,
+    /// pCPUs that vCPUs may run on, as 0=2-3; may be repeated, like those below
+    #[arg(long, value_name = "VCPUS=PCPUS")]
+    pub pin: Vec<PerVcpu<CpuList>>,
+    /// A performance table: 1 to 64 rising kHz, with µV and µW if known
+    #[arg(long, value_name = "VCPUS=KHZ[:UV[:UW]],...")]
+    pub table: Vec<PerVcpu<Table>>,
+    /// Performance domain: its vCPUs have one frequency
+    #[arg(long, value_name = "VCPUS=N")]
+    pub domain: Vec<PerVcpu<u32>>,
+    /// Work per cycle against the pCPU's, as 0=0.75
+    #[arg(long, value_name = "VCPUS=RATIO")]
+    pub ipc_ratio: Vec<PerVcpu<IpcRatio>>,
+    /// Capacity, 1 to 1024, in the host's scale
+    #[arg(long, value_name = "VCPUS=N")]
+    pub capacity: Vec<PerVcpu<u16>>,
+    /// Real-time vCPUs, each pinned to a pCPU of its own: fifo:PRIORITY,
+    /// rr:PRIORITY or deadline:RUNTIME/PERIOD in µs; memory is locked then
+    #[arg(long, value_name = "VCPUS=POLICY")]
+    pub rt: Vec<PerVcpu<RtPolicy>>,
+}
+
+#[cfg(test)]
+impl RunArgs {
+    /// What a config file says.
+    pub fn of_toml(text: &str) -> Self {
+        use clap::{Command, FromArgMatches};
+        let flags = file::parse(text).unwrap();
+        let command = Self::augment_args(Command::new("run").no_binary_name(true));
+        let matches = command.try_get_matches_from(flags.iter().map(|flag| &flag.text));
+        Self::from_arg_matches(&matches.unwrap()).unwrap()
+    }
+}
+
+impl VcpuArgs {
+    /// The largest number of a vCPU that an option of this kind is for.
+    #[must_use]
+    pub fn largest_named(&self) -> Option<u32> {
+        let named = [
+            largest(&self.pin),
+            largest(&self.table),
+            largest(&self.domain),
+            largest(&self.ipc_ratio),
+            largest(&self.capacity),
+            largest(&self.rt),
+        ];
+        named.into_iter().flatten().max()
+    }
+}

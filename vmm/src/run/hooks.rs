@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What happens to bridge and threads at the moments of a guest's virtual machine.
+
+use std::sync::Arc;
+
+use vcpufreq_device::{
+    VcpuId,
+    kvm::{BridgeHandle, KvmOffload},
+};
+
+use super::rt::RtGuest;
+use crate::{
+    message::warn,
+    vm::{Hooks, hypercall::Hypercalls},
+};
+
+/// Joins a guest's virtual machine to its bridge, if it has one, and to its real-time side.
+pub struct GuestHooks {
+    /// The bridge.
+    pub bridge: Option<BridgeHandle>,
+    /// Whether the guest may access the device by hypercalls, too.
+    pub hypercalls: bool,
+    /// The real-time side.
+    pub rt: RtGuest,
+}
+
+impl Hooks for GuestHooks {
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        self.rt.enter_partition(vcpu, tid)
+    }
+
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+        self.rt.schedule(vcpu, tid)?;
+        match &self.bridge {
+            Some(bridge) => bridge.register_thread(vcpu, tid),
+            None => Ok(()),
+        }
+    }
+
+    fn on_vcpu_moved(&self, vcpu: VcpuId) {
+        if let Some(bridge) = &self.bridge {
+            bridge.vcpu_moved(vcpu);
+        }
+    }
+
+    fn on_reset(&self) {
+        if let Some(bridge) = &self.bridge {
+            bridge.reset();
+        }
+    }
+
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
+        self.bridge.as_ref()?.path_lost()
+    }
+
+    fn hypercalls(&self) -> Hypercalls {
+        match &self.bridge {
+            Some(bridge) if self.hypercalls && bridge.by_backend() => Hypercalls::WritesInKernel,
+            Some(_) if self.hypercalls => Hypercalls::Forwarded,
+            _ => Hypercalls::None,
+        }
+    }
+
+    fn on_end(&self) {
+        if let Some(bridge) = &self.bridge {
+            bridge.guest_ended();
+        }
+    }
+
+    fn on_warning(&self, text: &str) {
+        warn(text);
+    }
+}

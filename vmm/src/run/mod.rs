@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq run`: checks everything, then joins configuration, device, host
+//! and virtual machine, and tidies up.
+//!
+//! ```text
+//! options ─▶ RunConfig ─▶ offer of the host ─▶ host changes ─▶ device ─▶ vm::run ─▶ report
+//!  └────── nothing on the host is changed ──────┘
+//! ```
+
+mod bridge;
+mod hooks;
+mod offer;
+mod rt;
+mod summary;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use vcpufreq_device::{
+    Device, DeviceConfig, Headroom,
+    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
+    kvm::{BridgeDevice, EventSink, EventStats},
+};
+use vcpufreq_rt::{InForce, KernelHost, Record};
+
+use self::{bridge::GuestBridge, hooks::GuestHooks, offer::Offer, rt::RtGuest, summary::Summary};
+use crate::{
+    config::{RunConfig, resolve, topology},
+    events::{self, EventReport, EventWriter},
+    kernel_version::headroom_of,
+    lifecycle::host_changes::{HostChanges, Wanted},
+    message::warn,
+    options::RunArgs,
+    sys,
+    vm::{self, VmError, layout},
+};
+use vcpufreq_device::host::HostCpus;
+
+/// Runs a guest; returns the exit code.
+///
+/// # Errors
+/// Whatever keeps the guest from starting, in one line.
+pub fn run(options: RunArgs) -> anyhow::Result<u8> {
+    if let Err(error) = sys::raise_open_files() {
+        warn(&format!(
+            "can't raise the limit of open files ({error}); guests of many vCPUs may not start"
+        ));
+    }
+    let host = HostRoot::default();
+    let cpus = HostCpus::read(&host);
+    let config = resolve::run_config(options, &cpus)?;
+    vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
+    let mut offer = config
+        .bridge()
+        .then(|| Offer::of_host(&config, &cpus))
+        .transpose()?;
+    let clamps = |offer: &&mut Offer| offer.chosen.kind != ActuatorKind::Nothing;
+    if let Some(offer) = offer
+        .as_mut()
+        .filter(clamps)
+        .filter(|_| config.options.explain)
+    {
+        offer.notes.extend(offer::floors(&config, &host, &cpus));
+    }
+    if std::env::consts::ARCH != "aarch64" {
+        let arch = std::env::consts::ARCH;
+        return Err(VmError::NotThereYet { arch }.into());
+    }
+    let applied = Applied::look(&config)?;
+    let rt = RtGuest::of_host(&config, &host, applied.record())?;
+    let groups = offer.as_ref().and_then(Offer::groups);
+    let groups = groups.filter(|_| rt.partition().is_none());
+    rt.leave_cpus(&host)?;
+    let wanted = Wanted {
+        groups,
+        rt: rt.changes(&host),
+        pinned: config.pinned(),
+    };
+    let changes = HostChanges::begin(wanted, warn)?;
+    let begun = applied.check_still().and_then(|()| rt.begin(&host));
+    // From here on the record keeps apply and restore off.
+    drop(applied);
+    let ran = begun.and_then(|()| run_and_report(config, &host, offer, rt));
+    let erased = changes.undo();
+    let code = ran?;
+    erased.map(|()| code)
+}
+
+/// What `vcpufreq rt apply` has made of this host, which stays so until the guest is on record. It
+/// doesn't matter to vCPUs that aren't pinned: cpusets keep them off.
+struct Applied(Option<InForce>);
+
+impl Applied {
+    fn look(config: &RunConfig) -> anyhow::Result<Self> {
+        if config.pinned().is_empty() {
+            return Ok(Self(None));
+        }
+        Ok(Self(Some(InForce::look(&KernelHost::default())?)))
+    }
+
+    fn record(&self) -> Option<&Record> {
+        self.0.as_ref()?.record()
+    }
+
+    fn check_still(&self) -> anyhow::Result<()> {
+        match &self.0 {
+            Some(in_force) => Ok(in_force.check_still(&KernelHost::default())?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn run_and_report(
+    config: RunConfig,
+    host: &HostRoot,
+    offer: Option<Offer>,
+    rt: RtGuest,
+) -> anyhow::Result<u8> {
+    if config.bridge() {
+        warn(&config.likeness);
+    }
+    for line in offer.iter().flat_map(|offer| &offer.notes) {
+        eprintln!("{line}");
+    }
+    let (stats, writer) = observe(&config)?;
+    let ran = run_guest((config, host, rt), offer, &stats);
+    let written = writer.map(EventWriter::finish).transpose();
+    let (code, summary) = ran?;
+    let events = written.context("the events file is not complete")?;
+    let findings = report(summary, &stats, events);
+    Ok(if code == 0 { findings.into() } else { code })
+}
+
+fn observe(config: &RunConfig) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
+    let vcpus = config.vcpus.len();
+    let Some(path) = &config.options.events else {
+        return Ok((Arc::new(EventStats::new(vcpus, None)), None));
+    };
+    let (queue, writer) = events::open(path).with_context(|| {
+        format!(
+            "can't write events to {}; give another --events",
+            path.display()
+        )
+    })?;
+    let queue: Box<dyn EventSink> = Box::new(queue);
+    Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
+}
+
+fn run_guest(
+    (config, host, rt): (RunConfig, &HostRoot, RtGuest),
+    offer: Option<Offer>,
+    stats: &Arc<EventStats>,
+) -> anyhow::Result<(u8, Option<Summary>)> {
+    let console = config.options.console.open()?;
+    let base = config.bridge().then_some(layout::CPUFREQ_BASE);
+    let machine = topology::machine(&config.vcpus, base, config.standby)
+        .context("can't describe the guest's CPUs; correct --table or --capacity")?;
+    let bridge = offer
+        .map(|mut offer| {
+            let plans = std::mem::take(&mut offer.plans);
+            let device = make_device((&config, host, &rt), offer, stats)?;
+            GuestBridge::start(device, &config, &plans)
+        })
+        .transpose()?;
+    let (bridge, cpufreq) = bridge.unzip();
+    let guest = vm::Host {
+        hooks: Arc::new(GuestHooks {
+            bridge: bridge.as_ref().map(GuestBridge::handle),
+            hypercalls: config.options.hypercalls,
+            rt,
+        }),
+        cpufreq,
+        console,
+    };
+    let report = vm::run(config.vm, &machine, &guest);
+    let totals = bridge.map(GuestBridge::stop);
+    let report = report?;
+    let summary = totals.map(|totals| Summary::new(totals, &report));
+    if report.console_dropped > 0 {
+        let dropped = report.console_dropped;
+        warn(&format!("console: {dropped} bytes found its file full"));
+    }
+    if let Some(message) = report.reason.message() {
+        warn(&message);
+    }
+    Ok((report.reason.exit_code(), summary))
+}
+
+fn make_device(
+    (config, host, rt): (&RunConfig, &HostRoot, &RtGuest),
+    offer: Offer,
+    stats: &Arc<EventStats>,
+) -> anyhow::Result<BridgeDevice> {
+    let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
+    let headroom = headroom_of(&release).unwrap_or(Headroom::None);
+    let device = DeviceConfig {
+        visibility: config.options.cur_perf,
+        rate_limit: config.options.rate_limit.0,
+        ..resolve::device_config(&config.vcpus, config.options.clamp, headroom)?
+    };
+    let actuator = make_actuator(config, rt, &offer.chosen)?;
+    let actuator = rt.actuator(actuator);
+    let source = Arc::new(offer.source);
+    Ok(Device::new(device, actuator, source, stats.clone())?)
+}
+
+fn make_actuator(
+    config: &RunConfig,
+    rt: &RtGuest,
+    chosen: &Chosen,
+) -> anyhow::Result<HostActuator> {
+    let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
+    // The groups of a partition need no place of their own.
+    let grouped = matches!(
+        config.actuator,
+        ActuatorChoice::Auto | ActuatorChoice::Cgroup
+    );
+    if let Some(groups) = rt.partition().filter(|_| grouped) {
+        return HostActuator::in_partition(groups, &domains)
+            .context("can't clamp in the real-time partition; see vcpufreq rt check");
+    }
+    if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
+        warn(&chosen.reason);
+    }
+    let build = |kind| HostActuator::build(kind, &KernelTree, &domains);
+    match build(&chosen.kind) {
+        Err(why) if config.actuator == ActuatorChoice::Auto => {
+            warn(&format!(
+                "no cgroup can be made, requests go to the threads: {why}"
+            ));
+            Ok(build(&ActuatorKind::Thread)?)
+        }
+        built => built.context("can't make this VM's cgroups; see vcpufreq doctor"),
+    }
+}
+
+/// Says how it went; whether that has findings.
+fn report(summary: Option<Summary>, stats: &EventStats, events: Option<EventReport>) -> bool {
+    let mut findings = false;
+    if let Some(summary) = summary {
+        warn(&summary.to_string());
+        findings |= summary.refused() > 0;
+    }
+    if let Some(error) = stats.first_refusal() {
+        warn(&format!("first refusal: {error}"));
+    }
+    if let Some(EventReport { written, dropped }) = events
+        && dropped > 0
+    {
+        warn(&format!(
+            "events: {written} written, {dropped} dropped because they came faster than they could be written"
+        ));
+        findings = true;
+    }
+    findings
+}

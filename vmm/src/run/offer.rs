@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the host offers to a guest with the bridge: an actuator, frequencies and paths.
+
+use anyhow::{Context, bail};
+use vcpufreq_device::{
+    host::{self, ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource},
+    kvm::IoeventfdPlan,
+};
+
+use super::bridge::{Plans, bpf_backend};
+use crate::{
+    config::RunConfig,
+    floors,
+    message::warning,
+    path::{self, Needs, Path, PathChoice},
+    sys,
+    vm::probe::PathFacts,
+};
+use vcpufreq_device::host::HostCpus;
+
+/// What the host offers to a guest with the bridge; nothing is made yet.
+pub struct Offer {
+    /// How requests reach the host's scheduler.
+    pub chosen: Chosen,
+    /// Where frequencies are read.
+    pub source: SysfsSource,
+    /// The paths that may be taken.
+    pub plans: Plans,
+    /// What there is to say of these once nothing hinders the guest.
+    pub notes: Vec<String>,
+}
+
+impl Offer {
+    /// Looks at the host.
+    ///
+    /// # Errors
+    /// What it can't do, and what to do about it.
+    pub fn of_host(config: &RunConfig, cpus: &HostCpus) -> anyhow::Result<Self> {
+        const NEXT: &str = "or run without the bridge (--no-bridge)";
+        let root = HostRoot::default();
+        let facts = ActuatorFacts::probe(&root, config.options.cgroup_parent.as_deref());
+        let chosen = host::choose(config.actuator, facts).map_err(|why| {
+            anyhow::anyhow!(
+                "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
+            )
+        })?;
+        if chosen.kind == ActuatorKind::Nothing && config.has_floor() {
+            bail!("--actuator none can't keep a --floor; leave one of them out");
+        }
+        let mut notes = Vec::new();
+        let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+        let source =
+            SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
+        let plans = choose_path(config, cpus, &mut notes)?;
+        Ok(Self {
+            chosen,
+            source,
+            plans,
+            notes,
+        })
+    }
+
+    /// The cgroups that this process will make.
+    pub fn groups(&self) -> Option<host::GroupRecord> {
+        match &self.chosen.kind {
+            ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
+            ActuatorKind::Thread | ActuatorKind::Nothing => None,
+        }
+    }
+}
+
+/// Which paths the guest's accesses may take; `notes` gets what there is to say of it.
+fn choose_path(
+    config: &RunConfig,
+    cpus: &HostCpus,
+    notes: &mut Vec<String>,
+) -> anyhow::Result<Plans> {
+    let options = &config.options;
+    let facts = PathFacts::ask(&options.kvm_device);
+    let files = sys::open_files_at_most();
+    let bpf = path::offer_bpf(&options.bpf_object);
+    let offers = path::offers(bpf, &facts, &needs(config, cpus), files);
+    let taken = path::choose(options.path, &offers).map_err(anyhow::Error::msg)?;
+    if options.explain {
+        notes.push(path::explain(&offers, taken));
+    }
+    let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
+    let clean = facts.is_ok_and(|facts| !facts.coherent);
+    if taken == Path::Exit
+        && options.path == PathChoice::Auto
+        && let Some(why) = path::why_not(&offers, Path::Ioeventfd)
+    {
+        notes.push(warning(&format!("each access exits to the VMM: {why}")));
+    }
+    Ok(Plans {
+        backends: match taken {
+            Path::Bpf => bpf_backend(&options.bpf_object, options.path == PathChoice::Bpf),
+            Path::Ioeventfd | Path::Exit => Vec::new(),
+        },
+        ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
+            .then_some(IoeventfdPlan { clean }),
+    })
+}
+
+/// Says how far down clamps hold on the pCPUs that vCPUs may be on.
+pub fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<String> {
+    let mut pcpus = config.pinned();
+    if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
+        pcpus = cpus.online().into_iter().collect();
+    }
+    floors::explain(&floors::floors(host, cpus), &pcpus, config.options.clamp)
+}
+
+fn needs(config: &RunConfig, cpus: &HostCpus) -> Needs {
+    let tables = config.vcpus.iter().map(|vcpu| vcpu.opps.len());
+    let entries: usize = tables.filter(|len| *len > 1).sum();
+    let mut domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
+    domains.sort_unstable();
+    domains.dedup();
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    Needs {
+        vcpus: count(config.vcpus.len()),
+        entries: count(entries),
+        domains: count(domains.len()),
+        pcpus: count(cpus.cpus.len()),
+    }
+}
