@@ -6,8 +6,6 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::page::escaped;
-
 /// A variant's name, colour, and dashes.
 pub const VARIANTS: [(&str, &str, &str); 3] = [
     ("host", "#444444", "none"),
@@ -214,6 +212,14 @@ fn band(
         }
     }
     svg
+}
+
+/// Text for HTML.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 fn capacity(report: &Value, cpu: f64) -> f64 {

@@ -2,8 +2,8 @@
 //! Figures from figures: a governor's efficiency, and what a variant of `work`
 //! is to the host's.
 
-use crate::report::Row;
-use crate::session::Variant;
+use crate::row::Row;
+use crate::variant::Variant;
 
 /// In per mille, as all shares of the report.
 const WHOLE: u64 = 1000;

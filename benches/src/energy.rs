@@ -4,7 +4,7 @@
 //! energy model. Idle costs nothing; caches, memory and leakage aren't in it.
 
 use crate::machine::{Cluster, Machine};
-use crate::session::Observed;
+use crate::observed::Observed;
 
 impl Observed {
     /// Of all pCPUs between two moments, in µJ; `None` where a cluster's power

@@ -8,14 +8,14 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::BenchArgs;
+use crate::load_client::LoadClient;
 use crate::machine::Machine;
-use crate::peer::Peer;
 
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
 pub struct Guest {
     /// The line to the load program in it.
-    pub console: Peer,
+    pub console: LoadClient,
     /// pCPU and thread of each vCPU.
     pub vcpus: Vec<(u32, i32)>,
 }
@@ -24,7 +24,7 @@ impl Guest {
     /// Boots it, with more words for its command line.
     pub fn boot(machine: &Machine, bridge: bool, words: &str, args: &BenchArgs) -> Result<Self> {
         let words = format!("{} {words}", args.guest_cmdline);
-        let mut console = Peer::start(command(machine, bridge, words.trim(), args)?)?;
+        let mut console = LoadClient::start(command(machine, bridge, words.trim(), args)?)?;
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }

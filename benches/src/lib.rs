@@ -13,25 +13,29 @@
 mod chart;
 mod compare;
 mod derived;
-mod duty;
+mod duty_cycle;
 mod energy;
+mod freq_limits;
 mod guest;
-mod hold;
+mod load_client;
+mod load_log;
 mod machine;
 mod measure;
 #[cfg(test)]
 mod measure_tests;
-mod notes;
+mod metric;
+mod observed;
 mod page;
-mod peer;
 mod perfetto;
 mod report;
 mod rest;
+mod row;
 mod scenario;
 mod scenarios;
 mod series;
 mod session;
 mod trace;
+mod variant;
 
 use std::path::{Path, PathBuf};
 
@@ -42,8 +46,9 @@ use machine::Machine;
 use report::Report;
 use scenario::Scenario;
 use scenarios::SCENARIOS;
-use session::{Session, Variant};
+use session::Session;
 use trace::Trace;
+use variant::Variant;
 
 /// The clamp mode of the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -7,83 +7,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::duty;
+use crate::duty_cycle;
+use crate::load_log::Mark;
 use crate::machine::{Cluster, Machine};
-use crate::notes::Mark;
-use crate::rest::Unsettled;
+use crate::metric::Metric;
+use crate::observed::Observed;
+use crate::observed::Unsettled;
 use crate::scenario::Scenario;
-use crate::session::Observed;
 
 /// Before the load's first switch, what belongs to its wake-up or creation.
 const WAKE_US: u64 = 2_000;
 
-/// What can be read off a repeat. All times are in µs from the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Metric {
-    /// Until the pCPU of the start runs at its highest frequency.
-    ToFmax,
-    /// From the mark `end` until it runs at its lowest, to stay there.
-    ToFmin,
-    /// From the mark `end` until it does so for the first time: a dip, perhaps.
-    FirstFmin,
-    /// The highest frequency in kHz that it runs at while the load lasts.
-    TopKhz,
-    /// Until it runs at the frequency that was highest on the host.
-    ToHostTop,
-    /// Turns of work that the load's first thread did.
-    Work,
-    /// Of the time that the load's threads ran, per mille on CPUs of the most
-    /// capable cluster; in a guest, of the vCPUs' time.
-    OnBig,
-    /// Until the load is on a CPU of a cluster that isn't the least capable one. Of three
-    /// clusters the scheduler goes to either of the larger ones first.
-    Migrate,
-    /// Until it is on a CPU of the most capable one.
-    ToBig,
-    /// Until it is there and that cluster runs at its highest frequency.
-    ToBigFmax,
-    /// Whether it is there at the end: 1 or 0.
-    EndsOnBig,
-    /// Of rt-app's periods with so many per cent of work, per mille in which
-    /// it was done in time.
-    Met(u32),
-    /// How long that work took, on average.
-    Took(u32),
-    /// The same at a frequency that is held, where what differs from turn to
-    /// turn is what else the machine did: the mean of the middle half.
-    Steady(u32),
-    /// Jobs, or frames on time, in 1000 s.
-    Score,
-    /// Energy of all pCPUs from start to end.
-    Energy,
-    /// Jobs, or frames on time, for 1000 J.
-    PerJoule,
-}
-
 impl Metric {
-    /// Name and unit in reports.
-    pub fn name(self) -> (String, &'static str) {
-        let (name, unit) = match self {
-            Self::ToFmax => ("to_fmax", "us"),
-            Self::ToFmin => ("to_fmin", "us"),
-            Self::FirstFmin => ("first_fmin", "us"),
-            Self::TopKhz => ("top_khz", "kHz"),
-            Self::ToHostTop => ("to_host_top", "us"),
-            Self::Work => ("work", "turns"),
-            Self::OnBig => ("on_big", "permille"),
-            Self::Migrate => ("migrate", "us"),
-            Self::ToBig => ("to_big", "us"),
-            Self::ToBigFmax => ("to_big_fmax", "us"),
-            Self::EndsOnBig => ("ends_on_big", "share"),
-            Self::Met(duty) => return (format!("duty{duty}.met"), "permille"),
-            Self::Took(duty) | Self::Steady(duty) => return (format!("duty{duty}.took"), "us"),
-            Self::Score => ("score", "1/ks"),
-            Self::Energy => ("energy", "uJ"),
-            Self::PerJoule => ("per_joule", "1/kJ"),
-        };
-        (name.to_owned(), unit)
-    }
-
     /// The figure; `None` when it doesn't come about while the load lasts.
     /// `host_top` is the frequency that the host alone reached.
     pub fn of(self, machine: &Machine, observed: &Observed, host_top: Option<u32>) -> Option<u64> {
@@ -152,7 +87,7 @@ impl Observed {
     /// is, whichever the scenario has.
     fn of_duty(&self, machine: &Machine, name: &str, duty: u32) -> Option<u64> {
         let noted = |us| self.figure(&format!("{name}/{us}"));
-        noted(duty::run_us(duty, machine.big())).or_else(|| noted(duty::plain_us(duty)))
+        noted(duty_cycle::run_us(duty, machine.big())).or_else(|| noted(duty_cycle::plain_us(duty)))
     }
 
     /// Frames on time, else jobs done.

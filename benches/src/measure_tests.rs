@@ -4,14 +4,15 @@
 
 use std::path::PathBuf;
 
+use crate::load_log::{Mark, Run};
 use crate::machine::{Cluster, GuestFiles, Machine};
-use crate::measure::Metric;
-use crate::notes::{Mark, Run};
+use crate::metric::Metric;
+use crate::observed::Observed;
+use crate::observed::Unsettled;
 use crate::perfetto::Tracks;
-use crate::rest::{Unsettled, settled};
+use crate::rest::settled;
 use crate::scenario::{PLAIN, Place, Scenario};
 use crate::scenarios::SCENARIOS;
-use crate::session::Observed;
 use crate::trace::{Change, Seen, Switch};
 
 const LOAD: i32 = 99;

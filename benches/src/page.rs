@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::chart::{VARIANTS, chart, titles};
+use crate::chart::{VARIANTS, chart, escaped, titles};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
@@ -243,14 +243,6 @@ fn shown(value: &Value, unit: &str) -> String {
         (Some(value), "share") => format!("{value}"),
         (Some(value), unit) => format!("{value} {}", escaped(unit)),
     }
-}
-
-/// Text for HTML.
-pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }
 
 #[cfg(test)]

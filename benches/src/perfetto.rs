@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
-use crate::session::Observed;
+use crate::observed::Observed;
 
 /// Before the load's start, what is shown, in µs.
 const LEAD_US: u64 = 20_000;

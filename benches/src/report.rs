@@ -8,12 +8,14 @@ use serde_json::{Map, Value, json};
 
 use crate::BenchArgs;
 use crate::derived;
-use crate::duty;
+use crate::duty_cycle;
 use crate::machine::Machine;
+use crate::observed::Observed;
 use crate::perfetto::Tracks;
+use crate::row::Row;
 use crate::scenario::{Hold, PLAIN, Scenario};
 use crate::scenarios::SCENARIOS;
-use crate::session::{Observed, Variant};
+use crate::variant::Variant;
 
 /// Everything that was measured.
 #[derive(Debug)]
@@ -29,25 +31,6 @@ pub struct Report {
     rest: BTreeSet<String>,
     /// The highest frequency of each scenario on the host, in kHz.
     host_top: BTreeMap<&'static str, u32>,
-}
-
-/// The values of one metric in one variant.
-#[derive(Debug)]
-pub struct Row {
-    /// The scenario's name.
-    pub scenario: &'static str,
-    /// The variant's.
-    pub variant: &'static str,
-    /// The metric's, with the scenario's case.
-    pub metric: String,
-    /// Its unit.
-    pub unit: &'static str,
-    /// One for each repeat; `None` where it didn't come about.
-    pub values: Vec<Option<u64>>,
-    /// Why repeats didn't start from the settled state.
-    pub unsettled: Vec<String>,
-    /// Why others didn't, which were taken anew.
-    pub retaken: Vec<String>,
 }
 
 impl Report {
@@ -66,7 +49,7 @@ impl Report {
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
             "path": args.path, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
-            "periodic_work_us": duty::DUTIES.map(|duty| duty::run_us(duty, machine.big())),
+            "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
                 .map(|one| (one.case, one.steps.concat())).collect::<BTreeMap<_, _>>(),
             "version": env!("CARGO_PKG_VERSION"),
@@ -158,7 +141,7 @@ impl Report {
         self.tracks.json()
     }
 
-    /// Notes that a scenario could not be measured.
+    /// LoadLog that a scenario could not be measured.
     pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
         let title = scenario.title();
         eprintln!("vcpufreq: {title} on {} failed: {why}", variant.name());
@@ -237,56 +220,5 @@ impl Report {
             );
         }
         text
-    }
-}
-
-impl Row {
-    /// Those that came about, rising; one that didn't is later than any.
-    fn order(&self, at: usize) -> Option<u64> {
-        let mut values = self.values.clone();
-        values.sort_by_key(|value| value.unwrap_or(u64::MAX));
-        values.get(at).copied().flatten()
-    }
-
-    /// The lower one of two.
-    pub fn median(&self) -> Option<u64> {
-        self.order(self.values.len().saturating_sub(1) / 2)
-    }
-
-    fn ends(&self) -> (Option<u64>, Option<u64>) {
-        (
-            self.order(0),
-            self.order(self.values.len().saturating_sub(1)),
-        )
-    }
-
-    fn json(&self) -> Value {
-        let (min, max) = self.ends();
-        json!({
-            "scenario": self.scenario, "variant": self.variant, "metric": self.metric,
-            "unit": self.unit, "n": self.values.len(),
-            "reached": self.values.iter().flatten().count(),
-            "median": self.median(), "min": min, "max": max,
-            "values": self.values, "unsettled": self.unsettled,
-            "retaken": self.retaken,
-        })
-    }
-
-    /// `133.2 (132.9..134.0) ms`, or `never`.
-    fn cell(&self) -> String {
-        let shown = |value: Option<u64>| match value {
-            None => "never".to_owned(),
-            Some(us) if self.unit == "us" => format!("{}.{}", us / 1000, us % 1000 / 100),
-            Some(value) => value.to_string(),
-        };
-        let (min, max) = self.ends();
-        let unit = if self.unit == "us" { " ms" } else { "" };
-        let mark = if self.unsettled.is_empty() { "" } else { " !" };
-        format!(
-            "{} ({}..{}){unit}{mark}",
-            shown(self.median()),
-            shown(min),
-            shown(max)
-        )
     }
 }

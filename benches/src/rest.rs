@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use crate::session::Observed;
+use crate::observed::{Observed, Unsettled};
 
 /// A policy above its minimum, as a load program tells it (`settle.rs` there).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,15 +101,6 @@ impl Rounds {
     pub fn above(self) -> Vec<Above> {
         self.last
     }
-}
-
-/// Why a repeat didn't start from the settled state.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unsettled {
-    /// In one line.
-    pub why: String,
-    /// It stayed so for a while: where it does twice, to take the repeat anew is of no use.
-    pub lasting: bool,
 }
 
 /// Repeats in a row that may be taken anew because they didn't start settled.

@@ -3,8 +3,8 @@
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
 use crate::machine::{Cluster, Machine};
-use crate::measure::Metric;
-use crate::session::Variant;
+use crate::metric::Metric;
+use crate::variant::Variant;
 
 /// A load and what is read off it.
 #[derive(Debug)]

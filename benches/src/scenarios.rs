@@ -2,9 +2,9 @@
 //! The scenarios, in the order in which they are measured; each in words in
 //! `docs/bench.md`.
 
-use crate::measure::Metric;
+use crate::metric::Metric;
 use crate::scenario::{Hold, PLAIN, Place, Scenario};
-use crate::session::Variant;
+use crate::variant::Variant;
 
 /// rt-app's work in µs at full speed of each 20 ms, at five duties that are
 /// away from an OPP's edge; and how often.

@@ -2,7 +2,7 @@
 //! A repeat as lines to draw.
 
 use crate::machine::Machine;
-use crate::session::Observed;
+use crate::observed::Observed;
 
 /// A repeat as lines to draw; times in µs from the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]

@@ -2,48 +2,23 @@
 //! One variant, from the start of its load programs to their end, and each
 //! repeat from the settled state to what was observed.
 
-use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use crate::BenchArgs;
-use crate::duty::{DUTIES, run_us};
+use crate::duty_cycle::{DUTIES, run_us};
+use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, runs_vcpu, threads};
-use crate::hold::Held;
+use crate::load_client::LoadClient;
+use crate::load_log::LoadLog;
 use crate::machine::{Cluster, Machine};
-use crate::notes::{Mark, Notes, Run};
-use crate::peer::Peer;
-use crate::rest::{Above, Rounds, Unsettled, settled};
+use crate::observed::{Observed, Unsettled};
+use crate::rest::{Above, Rounds, settled};
 use crate::scenario::{CALM, Hold, Scenario};
-use crate::trace::{Seen, Trace};
-
-/// Where the load runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Variant {
-    /// On the host: the reference.
-    Host,
-    /// In a guest that has the host's topology and no bridge.
-    Vm,
-    /// In one with both.
-    #[value(name = "vm+bridge")]
-    VmBridge,
-}
-
-impl Variant {
-    /// In the order in which they are measured.
-    pub const ALL: [Self; 3] = [Self::Host, Self::Vm, Self::VmBridge];
-
-    /// Its name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Vm => "vm",
-            Self::VmBridge => "vm+bridge",
-        }
-    }
-}
+use crate::trace::Trace;
+use crate::variant::Variant;
 
 /// Rounds of wake-ups until the governors are given up on, where each changes something.
 const SETTLE_ROUNDS: u32 = 12;
@@ -58,39 +33,10 @@ const CLOCK_QUESTIONS: u32 = 6;
 pub struct Session<'a> {
     machine: &'a Machine,
     variant: Variant,
-    host: Peer,
+    host: LoadClient,
     guest: Option<Guest>,
     /// What the last settled state left above its minimum.
     rest: Vec<Above>,
-}
-
-/// One repeat.
-#[derive(Debug)]
-pub struct Observed {
-    /// From the host's trace.
-    pub seen: Seen,
-    /// The load's own.
-    pub marks: Vec<Mark>,
-    /// What its first thread did, by name.
-    pub figures: BTreeMap<String, u64>,
-    /// The bursts of each of its threads, of the first repeat: in others there are none.
-    pub runs: Vec<Vec<Run>>,
-    /// The threads that carried it: the load's own, or the vCPUs'.
-    pub threads: Vec<i32>,
-    /// They are vCPUs', by number.
-    pub in_guest: bool,
-    /// Each cluster's frequency when the trace began, in kHz.
-    pub khz_before: Vec<u32>,
-    /// What each cluster rests at, in kHz: its lowest frequency, or a server's reservation.
-    pub khz_at_rest: Vec<u32>,
-    /// The policies, of host and guest, that rest above their lowest.
-    pub rest: Vec<String>,
-    /// How far the marks can be off, in µs: the guest's clock is another.
-    pub clock_error_us: u64,
-    /// Why the state before wasn't the settled one.
-    pub unsettled: Option<Unsettled>,
-    /// The same of those that were taken before and put away for it.
-    pub put_away: Vec<String>,
 }
 
 impl<'a> Session<'a> {
@@ -102,7 +48,7 @@ impl<'a> Session<'a> {
         words: &str,
         args: &BenchArgs,
     ) -> Result<Self> {
-        let host = Peer::start(Command::new(&machine.guest.load))?;
+        let host = LoadClient::start(Command::new(&machine.guest.load))?;
         let guest = match variant {
             Variant::Host => None,
             Variant::Vm => Some(Guest::boot(machine, false, words, args)?),
@@ -126,7 +72,7 @@ impl<'a> Session<'a> {
     ) -> Result<Vec<Observed>> {
         self.keep_aside(scenario.aside(self.machine))?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
-        let _held = Held::frequencies(scenario, self.machine)?;
+        let _held = FreqLimits::frequencies(scenario, self.machine)?;
         let repeats = scenario.repeats_of(repeats);
         let observed = (0..repeats)
             .map(|repeat| {
@@ -166,7 +112,7 @@ impl<'a> Session<'a> {
     /// others as well takes a guest's console longer than the load takes.
     fn once(&mut self, scenario: &Scenario, trace: &Trace, first: bool) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
-        let speed = Held::speed(scenario, self.machine)?;
+        let speed = FreqLimits::speed(scenario, self.machine)?;
         trace.start()?;
         let khz_before = self
             .machine
@@ -186,17 +132,17 @@ impl<'a> Session<'a> {
         // What follows isn't measured: it need not be as slow.
         drop(speed);
         let how = if first { "" } else { " brief" };
-        let peer = self.peer();
+        let client = self.client();
         let all_notes = names
             .iter()
-            .map(|name| peer.ask(&format!("join {name}{how}")));
+            .map(|name| client.ask(&format!("join {name}{how}")));
         let all_notes = all_notes.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
             self.host.ask("join beside")?;
         }
         let (offset, clock_error_us) = self.clock()?;
-        let read = |words: &String| Notes::read(words, offset, |cpu| self.pcpu_of(cpu));
+        let read = |words: &String| LoadLog::read(words, offset, |cpu| self.pcpu_of(cpu));
         let mut notes = all_notes.iter().map(read).collect::<Result<Vec<_>>>()?;
         let threads = match &self.guest {
             Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
@@ -239,21 +185,21 @@ impl<'a> Session<'a> {
             .iter()
             .map(|steps| self.steps(scenario, steps))
             .collect();
-        let peer = self.peer();
+        let client = self.client();
         let names: Vec<String> = (0..rows.len())
             .map(|number| format!("{}{number}", scenario.name))
             .collect();
         for (name, steps) in names.iter().zip(rows) {
-            peer.ask(&format!("start {name} {steps}"))?;
+            client.ask(&format!("start {name} {steps}"))?;
         }
         for name in &names {
-            peer.ask(&format!("wait {name}"))?;
+            client.ask(&format!("wait {name}"))?;
         }
         Ok(names)
     }
 
     /// The load program that carries the scenario's load.
-    fn peer(&mut self) -> &mut Peer {
+    fn client(&mut self) -> &mut LoadClient {
         match &mut self.guest {
             Some(guest) => &mut guest.console,
             None => &mut self.host,

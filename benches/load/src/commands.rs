@@ -69,7 +69,7 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     }
 }
 
-/// Notes without their bursts, which are most of the text.
+/// LoadLog without their bursts, which are most of the text.
 fn without_runs(notes: &str) -> String {
     let words = notes.split(' ').filter(|word| !word.starts_with("run="));
     words.collect::<Vec<_>>().join(" ")

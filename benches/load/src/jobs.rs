@@ -11,7 +11,7 @@ use anyhow::Result;
 use nix::sched::sched_getcpu;
 
 use crate::device::Device;
-use crate::notes::Notes;
+use crate::load_log::LoadLog;
 use crate::work::{now_ns, spin};
 
 /// Multiplications of one inference, the same for all sizes of weights.
@@ -34,7 +34,7 @@ pub fn weights(kib: usize) -> Vec<f32> {
 }
 
 /// So many inferences, one after the other.
-pub fn infer(notes: &mut Notes, weights: &[f32], count: u64) {
+pub fn infer(notes: &mut LoadLog, weights: &[f32], count: u64) {
     for _ in 0..count {
         let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
         black_box(forward(weights));
@@ -57,7 +57,7 @@ fn forward(weights: &[f32]) -> f32 {
 }
 
 /// So many times: a read from the device, then work.
-pub fn requests(notes: &mut Notes, turns: u64, count: u64) -> Result<()> {
+pub fn requests(notes: &mut LoadLog, turns: u64, count: u64) -> Result<()> {
     let mut device = Device::open()?;
     for _ in 0..count {
         device.read()?;
@@ -72,7 +72,7 @@ pub fn requests(notes: &mut Notes, turns: u64, count: u64) -> Result<()> {
 
 /// So many frames, one each period; a frame that isn't finished when its
 /// period ends is late, and the next one begins with a period.
-pub fn frames(notes: &mut Notes, period_us: u64, turns: u64, count: u64) {
+pub fn frames(notes: &mut LoadLog, period_us: u64, turns: u64, count: u64) {
     let period = period_us * 1000;
     let (mut begin, mut on_time) = (now_ns(), 0);
     for work in FRAMES
@@ -95,7 +95,7 @@ pub fn frames(notes: &mut Notes, period_us: u64, turns: u64, count: u64) {
     notes.figure("on_time", on_time);
 }
 
-fn on_if_moved(notes: &mut Notes, from: usize) {
+fn on_if_moved(notes: &mut LoadLog, from: usize) {
     if sched_getcpu().is_ok_and(|cpu| cpu != from) {
         notes.mark("on");
     }
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn jobs_note_what_they_did() {
-        let mut notes = Notes::default();
+        let mut notes = LoadLog::default();
         infer(&mut notes, &weights(1), 2);
         assert_eq!(notes.words(1).matches("run=").count(), 2);
         assert!(notes.words(1).contains(" done=2"));
-        let mut notes = Notes::default();
+        let mut notes = LoadLog::default();
         frames(&mut notes, 10, 1, 3);
         let words = notes.words(1);
         assert!(

@@ -6,7 +6,7 @@
 //! it, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
 //! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
-//! that the thread is on. What is noted: `notes.rs`.
+//! that the thread is on. What is noted: `load_log.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +20,7 @@ use vcpufreq_device::host::CpuList;
 
 use crate::device::Device;
 use crate::jobs;
-use crate::notes::Notes;
+use crate::load_log::LoadLog;
 use crate::rt_app::RtApp;
 use crate::work::{now_ns, pin_to};
 
@@ -31,7 +31,7 @@ pub enum Step {
     Pin(CpuList),
     /// Sleeps, in µs.
     Sleep(u64),
-    /// Notes the time under a name.
+    /// LoadLog the time under a name.
     Mark(String),
     /// Busy without a break, in µs.
     Busy(u64),
@@ -120,7 +120,7 @@ fn numbers<const N: usize>(word: &str, value: &str) -> Result<[u64; N]> {
         .map_err(|_| anyhow!("step '{word}' has {count} numbers, and needs {N}"))
 }
 
-impl Notes {
+impl LoadLog {
     fn go_through(&mut self, steps: &[Step]) -> Result<()> {
         let mut weights = Vec::new();
         for (at, step) in steps.iter().enumerate() {
@@ -171,7 +171,7 @@ impl Notes {
 
 /// Goes through steps; the notes.
 fn notes_of(steps: &[Step]) -> Result<String> {
-    let mut notes = Notes::default();
+    let mut notes = LoadLog::default();
     notes.go_through(steps)?;
     Ok(notes.words(gettid().as_raw()))
 }
@@ -192,7 +192,7 @@ fn by_new_thread(steps: Vec<Step>) -> Result<String> {
 struct Worker {
     steps: Sender<Vec<Step>>,
     notes: Receiver<Result<String>>,
-    /// Notes that were waited for and not asked for yet.
+    /// LoadLog that were waited for and not asked for yet.
     done: Option<Result<String>>,
 }
 
@@ -297,8 +297,8 @@ mod tests {
 
     #[test]
     fn calm_is_not_noted() {
-        let mut notes = Notes::default();
-        let runs = |notes: &Notes| notes.words(1).matches("run=").count();
+        let mut notes = LoadLog::default();
+        let runs = |notes: &LoadLog| notes.words(1).matches("run=").count();
         notes.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
         assert_eq!((runs(&notes), notes.turns), (0, 0));
         notes.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();

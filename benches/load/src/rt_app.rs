@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::notes::Notes;
+use crate::load_log::LoadLog;
 
 /// A turn of rt-app's loop in ns on the emulated host's big CPU at its highest
 /// frequency, as rt-app measures it. On another machine a duty is another
@@ -31,7 +31,7 @@ pub struct RtApp {
 
 impl RtApp {
     /// Runs it; notes deadlines met of how many, and the time that the work took.
-    pub fn carry_out(&self, notes: &mut Notes, cpu: usize) -> Result<()> {
+    pub fn carry_out(&self, notes: &mut LoadLog, cpu: usize) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         let config = dir.join("rt-app.json");
@@ -68,7 +68,7 @@ impl RtApp {
 
     /// A line of the log: `idx perf run period start end rel_st slack ...`, in µs;
     /// slack is the time left when the work is done, negative when it is late.
-    fn noted(&self, notes: &mut Notes, log: &str, cpu: usize) -> Result<()> {
+    fn noted(&self, notes: &mut LoadLog, log: &str, cpu: usize) -> Result<()> {
         let lines = log
             .lines()
             .filter(|line| !line.trim_start().starts_with('#'));
@@ -136,7 +136,7 @@ mod tests {
         {
             log += &format!("0 1000 5000 20000 {turn}000 6000 0 {slack} 5000 20000 7\n");
         }
-        let mut notes = Notes::default();
+        let mut notes = LoadLog::default();
         let run = RtApp {
             run_us: 1000,
             period_us: 20_000,

@@ -15,26 +15,26 @@ const RUNS_MAX: usize = 300;
 
 /// The notes, and the work that was done.
 #[derive(Debug, Default)]
-pub struct Notes {
+pub struct LoadLog {
     text: String,
     runs: usize,
     /// Turns of work.
     pub turns: u64,
 }
 
-impl Notes {
-    /// Notes the time under a name.
+impl LoadLog {
+    /// LoadLog the time under a name.
     pub fn mark(&mut self, name: &str) {
         let cpu = sched_getcpu().unwrap_or(0);
         self.add(&format!("{name}={}@{cpu}", now_ns()));
     }
 
-    /// Notes a number under a name.
+    /// LoadLog a number under a name.
     pub fn figure(&mut self, name: &str, value: u64) {
         self.add(&format!("{name}={value}"));
     }
 
-    /// Notes a burst.
+    /// LoadLog a burst.
     pub fn run(&mut self, from_ns: u64, to_ns: u64, cpu: usize) {
         self.runs += 1;
         if self.runs <= RUNS_MAX {

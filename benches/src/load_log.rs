@@ -29,7 +29,7 @@ pub struct Run {
 
 /// What a thread of the load noted.
 #[derive(Debug, Default)]
-pub struct Notes {
+pub struct LoadLog {
     /// Its number, where it ran.
     pub tid: i32,
     /// Times that were marked.
@@ -40,7 +40,7 @@ pub struct Notes {
     pub runs: Vec<Run>,
 }
 
-impl Notes {
+impl LoadLog {
     /// Reads `tid=T turns=N NAME=NS@CPU run=NS+NS@CPU ...`; what a new thread
     /// notes comes last. `offset_ns` makes host's time of the load's, `pcpu_of`
     /// gives the pCPU of a CPU of the load's.
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn notes_are_the_hosts() {
         let words = "tid=4 turns=8 start=5000@1 run=6000+2000@1 met=3 tid=5";
-        let notes = Notes::read(words, 1_000, |cpu| (cpu == 1).then_some(6)).unwrap();
+        let notes = LoadLog::read(words, 1_000, |cpu| (cpu == 1).then_some(6)).unwrap();
         assert_eq!((notes.tid, notes.figures["met"]), (5, 3));
         let start = Mark {
             name: "start".to_owned(),
@@ -103,7 +103,7 @@ mod tests {
         };
         assert_eq!(notes.runs, [run]);
         for wrong in ["start", "start=x@1", "start=1@0", "met=x"] {
-            let read = Notes::read(wrong, 0, |cpu| (cpu == 1).then_some(6));
+            let read = LoadLog::read(wrong, 0, |cpu| (cpu == 1).then_some(6));
             assert!(read.is_err(), "{wrong}");
         }
     }

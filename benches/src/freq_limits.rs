@@ -18,9 +18,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Changed files with what they held; dropping it puts that back.
 #[derive(Debug, Default)]
-pub struct Held(Vec<(PathBuf, String)>);
+pub struct FreqLimits(Vec<(PathBuf, String)>);
 
-impl Held {
+impl FreqLimits {
     /// Holds frequencies where the scenario wants them.
     pub fn frequencies(scenario: &Scenario, machine: &Machine) -> Result<Self> {
         let mut held = Self::default();
@@ -60,7 +60,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for FreqLimits {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
             let back = fs::write(&path, &old).map_err(anyhow::Error::from);
@@ -99,7 +99,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("scaling_min_freq");
         fs::write(&path, "600000\n").unwrap();
-        let mut held = Held::default();
+        let mut held = FreqLimits::default();
         held.set(path.clone(), "1800000").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "1800000");
         drop(held);

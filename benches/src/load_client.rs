@@ -13,13 +13,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A load program that answers. Dropping it kills it.
 #[derive(Debug)]
-pub struct Peer {
+pub struct LoadClient {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
 }
 
-impl Peer {
+impl LoadClient {
     /// Starts it, and waits until it can be talked to.
     pub fn start(mut command: Command) -> Result<Self> {
         let mut child = command
@@ -125,7 +125,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for LoadClient {
     fn drop(&mut self) {
         // Both fail when it has ended already, which is as well.
         let _ = self.child.kill();
