@@ -141,7 +141,6 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     boot(Short, 60, "2+2", &["default-run"]),
-    // With the measuring programs, for which guests of the usual size have no room.
     Boot {
         host: Rt,
         guest: Rt,

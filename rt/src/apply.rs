@@ -37,10 +37,10 @@ pub enum ApplyError {
     Guest(#[from] InTheWay),
     /// A folder that is to be made is there.
     #[error(
-        "{0} is there already, and no record tells what made it; remove it with rmdir, its innermost folders first, or give the guest another name"
+        "{0} is there already, and no record names it; remove it with rmdir, its innermost folders first, or give the guest another name"
     )]
     Leftover(String),
-    /// A value isn't what the plan says any more.
+    /// A value has changed since the plan was made.
     #[error("{name} was {planned} when this was planned and is {now}; apply again")]
     Moved {
         /// The target's name.
@@ -70,8 +70,8 @@ pub struct Applied {
 }
 
 /// Makes the changes of `plan` that aren't made yet, unless a guest of ours runs on the CPUs that it
-/// sets apart. `tell` gets each before it is made: the
-/// target's name, old value, new value.
+/// sets apart. `report` gets each before it is made: the target's name, old value,
+/// new value.
 ///
 /// A refused change doesn't stop the others: interrupts that their drivers manage refuse always.
 ///
@@ -81,7 +81,7 @@ pub fn apply(
     host: &dyn Host,
     plan: &Plan,
     profile: (&str, &Profile),
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Applied, ApplyError> {
     let closed_earlier_boot = close_earlier(host, plan)?;
     check_new(plan)?;
@@ -111,14 +111,14 @@ pub fn apply(
     };
     let changes = plan.changes().map(|(_, change)| change);
     let mut left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     // Some have to be in an order that depends on the old values: what is refused is tried again
     // after the others, as long as that helps.
     loop {
         let made = applied.made;
         left = pass(host, &left, &mut applied, &mut |name, old, new| {
-            if told.insert(name.to_owned()) {
-                tell(name, old, new);
+            if reported.insert(name.to_owned()) {
+                report(name, old, new);
             }
         });
         if left.is_empty() || applied.made == made {
@@ -132,7 +132,7 @@ fn pass<'a>(
     host: &dyn Host,
     changes: &[&'a Change],
     applied: &mut Applied,
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Vec<&'a Change> {
     applied.refused.clear();
     let mut left = Vec::new();
@@ -144,7 +144,7 @@ fn pass<'a>(
             continue;
         }
         let Some(want) = &change.want else { continue };
-        tell(&name, change.now.as_deref().unwrap_or("new"), want);
+        report(&name, change.now.as_deref().unwrap_or("new"), want);
         match record::put(host, &change.target, want) {
             Ok(()) => applied.made += 1,
             Err(why) => {
@@ -171,8 +171,8 @@ fn check_new(plan: &Plan) -> Result<(), ApplyError> {
     }
 }
 
-/// Whether nobody is on the CPUs that are set apart, and the old values on record are those of now:
-/// a guest that has ended since the plan was made has brought its own back.
+/// Whether no guest is on the CPUs that are set apart, and the old values on record are those of
+/// now: a guest that has ended since the plan was made has brought its own back.
 fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
     guests::check_free(host, &record.partition.rt(), Vcpus::Pinned)?;
     for Entry { target, old, .. } in &record.entries {

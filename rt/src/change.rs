@@ -69,7 +69,7 @@ impl Target {
     /// Its value now.
     ///
     /// # Errors
-    /// Why it can't be told.
+    /// Why it can't be read.
     pub fn now(&self, look: &dyn Look) -> Reading {
         match self {
             Self::File {

@@ -38,6 +38,6 @@ pub enum Effect {
     Effective,
     /// It doesn't, and why.
     Not(String),
-    /// It can't be told, and why.
+    /// It can't be seen, and why.
     Unseen(String),
 }

@@ -31,7 +31,7 @@ pub enum InTheWay {
         /// The contended CPUs.
         cpus: CpuList,
     },
-    /// Its vCPUs may run there, and were told so.
+    /// Its vCPUs are pinned there.
     #[error("a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first")]
     Pinned {
         /// Its VMM's process.
@@ -39,7 +39,7 @@ pub enum InTheWay {
         /// The contended CPUs.
         cpus: CpuList,
     },
-    /// It was killed, and nobody has brought back yet what it changed there.
+    /// It was killed, and what it changed there is not brought back yet.
     #[error(
         "the guest of process {pid} was killed, and what it changed of CPU {cpus} is not brought back yet; run vcpufreq cleanup first"
     )]
@@ -49,7 +49,7 @@ pub enum InTheWay {
         /// The contended CPUs.
         cpus: CpuList,
     },
-    /// Whether it runs can't be told.
+    /// Whether it runs can't be seen.
     #[error(
         "{DIR}/{pid}.json is of a guest on CPU {cpus}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
     )]
@@ -122,7 +122,7 @@ impl GuestCpus {
     }
 }
 
-/// What a VMM's record says of CPUs; the rest of it is the VMM's own matter.
+/// The CPUs in a VMM's record; the rest of it is the VMM's own matter.
 #[derive(Deserialize)]
 struct VmmRecord {
     owner: Owner,
@@ -168,7 +168,7 @@ fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<
         Err(why) => return Err(untrusted(&why)),
     };
     let Ok(VmmRecord { owner, rt, pinned }) = serde_json::from_str(&text) else {
-        // Without a process it is nobody's guest.
+        // Without a process it is no guest's.
         return match look.read(&format!("/proc/{pid}/stat")) {
             Ok(_) => Err(InTheWay::Unread { pid }),
             Err(_) => Ok(()),

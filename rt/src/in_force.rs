@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is applied on this host, held so that it stays: for who starts a guest there.
+//! What is applied on this host, held while a guest starts there.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::{
     record::{PATH, Record, RecordError},
 };
 
-/// The record of this boot, if there is one; while this is held, nobody restores it.
+/// The record of this boot, if there is one; while this is held, no restore begins.
 #[derive(Debug)]
 pub struct InForce {
     record: Option<Record>,

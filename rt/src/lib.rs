@@ -52,8 +52,8 @@ pub use owner::{Owner, Standing};
 pub use partition::{Guest, Partition, PartitionError};
 pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{
-    CpusetPartition, Frequency, IdleStates, IdleWord, Place, Profile, ProfileError, SHIPPED, Scope,
-    Settings,
+    CpusetPartition, Frequency, IdleStates, IdleWord, MoveTo, Profile, ProfileError, SHIPPED,
+    Scope, Settings,
 };
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A directory for this program's own records. Records say what root undoes on the host, so a
+//! A directory for this program's own records. Root undoes on the host what they name, so a
 //! directory or file counts only if no other user could have made it or written to it: it belongs
 //! to root or to this process' effective user, no one else may write to it, and no symbolic link
 //! leads to it. Files are opened relative to the open directory: what was checked is what is used.
@@ -130,7 +130,7 @@ pub fn check_socket(path: &Path) -> Result<(), Untrusted> {
             wanted: "a socket",
         });
     }
-    // The mode of a socket says who may connect, which its server decides.
+    // A socket's mode may let any user connect: its server checks that.
     check_owner(path, found.uid())
 }
 

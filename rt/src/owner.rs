@@ -9,7 +9,7 @@ use crate::{
     record::BOOT_ID,
 };
 
-/// A process, told apart from all others of all boots.
+/// A process, with what distinguishes it from all others of all boots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Its number.
@@ -29,11 +29,11 @@ pub struct Owner {
 pub enum Standing {
     /// It runs.
     InUse,
-    /// It is gone, or a zombie that nobody has waited for.
+    /// It is gone, or a zombie.
     Stale,
     /// It was of an earlier boot: nothing that it made in the kernel exists any more.
     OtherBoot,
-    /// It can't be seen from here: it is in another PID namespace, or procfs says too little.
+    /// It can't be seen from here: it is in another PID namespace, or procfs hides it.
     Unseen,
 }
 

@@ -84,9 +84,9 @@ pub enum PartitionError {
     Taken {
         /// The contended CPUs.
         cpus: CpuList,
-        /// Who has them.
+        /// The guest that has them.
         first: String,
-        /// Who wants them too.
+        /// The guest that is to have them too.
         second: String,
     },
     /// A CPU that is a guest's and housekeeping.
@@ -99,14 +99,14 @@ pub enum PartitionError {
         /// Whose they are.
         guest: String,
     },
-    /// The host doesn't say which CPUs it has.
+    /// The host's CPUs can't be read.
     #[error("{ONLINE} can't be read; mount /sys")]
     Unknown,
 }
 
 impl Partition {
     /// A partition of the host that `look` sees; housekeeping is what the guests leave, unless
-    /// told. `unthrottled` names what would take the limit off real-time tasks, if anything does.
+    /// it is given. `unthrottled` names what would take the limit off real-time tasks, if anything does.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -131,9 +131,9 @@ impl Partition {
         if !missing.is_empty() {
             return Err(PartitionError::NoSuchCpu { missing, present });
         }
-        if let Some(told) = &housekeeping {
+        if let Some(given) = &housekeeping {
             for Guest { name, cpus } in &guests {
-                let both = cpus.and(told);
+                let both = cpus.and(given);
                 if !both.is_empty() {
                     let guest = name.clone();
                     return Err(PartitionError::Both { cpus: both, guest });
@@ -158,7 +158,7 @@ impl Partition {
     /// Of a host without real-time guests.
     ///
     /// # Errors
-    /// When the host doesn't say which CPUs it has.
+    /// When the host's CPUs can't be read.
     pub fn without_guests(look: &dyn Look) -> Result<Self, PartitionError> {
         Ok(Self {
             guests: Vec::new(),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What procfs says of a thread or process.
+//! What procfs has of a thread or process.
 
 use crate::{
     host::{Look, Unread},
     value,
 };
 
-/// What proc_pid_stat(5) says of a thread.
+/// The fields of proc_pid_stat(5) that count here.
 pub(crate) struct ThreadStat {
     /// Field 22.
     pub start_ticks: u64,

@@ -48,7 +48,7 @@ pub enum Scope {
 /// Where something is moved to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum MoveTo {
     /// The housekeeping CPUs.
     Housekeeping,
 }
@@ -77,10 +77,10 @@ pub enum IdleWord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CpusetPartition {
-    /// No load balancing, and nobody's CPUs but this one's.
+    /// No load balancing, and CPUs that no other cgroup has.
     Isolated,
-    /// Nobody's CPUs but this one's, load balancing within: a root domain of its own, which
-    /// pinned SCHED_DEADLINE threads need.
+    /// CPUs that no other cgroup has, with load balancing: a root domain of its own, which pinned
+    /// SCHED_DEADLINE threads need.
     Root,
 }
 
@@ -110,9 +110,9 @@ pub struct Settings {
     /// Of which CPUs.
     pub fair_server_cpus: Scope,
     /// Where unbound kernel work runs.
-    pub workqueues: Option<Place>,
+    pub workqueues: Option<MoveTo>,
     /// Where interrupts go that can be moved, new ones too.
-    pub interrupts: Option<Place>,
+    pub interrupts: Option<MoveTo>,
     /// The cpufreq governor.
     pub governor: Option<String>,
     /// Of which CPUs' policies governor and frequencies are set.
@@ -138,7 +138,7 @@ pub struct Settings {
     /// A cpuset partition for each guest.
     pub cpuset: Option<CpusetPartition>,
     /// Which CPUs the lockup watchdogs watch.
-    pub watchdog: Option<Place>,
+    pub watchdog: Option<MoveTo>,
     /// `kernel.nmi_watchdog`, 0 or 1.
     pub nmi_watchdog: Option<u8>,
     /// `tracing_on`, 0 or 1.
@@ -176,7 +176,7 @@ pub enum ProfileError {
     Wrong {
         /// Name or path.
         name: String,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
     /// A value that the kernel would not take.

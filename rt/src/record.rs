@@ -76,7 +76,7 @@ pub enum RecordError {
     /// It names what can't be part of a path.
     #[error("{PATH} names guests that can't be ({0}); look at what made it, then remove it")]
     Guests(PartitionError),
-    /// The boot can't be told.
+    /// The boot id can't be read.
     #[error("{BOOT_ID} can't be read; mount /proc")]
     NoBootId,
 }
@@ -112,7 +112,7 @@ impl Record {
     /// Whether it is of an earlier boot.
     ///
     /// # Errors
-    /// When this boot can't be told.
+    /// When the boot id can't be read.
     pub fn is_of_another_boot(&self, look: &dyn Look) -> Result<bool, RecordError> {
         Ok(boot_id(look)? != self.boot_id)
     }

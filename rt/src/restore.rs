@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Brings back what the record says was before, last change first; what is as before already is
-//! not written. So it may be killed and run again at any point, and so may apply before it.
+//! Brings back the old values of the record, last change first. A value that is the old one already
+//! is not written. So restore may be killed and run again at any point, and so may apply before it.
 
 use std::{collections::BTreeSet, io};
 
@@ -23,7 +23,7 @@ pub enum RestoreError {
     /// A guest of ours runs, or has left something.
     #[error("{0}; then restore")]
     Guest(#[from] InTheWay),
-    /// Somebody runs there.
+    /// A guest's cgroup has threads.
     #[error("{0} has threads in it: a guest still runs there; end it, then restore")]
     Occupied(String),
     /// Another process is at it.
@@ -52,14 +52,14 @@ pub enum Restored {
     },
 }
 
-/// Brings back what was. `tell` gets each change before it is made: the target's name, the value
+/// Brings back what was. `report` gets each change before it is made: the target's name, the value
 /// now, the old one.
 ///
 /// # Errors
 /// When nothing was brought back, why.
 pub fn restore(
     host: &dyn Host,
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     if Record::read(host)?.is_none() {
         // What a killed apply left of a record that it was writing; a living one's stays.
@@ -79,7 +79,7 @@ pub fn restore(
     if let Some(group) = settings::occupied(host, &record.partition) {
         return Err(RestoreError::Occupied(group));
     }
-    bring_back(host, record, tell)
+    bring_back(host, record, report)
 }
 
 fn unheld(error: io::Error) -> RestoreError {
@@ -92,17 +92,17 @@ fn unheld(error: io::Error) -> RestoreError {
 fn bring_back(
     host: &dyn Host,
     record: Record,
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     let mut done = Done::default();
     let mut entries: Vec<&Entry> = record.entries.iter().rev().collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     // As in apply: what is refused is tried again after the others, as long as that helps.
     loop {
         let before = done.brought_back;
         entries = pass(host, &entries, &mut done, &mut |name, now, old| {
-            if told.insert(name.to_owned()) {
-                tell(name, now, old);
+            if reported.insert(name.to_owned()) {
+                report(name, now, old);
             }
         });
         if entries.is_empty() || done.brought_back == before {
@@ -146,13 +146,13 @@ fn pass<'a>(
     host: &dyn Host,
     entries: &[&'a Entry],
     done: &mut Done,
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Vec<&'a Entry> {
     done.left.clear();
     let mut kept = Vec::new();
     for &entry in entries {
         let name = entry.target.name();
-        match one(host, entry, tell) {
+        match one(host, entry, report) {
             Ok(Outcome::BroughtBack) => done.brought_back += 1,
             Ok(Outcome::AsBefore) => {}
             Ok(Outcome::Gone) => done.gone.push(name),
@@ -174,7 +174,7 @@ enum Outcome {
 fn one(
     host: &dyn Host,
     entry: &Entry,
-    tell: &mut dyn FnMut(&str, &str, &str),
+    report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Outcome, String> {
     let Entry { target, old, .. } = entry;
     if let Some((kind, mount)) = unmounted(host, target) {
@@ -197,7 +197,7 @@ fn one(
     if target.same(&now, old) {
         return Ok(Outcome::AsBefore);
     }
-    tell(&target.name(), &now, old);
+    report(&target.name(), &now, old);
     match (record::put(host, target, old), target) {
         (Ok(()), _) => Ok(Outcome::BroughtBack),
         // A killed VMM's groups, when its guardian was killed too.

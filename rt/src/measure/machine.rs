@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::host::Look;
 
-/// What a host says of itself.
+/// The host that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Its kernel's release.
@@ -14,7 +14,7 @@ pub struct Machine {
     pub cmdline: String,
     /// The device tree's compatible, or the board's name.
     pub board: String,
-    /// Why its latencies say nothing of any hardware: it is emulated, or a guest itself.
+    /// Why its latencies are no hardware's: it is emulated, or a guest itself.
     pub emulated: Option<String>,
 }
 

@@ -118,7 +118,7 @@ pub struct Report {
     pub budget_us: Option<u64>,
     /// The tests, in order.
     pub runs: Vec<Run>,
-    /// What the budget says.
+    /// The verdict on the budget.
     #[serde(flatten)]
     pub verdict: Verdict,
 }

@@ -95,7 +95,7 @@ pub fn load_script(test: &Test, beside: &Beside) -> String {
     format!("{BEGIN}{load}echo started\nread line\ncode=0\n{STILL}{END}exit $code\n")
 }
 
-/// Whoever ends the shell ends what it started last, the test, and the loads.
+/// A signal that ends the shell ends the test, which it started last, and the loads.
 const BEGIN: &str = "load=\ntrap 'kill -TERM $! $load 2> /dev/null; wait; exit 143' HUP INT TERM\n";
 /// Ends the loads.
 const END: &str = "[ -z \"$load\" ] || kill -TERM $load 2> /dev/null\nwait\n";
@@ -132,7 +132,7 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
     }
 }
 
-/// A load that isn't there any more is no load: said before the test, not after it.
+/// A load that has ended already fails the run before the test.
 const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended at once' >&2; kill -TERM $load 2> /dev/null; exit 3; }; done\n";
 
 #[cfg(test)]

@@ -26,16 +26,16 @@ pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
         let word = word
             .replace("{rt}", &cx.rt.to_string())
             .replace("{housekeeping}", &cx.housekeeping().to_string());
-        match standing(&running, &word) {
-            Standing::There => {
+        match presence(&running, &word) {
+            Presence::There => {
                 if let Some(why) = ignored(cx, sheet, &word) {
                     sheet.finding(Finding::Reboot(format!(
                         "{word} is on the command line and not in force ({why}); boot a kernel that takes it"
                     )));
                 }
             }
-            Standing::Missing => missing.push(word),
-            Standing::Other(other) => {
+            Presence::Missing => missing.push(word),
+            Presence::Other(other) => {
                 sheet.finding(Finding::Reboot(format!(
                     "the command line has {other}; replace it by {word}"
                 )));
@@ -69,8 +69,8 @@ pub(super) fn needed(cx: &Context) -> Vec<(&'static str, &'static str)> {
     needed
 }
 
-/// Why a word that is there has no effect, as far as the kernel tells: it does so of `nohz_full`, of
-/// the CPUs that `isolcpus` takes out of load balancing, and by its threads of `rcu_nocbs`.
+/// Why a word that is there has no effect, as far as the kernel shows it: for `nohz_full`,
+/// for the CPUs that `isolcpus` takes out of load balancing, and by its threads for `rcu_nocbs`.
 fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
     let (name, value) = word.split_once('=')?;
     match name {
@@ -81,7 +81,7 @@ fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
     }
 }
 
-/// What the kernel says in a file of its own, where that isn't all of these CPUs.
+/// The list in the kernel's own file, if that lacks one of these CPUs.
 fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
     let path = format!("/sys/devices/system/cpu/{file}");
     let has = cx.look.read(&path).ok()?;
@@ -122,23 +122,23 @@ fn of_domain(value: &str) -> Option<String> {
     (flags.is_empty() || flags.contains(&"domain")).then(|| list.join(","))
 }
 
-enum Standing<'a> {
+enum Presence<'a> {
     There,
     Missing,
     Other(&'a str),
 }
 
 /// The kernel takes - and _ as one in names, and of two words of one name the last.
-fn standing<'a>(running: &'a str, word: &str) -> Standing<'a> {
+fn presence<'a>(running: &'a str, word: &str) -> Presence<'a> {
     let name = |word: &str| word.split('=').next().unwrap_or(word).replace('-', "_");
     let value = |word: &str| word.split_once('=').map(|(_, value)| value.to_owned());
     let found = running
         .split_whitespace()
         .rfind(|found| name(found) == name(word));
     match found {
-        None => Standing::Missing,
-        Some(found) if same(value(found), value(word)) => Standing::There,
-        Some(found) => Standing::Other(found),
+        None => Presence::Missing,
+        Some(found) if same(value(found), value(word)) => Presence::There,
+        Some(found) => Presence::Other(found),
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standings() {
+    fn presences() {
         let running = "console=ttyS0 nohz_full=3 rcu-nocbs=2,3 quiet irqaffinity=0-3 nohz_full=2-3";
         for (word, expected) in [
             ("nohz_full=2-3", "there"),
@@ -165,10 +165,10 @@ mod tests {
             ("irqaffinity=0-1", "irqaffinity=0-3"),
             ("rcu_nocb_poll", "missing"),
         ] {
-            let said = match standing(running, word) {
-                Standing::There => "there",
-                Standing::Missing => "missing",
-                Standing::Other(other) => other,
+            let said = match presence(running, word) {
+                Presence::There => "there",
+                Presence::Missing => "missing",
+                Presence::Other(other) => other,
             };
             assert_eq!(said, expected, "{word}");
         }

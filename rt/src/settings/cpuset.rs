@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A cpuset for each guest, that nobody else has CPUs of.
+//! A cpuset for each guest, whose CPUs no other cgroup has.
 //!
 //! ```text
 //! /sys/fs/cgroup/vcpufreq-rt.GUEST   a threaded domain: the VMM's process goes here
@@ -23,7 +23,7 @@ use crate::{
 };
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// What isolcpus says.
+/// The CPUs of isolcpus.
 const BOOT_ISOLATED: &str = "/sys/devices/system/cpu/isolated";
 /// There with uclamp.
 const CLAMPS: &str = "/proc/sys/kernel/sched_util_clamp_min";
@@ -143,7 +143,7 @@ fn effect(cx: &Context) -> Effect {
                 }
             }
             Ok("root") => {}
-            // "isolated invalid (why)": the kernel says it.
+            // "isolated invalid (why)".
             Ok(text) => return Effect::Not(format!("{path} is '{text}'")),
             Err(Unread::Missing) => return Effect::Not(format!("{top} doesn't exist")),
             Err(_) => return Effect::Unseen(format!("{path} can't be read")),

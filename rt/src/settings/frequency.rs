@@ -50,7 +50,7 @@ pub(super) const UNITS: &[Unit] = &[
     },
     Unit {
         name: "util-clamp-min-rt-default",
-        reason: "real-time threads without a clamp of their own ask for this; 1024 is the maximum, whatever the guest asks for",
+        reason: "real-time threads without a clamp of their own request this; 1024 is the maximum, whatever the guest requests",
         plan: |cx, sheet| {
             let want = cx.settings().util_clamp_min_rt_default;
             sheet.switch("/proc/sys/kernel/sched_util_clamp_min_rt_default", want);
@@ -72,7 +72,7 @@ fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
             Some(khz) => sheet.file(format!("{dir}/{file}"), Format::Text, khz),
             None => sheet.absent(
                 format!("{dir}/cpuinfo_max_freq"),
-                "the CPU's range isn't told",
+                "the CPU's range can't be read",
             ),
         }
     }

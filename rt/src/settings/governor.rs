@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The cpufreq governor: who decides a CPU's frequency, and whether that shows.
+//! The cpufreq governor, and whether the CPU's frequency follows it.
 
 use vcpufreq_device::host::CpuList;
 
@@ -11,7 +11,7 @@ use crate::{finding::Effect, finding::Finding, host::Unread, value::Format};
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "governor",
-    reason: "who decides the frequency of a real-time CPU: performance holds the highest, schedutil gives what the guest asks for",
+    reason: "it sets the frequency of a real-time CPU: performance holds the highest, schedutil follows the guest's requests",
     plan,
     effect,
 }];
@@ -95,14 +95,14 @@ impl Policy<'_> {
             ("userspace", _) => self.runs_at("scaling_setspeed", |now, set| now != set),
             ("schedutil", _) => self.heeds_requests(),
             _ => Effect::Unseen(format!(
-                "under {governor} CPU {}'s frequency follows the load, not what the guest asks for: whether it is enough can't be told; performance holds the highest, schedutil heeds the guest",
+                "under {governor} CPU {}'s frequency follows the load, not the guest's requests: it may be too low; performance holds the highest, schedutil follows the guest",
                 self.own
             )),
         }
     }
 
-    /// Whether the frequency is what this file says, by these: a highest one may be exceeded.
-    /// Within a hundredth, for on x86 it is measured.
+    /// Whether the frequency is right beside this file's value. A difference of 1 % is allowed: on
+    /// x86 the frequency is measured.
     fn runs_at(&self, file: &str, wrong: fn(u64, u64) -> bool) -> Effect {
         let khz = |name: &str| self.text(name).ok()?.parse::<u64>().ok();
         match (khz("scaling_cur_freq"), khz(file)) {
@@ -113,7 +113,7 @@ impl Policy<'_> {
                 ))
             }
             (Some(_), Some(_)) => Effect::Effective,
-            _ => Effect::Unseen(format!("{} doesn't tell its frequency", self.dir)),
+            _ => Effect::Unseen(format!("{} doesn't show its frequency", self.dir)),
         }
     }
 
@@ -135,7 +135,7 @@ impl Policy<'_> {
     fn heeds_requests(&self) -> Effect {
         match self.cx.look.read(CLAMP) {
             Err(Unread::Missing) => Effect::Not(
-                "this kernel has no uclamp (CONFIG_UCLAMP_TASK): schedutil runs real-time vCPUs at the maximum, whatever the guest asks for".to_owned(),
+                "this kernel has no uclamp (CONFIG_UCLAMP_TASK): schedutil runs real-time vCPUs at the maximum, whatever the guest requests".to_owned(),
             ),
             _ => Effect::Effective,
         }

@@ -86,7 +86,7 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
         let Some(first) = others.iter().next() else {
             continue;
         };
-        // A pair of real-time CPUs is told once, as the one is the other's.
+        // A pair of real-time CPUs is one finding.
         if others.and(&cx.rt).iter().any(|other| other < cpu) {
             continue;
         }

@@ -72,15 +72,15 @@ fn latency(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-/// The governor of idle states is who heeds it; haltpoll doesn't.
+/// The idle governor has to obey the limit; haltpoll does not.
 fn heeded(cx: &Context) -> Effect {
     if cx.rt.iter().all(|cpu| states(cx, cpu).is_empty()) {
-        return Effect::Not("without cpuidle there is nobody who heeds it".to_owned());
+        return Effect::Not("without cpuidle nothing obeys it".to_owned());
     }
     match cx.look.read(&format!("{CPU}/cpuidle/current_governor")) {
         Ok(name) if ["menu", "teo", "ladder"].contains(&name.as_str()) => Effect::Effective,
         Ok(name) => Effect::Not(format!(
-            "the idle governor {name} doesn't heed it; use menu or teo"
+            "the idle governor {name} doesn't obey it; use menu or teo"
         )),
         Err(_) => Effect::Unseen(format!("{CPU}/cpuidle/current_governor can't be read")),
     }

@@ -29,7 +29,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
         }
         let now = cx.look.read(&path).ok();
         match now.as_deref().and_then(CpuList::from_mask) {
-            // It can't reach a real-time CPU: whoever put it there had a reason.
+            // It can't reach a real-time CPU, and stays where it is.
             Some(cpus) if cpus.and(&cx.rt).is_empty() => {
                 sheet.file(path, Format::Mask, cpus.mask());
             }

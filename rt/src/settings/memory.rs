@@ -32,7 +32,7 @@ pub(super) const UNITS: &[Unit] = &[
     },
     Unit {
         name: "compaction-proactiveness",
-        reason: "the kernel moves no pages before somebody needs them",
+        reason: "the kernel moves no pages in advance",
         plan: |cx, sheet| {
             let path = "/proc/sys/vm/compaction_proactiveness";
             sheet.switch(path, cx.settings().compaction_proactiveness);
@@ -41,7 +41,7 @@ pub(super) const UNITS: &[Unit] = &[
     },
     Unit {
         name: "numa-balancing",
-        reason: "pages are not unmapped to see who uses them",
+        reason: "pages are not unmapped to find their users",
         plan: |cx, sheet| {
             let path = "/proc/sys/kernel/numa_balancing";
             sheet.switch(path, cx.settings().numa_balancing);

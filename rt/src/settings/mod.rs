@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The settings: each is a unit with a name, a reason, the changes that it needs on this host,
-//! and a way to tell whether it is effective on the CPUs that it is for.
+//! and a check whether it is effective on the CPUs that it is for.
 
 mod boot;
 mod cpuset;

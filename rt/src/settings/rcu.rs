@@ -9,7 +9,7 @@ const NORMAL: &str = "/sys/kernel/rcu_normal";
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "rcu-expedited",
-    reason: "who waits for a grace period waits shorter",
+    reason: "RCU's grace periods are shorter",
     plan,
     effect,
 }];

@@ -45,7 +45,8 @@ pub(super) const UNITS: &[Unit] = &[
 
 /// The servers' runtimes on these CPUs; none on a kernel without servers.
 ///
-/// Which it is can't be told while debugfs is hidden or not mounted.
+/// # Errors
+/// While debugfs is hidden or not mounted: which kernel it is can't be seen then.
 fn server_files(cx: &Context, cpus: &CpuList) -> Result<Vec<String>, Unread> {
     let names = match cx.look.list(SCHED_DEBUG) {
         Err(Unread::Missing) if is_mounted(cx) => Vec::new(),

@@ -70,7 +70,7 @@ fn untraced(cx: &Context) -> Effect {
             !text("set_event").is_empty() || !["", "nop"].contains(&&*text("current_tracer"));
         if text("tracing_on") == "1" && writes {
             return Effect::Not(format!(
-                "the instance {name} traces; write 0 to {dir}/tracing_on, or remove {dir} with rmdir if nobody needs it"
+                "the instance {name} traces; write 0 to {dir}/tracing_on, or remove {dir} with rmdir if it is not needed"
             ));
         }
     }

@@ -67,7 +67,7 @@ const GOVERNED: &[Governed] = &[
         "scmi",
         "performance",
         &[("scaling_cur_freq", "<unknown>")],
-        Some("doesn't tell"),
+        Some("doesn't show"),
     ),
     // Asleep, it shows what was last.
     (
@@ -144,7 +144,7 @@ fn each_governor_is_looked_at() {
 }
 
 #[test]
-fn schedutil_without_uclamp_heeds_nobody() {
+fn schedutil_without_uclamp_follows_no_request() {
     let host = FakeKernel::four();
     let case = case(&host, "governor = 'schedutil'");
     assert_eq!(case.effect("governor"), Effect::Effective);

@@ -236,10 +236,7 @@ fn idle_states() {
     host.put(&format!("{CPU}/cpuidle/current_governor"), "haltpoll");
     assert!(is_not(&case.effect("resume-latency-us"), "haltpoll"));
     host.remove(&format!("{CPU}/cpu3/cpuidle"));
-    assert!(is_not(
-        &case.effect("resume-latency-us"),
-        "nobody who heeds"
-    ));
+    assert!(is_not(&case.effect("resume-latency-us"), "nothing obeys"));
 }
 
 #[test]

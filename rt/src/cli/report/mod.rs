@@ -15,8 +15,8 @@ use crate::{
     measure::{self, Beside, Conditions, Load, Place, Report, Run, Test, Verdict},
 };
 
+use args::MeasuredHost;
 pub use args::ReportArgs;
-use args::Wanted;
 use running::{Ending, Running};
 use shell::Shell;
 
@@ -33,7 +33,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let running = Running::default();
     let _ending = Ending::watch(&running)?;
     let guest = match guest {
-        Some((shell, cpus)) => Some(Guest::new(&shell, cpus, args, &running)?),
+        Some((shell, cpus)) => Some(MeasuredGuest::new(&shell, cpus, args, &running)?),
         None => None,
     };
     let here = Shell::here(&running);
@@ -61,7 +61,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     )))
 }
 
-fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditions {
+fn conditions(args: &ReportArgs, wanted: &MeasuredHost, host: &KernelHost) -> Conditions {
     let governors = wanted.cpus.iter().filter_map(|cpu| {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor");
         host.read(&path).ok()
@@ -81,13 +81,13 @@ fn conditions(args: &ReportArgs, wanted: &Wanted, host: &KernelHost) -> Conditio
 
 /// A guest and its CPUs.
 #[derive(Debug)]
-struct Guest {
+struct MeasuredGuest {
     shell: Shell,
     cpus: CpuList,
     others: CpuList,
 }
 
-impl Guest {
+impl MeasuredGuest {
     fn new(
         command: &str,
         cpus: CpuList,
@@ -108,7 +108,7 @@ impl Guest {
 /// What all tests share.
 struct Session<'a> {
     args: &'a ReportArgs,
-    wanted: &'a Wanted,
+    wanted: &'a MeasuredHost,
     here: Shell,
 }
 
@@ -125,7 +125,7 @@ impl Session<'_> {
         })
     }
 
-    fn guest(&self, guest: &Guest) -> anyhow::Result<Vec<Run>> {
+    fn guest(&self, guest: &MeasuredGuest) -> anyhow::Result<Vec<Run>> {
         let test = self.args.test(&guest.cpus, guest.others.iter().next());
         self.runs(Place::Guest, &test, &|load| {
             // What has no CPU to load there has none.

@@ -80,7 +80,7 @@ impl Running {
         }
     }
 
-    /// A second signal is for what doesn't heed the first.
+    /// The second signal is SIGKILL, for processes that ignored the first.
     fn end(&self, signal: u32) {
         self.with(|state| {
             let with = match state.signal.replace(signal) {
