@@ -131,7 +131,6 @@ pub fn run(kvm: &Kvm, host: &HostRoot) -> anyhow::Result<(u32, usize, Totals)> {
         pins: vec![vec![]],
         rt_pcpus: vec![],
         kick: SIGRTMIN(),
-        hypercalls: false,
         ioeventfd: Some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);

@@ -171,9 +171,6 @@ pub struct RunArgs {
     /// [default: 1000:100]
     #[arg(long, value_name = "N[:BURST]")]
     pub rate_limit: Option<Rate>,
-    /// Answer cur_perf and set_perf by hypercall, too
-    #[arg(long)]
-    pub hypercalls: bool,
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
@@ -261,7 +258,6 @@ impl RunArgs {
             explain: self.explain.then_some(true),
             cur_perf: self.cur_perf,
             rate_limit: self.rate_limit,
-            hypercalls: self.hypercalls.then_some(true),
             events: self.events.clone(),
             dump_dtb: self.dump_dtb.clone(),
             console: self.console.clone(),
@@ -385,12 +381,11 @@ mod tests {
             "--floor=2=600000",
             "--resume-latency-us=50",
             "--hugepages=2M",
-            "--hypercalls",
             "--console=file:log,max=2M",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
-            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\nhypercalls=true\n\
+            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\n\
             console='file:log,max=2'\n\
             [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n[vcpu.2]\npin='2-3'\n\
             ipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\

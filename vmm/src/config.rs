@@ -102,8 +102,6 @@ pub struct RunConfig {
     pub visibility: CurPerfVisibility,
     /// How often a vCPU's requests reach the host.
     pub rate_limit: Option<RateLimit>,
-    /// Whether the guest may access the device by hypercalls, too.
-    pub hypercalls: bool,
     /// Where to write the events, one JSON object a line.
     pub events: Option<PathBuf>,
     /// Where to write the guest's device tree, as a dtb.

@@ -18,7 +18,7 @@ use crate::{
     run::warn,
     state::StateDir,
     stats::{Measured, Server, Stats, VcpuStats},
-    vm::{Cpufreq, Hooks, hypercall::Hypercalls, kick_signal, layout::CPUFREQ_BASE},
+    vm::{Cpufreq, Hooks, kick_signal, layout::CPUFREQ_BASE},
 };
 
 /// How the path `bpf` is to be.
@@ -116,7 +116,6 @@ impl GuestBridge {
             pins: config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: kick_signal(),
-            hypercalls: config.hypercalls,
             ioeventfd: plans.ioeventfd,
         };
         let explain = config.explain;
@@ -132,10 +131,9 @@ impl GuestBridge {
     }
 
     /// What the virtual machine tells.
-    pub fn hooks(&self, config: &RunConfig) -> Arc<dyn Hooks> {
+    pub fn hooks(&self) -> Arc<dyn Hooks> {
         Arc::new(BridgeHooks {
             bridge: self.bridge.handle(),
-            hypercalls: config.hypercalls,
         })
     }
 
@@ -165,7 +163,6 @@ fn serve(bridge: BridgeHandle) -> Option<Server> {
 
 struct BridgeHooks {
     bridge: BridgeHandle,
-    hypercalls: bool,
 }
 
 impl Hooks for BridgeHooks {
@@ -187,14 +184,6 @@ impl Hooks for BridgeHooks {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.bridge.path_lost()
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        match self.hypercalls {
-            true if self.bridge.by_backend() => Hypercalls::WritesInKernel,
-            true => Hypercalls::Forwarded,
-            false => Hypercalls::None,
-        }
     }
 
     fn on_end(&self) {

@@ -116,8 +116,6 @@ pub struct RunOptions {
     pub cur_perf: Option<CurPerfArg>,
     /// How often a vCPU's requests reach the host.
     pub rate_limit: Option<Rate>,
-    /// The hypercall form of the accesses.
-    pub hypercalls: Option<bool>,
     /// Where the events go.
     pub events: Option<PathBuf>,
     /// Where the device tree goes.
@@ -194,7 +192,6 @@ impl RunOptions {
             explain: self.explain.or(file.explain),
             cur_perf: self.cur_perf.or(file.cur_perf),
             rate_limit: self.rate_limit.or(file.rate_limit),
-            hypercalls: self.hypercalls.or(file.hypercalls),
             events: self.events.or(file.events),
             dump_dtb: self.dump_dtb.or(file.dump_dtb),
             console: self.console.or(file.console),

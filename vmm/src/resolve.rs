@@ -77,7 +77,6 @@ pub fn run_config(options: &RunOptions, host: &HostCpus) -> anyhow::Result<RunCo
             Some(limit) => limit.0,
             None => Some(config::DEFAULT_RATE_LIMIT),
         },
-        hypercalls: options.hypercalls.unwrap_or(false),
         events: options.events.clone(),
         dump_dtb: options.dump_dtb.clone(),
         console: options.console.clone().unwrap_or_default(),

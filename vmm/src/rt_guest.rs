@@ -25,7 +25,7 @@ use crate::{
     rt_config::RtConfig,
     rt_options::RtPolicy,
     run::warn,
-    vm::{Hooks, hypercall::Hypercalls, sys::pin_thread},
+    vm::{Hooks, sys::pin_thread},
 };
 
 /// The real-time side of one guest on this host.
@@ -303,10 +303,6 @@ impl Hooks for RtHooks {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.inner.on_path_lost()
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        self.inner.hypercalls()
     }
 
     fn on_end(&self) {

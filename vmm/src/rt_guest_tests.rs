@@ -271,11 +271,6 @@ impl Hooks for Heard {
         None
     }
 
-    fn hypercalls(&self) -> Hypercalls {
-        self.note("hypercalls");
-        Hypercalls::WritesInKernel
-    }
-
     fn on_end(&self) {
         self.note("end");
     }
@@ -296,7 +291,6 @@ fn the_bridge_hears_of_every_moment() {
     hooks.on_vcpu_moved(VcpuId(1));
     hooks.on_reset();
     hooks.on_path_lost();
-    assert_eq!(hooks.hypercalls(), Hypercalls::WritesInKernel);
     hooks.on_end();
     hooks.on_warning("");
     assert_eq!(
@@ -307,7 +301,6 @@ fn the_bridge_hears_of_every_moment() {
             "moved",
             "reset",
             "path lost",
-            "hypercalls",
             "end",
             "warning"
         ]

@@ -35,7 +35,7 @@ use crate::{
     rt_guest::RtGuest,
     run_report::Summary,
     sys,
-    vm::{self, Hooks, VmError, hypercall::Hypercalls, layout, probe::PathFacts},
+    vm::{self, Hooks, VmError, layout, probe::PathFacts},
 };
 
 /// Tells the user something that ends nothing.
@@ -282,7 +282,7 @@ fn run_guest(
     let (bridge, cpufreq) = bridge.unzip();
     let guest = vm::Host {
         hooks: rt.hooks(match &bridge {
-            Some(bridge) => bridge.hooks(config),
+            Some(bridge) => bridge.hooks(),
             None => Arc::new(NoBridge),
         }),
         cpufreq,
@@ -368,10 +368,6 @@ impl Hooks for NoBridge {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
     }
 
     fn on_end(&self) {}
