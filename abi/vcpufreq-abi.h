@@ -29,12 +29,4 @@
 #define VCPUFREQ_PERFTBL_MAX		64	/* entries: of a table, at most */
 #define VCPUFREQ_VCPUS_MAX		512	/* vCPUs: of a device, at most */
 
-/*
- * The same by hypercall, where the host has them: SMCCC fast calls of 32 bits
- * in the vendor-specific hypervisor range. They are of the calling vCPU.
- */
-#define VCPUFREQ_CALL_VERSION		0x86000f00	/* 1; NOT_SUPPORTED: there are none */
-#define VCPUFREQ_CALL_CUR_PERF		0x86000f01	/* kHz, at most 2^31 - 1 */
-#define VCPUFREQ_CALL_SET_PERF		0x86000f02	/* W1: kHz; 0, or any where BPF answers */
-
 #endif /* VCPUFREQ_ABI_H */

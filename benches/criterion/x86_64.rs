@@ -73,7 +73,6 @@ fn measure(
         pins: vec![vec![]],
         rt_pcpus: vec![],
         kick: SIGRTMIN(),
-        hypercalls: false,
         ioeventfd: by_kvm.then_some(IoeventfdPlan { clean: false }),
     };
     let host = host()?;

@@ -13,23 +13,6 @@ struct task_struct {
 	__u32 tgid;
 };
 
-/* arm64; what follows the triple underscore is not looked at */
-struct user_pt_regs___kvm {
-	__u64 regs[31];
-};
-
-struct kvm_cpu_context {
-	struct user_pt_regs___kvm regs;
-};
-
-struct kvm_vcpu_arch {
-	struct kvm_cpu_context ctxt;
-};
-
-struct kvm_vcpu {
-	struct kvm_vcpu_arch arch;
-};
-
 /* A structure that begins with 32 bits: what a guest has written is read as one. */
 struct refcount_struct {
 	struct {

@@ -6,9 +6,9 @@
  * Programs on sched_switch and cpu_frequency keep the register cur_perf in it
  * true while the vCPU's thread runs. A vCPU that doesn't run can't read.
  *
- * Writes: a program on kvm_mmio (and one on hypercalls, where asked for) sees
- * address and value in the vCPU's own context, works out the clamp, and has it
- * put into force by the kernel module, before the guest goes on, or by the VMM.
+ * Writes: a program on kvm_mmio sees address and value in the vCPU's own context,
+ * works out the clamp, and has it put into force by the kernel module, before the
+ * guest goes on, or by the VMM.
  *
  * There is one set of programs and maps for a VM, and they go with the VMM's
  * process. Cost: each VM adds a call and two comparisons to every switch of
@@ -469,15 +469,6 @@ static __always_inline __u32 vcpu_here(void)
 	return cpu ? READ_ONCE(cpu->running) : 0;
 }
 
-/* The same, for when vcpufreq_switch is detached. */
-static __always_inline __u32 vcpu_of_thread(void)
-{
-	__u32 pid = bpf_get_current_pid_tgid();
-	__u32 *id = bpf_map_lookup_elem(&threads, &pid);
-
-	return id ? *id + 1 : 0;
-}
-
 SEC("tp_btf/kvm_mmio")
 int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 {
@@ -517,32 +508,6 @@ SEC("tp_btf/kvm_mmio")
 int vcpufreq_stub(void *ctx)
 {
 	bpf_tail_call(ctx, &slots, 0);
-	return 0;
-}
-
-/*
- * A set_perf by hypercall. Tracing programs only look: KVM doesn't know the
- * function and answers NOT_SUPPORTED, and nothing here can put another result
- * into the guest's registers; so there is no cur_perf by hypercall.
- */
-SEC("fentry/kvm_smccc_call_handler")
-int BPF_PROG(vcpufreq_call, struct kvm_vcpu *caller)
-{
-	__u32 zero = 0, function = caller->arch.ctxt.regs.regs[0], id;
-	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
-	struct vcpufreq_bpf_vcpu *vcpu;
-
-	if (!v || bpf_get_current_pid_tgid() >> 32 != v->tgid ||
-	    function != VCPUFREQ_CALL_SET_PERF)
-		return 0;
-	id = READ_ONCE(v->calls_only) ? vcpu_of_thread() : vcpu_here();
-	if (!id--)
-		return 0;
-	vcpu = bpf_map_lookup_elem(&vcpus, &id);
-	if (!vcpu)
-		return 0;
-	request(id, vcpu, caller->arch.ctxt.regs.regs[1], id);
-	count(&vcpu->calls);
 	return 0;
 }
 

@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	6	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	7	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -81,8 +81,7 @@ struct vcpufreq_bpf_vcpu {
 	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
 
-	__u64 requests;		/* writes of set_perf, by hypercall too */
-	__u64 calls;		/* those by hypercall, counted last */
+	__u64 requests;		/* writes of set_perf */
 	__u64 other_writes;	/* of anything else in the page */
 	__u64 reads;		/* that left the guest */
 	__u64 in_kernel;	/* requests put into force by the module */
@@ -114,8 +113,7 @@ struct vcpufreq_bpf_vm {
 	__u32 vcpus;
 	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
 	__u64 out_of_range;	/* accesses to the padding behind the last page */
-	__u32 calls_only;	/* 1: no other program runs than the one on hypercalls */
-	__u32 pad[9];		/* each switch of the host's reads what is above */
+	__u32 pad[10];		/* each switch of the host's reads what is above */
 	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
 };
 

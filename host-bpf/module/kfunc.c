@@ -3,7 +3,7 @@
  * The function that BPF programs call.
  *
  * It is called with a guest's write half done: the vCPU's thread is in KVM,
- * in a program on the tracepoint kvm_mmio or on a hypercall, in which nothing may sleep. So it
+ * in a program on the tracepoint kvm_mmio, in which nothing may sleep. So it
  * notes the request and has the rest done by the same thread, as task work,
  * which runs before KVM enters the guest again and before it returns to the
  * VMM: the clamp is in force before the guest's next instruction.
@@ -140,13 +140,10 @@ BTF_KFUNCS_END(vcpufreq_kfuncs)
  * those in vcpufreq_kfuncs are the build's, which the kernel relocates in a
  * copy of its own for modules from outside its tree.)
  *
- * A name alone doesn't say what a program is attached to: BPF programs and
- * modules have functions of any name. @dst_prog is the target that is a BPF
- * program, @mod the module that the target is a function of; with neither, it is
- * the kernel's own, where KVM is (arm64 has it built in). A tracepoint is found
- * by its name when the program is attached, the kernel's own before those of
- * modules, so that its name is what it is. (Numbers of types can't be compared:
- * a module can neither look the kernel's up nor rely on those of its build.)
+ * A tracepoint is found by its name when the program is attached, the kernel's
+ * own before those of modules, so that its name is what it is. @dst_prog is a
+ * target that is a BPF program, @mod the module that a target is of; with
+ * neither, it is the kernel's own, where KVM is (arm64 has it built in).
  */
 static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 {
@@ -155,10 +152,6 @@ static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 	if (!name || prog->aux->dst_prog || prog->aux->mod)
 		return -EACCES;
 	if (prog->expected_attach_type == BPF_TRACE_RAW_TP && !strcmp(name, "kvm_mmio"))
-		return 0;
-	/* Entered as kvm_mmio is passed: by a vCPU's thread, between two runs of its guest. */
-	if (prog->expected_attach_type == BPF_TRACE_FENTRY &&
-	    !strcmp(name, "kvm_smccc_call_handler"))
 		return 0;
 	return -EACCES;
 }

@@ -4,9 +4,8 @@
  *
  * A VMM opens the device, says how many vCPUs and domains its VM has, and
  * binds each domain to what is clamped for it. From then on BPF programs on
- * the tracepoint kvm_mmio, or at the entry of kvm_smccc_call_handler(), can
- * call vcpufreq_host_request() in the VMM's threads. All of it ends when the
- * file is closed.
+ * the tracepoint kvm_mmio can call vcpufreq_host_request() in the VMM's
+ * threads. All of it ends when the file is closed.
  */
 #ifndef VCPUFREQ_MODULE_H
 #define VCPUFREQ_MODULE_H

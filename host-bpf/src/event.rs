@@ -108,9 +108,8 @@ const HEADER: usize = 8;
 /// request, of which there are as many as a guest makes. Of the others one for each domain and vCPU is under
 /// way at most. The ring is mapped twice, and all of it counts as this process' memory.
 #[cfg_attr(not(feature = "load"), allow(dead_code))]
-pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32, hypercalls: bool) -> Option<u32> {
-    // When the other programs are lost, the one on hypercalls tells of each.
-    if hypercalls || vcpus.iter().any(|vcpu| vcpu.tell) {
+pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
+    if vcpus.iter().any(|vcpu| vcpu.tell) {
         return None;
     }
     // One more, for the kernel fills no ring to the last byte.
@@ -161,10 +160,9 @@ mod tests {
     fn there_is_room_for_what_can_be_under_way() {
         let quiet = vec![policy(false); 2];
         // 4 and one more, of 48 bytes each: a page.
-        assert_eq!(room(&quiet, 2, false), Some(240));
-        assert_eq!(room(&vec![policy(false); 512], 512, false), Some(49_200));
-        assert_eq!(room(&quiet, 2, true), None);
-        assert_eq!(room(&[policy(false), policy(true)], 2, false), None);
+        assert_eq!(room(&quiet, 2), Some(240));
+        assert_eq!(room(&vec![policy(false); 512], 512), Some(49_200));
+        assert_eq!(room(&[policy(false), policy(true)], 2), None);
     }
 
     fn event(words: [u32; 4], ns: u64, clamp: u32, outcome: u32) -> Vec<u8> {

@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod calls;
 mod clamps;
 mod gone;
 mod pcpus;
@@ -59,8 +58,6 @@ pub struct VmConfig {
     pub vcpus: Vec<VcpuPolicy>,
     /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
     pub pcpus: Vec<Pcpu>,
-    /// Whether set_perf may come by hypercall, too (arm64).
-    pub hypercalls: bool,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
     pub warn: Warn,
 }
@@ -138,8 +135,6 @@ struct Programs {
     generation: u32,
     /// Of the first object's stub, which calls whatever is in the slot.
     stub: Option<Link>,
-    /// Of the program on hypercalls, which stays the first object's.
-    calls: Option<Link>,
     stub_id: Option<u32>,
 }
 
@@ -161,9 +156,6 @@ impl HostBpf {
             programs.loaded.attach(true)?;
             programs.stub_id = programs.loaded.stub_id();
             programs.stub = programs.loaded.take_stub_link();
-            if config.hypercalls {
-                programs.calls = Some(programs.loaded.attach_calls()?);
-            }
         }
         host.look_up(&config.pcpus, khz);
         Ok(host)
@@ -186,7 +178,6 @@ impl HostBpf {
             gone,
             programs: Mutex::new(Programs {
                 stub: None,
-                calls: None,
                 stub_id: None,
                 loaded,
                 generation: 1,
@@ -297,7 +288,6 @@ impl HostBpf {
     pub fn detach(&self) {
         let mut programs = self.programs();
         programs.stub = None;
-        programs.calls = None;
         programs.loaded.detach();
     }
 
@@ -326,16 +316,12 @@ impl HostBpf {
         })
     }
 
-    /// How many writes of a vCPU's register the programs have seen, hypercalls not among them; 0
-    /// when there is no such vCPU.
+    /// How many writes of a vCPU's register the programs have seen; 0 when there is no
+    /// such vCPU.
     #[must_use]
     pub fn seen(&self, vcpu: VcpuId) -> u64 {
-        let Some(entry) = self.vcpus.get(vcpu.index()) else {
-            return 0;
-        };
-        // A call is counted as one after it is counted as a request.
-        let calls = entry.calls.load(SeqCst);
-        entry.requests.load(SeqCst).saturating_sub(calls)
+        let entry = self.vcpus.get(vcpu.index());
+        entry.map_or(0, |entry| entry.requests.load(SeqCst))
     }
 
     /// What was counted for a vCPU.
@@ -413,8 +399,7 @@ fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
         vcpus,
         pages: vcpus.next_multiple_of(PAGES_IN_SLOT),
         domains,
-        events: event::room(&config.vcpus, domains, config.hypercalls),
-        hypercalls: config.hypercalls,
+        events: event::room(&config.vcpus, domains),
     })
 }
 

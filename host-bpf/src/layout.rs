@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::{Clamp, Util};
 
-pub(crate) const LAYOUT: u32 = 6;
+pub(crate) const LAYOUT: u32 = 7;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -72,7 +72,6 @@ pub(crate) struct VcpuEntry {
     pub cpu: AtomicU32,
     pub deferred: AtomicU32,
     pub requests: AtomicU64,
-    pub calls: AtomicU64,
     pub other_writes: AtomicU64,
     pub reads: AtomicU64,
     pub in_kernel: AtomicU64,
@@ -109,8 +108,7 @@ pub(crate) struct VmEntry {
     pub vcpus: AtomicU32,
     pub tgid: AtomicU32,
     pub out_of_range: AtomicU64,
-    pub calls_only: AtomicU32,
-    pub pad: [u32; 9],
+    pub pad: [u32; 10],
     pub due_ns: AtomicU64,
 }
 
@@ -130,7 +128,7 @@ pub(crate) const CALL_SIZE: usize = 8;
 const _: () = {
     assert!(size_of::<CpuEntry>() == 64);
     assert!(size_of::<PolicyEntry>() == 328);
-    assert!(size_of::<VcpuEntry>() == 40 + 18 * 8 + 128);
+    assert!(size_of::<VcpuEntry>() == 40 + 17 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 16);
     assert!(size_of::<VmEntry>() == 72);
     assert!(size_of::<PageEntry>() == 4096);
@@ -139,10 +137,8 @@ const _: () = {
 /// What was counted for a vCPU's registers since the VM started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Writes of set_perf, by hypercall too.
+    /// Writes of set_perf.
     pub requests: u64,
-    /// Those by hypercall.
-    pub calls: u64,
     /// Writes of anything else in the page, or by a thread that isn't a vCPU's.
     pub other_writes: u64,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
@@ -183,7 +179,6 @@ impl VcpuEntry {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         Counters {
             requests: get(&self.requests),
-            calls: get(&self.calls),
             other_writes: get(&self.other_writes),
             reads: get(&self.reads),
             in_kernel: get(&self.in_kernel),

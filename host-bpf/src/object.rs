@@ -22,11 +22,10 @@ use crate::said;
 /// The programs that are attached as they are; the stub only once for a VM.
 const ATTACHED: [&str; 2] = ["vcpufreq_switch", "vcpufreq_frequency"];
 const STUB: &str = "vcpufreq_stub";
-const CALLS: &str = "vcpufreq_call";
 const WRITE: &str = "vcpufreq_write";
 const SLOTS: &str = "slots";
 
-/// How many entries the maps get, and which programs there are.
+/// How many entries the maps get.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub cpus: u32,
@@ -35,7 +34,6 @@ pub(crate) struct Sizes {
     pub domains: u32,
     /// Bytes of the ring of events; `None`: the object's own.
     pub events: Option<u32>,
-    pub hypercalls: bool,
 }
 
 /// The kernel's numbers of an object's programs and maps.
@@ -72,10 +70,7 @@ impl Loaded {
         set_up(&mut open, sizes, generation)?;
         for mut program in open.progs_mut() {
             program.set_autoattach(false);
-            // Where there are no hypercalls, there is nothing to attach it to.
-            let calls = sizes.hypercalls && shared.is_none();
-            let once = shared.is_some() && program.name() == STUB;
-            if once || (!calls && program.name() == CALLS) {
+            if shared.is_some() && program.name() == STUB {
                 program.set_autoload(false);
             }
         }
@@ -104,12 +99,6 @@ impl Loaded {
                 .push(link.map_err(refused("attaching a BPF program"))?);
         }
         Ok(())
-    }
-
-    /// Attaches what sees hypercalls.
-    pub(crate) fn attach_calls(&self) -> Result<Link, BpfError> {
-        let link = self.program(CALLS)?.attach_trace();
-        link.map_err(refused("attaching the BPF program on hypercalls"))
     }
 
     /// Detaches its programs; the maps stay.

@@ -113,8 +113,6 @@ impl Artifacts {
     fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel, tools)?;
         add_modules(&mut archive, &self.own_modules(kernel, GUEST_MODULES)?)?;
-        let call = self.own_modules(kernel, HOST_MODULES)?.join("lab_call.ko");
-        archive.file("lab/modules/lab_call.ko", &std::fs::read(call)?)?;
         add_modules(
             &mut archive,
             &kernel.mainline_driver(&self.cache, &self.root)?,

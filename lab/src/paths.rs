@@ -94,10 +94,9 @@ fn table(report: &Value) -> String {
         );
     }
     text += &format!(
-        "\nA load from memory in the same loop takes {}, the shortest trap into KVM and back {} (both \
-         emulated). The BPF programs of a VM add {} to a switch between tasks of others (emulated).\n",
+        "\nA load from memory in the same loop takes {} (emulated). The BPF programs of \
+         a VM add {} to a switch between tasks of others (emulated).\n",
         ns(bare["load_median_ns"].as_f64().unwrap_or(f64::NAN)),
-        ns(bare["trap_median_ns"].as_f64().unwrap_or(f64::NAN)),
         ns(lab["added_to_a_switch_of_others_ns"]
             .as_f64()
             .unwrap_or(f64::NAN)),
@@ -106,13 +105,7 @@ fn table(report: &Value) -> String {
 }
 
 /// All paths, in the order of the table.
-pub const PATHS: [&str; 5] = [
-    "exit",
-    "hypercall-user",
-    "ioeventfd",
-    "bpf",
-    "hypercall-bpf",
-];
+pub const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
 
 fn kvm_table(results: &[Value], conditions: &Value) -> String {
     if let Some(why) = conditions["skipped"].as_str() {

@@ -141,7 +141,6 @@ pub fn run(
         pins: vec![vec![]],
         rt_pcpus: vec![],
         kick: SIGRTMIN(),
-        hypercalls: false,
         ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);

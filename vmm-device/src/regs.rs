@@ -40,13 +40,6 @@ pub const REG_EXTENSIONS: u64 = 0x100;
 /// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
 pub const FEATURE_ANY_CPU: u32 = 1;
 
-/// Hypercall: which version of these calls there is, which is 1.
-pub const CALL_VERSION: u32 = 0x8600_0f00;
-/// Hypercall: cur_perf of the caller, kHz.
-pub const CALL_CUR_PERF: u32 = 0x8600_0f01;
-/// Hypercall: set_perf of the caller; W1 has kHz.
-pub const CALL_SET_PERF: u32 = 0x8600_0f02;
-
 /// Registers that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadReg {

@@ -27,9 +27,6 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         ("VCPUFREQ_REGION_ALIGN", device::REGION_ALIGN),
         ("VCPUFREQ_PERFTBL_MAX", device::PERFTBL_MAX_LEN.into()),
         ("VCPUFREQ_VCPUS_MAX", vcpus),
-        ("VCPUFREQ_CALL_VERSION", device::CALL_VERSION.into()),
-        ("VCPUFREQ_CALL_CUR_PERF", device::CALL_CUR_PERF.into()),
-        ("VCPUFREQ_CALL_SET_PERF", device::CALL_SET_PERF.into()),
     ])
 }
 

@@ -263,12 +263,11 @@ mod tests {
             "--floor=2=600000",
             "--resume-latency-us=50",
             "--hugepages=2M",
-            "--hypercalls",
             "--console=file:log,max=2M",
         ]);
         let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
             host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
-            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\nhypercalls=true\n\
+            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\n\
             console='file:log,max=2'\n\
             [vcpu.2]\nipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
             rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n\

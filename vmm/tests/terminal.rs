@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::Kvm;
 use tempfile::TempDir;
 use vcpufreq::vm::console_output::ConsoleEnd;
-use vcpufreq::vm::hypercall::Hypercalls;
 use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
@@ -108,10 +107,6 @@ impl Hooks for AtReset {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
     }
 
     fn on_end(&self) {}

@@ -6,7 +6,6 @@
 //! count what KVM finished, so that writes that the programs didn't see are
 //! found: the highest frequency is asked for then, until the next request.
 
-mod calls;
 mod events;
 mod memory;
 mod running;
@@ -27,7 +26,6 @@ use vcpufreq_device::{DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{HostBpf, HostModule, VmConfig, Warn, probe as probe_host};
-use calls::Calls;
 use setup::{open_module, pcpus, policies};
 
 /// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
@@ -71,8 +69,6 @@ impl BpfBackend {
 struct BpfPath {
     shared: Arc<Shared>,
     worker: Mutex<Option<JoinHandle<()>>>,
-    /// Once this is lost, and while the guest that then ran has hypercalls.
-    calls: Mutex<Option<Calls>>,
 }
 
 struct Shared {
@@ -80,7 +76,6 @@ struct Shared {
     module: Option<HostModule>,
     device: Arc<BridgeDevice>,
     diagnostics: Arc<dyn Diagnostics>,
-    hypercalls: bool,
     domains: Vec<DomainId>,
     /// What the module could not put into force, as far as it was told, for
     /// each domain.
@@ -117,10 +112,6 @@ struct Vcpu {
     failed: AtomicU64,
     /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
-    /// The same of requests that were to be told.
-    unreported: AtomicU64,
-    /// Requests that the programs have counted, and the device has too.
-    passed_on: AtomicU64,
     /// Requests of its domain that a reset has taken back, each of which is one itself.
     withdrawn: AtomicU64,
     /// Requests that no program has seen, found later.
@@ -159,7 +150,6 @@ impl Backend for BpfBackend {
             base: guest.base,
             vcpus: policies(device, &domains, module.is_some()),
             pcpus: pcpus(device.source()),
-            hypercalls: guest.hypercalls,
             warn: Warn::new(move |text| warnings.warn(text)),
         };
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
@@ -181,7 +171,6 @@ impl Backend for BpfBackend {
             module,
             device: device.clone(),
             diagnostics: diagnostics.clone(),
-            hypercalls: guest.hypercalls,
             refusals: domains.iter().map(|_| AtomicU64::new(0)).collect(),
             domains,
             vcpus: vcpus.context("can't make an eventfd for each vCPU")?,
@@ -200,7 +189,6 @@ impl Backend for BpfBackend {
         let path = BpfPath {
             shared,
             worker: Mutex::new(Some(thread)),
-            calls: Mutex::default(),
         };
         Ok((Box::new(path), offload))
     }
@@ -222,8 +210,6 @@ impl Vcpu {
             coalesced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
-            unreported: AtomicU64::new(0),
-            passed_on: AtomicU64::new(0),
             withdrawn: AtomicU64::new(0),
             found: AtomicU64::new(0),
             unserved: AtomicU64::new(0),

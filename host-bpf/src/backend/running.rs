@@ -4,17 +4,16 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
-use vcpufreq_device::host::{Tid, monotonic_ns};
+use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::{AccessPath, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
     Clamp, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF,
     REGION_STRIDE, VcpuId,
 };
 
-use super::calls::Calls;
 use super::setup::pcpus;
 use super::{BpfPath, Shared};
-use crate::{BpfPages, Worker};
+use crate::BpfPages;
 
 impl RunningBackend for BpfPath {
     fn memory(&self) -> Box<dyn PageMemory> {
@@ -66,17 +65,10 @@ impl RunningBackend for BpfPath {
         }
     }
 
-    /// Requests by hypercall, if there are any, the device gets from the one program that stays.
-    fn hand_over(&self) -> (String, anyhow::Result<()>) {
+    fn hand_over(&self) -> String {
         let shared = &self.shared;
         self.stop();
-        let calls = match shared.hypercalls {
-            true => self.take_calls(),
-            false => {
-                shared.host.detach();
-                Ok(None)
-            }
-        };
+        shared.host.detach();
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
         shared.count_left();
@@ -85,22 +77,8 @@ impl RunningBackend for BpfPath {
                 shared.device.adopt_request(vcpu, khz);
             }
         }
-        let calling = calls.and_then(|events| self.serve_calls(events));
         let why = shared.why_lost.get();
-        let why = why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone);
-        (why, calling)
-    }
-
-    fn end_calls(&self) {
-        let calls = self
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(calls) = calls {
-            self.shared.host.detach();
-            calls.end();
-        }
+        why.map_or_else(|| "KVM refused its ioeventfds".to_owned(), String::clone)
     }
 
     fn end(&self) {
@@ -116,9 +94,8 @@ impl RunningBackend for BpfPath {
             return CounterSnapshot::default();
         };
         let failed = known.failed.load(Relaxed);
-        let passed_on = known.passed_on.load(Relaxed);
         CounterSnapshot {
-            requests: by_programs.requests.saturating_sub(passed_on)
+            requests: by_programs.requests
                 + known.withdrawn.load(Relaxed)
                 + known.found.load(Relaxed),
             applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
@@ -127,8 +104,7 @@ impl RunningBackend for BpfPath {
             coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
             limited: by_programs.limited,
             refused: by_programs.refused + failed + known.refused.load(Relaxed),
-            not_applicable: by_programs.not_applicable.saturating_sub(passed_on)
-                + known.not_applicable.load(Relaxed),
+            not_applicable: by_programs.not_applicable + known.not_applicable.load(Relaxed),
             ..CounterSnapshot::default()
         }
     }
@@ -163,28 +139,7 @@ impl RunningBackend for BpfPath {
 }
 
 impl BpfPath {
-    /// Leaves hypercalls to the program that sees them; its events, and from when
-    /// on they count: what is older the device inherits.
-    fn take_calls(&self) -> anyhow::Result<Option<(Worker, u64)>> {
-        let host = &self.shared.host;
-        host.leave_calls()?;
-        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus) {
-            let unreported = host.counters(vcpu).map_or(0, |counted| counted.unreported);
-            known.unreported.store(unreported, Relaxed);
-        }
-        Ok(Some((host.worker()?, monotonic_ns())))
-    }
-
-    fn serve_calls(&self, events: Option<(Worker, u64)>) -> anyhow::Result<()> {
-        if let Some((worker, since_ns)) = events {
-            let calls = Calls::start(&self.shared, worker, since_ns)?;
-            *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Some(calls);
-        }
-        Ok(())
-    }
-
     fn stop(&self) {
-        self.end_calls();
         self.shared.stop.store(true, SeqCst);
         let thread = self
             .worker
@@ -199,8 +154,8 @@ impl BpfPath {
     }
 }
 
-/// The device on the bus as long as programs keep cur_perf: a hypercall that
-/// asks for it exits, and `inner` knows neither requests nor frequencies.
+/// The device on the bus as long as programs keep cur_perf: a read exits where KVM has refused the
+/// read-only slot, and `inner` knows neither requests nor frequencies.
 struct BpfRegion {
     inner: Arc<dyn MmioDevice>,
     shared: Arc<Shared>,

@@ -5,24 +5,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::harness::load;
 use crate::harness::registers::register;
-use crate::harness::sys::Hypercalls;
 
-/// `call` and `call-changes` of a hypercall, `store-naps`, the others [`in_batches`].
+/// `store-naps`, the others [`in_batches`].
 pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
     match (verb, words) {
-        ("call-changes", [cpu, function, count, values @ ..]) if !values.is_empty() => {
-            load::pin(cpu.parse()?)?;
-            call_changes(number(function)?, count.parse()?, values)
-        }
-        ("call", [cpu, function, argument]) => {
-            load::pin(cpu.parse()?)?;
-            let call = Hypercalls::open()?.call(number(function)?, argument.parse()?, 1)?;
-            Ok(call.0.cast_signed().to_string())
-        }
         ("store-naps", [cpu, address, count, values @ ..]) if !values.is_empty() => {
             load::pin(cpu.parse()?)?;
             store_naps(address, count.parse()?, values)
@@ -44,7 +34,7 @@ fn store_naps(address: &str, count: usize, values: &[&str]) -> Result<String> {
 }
 
 /// `VERB CPU WHAT BATCHES TIMES`: so many batches of so many reads, of a
-/// register, of memory, or by hypercall; ns for each read.
+/// register or of memory; ns for each read.
 fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
     let &[cpu, what, batches, times] = words else {
         bail!("{verb} CPU WHAT BATCHES TIMES");
@@ -60,7 +50,7 @@ fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
                 })
             })
         }
-        "ram-times" => {
+        _ => {
             let word = std::sync::atomic::AtomicU32::new(1);
             each(batches, || {
                 load::timed(times, |_| {
@@ -69,33 +59,8 @@ fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
                 })
             })
         }
-        _ => {
-            let (calls, function) = (Hypercalls::open()?, number(what)?);
-            let count = u64::try_from(times)?;
-            let ns: Result<Vec<_>> = (0..batches)
-                .map(|_| Ok(calls.call(function, 0, count)?.1))
-                .collect();
-            ns?
-        }
     };
     Ok(median_and_p99(ns, times))
-}
-
-/// One call now and then, of these arguments in turn; ns for each call.
-fn call_changes(function: u32, count: usize, values: &[&str]) -> Result<String> {
-    let calls = Hypercalls::open()?;
-    let values: Vec<u32> = values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
-    let mut failed = None;
-    let text = load::apart(count, |turn| {
-        match calls.call(function, values[turn % values.len()], 1) {
-            Ok((_, ns)) => ns.into(),
-            Err(error) => {
-                failed = Some(error);
-                0
-            }
-        }
-    });
-    failed.map_or(Ok(text), Err)
 }
 
 fn each(batches: usize, batch: impl FnMut() -> u64) -> Vec<u64> {
@@ -109,10 +74,4 @@ fn median_and_p99(mut ns: Vec<u64>, times: usize) -> String {
         ns as f64 / times as f64
     };
     format!("{:.1} {:.1}", at(50), at(99))
-}
-
-/// `0x...`
-fn number(text: &str) -> Result<u32> {
-    let digits = text.strip_prefix("0x").context("a number is 0x...")?;
-    Ok(u32::from_str_radix(digits, 16)?)
 }

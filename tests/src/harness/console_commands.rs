@@ -91,8 +91,7 @@ impl Deeds {
                 Ok(times)
             }
             [
-                verb @ ("store-naps" | "load-times" | "ram-times" | "call-times" | "call-changes"
-                | "call"),
+                verb @ ("store-naps" | "load-times" | "ram-times"),
                 rest @ ..,
             ] => access_cost::carry_out(verb, rest),
             ["registers"] => Ok(format!("{:#x}", registers()?)),

@@ -106,9 +106,6 @@ pub struct RunArgs {
     // set.
     #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
     pub rate_limit: Rate,
-    /// Answer cur_perf and set_perf by hypercall, too
-    #[arg(long)]
-    pub hypercalls: bool,
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,

@@ -85,7 +85,6 @@ impl GuestBridge {
             pins: config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: kick_signal(),
-            hypercalls: config.options.hypercalls,
             ioeventfd: plans.ioeventfd,
         };
         let explain = config.options.explain;

@@ -9,17 +9,12 @@ use vcpufreq_device::{
 };
 
 use super::rt::RtGuest;
-use crate::{
-    message::warn,
-    vm::{Hooks, hypercall::Hypercalls},
-};
+use crate::{message::warn, vm::Hooks};
 
 /// Joins a guest's virtual machine to its bridge, if it has one, and to its real-time side.
 pub struct GuestHooks {
     /// The bridge.
     pub bridge: Option<BridgeHandle>,
-    /// Whether the guest may access the device by hypercalls, too.
-    pub hypercalls: bool,
     /// The real-time side.
     pub rt: RtGuest,
 }
@@ -51,14 +46,6 @@ impl Hooks for GuestHooks {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         self.bridge.as_ref()?.path_lost()
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        match &self.bridge {
-            Some(bridge) if self.hypercalls && bridge.by_backend() => Hypercalls::WritesInKernel,
-            Some(_) if self.hypercalls => Hypercalls::Forwarded,
-            _ => Hypercalls::None,
-        }
     }
 
     fn on_end(&self) {

@@ -166,7 +166,6 @@ fn run_guest(
     let guest = vm::Host {
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
-            hypercalls: config.options.hypercalls,
             rt,
         }),
         cpufreq,

@@ -145,8 +145,6 @@ mod tests {
     use super::*;
     use vcpufreq_device::kvm::KvmOffload;
 
-    use crate::vm::hypercall::Hypercalls;
-
     #[derive(Default)]
     struct Said(Mutex<Vec<String>>);
 
@@ -165,10 +163,6 @@ mod tests {
 
         fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
             None
-        }
-
-        fn hypercalls(&self) -> Hypercalls {
-            Hypercalls::None
         }
 
         fn on_end(&self) {}

@@ -21,7 +21,6 @@ pub mod console_output;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod exit;
 pub mod fdt;
-pub mod hypercall;
 pub mod image;
 pub mod image_header;
 pub mod kvm_vm;
@@ -46,7 +45,6 @@ use vcpufreq_dt::Machine;
 
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
-use hypercall::Hypercalls;
 use image::{Initrd, Kernel, Placement};
 use memory::PageSize;
 use probe::KvmFacts;
@@ -84,9 +82,6 @@ pub trait Hooks: Send + Sync {
     /// and what was signalled before is still unanswered. What KVM shall do
     /// instead, if anything.
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>>;
-
-    /// Which hypercalls the guest that boots now has.
-    fn hypercalls(&self) -> Hypercalls;
 
     /// Called when the guest has ended, before the vCPU threads end.
     fn on_end(&self);

@@ -259,10 +259,6 @@ impl ThreadBody {
                 self.hooks.on_vcpu_moved(self.vcpu);
             }
             let end = match fd.run() {
-                Ok(VcpuExit::Hypercall(call)) => {
-                    let function = call.nr;
-                    arch::answer_hypercall(fd, function, bus, self.vcpu)
-                }
                 Ok(VcpuExit::Unsupported(reason)) => arch::handle_exit(fd, reason, bus),
                 Ok(exit) => handle_exit(exit, bus),
                 Err(error) => handle_error(error),

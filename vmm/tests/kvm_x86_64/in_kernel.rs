@@ -266,10 +266,6 @@ impl Hooks for Drains {
 
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
-
     fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {
@@ -471,10 +467,6 @@ impl Hooks for Warned {
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
     fn on_reset(&self) {}
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
 
     fn on_end(&self) {}
 

@@ -26,7 +26,6 @@ use std::time::Duration;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::console_output::ConsoleEnd;
-use vcpufreq::vm::hypercall::Hypercalls;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
 use vcpufreq::vm::memory::{Access, Memory, Region};
@@ -173,10 +172,6 @@ impl Hooks for Told {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
     }
 
     fn on_end(&self) {}
@@ -501,10 +496,6 @@ impl Hooks for Dies {
         None
     }
 
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
-    }
-
     fn on_end(&self) {}
 
     fn on_warning(&self, _text: &str) {}
@@ -601,10 +592,6 @@ impl Hooks for Costs {
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
         None
-    }
-
-    fn hypercalls(&self) -> Hypercalls {
-        Hypercalls::None
     }
 
     fn on_end(&self) {}

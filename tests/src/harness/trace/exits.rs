@@ -44,8 +44,6 @@ pub struct SeenExits {
     by_thread: BTreeMap<(String, u64), u64>,
     /// KVM's count of MMIO exits to userspace meanwhile.
     pub mmio_exit_user: u64,
-    /// Hypercalls that KVM handed to userspace.
-    pub calls_exited: u64,
     interrupted: BTreeMap<String, u64>,
 }
 
@@ -79,7 +77,6 @@ impl Exits {
             by_address: counter.by_address,
             by_thread: counter.by_thread,
             mmio_exit_user,
-            calls_exited: counter.calls_exited,
             interrupted: counter.interrupted,
         })
     }
@@ -138,7 +135,6 @@ struct Counter {
     by_thread: BTreeMap<(String, u64), u64>,
     /// What each thread accessed last.
     last: BTreeMap<String, u64>,
-    calls_exited: u64,
     /// By thread.
     interrupted: BTreeMap<String, u64>,
 }
@@ -163,7 +159,6 @@ impl Counter {
                 let address = line.known(self.last.get(thread))?;
                 self.by_address.entry(*address).or_default().exited += 1;
             }
-            ("kvm_userspace_exit", Some("KVM_EXIT_HYPERCALL")) => self.calls_exited += 1,
             ("kvm_userspace_exit", Some("KVM_EXIT_INTR")) => {
                 *self.interrupted.entry(thread.to_owned()).or_default() += 1;
             }
@@ -199,7 +194,6 @@ mod tests {
             " vcpu0-9 [000] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1",
             " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
             " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
-            " vcpu0-9 [000] ..... 1.5: kvm_userspace_exit: reason KVM_EXIT_HYPERCALL (3)",
         ] {
             if let Some(line) = Line::read(line) {
                 counter.line(&line).unwrap();
@@ -209,10 +203,8 @@ mod tests {
             by_address: counter.by_address,
             by_thread: counter.by_thread,
             mmio_exit_user: 1,
-            calls_exited: counter.calls_exited,
             interrupted: counter.interrupted,
         };
-        assert_eq!(seen.calls_exited, 1);
         assert_eq!(
             ["vcpu0", "vcpu1"].map(|name| seen.interrupted(name)),
             [1, 0]

@@ -104,7 +104,6 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         base: BASE,
         vcpus,
         pcpus: pcpus(policies),
-        hypercalls: false,
         warn: Warn::new(|line| eprintln!("{line}")),
     };
     let khz = |cpu| {

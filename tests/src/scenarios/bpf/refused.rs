@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Only a program on `kvm_mmio`, or at the kernel's own `kvm_smccc_call_handler`, may call the
-//! module's function: elsewhere it could be under a run queue's lock. The module stays as long as
-//! anything needs it, and a file whose set-up is refused is as before.
+//! Only a program on `kvm_mmio` may call the module's function: elsewhere it could be under a run
+//! queue's lock. The module stays as long as anything needs it, and a file whose set-up is refused
+//! is as before.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
-use libbpf_rs::{ErrorKind, ObjectBuilder};
+use anyhow::Result;
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{DEVICE, HostModule, verify};
 
@@ -25,8 +23,6 @@ pub fn run() -> Result<Value> {
     for name in REFUSED {
         said.push(load(name).map_or_else(|error| error.to_string(), |()| "loaded".into()));
     }
-    let call = load("allowed_call").map_err(|error| error.to_string());
-    let same_name = on_same_name()?;
     // While a VMM has it open, it can't be removed.
     let open = HostModule::open(2, 1)?;
     let kept = console_commands::rmmod("vcpufreq_host").is_err();
@@ -35,30 +31,12 @@ pub fn run() -> Result<Value> {
     let held = without
         && kept
         && allowed.is_ok()
-        && call.is_ok()
-        && same_name == Some(ErrorKind::PermissionDenied)
         && set_up_holds
         && said.iter().all(|line| forbidden(line));
     Ok(json!({
         "held": held, "without_module_refused": without, "allowed": format!("{allowed:?}"),
-        "allowed_call": format!("{call:?}"), "same_name": format!("{same_name:?}"),
         "refused": said, "kept_while_open": kept, "set_up_twice": set_up,
     }))
-}
-
-/// The program that may call it at the kernel's function, on a BPF function of that name: why it
-/// is refused.
-fn on_same_name() -> Result<Option<ErrorKind>> {
-    const NAME: &str = "kvm_smccc_call_handler";
-    let target = ObjectBuilder::default().open_file("/lab/bpf/same_name.bpf.o")?;
-    let target = target.load()?;
-    let program = target.progs().find(|program| program.name() == NAME);
-    let fd = program.context("no target")?.as_fd().as_raw_fd();
-    let mut caller = ObjectBuilder::default().open_file("/lab/bpf/allowed_call.bpf.o")?;
-    for mut program in caller.progs_mut() {
-        program.set_attach_target(fd, Some(NAME.to_owned()))?;
-    }
-    Ok(caller.load().err().map(|error| error.kind()))
 }
 
 /// While one file of this process is set up another one is refused. That has nothing to bind

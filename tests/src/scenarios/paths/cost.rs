@@ -5,7 +5,7 @@
 //! they end, in a run of their own, since the trace takes time too; and whether
 //! the clamp was there before the guest went on.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::before_entry::Order;
@@ -22,11 +22,6 @@ const READS: u64 = 50;
 /// Accesses of each kind that are counted by where they end.
 const COUNTED: u64 = 1_000;
 
-const CUR_PERF: &str = "0x86000f01";
-const SET_PERF: &str = "0x86000f02";
-/// A call that nobody knows: KVM says so without asking anybody.
-const UNKNOWN: &str = "0x86000fff";
-
 /// The paths that a VMM takes.
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -34,8 +29,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut in_order = true;
     let (mut bare, mut guest_kernel) = (Value::Null, String::new());
     for path in ["exit", "ioeventfd", "bpf"] {
-        let calls = matches!(path, "exit" | "bpf");
-        let mut guest = Measured::boot(plan, &policies, path, calls)?;
+        let mut guest = Measured::boot(plan, &policies, path)?;
         rows.extend(guest.by_registers()?);
         let order = Order::of(&mut guest, policies.last().context("no policy")?)?;
         in_order &= match path {
@@ -44,9 +38,6 @@ pub fn run(plan: &Plan) -> Result<Value> {
             _ => order.all_before(),
         };
         orders.push(order.json(path));
-        if calls {
-            rows.extend(guest.by_hypercalls()?);
-        }
         if path == "exit" {
             bare = guest.bare()?;
             guest_kernel = guest.vm.ask("read /proc/sys/kernel/osrelease")?;
@@ -120,22 +111,16 @@ struct Ends {
 }
 
 impl Measured {
-    /// Boots it by a path, with hypercalls or not.
-    pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str, calls: bool) -> Result<Self> {
+    /// Boots it by a path.
+    pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
         let setup = Setup {
             silent: true,
             ..Setup::mirroring(&first_cpus(policies))
         };
-        let mut setup = setup.with(&["--path", path, "--rate-limit", "0"]);
-        if calls {
-            setup = setup.with(&["--hypercalls"]);
-        }
+        let setup = setup.with(&["--path", path, "--rate-limit", "0"]);
         let mut vm = plan.guest(&setup)?;
         for vcpu in 0..policies.len() {
             set_governor(&mut vm, vcpu, "userspace")?;
-        }
-        if calls {
-            vm.ask("insmod lab_call")?;
         }
         let vcpu = policies.len() - 1;
         let opps = &policies.last().context("no policy")?.opps;
@@ -189,92 +174,11 @@ impl Measured {
         ])
     }
 
-    fn by_hypercalls(&mut self) -> Result<Vec<Row>> {
-        let (vcpu, opps) = (self.vcpu, self.opps.clone());
-        self.check_answers()?;
-        let path = match self.path {
-            "bpf" => "hypercall-bpf",
-            _ => "hypercall-user",
-        };
-        let mut rows = Vec::new();
-        // By BPF there is no read: see docs/bpf.md.
-        if path == "hypercall-user" {
-            let line = format!("call-times {vcpu} {CUR_PERF} {BATCHES} {READS}");
-            let read = self.times(line)?;
-            let exits = Exits::watch()?;
-            self.times(format!("call-times {vcpu} {CUR_PERF} 1 {COUNTED}"))?;
-            let exited = exits.stop()?.calls_exited;
-            let trapped = COUNTED;
-            rows.push(Row::new(
-                path,
-                "read",
-                read,
-                &Ends { trapped, exited },
-                (None, None),
-            ));
-        }
-        let line = |count| format!("call-changes {vcpu} {SET_PERF} {count} {opps}");
-        let write = self.times(line(WRITES))?;
-        let after = self.after()?;
-        let exits = Exits::watch()?;
-        self.times(line(COUNTED))?;
-        let exited = exits.stop()?.calls_exited;
-        let trapped = COUNTED;
-        rows.push(Row::new(
-            path,
-            "write",
-            write,
-            &Ends { trapped, exited },
-            after,
-        ));
-        Ok(rows)
-    }
-
-    /// The calls do what they say, and whatever else a guest calls is refused.
-    fn check_answers(&mut self) -> Result<()> {
-        let (vcpu, by_bpf) = (self.vcpu, self.path == "bpf");
-        let max: u32 = self.opps.rsplit(' ').next().context("no OPP")?.parse()?;
-        let mut call = |function: &str, argument: u32| {
-            let answer = self.vm.ask(format!("call {vcpu} {function} {argument}"))?;
-            anyhow::Ok(answer.parse::<i64>()?)
-        };
-        ensure!(call("0x86000f00", 0)? == 1, "no version");
-        let done = call(SET_PERF, max)?;
-        ensure!(
-            done == if by_bpf { -1 } else { 0 },
-            "set_perf returned {done}"
-        );
-        let khz = call(CUR_PERF, 0)?;
-        ensure!(khz > 0, "cur_perf returned {khz}");
-        // 64-bit and yielding forms, neighbours, and functions of nobody.
-        for function in [
-            "0xc6000f00",
-            "0xc6000f02",
-            "0x06000f02",
-            "0x86000eff",
-            "0x86000f03",
-            UNKNOWN,
-            "0x8600ffff",
-            "0x87000f02",
-            "0x80000f02",
-        ] {
-            let answer = call(function, u32::MAX)?;
-            ensure!(answer == -1, "{function} returned {answer}");
-        }
-        call(SET_PERF, u32::MAX)?;
-        let clamp = self.vm.clamp(vcpu)?.0;
-        let policies = Policy::all()?;
-        let capacity = policies.last().context("no policy")?.capacity;
-        ensure!(clamp == capacity, "uclamp.min is {clamp}, not {capacity}");
-        Ok(())
-    }
-
-    /// A load from memory, and the shortest trap that there is.
+    /// A load from memory.
     fn bare(&mut self) -> Result<Value> {
         let vcpu = self.vcpu;
         let load = self.times(format!("ram-times {vcpu} 0 {BATCHES} {READS}"))?;
-        let trap = self.times(format!("call-times {vcpu} {UNKNOWN} {BATCHES} {READS}"))?;
-        Ok(json!({ "load_median_ns": load.0, "trap_median_ns": trap.0, "trap_p99_ns": trap.1 }))
+        Ok(json!({ "load_median_ns": load.0 }))
     }
 
     /// Median and 99th percentile.
@@ -305,11 +209,7 @@ impl Row {
     ) -> Self {
         let read = op == "read";
         // A read that exits is traced when it leaves and when it is answered.
-        let told = if read && !path.starts_with("hypercall") {
-            2
-        } else {
-            1
-        };
+        let told = if read { 2 } else { 1 };
         Self {
             path,
             op,
@@ -327,7 +227,7 @@ impl Row {
     fn holds(&self) -> bool {
         let (user, kernel) = match (self.path, self.op) {
             ("ioeventfd" | "bpf", "read") => (0, 0),
-            ("ioeventfd" | "bpf" | "hypercall-bpf", _) => (0, COUNTED),
+            ("ioeventfd" | "bpf", _) => (0, COUNTED),
             // The guest's tick reads too.
             (_, "read") => return self.exits_user >= COUNTED && self.exits_kernel == 0,
             _ => (COUNTED, 0),

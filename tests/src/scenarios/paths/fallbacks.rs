@@ -13,7 +13,7 @@ use libbpf_rs::{MapCore as _, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 
-use crate::harness::console_commands::{dmesg, insmod, unload_host_module};
+use crate::harness::console_commands::{insmod, unload_host_module};
 use crate::harness::cur_perf::asked_for;
 use crate::harness::plan::{Plan, ask_for, registers, set_governor};
 use crate::harness::policy::Policy;
@@ -22,11 +22,7 @@ use crate::harness::sys::drop_bpf_capabilities;
 use crate::harness::vm::{Setup, Vm};
 
 const BTF: &str = "/sys/kernel/btf";
-const SET_PERF: &str = "0x86000f02";
-const CUR_PERF: &str = "0x86000f01";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
-/// Hypercalls of a flood.
-const CALLS: u64 = 5_000;
 /// The VMM looks ten times a second for requests that nobody saw.
 const LOOKS: Duration = Duration::from_secs(1);
 
@@ -137,10 +133,9 @@ fn detached(plan: &Plan) -> Result<Value> {
     let policy = policies.last().context("no policy")?;
     let setup = Setup {
         silent: true,
-        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"])
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
     };
     let mut vm = plan.guest(&setup)?;
-    vm.ask("insmod lab_call")?;
     set_governor(&mut vm, 0, "userspace")?;
     let mut wrong = wrong_clamps(&mut vm, policy)?;
     let before = stats(&vm)?["vcpus"][0].clone();
@@ -157,79 +152,27 @@ fn detached(plan: &Plan) -> Result<Value> {
     sleep(LOOKS);
     wrong.extend(wrong_clamps(&mut vm, policy)?);
     let after = stats(&vm)?["vcpus"][0].clone();
-    // KVM's filter can't be changed any more: it answers a write by hypercall as
-    // before, and the program that sees it passes it on.
-    let mut called = Vec::new();
-    for khz in [second, policy.max(), second, policy.min()] {
-        let answer = vm.ask(format!("call 0 {SET_PERF} {khz}"))?;
-        sleep(LOOKS / 4);
-        called.push((khz, answer, vm.clamp(0)?));
-    }
-    let cur_perf = vm.ask(format!("call 0 {CUR_PERF} 0"))?;
-    let counted = stats(&vm)?["vcpus"][0].clone();
-    let in_force = |khz: u32, clamp| clamp == (policy.util(khz), policy.util(khz));
-    let calls_go_on = called
-        .iter()
-        .all(|(khz, answer, clamp)| answer == "-1" && in_force(*khz, *clamp))
-        && cur_perf != "-1"
-        && requests(&counted) == requests(&after).map(|before| before + 4);
     // Of the selection, when the driver was loaded.
     let exited = |stats: &Value| stats["accesses"]["writes_exited"].clone();
-    let flood = calls_flooded(&mut vm, policy)?;
-    let all = stats(&vm)?["vcpus"][0].clone();
     let said = vm.quit()?;
     let line = said
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
-    let counts = [&before, &after, &counted, &all].map(|stats| stats["counts"].clone());
+    let counts = [&before, &after].map(|stats| stats["counts"].clone());
     // Never below what was asked for by then.
     let held = wrong.is_empty()
         && before["path"] == "bpf"
         && after["path"] == "ioeventfd"
         && exited(&before) == exited(&after)
-        && [&before, &after, &counted, &all]
-            .into_iter()
-            .all(has_one_outcome_each)
+        && [&before, &after].into_iter().all(has_one_outcome_each)
         && meanwhile
             .iter()
             .all(|&(khz, clamp)| clamp >= policy.util(khz))
-        && calls_go_on
-        && flood["held"] == true
-        && line.is_some_and(|line| line.contains("by hypercall by BPF and a thread"));
+        && line.is_some();
     Ok(json!({
-        "held": held, "case": "program taken away", "calls": called, "cur_perf_by_call": cur_perf, "flood": flood,
-        "requests": [requests(&after), requests(&counted)],
-        "counts": counts,
+        "held": held, "case": "program taken away", "counts": counts,
         "path": after["path"], "reason": line,
         "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
-    }))
-}
-
-/// Many hypercalls without a pause, by a guest whose path is lost: each is counted,
-/// nothing grows, and one that comes after them is in force.
-fn calls_flooded(vm: &mut Vm, policy: &Policy) -> Result<Value> {
-    let log_before = dmesg("")?.len();
-    let flood = |vm: &mut Vm| vm.ask(format!("call-times 0 {SET_PERF} 10 {}", CALLS / 10));
-    // The first ones fill what is filled once.
-    flood(vm)?;
-    sleep(LOOKS / 4);
-    let before = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
-    flood(vm)?;
-    sleep(LOOKS / 4);
-    vm.ask(format!("call 0 {SET_PERF} {}", policy.max()))?;
-    sleep(LOOKS / 4);
-    let clamp = vm.clamp(0)?;
-    let after = (requests(&stats(vm)?["vcpus"][0]), vm.resident_kib()?);
-    let log = dmesg("")?;
-    let log = log.get(log_before..).unwrap_or(&log);
-    let util = policy.util(policy.max());
-    let held = clamp == (util, util)
-        && after.0 == before.0.map(|before| before + CALLS + 1)
-        && after.1 <= before.1 + 64
-        && log.is_empty();
-    Ok(json!({
-        "held": held, "calls": CALLS, "requests": [before.0, after.0], "clamp": clamp,
-        "vmm_resident_kib": [before.1, after.1], "kernel_said": log,
     }))
 }
 
@@ -238,7 +181,7 @@ fn calls_flooded(vm: &mut Vm, policy: &Policy) -> Result<Value> {
 pub fn reset(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--hypercalls"]);
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, 0, "userspace")?;
     take_program_away()?;
@@ -253,24 +196,14 @@ pub fn reset(plan: &Plan) -> Result<Value> {
     vm.expect("@ready", Duration::from_secs(120))?;
     let clamp = vm.clamp(0)?;
     plan.load_driver(&mut vm)?;
-    vm.ask("insmod lab_call")?;
     set_governor(&mut vm, 0, "userspace")?;
     wrong.extend(wrong_clamps(&mut vm, policy)?);
-    let mut called = Vec::new();
-    for khz in [policy.max(), policy.min()] {
-        vm.ask(format!("call 0 {SET_PERF} {khz}"))?;
-        sleep(LOOKS / 4);
-        called.push((policy.util(khz), vm.clamp(0)?));
-    }
     let path = stats(&vm)?["vcpus"][0]["path"].clone();
     let said = vm.quit()?;
-    let held = wrong.is_empty()
-        && clamp == (0, 1024)
-        && path == "ioeventfd"
-        && called.iter().all(|&(util, clamp)| clamp == (util, util));
+    let held = wrong.is_empty() && clamp == (0, 1024) && path == "ioeventfd";
     Ok(json!({
         "held": held, "wrong": wrong, "clamp_after_reset": clamp, "path": path,
-        "util_and_clamp_by_call": called, "vmm_said": said,
+        "vmm_said": said,
     }))
 }
 

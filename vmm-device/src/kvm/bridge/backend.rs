@@ -51,12 +51,8 @@ pub trait RunningBackend: Send + Sync {
     fn reset(&self);
 
     /// Ends it while the guest runs, and hands the guest's requests over to the device, which gets
-    /// all new ones of registers by now. Why it was lost, and whether hypercalls, if the guest has
-    /// them, still get to the device.
-    fn hand_over(&self) -> (String, anyhow::Result<()>);
-
-    /// Ends what [`Self::hand_over`] has left: the VMM gets hypercalls from now on.
-    fn end_calls(&self);
+    /// all new ones by now. Why it was lost.
+    fn hand_over(&self) -> String;
 
     /// Ends it when no vCPU runs any more; all is counted by then.
     fn end(&self);

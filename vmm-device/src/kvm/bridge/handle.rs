@@ -66,10 +66,6 @@ impl BridgeHandle {
         if let Some(path) = &active.ioeventfd {
             path.drain(&inner.device);
         }
-        // KVM forwards those of the guest that boots now.
-        if let Some((_, path)) = &active.lost {
-            path.end_calls();
-        }
         inner.device.reset();
         if let Some((_, path)) = &active.backend {
             path.reset();

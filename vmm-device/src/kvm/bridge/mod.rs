@@ -57,8 +57,6 @@ pub struct BridgeConfig {
     pub rt_pcpus: Vec<u32>,
     /// The signal that makes KVM_RUN return; its handler has nothing to do.
     pub kick: c_int,
-    /// Whether the guest has hypercalls.
-    pub hypercalls: bool,
     /// How the path `ioeventfd` is to be, if it may be taken.
     pub ioeventfd: Option<IoeventfdPlan>,
 }
@@ -87,8 +85,6 @@ pub struct Guest {
     pub state: Arc<OffloadState>,
     /// The signal that makes KVM_RUN return.
     pub kick: c_int,
-    /// Whether it has hypercalls.
-    pub hypercalls: bool,
 }
 
 /// What is shared by the virtual machine, the stats and the end.
@@ -220,7 +216,6 @@ impl BridgeInner {
                 threads: Arc::default(),
                 state: Arc::default(),
                 kick: config.kick,
-                hypercalls: config.hypercalls,
             },
             diagnostics: diagnostics.clone(),
             on_bus: Arc::new(SwappableDevice::new(region.clone())),
@@ -317,7 +312,7 @@ impl BridgeInner {
     /// Hands over to the path `ioeventfd`, or to the exit.
     fn backend_lost(&self, (name, path): NamedBackend) -> Option<KvmOffload> {
         self.on_bus.exchange(self.region.clone());
-        let (why, calling) = path.hand_over();
+        let why = path.hand_over();
         self.active().lost = Some((name, path));
         let next = self.ioeventfd.map(|_| self.start_ioeventfd());
         let (next, how) = match next {
@@ -325,16 +320,8 @@ impl BridgeInner {
             Some(Err(error)) => (None, format!("by exits to the VMM ({error:#})")),
             None => (None, "by exits to the VMM".to_owned()),
         };
-        // A filter of hypercalls can't be changed once a VM has run.
-        let calls = match (self.guest.hypercalls, calling) {
-            (true, Ok(())) => ", set_perf by hypercall by BPF and a thread".to_owned(),
-            (true, Err(error)) => {
-                format!(", set_perf by hypercall to nobody until the guest restarts ({error:#})")
-            }
-            (false, _) => String::new(),
-        };
         self.diagnostics.warn(&format!(
-            "the path {name} is lost, {why}: accesses go on {how}{calls}; restart the guest for \
+            "the path {name} is lost, {why}: accesses go on {how}; restart the guest for \
              the path {name}"
         ));
         next

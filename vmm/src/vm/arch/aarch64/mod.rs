@@ -4,7 +4,6 @@
 
 mod coherence;
 mod gic;
-mod hypercall;
 mod pvtime;
 mod registers;
 
@@ -25,7 +24,6 @@ use super::memory::{Access, Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxBoot, VmError, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
-pub use hypercall::answer as answer_hypercall;
 
 /// A Linux guest to boot.
 pub struct LinuxGuest<'a> {
@@ -43,7 +41,6 @@ impl Boot for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
-        hypercall::set_up(&vm, self.boot.hooks.hypercalls())?;
         let mut memory = Memory::of_pages(self.boot.spec.pages);
         let ram = Region {
             base: layout::RAM_BASE,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vCPU registers at the start of a guest, and of a hypercall.
+//! vCPU registers at the start of a guest.
 
 use std::mem::offset_of;
 
@@ -14,7 +14,6 @@ const fn core_register(offset: usize) -> u64 {
 
 const PC: u64 = core_register(offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, pc));
 const X0: u64 = core_register(offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, regs));
-const X1: u64 = core_register(offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, regs) + 8);
 
 /// Makes `vcpu` start at `entry` with x0 = `fdt`, as Linux asks for
 /// (`Documentation/arch/arm64/booting.rst`). The rest is as KVM resets it:
@@ -22,18 +21,5 @@ const X1: u64 = core_register(offset_of!(kvm_regs, regs) + offset_of!(user_pt_re
 pub fn set_entry(vcpu: &VcpuFd, entry: u64, fdt: u64) -> Result<(), Error> {
     vcpu.set_one_reg(PC, &entry.to_le_bytes())?;
     vcpu.set_one_reg(X0, &fdt.to_le_bytes())?;
-    Ok(())
-}
-
-/// The first argument of a hypercall.
-pub fn argument(vcpu: &VcpuFd) -> Result<u64, Error> {
-    let mut x1 = [0; 8];
-    vcpu.get_one_reg(X1, &mut x1)?;
-    Ok(u64::from_le_bytes(x1))
-}
-
-/// Puts the result of a hypercall where the guest finds it.
-pub fn set_result(vcpu: &VcpuFd, result: u64) -> Result<(), Error> {
-    vcpu.set_one_reg(X0, &result.to_le_bytes())?;
     Ok(())
 }

@@ -3,7 +3,6 @@
 //! needs to boot isn't there yet.
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
@@ -36,16 +35,6 @@ pub fn check_memory(_kvm: &Kvm, _mem_mib: u64) -> Result<(), VmError> {
 /// Whether a guest's loads from device memory see the host's caches.
 pub fn device_loads_see_caches(_vm: &VmFd) -> bool {
     true
-}
-
-/// What to do on a hypercall: none is forwarded here.
-pub fn answer_hypercall(
-    _vcpu: &VcpuFd,
-    _function: u64,
-    _bus: &Bus,
-    _caller: VcpuId,
-) -> Option<VcpuEnd> {
-    Some(VcpuEnd::Failed("KVM forwards a hypercall".to_owned()))
 }
 
 /// What to do on an exit that only this architecture has.
