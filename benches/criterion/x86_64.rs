@@ -1,34 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The benchmarks on x86-64, with the virtual machine of the library's example.
 
-#[path = "../../vmm-device/examples/attach.rs"]
+#[path = "../../vmm-device/examples/attach/main.rs"]
 #[allow(dead_code)]
 mod attach;
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use attach::{BASE, Stderr, Vm, kick, run_vcpu};
+use attach::{BASE, run_vcpu};
 use criterion::Criterion;
 use kvm_bindings::kvm_regs;
-use kvm_ioctls::{Kvm, VcpuFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource, Tid};
-use vcpufreq_device::kvm::{
-    Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, IoeventfdPlan, PageMapping,
-    SlotMemory, accesses_are_of,
-};
-use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PageMemory,
-    PerfTable, Util, VcpuId, VcpuSpec,
-};
-use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vcpufreq_device::host::Tid;
+use vcpufreq_device::kvm::{FreeSlot, PageMapping, accesses_are_of};
+use vcpufreq_device::{PageMemory, VcpuId};
 
 const CODE: u64 = 0x1000;
-const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
+const TABLE_KHZ: [u32; 2] = [600_000, 1_800_000];
 
 /// What a turn of the guest's loop does: 16-bit code, with DS at the device and ES at memory.
 const EMPTY: &[u8] = &[];
@@ -67,24 +59,15 @@ fn measure(
     kvm: &Kvm,
     (name, code, by_kvm): (&str, &[u8], bool),
 ) -> anyhow::Result<()> {
-    register_signal_handler(SIGRTMIN(), kick)?;
-    let config = BridgeConfig {
-        base: BASE,
-        pins: vec![vec![]],
-        rt_pcpus: vec![],
-        kick: SIGRTMIN(),
-        ioeventfd: by_kvm.then_some(IoeventfdPlan { clean: false }),
-    };
     let host = host()?;
-    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
-    let bridge = Bridge::start(device(&host)?, &config, &[], &diagnostics)?;
+    let bridge = attach::bridge(&host.root(), &[], by_kvm)?;
     let handle = bridge.handle();
-    let ram = PageMapping::new(0x1_0000, false)?;
-    let vm = Vm(kvm.create_vm()?);
-    vm.set_slot(0, (0, ram.address()), ram.size(), 0)?;
+    let vm = kvm.create_vm()?;
+    let ram = attach::ram(&vm)?;
+    let free = FreeSlot { vm: &vm, number: 1 };
     let mut vcpu = guest(&vm, &ram, code)?;
     let mut offload = bridge.offload();
-    let attachment = handle.attach(&vm, &mut offload);
+    let attachment = handle.attach(&free, &mut offload);
     accesses_are_of(VcpuId(0));
     handle.register_thread(VcpuId(0), Tid::current().get())?;
     handle.vcpu_moved(VcpuId(0));
@@ -138,27 +121,8 @@ fn host() -> anyhow::Result<FakeHost> {
     Ok(host)
 }
 
-/// One vCPU with a table; nothing is clamped.
-fn device(host: &FakeHost) -> anyhow::Result<BridgeDevice> {
-    let config = DeviceConfig {
-        vcpus: vec![VcpuSpec {
-            table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec())?,
-            capacity: Util::MAX,
-            domain: DomainId(0),
-        }],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
-    let actuator = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &[DomainId(0)])?;
-    let source = Arc::new(SysfsSource::new(&host.root(), 1)?);
-    let stats = Arc::new(EventStats::new(1, None));
-    Ok(Device::new(config, actuator, source, stats)?)
-}
-
 /// A vCPU, and in its memory a loop of this code, `dec ecx; jnz`, and `hlt`.
-fn guest(vm: &Vm, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
+fn guest(vm: &VmFd, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
     let back = u8::try_from(turn.len() + 4)?.wrapping_neg();
     let mut code = turn.to_vec();
     code.extend([0x66, 0x49, 0x75, back, 0xf4]);
@@ -169,7 +133,7 @@ fn guest(vm: &Vm, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
     for (place, bytes) in memory.iter().zip(words) {
         place.store(u32::from_le_bytes(*bytes), Relaxed);
     }
-    let vcpu = vm.0.create_vcpu(0)?;
+    let vcpu = vm.create_vcpu(0)?;
     let mut sregs = vcpu.get_sregs()?;
     (sregs.cs.base, sregs.cs.selector) = (0, 0);
     (sregs.es.base, sregs.es.selector) = (0, 0);
@@ -181,7 +145,7 @@ fn guest(vm: &Vm, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
 
 /// Puts the vCPU in front of so many turns.
 fn rewind(vcpu: &VcpuFd, turns: u32) -> Result<(), kvm_ioctls::Error> {
-    let [low, _, high] = TABLE_KHZ;
+    let [low, high] = TABLE_KHZ;
     vcpu.set_regs(&kvm_regs {
         rip: CODE,
         rflags: 2,

@@ -19,7 +19,7 @@ use crate::verdict::{Tried, Verdict, tell};
 
 /// All features but those of the BPF loader, which need C libraries that a
 /// plain machine hasn't; it is compiled for the emulated host.
-const FEATURES: &str = "vcpufreq-device/kvm";
+const FEATURES: &str = "vcpufreq-device/kvm-ioctls";
 
 /// Formatting, lints, dependencies, C checks.
 pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {

@@ -35,7 +35,7 @@ const LINTED: &[&str] = &[
     "vcpufreq-lab",
     "--all-targets",
     "--features",
-    "vcpufreq/bpf,vcpufreq-tests/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm",
+    "vcpufreq/bpf,vcpufreq-tests/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm-ioctls",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "clippy-arm64",

@@ -10,7 +10,7 @@ use kvm_ioctls::Kvm;
 use vcpufreq_device::host::{HostRoot, Tid};
 use vcpufreq_device::kvm::AccessPath;
 
-#[path = "../examples/attach.rs"]
+#[path = "../examples/attach/main.rs"]
 mod attach;
 
 /// A directory that stands for a host whose pCPUs run at 1.2 of 1.8 GHz.
@@ -44,7 +44,8 @@ fn a_guest_of_another_vmm_reads_and_asks_by_each_path() {
         (true, AccessPath::Ioeventfd, 0),
         (false, AccessPath::Exit, 2),
     ] {
-        let seen = attach::run(&kvm, &HostRoot::at(host.path()), &[], ioeventfd).unwrap();
+        let bridge = attach::bridge(&HostRoot::at(host.path()), &[], ioeventfd).unwrap();
+        let seen = attach::run(&kvm, bridge).unwrap();
         assert_eq!((seen.0, seen.1, seen.2), (path, 1_200_000, exits));
         let counters = seen.3.counters;
         assert_eq!((counters.requests, counters.refused), (1, 0), "{path:?}");

@@ -6,7 +6,7 @@
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
 //! ```
 //!
-//! A VMM implements [`KvmVm`] and [`Diagnostics`], calls [`Bridge::start`], puts [`Bridge::mmio`]
+//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`], calls [`Bridge::start`], puts [`Bridge::mmio`]
 //! on its bus and tells a [`BridgeHandle`] of its threads, resets and end.
 //!
 //! The virtual machine comes with [`BridgeHandle::attach`] and not with the start, for a reset may
@@ -17,6 +17,8 @@ mod bridge;
 pub mod budget;
 mod diagnostics;
 mod event_stats;
+#[cfg(feature = "kvm-ioctls")]
+mod free_slot;
 mod host_watch;
 mod hotplug;
 pub mod ioeventfd;
@@ -31,6 +33,8 @@ pub use bridge::{
 };
 pub use diagnostics::Diagnostics;
 pub use event_stats::{EventSink, EventStats};
+#[cfg(feature = "kvm-ioctls")]
+pub use free_slot::FreeSlot;
 pub use host_watch::HostChange;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};

@@ -23,7 +23,6 @@ mod exit;
 pub mod fdt;
 pub mod image;
 pub mod image_header;
-pub mod kvm_vm;
 pub mod layout;
 pub mod machine;
 pub mod memory;

@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use kvm_ioctls::Kvm;
 use vcpufreq_device::host::thread_cpu_time;
-use vcpufreq_device::kvm::{Attachment, KvmOffload, budget::Budget};
+use vcpufreq_device::kvm::{Attachment, FreeSlot, KvmOffload, budget::Budget};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, Output, Writer};
-use super::kvm_vm::FreeSlot;
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};

@@ -7,12 +7,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use kvm_bindings::{kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign, kvm_userspace_memory_region};
+use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use libc::{c_int, c_void, pollfd, siginfo_t, termios};
 use vcpufreq_device::host::{self, Tid};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
-use vmm_sys_util::eventfd::EventFd;
 
 /// Host address of a mapped region.
 pub fn address_of(region: &GuestRegionMmap) -> u64 {
@@ -27,35 +26,6 @@ pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_
     // a `ReadOnlySlot`, and is kept mapped by `Memory` or `KvmOffload`. Of the
     // former the guest is the only other user; the latter it can only read.
     unsafe { vm.set_user_memory_region(slot) }
-}
-
-/// `KVM_IOEVENTFD`, `_IOW(KVMIO, 0x79, struct kvm_ioeventfd)`.
-const IOEVENTFD: libc::c_ulong = 0x4040_ae79;
-
-/// Has KVM signal `event` at each write of four bytes at `address`, whatever
-/// its value, or not any more. (kvm-ioctls has this for any width only.)
-pub fn ioeventfd_of_any(
-    vm: &VmFd,
-    address: u64,
-    event: &EventFd,
-    assign: bool,
-) -> Result<(), kvm_ioctls::Error> {
-    let ioeventfd = kvm_ioeventfd {
-        addr: address,
-        len: 4,
-        fd: event.as_raw_fd(),
-        flags: match assign {
-            true => 0,
-            false => 1 << kvm_ioeventfd_flag_nr_deassign,
-        },
-        ..Default::default()
-    };
-    // SAFETY: the kernel reads one kvm_ioeventfd at the pointer.
-    let result = unsafe { libc::ioctl(vm.as_raw_fd(), IOEVENTFD as _, &raw const ioeventfd) };
-    match result {
-        0 => Ok(()),
-        _ => Err(kvm_ioctls::Error::last()),
-    }
 }
 
 /// The calling thread's id in the kernel.

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq::vm::kvm_vm::FreeSlot;
+
 use vcpufreq_device::RegisterPages;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
     DomainWrites, KernelRegion, PendingWrites, Plan, Requests, Unknown, Worker,
 };
-use vcpufreq_device::kvm::{Doorbell, OffloadState};
+use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState};
 
 use super::*;
 

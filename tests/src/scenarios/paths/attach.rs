@@ -12,7 +12,7 @@ use vcpufreq_host_bpf::BpfBackend;
 
 // A VMM links all of it.
 #[expect(dead_code)]
-#[path = "../../../../vmm-device/examples/attach.rs"]
+#[path = "../../../../vmm-device/examples/attach/main.rs"]
 mod attach;
 
 const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
@@ -31,7 +31,8 @@ pub fn run() -> Result<Value> {
         (&[], true, AccessPath::Ioeventfd, 0),
         (&[], false, AccessPath::Exit, 2),
     ] {
-        let (path, khz, exits, totals) = attach::run(&kvm, &host, backends, ioeventfd)?;
+        let (path, khz, exits, totals) =
+            attach::run(&kvm, attach::bridge(&host, backends, ioeventfd)?)?;
         let counted = totals.counters;
         held &= path == wanted
             && exits == exits_wanted
