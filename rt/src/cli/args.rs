@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use vcpufreq_device::host::{CpuList, CpuListError};
@@ -16,7 +16,7 @@ use super::report::ReportArgs;
 use crate::{
     host::Look,
     partition::{Guest, Partition},
-    profile::{Profile, SHIPPED, one_line},
+    profile::{Profile, ProfileError, SHIPPED, one_line},
 };
 
 /// The profile where no other is named.
@@ -207,8 +207,7 @@ pub(super) fn profiles(name: Option<&str>) -> anyhow::Result<String> {
         }
         return Ok(text);
     };
-    match SHIPPED.iter().find(|(of, _)| *of == name) {
-        Some((_, text)) => Ok((*text).to_owned()),
-        None => bail!(Profile::shipped(name).err().context("it is shipped")?),
-    }
+    let found = SHIPPED.iter().find(|(of, _)| *of == name);
+    let (_, text) = found.ok_or_else(|| ProfileError::Unknown(name.to_owned()))?;
+    Ok((*text).to_owned())
 }
