@@ -105,15 +105,20 @@ pub fn apply(
         host.discard(PATH).map_err(ApplyError::Unrecorded)?;
         return Err(why);
     }
-    let mut applied = Applied {
+    let applied = make(host, plan, report);
+    Ok(Applied {
         closed_earlier_boot,
-        ..Applied::default()
-    };
+        ..applied
+    })
+}
+
+/// Makes the changes that aren't made yet. Some have to be in an order that depends on the old
+/// values: what is refused is tried again after the others, as long as that helps.
+fn make(host: &dyn Host, plan: &Plan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
+    let mut applied = Applied::default();
     let changes = plan.changes().map(|(_, change)| change);
     let mut left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
     let mut reported = BTreeSet::new();
-    // Some have to be in an order that depends on the old values: what is refused is tried again
-    // after the others, as long as that helps.
     loop {
         let made = applied.made;
         left = pass(host, &left, &mut applied, &mut |name, old, new| {
@@ -122,7 +127,7 @@ pub fn apply(
             }
         });
         if left.is_empty() || applied.made == made {
-            return Ok(applied);
+            return applied;
         }
     }
 }

@@ -6,7 +6,6 @@ use serde::Serialize;
 use crate::{
     finding::{Effect, Finding},
     host::Look,
-    partition::Partition,
     plan::Plan,
     profile::Profile,
     settings::{self, Context},
@@ -49,8 +48,7 @@ pub fn is_ready(plan: &Plan, checked: &[Checked]) -> bool {
 /// What is so of each setting of a plan, which shows the host as it is now.
 #[must_use]
 pub fn check(look: &dyn Look, plan: &Plan, profile: &Profile) -> Vec<Checked> {
-    let partition: &Partition = &plan.partition;
-    let cx = Context::new(look, partition, profile);
+    let cx = Context::new(look, &plan.partition, profile);
     let settings = plan.settings.iter().map(|setting| {
         let unset: Vec<_> = setting
             .changes

@@ -20,7 +20,6 @@ mod check;
 pub mod cli;
 mod finding;
 mod guests;
-mod gzip;
 mod host;
 mod host_changes;
 mod in_force;

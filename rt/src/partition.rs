@@ -126,19 +126,20 @@ impl Partition {
             return Err(PartitionError::EmptyHousekeeping);
         }
         let rt = all_cpus(&guests);
-        let wanted = rt.or(&housekeeping.clone().unwrap_or_default());
+        let given = housekeeping.clone().unwrap_or_default();
+        let wanted = rt.or(&given);
         let missing = wanted.without(&present);
         if !missing.is_empty() {
             return Err(PartitionError::NoSuchCpu { missing, present });
         }
-        if let Some(given) = &housekeeping {
-            for Guest { name, cpus } in &guests {
-                let both = cpus.and(given);
-                if !both.is_empty() {
-                    let guest = name.clone();
-                    return Err(PartitionError::Both { cpus: both, guest });
-                }
-            }
+        if let Some(guest) = guests
+            .iter()
+            .find(|guest| !guest.cpus.and(&given).is_empty())
+        {
+            return Err(PartitionError::Both {
+                cpus: guest.cpus.and(&given),
+                guest: guest.name.clone(),
+            });
         }
         let housekeeping = housekeeping.unwrap_or_else(|| online.without(&rt));
         let offline = wanted.without(&online);

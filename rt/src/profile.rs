@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::value::scheduling;
+
 /// The shipped profiles: name and text.
 pub const SHIPPED: &[(&str, &str)] = &[
     ("kvm-rt", include_str!("../profiles/kvm-rt.toml")),
@@ -273,46 +275,40 @@ impl Settings {
     }
 
     fn check(&self, name: &str) -> Result<(), ProfileError> {
-        let bad = |key, value: String, range| {
-            Err(ProfileError::Range {
+        let clamps = [
+            ("util-clamp-min", self.util_clamp_min),
+            ("util-clamp-max", self.util_clamp_max),
+            ("util-clamp-min-rt-default", self.util_clamp_min_rt_default),
+        ];
+        let clamps = clamps.into_iter().filter_map(|(key, value)| {
+            let value = value.filter(|value| *value > 1024)?;
+            Some((key, value.to_string(), "0 to 1024"))
+        });
+        let threads = [
+            ("ktimers", &self.ktimers),
+            ("rcuc", &self.rcuc),
+            ("ksoftirqd", &self.ksoftirqd),
+        ];
+        let threads = threads.into_iter().filter_map(|(key, text)| {
+            let text = text.clone().filter(|text| scheduling(text).is_none())?;
+            Some((key, text, "fifo:1 to fifo:99, rr:1 to rr:99, other:0"))
+        });
+        // The kernel takes 0 for no limit.
+        let is_latency = |text: &str| text == "n/a" || text.parse().is_ok_and(|us: i32| us > 0);
+        let latency = self
+            .resume_latency_us
+            .iter()
+            .filter(|text| !is_latency(text));
+        let range = "1 µs or more, or n/a for none";
+        let latency = latency.map(|text| ("resume-latency-us", text.clone(), range));
+        match clamps.chain(threads).chain(latency).next() {
+            None => Ok(()),
+            Some((key, value, range)) => Err(ProfileError::Range {
                 name: name.to_owned(),
                 key,
                 value,
                 range,
-            })
-        };
-        for (key, value) in [
-            ("util-clamp-min", self.util_clamp_min),
-            ("util-clamp-max", self.util_clamp_max),
-            ("util-clamp-min-rt-default", self.util_clamp_min_rt_default),
-        ] {
-            if let Some(value) = value.filter(|value| *value > 1024) {
-                return bad(key, value.to_string(), "0 to 1024");
-            }
-        }
-        for (key, text) in [
-            ("ktimers", &self.ktimers),
-            ("rcuc", &self.rcuc),
-            ("ksoftirqd", &self.ksoftirqd),
-        ] {
-            if let Some(text) = text
-                && crate::value::scheduling(text).is_none()
-            {
-                return bad(
-                    key,
-                    text.clone(),
-                    "fifo:1 to fifo:99, rr:1 to rr:99, other:0",
-                );
-            }
-        }
-        match &self.resume_latency_us {
-            // The kernel takes 0 for no limit.
-            Some(text) if text != "n/a" && !text.parse().is_ok_and(|us: i32| us > 0) => bad(
-                "resume-latency-us",
-                text.clone(),
-                "1 µs or more, or n/a for none",
-            ),
-            _ => Ok(()),
+            }),
         }
     }
 }

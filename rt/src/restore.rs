@@ -109,27 +109,19 @@ fn bring_back(
             break;
         }
     }
-    let mut kept: Vec<Entry> = entries.into_iter().cloned().collect();
-    let Done {
-        brought_back,
-        gone,
-        left,
-    } = done;
-    let ended = if kept.is_empty() {
-        host.discard(PATH)
-    } else {
-        kept.reverse();
-        let rest = Record {
-            entries: kept,
-            ..record
-        };
-        host.replace(PATH, &rest.text())
+    let kept: Vec<Entry> = entries.into_iter().rev().cloned().collect();
+    let ended = match kept.is_empty() {
+        true => host.discard(PATH),
+        false => {
+            let entries = kept;
+            host.replace(PATH, &Record { entries, ..record }.text())
+        }
     };
     ended.map_err(RestoreError::Unwritable)?;
     Ok(Restored::Done {
-        brought_back,
-        gone,
-        left,
+        brought_back: done.brought_back,
+        gone: done.gone,
+        left: done.left,
     })
 }
 

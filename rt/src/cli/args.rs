@@ -4,10 +4,9 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use vcpufreq_device::host::{CpuList, CpuListError};
@@ -16,7 +15,7 @@ use super::report::ReportArgs;
 use crate::{
     host::Look,
     partition::{Guest, Partition},
-    profile::{Profile, SHIPPED, one_line},
+    profile::{Profile, ProfileError, SHIPPED, one_line},
 };
 
 /// The profile where no other is named.
@@ -86,8 +85,8 @@ pub struct RtArgs {
     #[arg(long, value_name = "NAME|FILE")]
     pub profile: Option<String>,
     /// A guest and the CPUs of its real-time vCPUs; may be repeated
-    #[arg(long, value_name = "NAME=CPUS")]
-    pub guest: Vec<GuestArg>,
+    #[arg(long, value_name = "NAME=CPUS", value_parser = guest)]
+    pub guest: Vec<Guest>,
     /// CPUs for everything else [default: those that no guest has]
     #[arg(long, value_name = "CPUS")]
     pub housekeeping: Option<CpuList>,
@@ -100,19 +99,12 @@ pub struct RtArgs {
 }
 
 /// `NAME=CPUS`: a guest and the CPUs of its real-time vCPUs.
-#[derive(Clone, Debug)]
-pub struct GuestArg(Guest);
-
-impl FromStr for GuestArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, cpus) = text.split_once('=').ok_or("write it as NAME=CPUS")?;
-        Ok(Self(Guest {
-            name: name.to_owned(),
-            cpus: cpus.parse().map_err(|why: CpuListError| why.to_string())?,
-        }))
-    }
+fn guest(text: &str) -> Result<Guest, String> {
+    let (name, cpus) = text.split_once('=').ok_or("write it as NAME=CPUS")?;
+    Ok(Guest {
+        name: name.to_owned(),
+        cpus: cpus.parse().map_err(|why: CpuListError| why.to_string())?,
+    })
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -160,7 +152,7 @@ impl RtArgs {
         let from_file = file.guest.into_iter();
         let guests: Vec<Guest> = match self.guest.as_slice() {
             [] => from_file.map(|(name, cpus)| Guest { name, cpus }).collect(),
-            flags => flags.iter().map(|guest| guest.0.clone()).collect(),
+            flags => flags.to_vec(),
         };
         let housekeeping = self.housekeeping.clone().or(file.housekeeping);
         let settings = &profile.settings;
@@ -207,8 +199,7 @@ pub(super) fn profiles(name: Option<&str>) -> anyhow::Result<String> {
         }
         return Ok(text);
     };
-    match SHIPPED.iter().find(|(of, _)| *of == name) {
-        Some((_, text)) => Ok((*text).to_owned()),
-        None => bail!(Profile::shipped(name).err().context("it is shipped")?),
-    }
+    let found = SHIPPED.iter().find(|(of, _)| *of == name);
+    let (_, text) = found.ok_or_else(|| ProfileError::Unknown(name.to_owned()))?;
+    Ok((*text).to_owned())
 }

@@ -8,12 +8,15 @@ mod args;
 mod report;
 mod text;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    path::Path,
+};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-pub use args::{GuestArg, RtArgs, RtCommand};
+pub use args::{RtArgs, RtCommand};
 use args::{Wanted, profiles};
 pub use report::ReportArgs;
 
@@ -54,13 +57,12 @@ fn print(text: &str) -> anyhow::Result<()> {
         .context("can't write to stdout; check where it goes")
 }
 
-fn host(args: &RtArgs) -> KernelHost {
-    let root = args.root.as_deref();
+fn host(root: Option<&Path>) -> KernelHost {
     root.map_or_else(KernelHost::default, KernelHost::at)
 }
 
 fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = host(args);
+    let host = host(args.root.as_deref());
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     if args.json {
@@ -80,11 +82,6 @@ struct Changes {
 }
 
 impl Changes {
-    fn new(json: bool) -> Self {
-        let made = Vec::new();
-        Self { json, made }
-    }
-
     fn add(&mut self, name: &str, old: &str, new: &str) {
         if self.json {
             self.made
@@ -118,7 +115,11 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     let host = KernelHost::default();
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
-    let mut changes = Changes::new(args.json);
+    let json = args.json;
+    let mut changes = Changes {
+        json,
+        made: Vec::new(),
+    };
     let profile = (wanted.profile_name.as_str(), &wanted.profile);
     let applied = apply(&host, &plan, profile, &mut |name, old, new| {
         changes.add(name, old, new);
@@ -166,7 +167,7 @@ fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> 
 }
 
 fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = host(args);
+    let host = host(args.root.as_deref());
     let wanted = named_or_applied(args, &host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     let checked = check(&host, &plan, &wanted.profile);
@@ -186,7 +187,10 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
 
 fn restore_command(json: bool) -> anyhow::Result<u8> {
     let host = KernelHost::default();
-    let mut changes = Changes::new(json);
+    let mut changes = Changes {
+        json,
+        made: Vec::new(),
+    };
     let restored = restore(&host, &mut |name, now, old| changes.add(name, now, old))?;
     match restored {
         Restored::Nothing => {

@@ -147,20 +147,7 @@ pub fn parse(text: &str, test: &Test) -> Result<Vec<Latencies>, ParseError> {
         }
     }
     for (index, one) in latencies.iter_mut().enumerate() {
-        let of = |key: &'static str| {
-            let values = summaries.get(key).and_then(|values| values.get(index));
-            values.copied().ok_or(ParseError::Missing(key))
-        };
-        one.min_us = of("Min Latencies")?;
-        one.avg_us = of("Avg Latencies")?;
-        one.max_us = of("Max Latencies")?;
-        one.overflows = of("Histogram Overflows")?;
-        let counts = one.histogram.values().copied().chain([one.overflows]);
-        let samples = counts.reduce(|sum, count| sum.saturating_add(count));
-        one.samples = samples
-            .filter(|samples| *samples < u64::MAX)
-            .ok_or(ParseError::Count(one.cpu))?;
-        one.p9999_us = one.percentile(9_999);
+        one.summarize(index, &summaries)?;
     }
     Ok(latencies)
 }
@@ -179,6 +166,29 @@ fn numbers(text: &str) -> Option<Vec<u64>> {
 }
 
 impl Latencies {
+    /// Adds the lines that cyclictest prints below its histogram, of thread `index`.
+    fn summarize(
+        &mut self,
+        index: usize,
+        lines: &BTreeMap<String, Vec<u64>>,
+    ) -> Result<(), ParseError> {
+        let of = |key: &'static str| {
+            let values = lines.get(key).and_then(|values| values.get(index));
+            values.copied().ok_or(ParseError::Missing(key))
+        };
+        self.min_us = of("Min Latencies")?;
+        self.avg_us = of("Avg Latencies")?;
+        self.max_us = of("Max Latencies")?;
+        self.overflows = of("Histogram Overflows")?;
+        let counts = self.histogram.values().copied().chain([self.overflows]);
+        let samples = counts.reduce(|sum, count| sum.saturating_add(count));
+        self.samples = samples
+            .filter(|samples| *samples < u64::MAX)
+            .ok_or(ParseError::Count(self.cpu))?;
+        self.p9999_us = self.percentile(9_999);
+        Ok(())
+    }
+
     /// The smallest latency that so many of 10,000 samples aren't above; `None` beyond the
     /// histogram.
     #[must_use]

@@ -17,7 +17,7 @@ use crate::{
     finding::Effect,
     finding::Finding,
     host::{Look, Unread},
-    partition::{self, Partition},
+    partition::{self, Guest, Partition},
     profile::CpusetPartition,
     value::Format,
 };
@@ -68,27 +68,32 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     // Clamps of the guest's groups, where this kernel has them.
     let clamps = cx.look.read(CLAMPS).is_ok() && controllers.split_whitespace().any(|c| c == "cpu");
     control(sheet, ROOT, clamps);
+    let word = match kind {
+        CpusetPartition::Isolated => "isolated",
+        CpusetPartition::Root => "root",
+    };
     for guest in &cx.partition.guests {
-        let top = group(&guest.name);
-        let cpus = &guest.cpus;
-        sheet.dir(top.clone());
-        inner_control(sheet, &top, true, clamps);
-        sheet.inside(format!("{top}/cpuset.cpus.exclusive"), Format::List, cpus);
-        for name in ["rest", "rt"] {
-            let dir = format!("{top}/{name}");
-            sheet.dir(dir.clone());
-            sheet.inside(format!("{dir}/cgroup.type"), Format::Text, "threaded");
-            inner_control(sheet, &dir, false, clamps);
-        }
-        let own = |name: &str| format!("{top}/rt/cpuset.cpus{name}");
-        sheet.inside(own(""), Format::List, cpus);
-        sheet.inside(own(".exclusive"), Format::List, cpus);
-        let word = match kind {
-            CpusetPartition::Isolated => "isolated",
-            CpusetPartition::Root => "root",
-        };
-        sheet.inside(own(".partition"), Format::Text, word);
+        groups(sheet, guest, word, clamps);
     }
+}
+
+/// A guest's cgroups, cut off as `word` has it.
+fn groups(sheet: &mut Sheet, guest: &Guest, word: &str, clamps: bool) {
+    let top = group(&guest.name);
+    let cpus = &guest.cpus;
+    sheet.dir(top.clone());
+    inner_control(sheet, &top, true, clamps);
+    sheet.inside(format!("{top}/cpuset.cpus.exclusive"), Format::List, cpus);
+    for name in ["rest", "rt"] {
+        let dir = format!("{top}/{name}");
+        sheet.dir(dir.clone());
+        sheet.inside(format!("{dir}/cgroup.type"), Format::Text, "threaded");
+        inner_control(sheet, &dir, false, clamps);
+    }
+    let own = |name: &str| format!("{top}/rt/cpuset.cpus{name}");
+    sheet.inside(own(""), Format::List, cpus);
+    sheet.inside(own(".exclusive"), Format::List, cpus);
+    sheet.inside(own(".partition"), Format::Text, word);
 }
 
 /// No cpuset can be made: then it is the command line that has to set the CPUs apart.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at and never changed: the machine, its firmware, and what it was booted with.
 
+use miniz_oxide::inflate;
 use vcpufreq_device::host::CpuList;
 
 use super::{Context, Sheet, boot};
-use crate::{finding::Finding, gzip, host::Unread};
+use crate::{finding::Finding, host::Unread};
 
 const CPU: &str = "/sys/devices/system/cpu";
+/// More than any kernel's configuration, whose text is some 300 KiB.
+const LONGEST_CONFIG: usize = 16 << 20;
 /// There with CONFIG_IKCONFIG_PROC.
 const OWN_CONFIG: &str = "/proc/config.gz";
 
@@ -37,23 +40,9 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
     if named.is_empty() && needed.is_empty() {
         return;
     }
-    let release = cx
-        .look
-        .read("/proc/sys/kernel/osrelease")
-        .unwrap_or_default();
-    let path = format!("/boot/config-{release}");
-    let own = || gzip::text(&cx.look.bytes(OWN_CONFIG).ok()?);
-    let text = match cx.look.read(&path).or_else(|why| own().ok_or(why)) {
-        Ok(text) => text,
-        // The words show elsewhere whether they are in force.
-        Err(_) if named.is_empty() => return,
-        Err(Unread::Missing) => {
-            return sheet.unseen(
-                path,
-                "the kernel's configuration is neither there nor in /proc/config.gz",
-            );
-        }
-        Err(why) => return sheet.cannot(path, why),
+    // The words show elsewhere whether they are in force.
+    let Some(text) = running_config(cx, sheet, !named.is_empty()) else {
+        return;
     };
     let lacks = |option: &str| {
         !text
@@ -72,6 +61,37 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
             )));
         }
     }
+}
+
+/// The running kernel's configuration. One that is `needed` and can't be read is unseen.
+fn running_config(cx: &Context, sheet: &mut Sheet, needed: bool) -> Option<String> {
+    let release = cx.look.read("/proc/sys/kernel/osrelease");
+    let path = format!("/boot/config-{}", release.unwrap_or_default());
+    let own = || gunzip(&cx.look.bytes(OWN_CONFIG).ok()?);
+    match cx.look.read(&path).or_else(|why| own().ok_or(why)) {
+        Ok(text) => return Some(text),
+        Err(_) if !needed => {}
+        Err(Unread::Missing) => sheet.unseen(
+            path,
+            "the kernel's configuration is neither there nor in /proc/config.gz",
+        ),
+        Err(why) => sheet.cannot(path, why),
+    }
+    None
+}
+
+/// The text of a file that gzip made (RFC 1952), as the kernel's build does: without any field between
+/// header and data. `None` for any other file.
+fn gunzip(bytes: &[u8]) -> Option<String> {
+    const MAGIC: [u8; 3] = [0x1f, 0x8b, 8];
+    const MORE: u8 = 0b1_1110;
+    const HEADER: usize = 10;
+    let (header, data) = bytes.split_at_checked(HEADER)?;
+    if header[..3] != MAGIC || header[3] & MORE != 0 {
+        return None;
+    }
+    let text = inflate::decompress_to_vec_with_limit(data, LONGEST_CONFIG).ok()?;
+    String::from_utf8(text).ok()
 }
 
 /// Two threads of a core take turns on its execution units.
@@ -109,5 +129,25 @@ fn swap(cx: &Context, sheet: &mut Sheet) {
         sheet.finding(Finding::Hand(
             "swap is on: memory that isn't locked can be written out; swapoff -a".to_owned(),
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what gzip made comes out, and anything else is none of it.
+    use super::*;
+
+    #[test]
+    fn what_gzip_made() {
+        // printf 'A=y\\n' | gzip -n
+        let bytes = [
+            0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0x73, 0xb4, 0xad, 0xe4,
+            0x02, 0x00, 0x26, 0xbd, 0x77, 0x30, 0x04, 0x00, 0x00, 0x00,
+        ];
+        assert_eq!(gunzip(&bytes).as_deref(), Some("A=y\n"));
+        for cut in 0..bytes.len() - 9 {
+            assert_eq!(gunzip(&bytes[..cut]), None, "{cut}");
+        }
+        assert_eq!(gunzip(b"CONFIG_A=y and so on"), None);
     }
 }

@@ -11,6 +11,7 @@ use std::{
     path::Path,
 };
 
+use nix::errno::Errno;
 use tempfile::TempDir;
 use vcpufreq_rt::{CpuList, Held, Host, KernelHost, Look, Reading, Unread, Untrusted};
 
@@ -21,7 +22,7 @@ pub const STRANGER: u32 = 54_321;
 const WORKQUEUE: &str = "/sys/devices/virtual/workqueue";
 
 fn einval() -> io::Error {
-    io::Error::from_raw_os_error(libc::EINVAL)
+    io::Error::from_raw_os_error(Errno::EINVAL as i32)
 }
 
 /// Removed with everything in it when dropped.
@@ -485,7 +486,7 @@ impl FakeKernel {
     fn is_refused(&self, path: &str) -> io::Result<()> {
         let refused = self.refused.borrow();
         match refused.iter().any(|part| path.contains(part)) {
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            true => Err(io::Error::from_raw_os_error(Errno::EIO as i32)),
             false => Ok(()),
         }
     }

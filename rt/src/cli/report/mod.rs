@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    cli::print,
+    cli::{host, print},
     host::Look as _,
     kernel_host::KernelHost,
     measure::{self, Beside, Conditions, Load, Place, Report, Run, Test, Verdict},
@@ -26,16 +26,13 @@ use shell::Shell;
 /// Why there is no report: a program that is missing, CPUs that don't fit, a test or load that
 /// failed, a signal.
 pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
-    let root = args.root.as_deref();
-    let host = root.map_or_else(KernelHost::default, KernelHost::at);
+    let host = host(args.root.as_deref());
     let wanted = args.wanted(&host)?;
     let guest = args.guest(&wanted.cpus)?;
     let running = Running::default();
     let _ending = Ending::watch(&running)?;
-    let guest = match guest {
-        Some((shell, cpus)) => Some(MeasuredGuest::new(&shell, cpus, args, &running)?),
-        None => None,
-    };
+    let guest = guest.map(|(shell, cpus)| MeasuredGuest::new(&shell, cpus, args, &running));
+    let guest = guest.transpose()?;
     let here = Shell::here(&running);
     here.require(&args.loads).context("on this host")?;
     let session = Session {
@@ -43,10 +40,10 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         wanted: &wanted,
         here,
     };
-    let mut runs = Vec::new();
-    if !args.guest_only {
-        runs.extend(session.host()?);
-    }
+    let mut runs = match args.guest_only {
+        true => Vec::new(),
+        false => session.host()?,
+    };
     if let Some(guest) = &guest {
         runs.extend(session.guest(guest)?);
     }

@@ -19,7 +19,7 @@ use nix::{
 
 use super::running::Running;
 
-/// Bytes that a test prints at most: 10,000 spikes of each of 100 threads, and bins.
+/// Bytes that a test prints at most: 100,000 bins of each of 300 threads.
 const PRINTED_MAX: u64 = 256 << 20;
 /// Bytes of stderr that are kept.
 const ERRORS_MAX: u64 = 64 << 10;
