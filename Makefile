@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo bench test test-long bench-paths lab-shell lab-setup book
+.PHONY: demo bench test test-long bench-paths figures lab-shell lab-setup book
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -17,8 +17,12 @@ test: ## checks on the sources, the crates' tests, and the scenarios that find m
 test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies
 	@$(LAB) test --long
 
-bench-paths: ## what an access costs by each path: table, chart, out/paths.json
+bench-paths: ## what an access costs by each path: out/paths.json, and its table and chart in docs/
 	@$(LAB) bench-paths
+	@cargo run --quiet --locked -p vcpufreq-bench --bin figures -- paths
+
+figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
+	@cargo run --quiet --locked -p vcpufreq-bench --bin figures
 
 lab-shell: ## a console on the emulated host
 	@$(LAB) shell

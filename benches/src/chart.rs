@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// A variant's name, colour, and dashes.
-pub const VARIANTS: [(&str, &str, &str); 3] = [
+pub const LINES: [(&str, &str, &str); 3] = [
     ("host", "#444444", "none"),
     ("vm", "#d97706", "7 4"),
     ("vm+bridge", "#2563eb", "none"),
@@ -86,7 +86,7 @@ pub fn chart(report: &Value, title: &str) -> String {
         escaped(title)
     );
     svg.push_str(&axes(&scale));
-    for (row, (name, colour, dashes)) in VARIANTS.iter().enumerate() {
+    for (row, (name, colour, dashes)) in LINES.iter().enumerate() {
         let Some(one) = lines.iter().find(|one| one["variant"] == *name) else {
             continue;
         };

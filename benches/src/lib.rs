@@ -10,11 +10,13 @@
 //! One clock measures all: the host's. The page counts how many times are the
 //! host's within a tick; which bound a figure has to meet is the reader's.
 
+mod bounds;
 mod chart;
 mod compare;
 mod derived;
 mod duty_cycle;
 mod energy;
+pub mod figures;
 mod freq_limits;
 mod guest;
 mod load_client;
@@ -28,12 +30,14 @@ mod observed;
 mod page;
 mod perfetto;
 mod report;
+mod report_json;
 mod rest;
 mod row;
 mod scenario;
 mod scenarios;
 mod series;
 mod session;
+mod text;
 mod trace;
 mod variant;
 
@@ -123,6 +127,9 @@ pub struct BenchArgs {
     /// Where 1 switches on an emulated host's speed model, for scenarios of fixed work
     #[arg(long, value_name = "FILE", hide = true)]
     pub speed_switch: Option<PathBuf>,
+    /// How far a ramp of the guest with the bridge may be from the host's, in us
+    #[arg(long, value_name = "US", hide = true, default_value_t = bounds::TWO_TICKS_US)]
+    pub within_us: u64,
     /// Measure nothing; say what differs between two reports: exit code 1 if anything does
     #[arg(long, value_names = ["A.json", "B.json"], num_args = 2)]
     pub compare: Vec<PathBuf>,
@@ -169,7 +176,7 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     write(args.perfetto.as_deref(), || format!("{}\n", report.trace()))?;
     write(args.out.as_deref(), || format!("{json:#}\n"))?;
     write(args.html.as_deref(), || page::page(&json))?;
-    print(&report.table())?;
+    print(&text::text(&json))?;
     Ok(u8::from(!report.complete()))
 }
 

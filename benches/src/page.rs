@@ -3,11 +3,13 @@
 //! conditions, and for each scenario a chart and its figures. From the
 //! report's JSON.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::chart::{VARIANTS, chart, escaped, titles};
+use crate::chart::{LINES, chart, escaped, titles};
+use crate::report_json::{VARIANTS, cell, find, number, rows, unit};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
@@ -30,6 +32,7 @@ pub fn page(report: &Value) -> String {
          <title>vcpufreq bench</title><style>{STYLE}</style>\n<h1>vcpufreq bench</h1>\n"
     );
     page.push_str(&verdict(report));
+    page.push_str(&bounds(report));
     for failure in rows(report, "failures") {
         let word = |key: &str| escaped(failure[key].as_str().unwrap_or("?"));
         let _ = writeln!(
@@ -56,10 +59,6 @@ pub fn page(report: &Value) -> String {
     page
 }
 
-fn rows<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
-    report[key].as_array().into_iter().flatten()
-}
-
 /// The scenarios, in the report's order.
 fn scenarios(report: &Value) -> Vec<&str> {
     distinct(rows(report, "results").map(|row| &row["scenario"]))
@@ -74,11 +73,6 @@ fn distinct<'a>(values: impl Iterator<Item = &'a Value>) -> Vec<&'a str> {
         }
     }
     found
-}
-
-fn find<'a>(report: &'a Value, of: (&str, &str), variant: &str) -> Option<&'a Value> {
-    rows(report, "results")
-        .find(|row| row["scenario"] == of.0 && row["metric"] == of.1 && row["variant"] == variant)
 }
 
 /// How many of the times are the host's within a tick, and which are not.
@@ -104,11 +98,11 @@ fn verdict(report: &Value) -> String {
         within_two += u32::from(ticks <= 2.0);
         if ticks > 1.0 {
             apart.push(format!(
-                "{} {}: {}, host {}",
+                "{} {}: {} ms, host {}",
                 escaped(of.0),
                 escaped(of.1),
-                shown(&row["median"], "us"),
-                shown(&host["median"], "us")
+                number(&row["median"], "us"),
+                number(&host["median"], "us")
             ));
         }
     }
@@ -126,6 +120,23 @@ fn verdict(report: &Value) -> String {
         let _ = writeln!(text, "<ul class=\"apart\"><li>{}</ul>", apart.join("<li>"));
     }
     text
+}
+
+/// What has to hold, what doesn't first.
+fn bounds(report: &Value) -> String {
+    let of = |held: Option<bool>, word: &str| -> String {
+        let own = rows(report, "bounds").filter(|bound| bound["held"].as_bool() == held);
+        let line = |bound: &Value| {
+            let text = escaped(bound["text"].as_str().unwrap_or("?"));
+            format!("<li><b>{word}</b>: {text}\n")
+        };
+        own.map(line).collect()
+    };
+    let all = of(Some(false), "does not hold") + &of(Some(true), "holds") + &of(None, "no bound");
+    match all.is_empty() {
+        true => all,
+        false => format!("<h2>What has to hold</h2>\n<ul>{all}</ul>\n"),
+    }
 }
 
 /// What the figures hold for, a row each.
@@ -183,7 +194,7 @@ fn plain(value: &Value) -> String {
 
 fn legend() -> String {
     let mut text = "<p class=\"legend\">In the charts:".to_owned();
-    for (name, colour, dashes) in VARIANTS {
+    for (name, colour, dashes) in LINES {
         let _ = write!(
             text,
             "<svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
@@ -198,51 +209,32 @@ fn legend() -> String {
 /// A row for each metric, a column for each variant.
 fn figures(report: &Value, scenario: &str) -> String {
     let of_scenario = rows(report, "results").filter(|row| row["scenario"] == scenario);
-    let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min to max)</th>".to_owned();
-    for (name, ..) in VARIANTS {
+    let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min–max)</th>".to_owned();
+    for name in VARIANTS {
         let _ = write!(text, "<th>{name}</th>");
     }
     text.push_str("</tr>\n");
-    for metric in distinct(of_scenario.map(|row| &row["metric"])) {
-        let _ = write!(text, "<tr><td>{}</td>", escaped(metric));
-        for (variant, ..) in VARIANTS {
+    let mut seen = BTreeSet::new();
+    for row in of_scenario {
+        let metric = row["metric"].as_str().unwrap_or("?");
+        if !seen.insert(metric) {
+            continue;
+        }
+        let (unit, ..) = unit(row["unit"].as_str().unwrap_or_default());
+        let unit = if unit.is_empty() {
+            String::new()
+        } else {
+            format!(" [{unit}]")
+        };
+        let _ = write!(text, "<tr><td>{}{unit}</td>", escaped(metric));
+        for variant in VARIANTS {
             let cell = find(report, (scenario, metric), variant).map_or("-".to_owned(), cell);
+            let cell = cell.replace('!', "from an unsettled state");
             let _ = write!(text, "<td>{cell}</td>");
         }
         text.push_str("</tr>\n");
     }
     text + "</table></div>\n"
-}
-
-fn cell(row: &Value) -> String {
-    let unit = row["unit"].as_str().unwrap_or_default();
-    let value = |key: &str| shown(&row[key], unit);
-    let unsettled = row["unsettled"]
-        .as_array()
-        .is_some_and(|all| !all.is_empty());
-    format!(
-        "{} ({} to {}){}",
-        value("median"),
-        value("min"),
-        value("max"),
-        if unsettled {
-            " from an unsettled state"
-        } else {
-            ""
-        }
-    )
-}
-
-fn shown(value: &Value, unit: &str) -> String {
-    match (value.as_f64(), unit) {
-        (None, _) => "never".to_owned(),
-        (Some(us), "us") => format!("{:.1} ms", us / 1000.0),
-        (Some(permille), "permille") => format!("{:.1} %", permille / 10.0),
-        (Some(khz), "kHz") => format!("{:.0} MHz", khz / 1000.0),
-        (Some(uj), "uJ") => format!("{:.1} mJ", uj / 1000.0),
-        (Some(value), "share") => format!("{value}"),
-        (Some(value), unit) => format!("{value} {}", escaped(unit)),
-    }
 }
 
 #[cfg(test)]
@@ -278,7 +270,7 @@ mod tests {
             "M84.0 151.0",
             "H507.0V31.9",
             "<circle",
-            "1.0 ms",
+            "to_fmax [ms]",
             "never",
             "7&lt;",
             "why",

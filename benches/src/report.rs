@@ -2,11 +2,11 @@
 //! What came of it: `conditions` and `results` as JSON, and a table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
 use crate::BenchArgs;
+use crate::bounds;
 use crate::derived;
 use crate::duty_cycle;
 use crate::machine::Machine;
@@ -27,6 +27,8 @@ pub struct Report {
     series: Vec<Value>,
     tracks: Tracks,
     clock_error_us: u64,
+    /// How far a ramp of the guest may be from the host's, in µs.
+    within_us: u64,
     /// What rests above its lowest frequency, and why.
     rest: BTreeSet<String>,
     /// The highest frequency of each scenario on the host, in kHz.
@@ -64,6 +66,7 @@ impl Report {
             series: Vec::new(),
             tracks: Tracks::default(),
             clock_error_us: 0,
+            within_us: args.within_us,
             rest: BTreeSet::new(),
             host_top: BTreeMap::new(),
         }
@@ -160,65 +163,14 @@ impl Report {
         let mut conditions = self.conditions.clone();
         conditions.insert("clock_error_us".to_owned(), self.clock_error_us.into());
         conditions.insert("rests_above_lowest".to_owned(), json!(self.rest));
-        json!({
+        let mut report = json!({
             "conditions": conditions,
             "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
             "failures": self.failures,
             "series": self.series,
-        })
-    }
-
-    /// As text: a line for each scenario and metric, a column for each variant.
-    pub fn table(&self) -> String {
-        let mut lines: BTreeMap<(usize, &str), BTreeMap<&str, String>> = BTreeMap::new();
-        let mut order: Vec<&str> = Vec::new();
-        for row in &self.results {
-            if !order.contains(&row.scenario) {
-                order.push(row.scenario);
-            }
-            let at = order
-                .iter()
-                .position(|one| *one == row.scenario)
-                .unwrap_or_default();
-            lines
-                .entry((at, row.metric.as_str()))
-                .or_default()
-                .insert(row.variant, row.cell());
-        }
-        let columns = Variant::ALL.map(Variant::name);
-        let mut text = format!("{:<12} {:<34}", "scenario", "metric");
-        for column in columns {
-            let _ = write!(text, " {column:>24}");
-        }
-        text.push('\n');
-        for ((at, metric), cells) in lines {
-            let _ = write!(text, "{:<12} {metric:<34}", order[at]);
-            for column in columns {
-                let cell = cells.get(column).map_or("-", String::as_str);
-                let _ = write!(text, " {cell:>24}");
-            }
-            text.push('\n');
-        }
-        for rest in &self.rest {
-            let _ = writeln!(text, "rests above its lowest: {rest}");
-        }
-        let unsettled = self.results.iter().map(|row| (row, &row.unsettled));
-        let mut told = BTreeSet::new();
-        for (row, why) in unsettled.flat_map(|(row, all)| all.iter().map(move |why| (row, why))) {
-            if told.insert((row.scenario, row.variant, why)) {
-                let _ = writeln!(text, "! {} on {}: {why}", row.scenario, row.variant);
-            }
-        }
-        for failure in &self.failures {
-            let word = |name: &str| failure[name].as_str().unwrap_or_default().to_owned();
-            let _ = writeln!(
-                text,
-                "FAILED {} on {}: {}",
-                word("scenario"),
-                word("variant"),
-                word("error")
-            );
-        }
-        text
+        });
+        let bounds = bounds::of(&report, self.within_us);
+        report["bounds"] = bounds.iter().map(bounds::Bound::json).collect();
+        report
     }
 }

@@ -54,22 +54,4 @@ impl Row {
             "retaken": self.retaken,
         })
     }
-
-    /// For people: `133.2 (132.9..134.0) ms`, or `never`.
-    pub fn cell(&self) -> String {
-        let shown = |value: Option<u64>| match value {
-            None => "never".to_owned(),
-            Some(us) if self.unit == "us" => format!("{}.{}", us / 1000, us % 1000 / 100),
-            Some(value) => value.to_string(),
-        };
-        let (min, max) = self.ends();
-        let unit = if self.unit == "us" { " ms" } else { "" };
-        let mark = if self.unsettled.is_empty() { "" } else { " !" };
-        format!(
-            "{} ({}..{}){unit}{mark}",
-            shown(self.median()),
-            shown(min),
-            shown(max)
-        )
-    }
 }

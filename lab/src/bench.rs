@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `make bench`: `vcpufreq bench` on an emulated host; `out/ramp.json`,
-//! `out/ramp.html` and `out/ramp.trace.json`.
+//! `make bench` and `make bench-paths`: measuring programs on an emulated
+//! host, and what they leave in `out/`.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
-use crate::bounds;
-use crate::run::Options;
+use crate::out;
+use crate::run::{DEFAULT_CPU, Options};
 
 /// All scenarios take about so long on two CPUs.
 const ABOUT_S: u64 = 360;
 
-/// Runs the bench, for these scenarios alone if there are any; whether all
-/// was measured, and is as it has to be.
+/// Runs `vcpufreq bench`, for these scenarios alone if there are any; whether all was measured,
+/// and is as it has to be.
 pub fn run(
     artifacts: &Artifacts,
     repo: &Path,
@@ -35,39 +34,51 @@ pub fn run(
     let report = options.report(artifacts, repo)?;
     let mut result = report.results.into_iter().next().context("no result")?;
     let mut json = result["report"].take();
-    let said = result["said"].as_str().unwrap_or_default();
+    let text = |key: &str| result[key].as_str().unwrap_or_default();
     if json["results"].as_array().is_none() {
-        let error = result["error"].as_str().unwrap_or_default();
-        bail!("the bench gave no report: {error} {said}");
+        bail!(
+            "the bench gave no report: {} {}",
+            text("error"),
+            text("said")
+        );
     }
     json["conditions"]["emulated"] = true.into();
     json["conditions"]["topology"] = topology.into();
-    let out = repo.join("out");
-    fs::create_dir_all(&out)?;
-    fs::write(out.join("ramp.json"), format!("{json:#}\n"))?;
-    for (name, key) in [("ramp.html", "html"), ("ramp.trace.json", "trace")] {
-        fs::write(out.join(name), result[key].as_str().unwrap_or_default())?;
+    out::text(repo, "ramp.html", text("html"))?;
+    out::text(repo, "ramp.trace.json", text("trace"))?;
+    out::write(repo, "ramp.json", json.clone())?;
+    if scenarios.is_empty() {
+        out::write(repo, &format!("bench-{topology}.json"), json.clone())?;
     }
-    eprintln!("{said}");
+    eprintln!("{}", text("said"));
     println!(
-        "\nEmulated Arm host, topology {topology}, Linux {}: median (min..max) of {} repeats, or of as many as n in the report says\n\n{}\n",
+        "\nEmulated Arm host, topology {topology}, Linux {}: {} repeats, or as many as n in the report says\n\n{}\n",
         json["conditions"]["host_kernel"].as_str().unwrap_or("?"),
         json["conditions"]["repeats"],
-        result["table"].as_str().unwrap_or_default()
+        text("table")
     );
     println!(
         "out/ramp.json has the same figures, out/ramp.html shows them, out/ramp.trace.json opens in ui.perfetto.dev."
     );
-    let bounds = bounds::of(&json, bounds::TWO_TICKS_US);
-    println!("\nWhat has to hold:");
-    for bound in &bounds {
-        let verdict = match bound.held {
-            Some(true) => "holds   ",
-            Some(false) => "DOESN'T ",
-            None => "no bound",
-        };
-        println!("{verdict}  {}", bound.text);
+    let bounds = json["bounds"].as_array();
+    let within = bounds.is_some_and(|all| all.iter().all(|bound| bound["held"] != false));
+    Ok(within && result["held"] == true)
+}
+
+/// What an access costs by each path, as far as the emulated host tells: `out/paths-lab.json`.
+pub fn paths(artifacts: &Artifacts, repo: &Path) -> Result<bool> {
+    let names = ["paths", "bpf-switch-cost"];
+    let mut object = json!({ "cpu": DEFAULT_CPU });
+    // A host for each: what the first one does isn't in the second one's figures.
+    for name in names {
+        let report = Options::of(&[name]).report(artifacts, repo)?;
+        let result = report.results.into_iter().next().context("no result")?;
+        ensure!(result["error"].is_null(), "{name}: {}", result["error"]);
+        object[name] = result;
     }
-    let within = bounds.iter().all(|bound| bound.held != Some(false));
-    Ok(within && result["held"] == Value::Bool(true))
+    let held = names
+        .iter()
+        .all(|name| object[name]["held"] == Value::Bool(true));
+    out::write(repo, "paths-lab.json", object)?;
+    Ok(held)
 }

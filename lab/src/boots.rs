@@ -3,7 +3,6 @@
 
 use std::cmp::Reverse;
 
-use crate::bounds;
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::run::DEFAULT_CPU;
 use crate::run::Driver::{self, Mainline, Ours};
@@ -61,11 +60,12 @@ const fn boot(
     }
 }
 
-/// What is tried on a topology that was drawn: each OPP, and each ramp five times. Without the
-/// scheduler's servers, whose share is above most OPPs of a small CPU.
+/// What is tried on a topology that was drawn: each OPP, and each ramp five times, within three
+/// ticks: a ramp begins anywhere between two ticks, and the host's own repeats differ by two.
+/// Without the scheduler's servers, whose share is above most OPPs of a small CPU.
 const DRAWN: &[&str] = &[
     "opps-exact:fair-server-off",
-    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:fair-server-off",
+    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",
 ];
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
@@ -315,15 +315,6 @@ impl Boot {
             self.path.unwrap_or("auto"),
             self.cpu,
         )
-    }
-
-    /// How far a guest's ramps may be from the host's.
-    pub fn ticks_us(&self) -> u64 {
-        if self.scenarios == DRAWN {
-            bounds::THREE_TICKS_US
-        } else {
-            bounds::TWO_TICKS_US
-        }
     }
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `make demo`: one boot, a table for people, `out/demo.json` for programs.
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::artifacts::Artifacts;
+use crate::out;
 use crate::run::Options;
 
 /// Runs the demo; whether its verdict is good. `started` is when the whole
@@ -21,9 +21,7 @@ pub fn run(artifacts: &Artifacts, repo: &Path, started: Instant) -> Result<bool>
     let report = options.report(artifacts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
     let result = complete(result, &options.topology, started.elapsed().as_secs());
-    let out = repo.join("out");
-    fs::create_dir_all(&out)?;
-    fs::write(out.join("demo.json"), format!("{result:#}\n"))?;
+    out::write(repo, "demo.json", result.clone())?;
     print(&result);
     Ok(result["held"] == true && missing(&result).is_empty())
 }

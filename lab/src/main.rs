@@ -11,7 +11,6 @@ mod artifacts;
 mod bench;
 mod boots;
 mod bootstrap;
-mod bounds;
 mod c_checks;
 mod cache;
 mod check_cache;
@@ -25,10 +24,7 @@ mod initramfs;
 mod kernel;
 mod kernel_source;
 mod namespace;
-mod paths;
-mod paths_chart;
-mod paths_kvm;
-mod paths_report;
+mod out;
 mod progress;
 mod result_port;
 mod root;
@@ -111,7 +107,7 @@ fn dispatch(command: Command) -> Result<bool> {
     match command {
         Command::Setup => Ok(true),
         Command::Demo => demo::run(&artifacts, &repo, started),
-        Command::BenchPaths => paths::run(&artifacts, &repo),
+        Command::BenchPaths => bench::paths(&artifacts, &repo),
         Command::Bench {
             scenarios,
             topology,

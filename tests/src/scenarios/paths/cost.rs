@@ -47,6 +47,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let wrong = out_of_bound(&rows, &bare);
     let held = in_order && wrong.is_empty() && rows.iter().all(Row::holds);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    // out/paths.json is made of them.
+    vcpufreq_bench::figures::rows_of(&json!({ "rows": rows }))?;
     Ok(json!({
         "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
         "before_next_instruction": orders, "guest_kernel": guest_kernel,

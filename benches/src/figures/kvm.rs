@@ -119,15 +119,14 @@ fn at(sorted: &[f64], percent: usize) -> f64 {
 mod tests {
     //! Criterion's samples and the benchmark's lines become rows of the report.
     use super::*;
-    use crate::paths_report::{report, wrong};
+    use crate::figures::paths_report::report;
 
     /// A folder as criterion leaves it, each turn of this many ns.
-    fn criterion(ns: u32) -> PathBuf {
-        let own = format!("vcpufreq-paths-{}-{ns}", std::process::id());
-        let dir = std::env::temp_dir().join(own);
+    fn criterion(ns: u32) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
         let names = ROWS.iter().map(|(name, ..)| *name);
         for name in names.chain(["bare-loop", "bare-load"]) {
-            let new = dir.join(name).join("new");
+            let new = dir.path().join(name).join("new");
             fs::create_dir_all(&new).unwrap();
             let sample = json!({ "iters": [10.0, 20.0], "times": [10 * ns, 20 * ns] });
             fs::write(new.join("sample.json"), sample.to_string()).unwrap();
@@ -147,10 +146,9 @@ mod tests {
     fn rows_have_the_reports_keys() {
         for (ns, machine) in [(5, "kvm"), (800, "kvm-software")] {
             let dir = criterion(ns);
-            let kvm = rows(&dir, &said());
-            fs::remove_dir_all(&dir).unwrap();
-            let report = report(&Value::Null, &Value::Null, kvm.unwrap());
-            assert_eq!(wrong(&report), Vec::<String>::new());
+            let kvm = rows(dir.path(), &said());
+            let lab = json!({ "paths": { "rows": [] } });
+            let report = report(&lab, kvm.unwrap()).unwrap();
             let results = report["results"].as_array().unwrap();
             assert_eq!(results.len(), ROWS.len());
             assert!(results.iter().all(|row| row["machine"] == machine));

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::paths::PATHS;
+use super::paths::{PATHS, find};
 
 const LEFT: f64 = 130.0;
 const WIDTH: f64 = 420.0;
@@ -15,7 +15,7 @@ const ROW: f64 = 20.0;
 const DECADES: u32 = 6;
 
 /// An SVG of the lab's rows.
-pub fn chart(results: &[Value]) -> String {
+pub fn chart(report: &Value) -> String {
     let rows = f64::from(u32::try_from(PATHS.len() * 2).unwrap_or(0));
     let height = 70.0 + rows * ROW + 30.0;
     let mut svg = format!(
@@ -48,17 +48,15 @@ pub fn chart(results: &[Value]) -> String {
         );
         y += ROW;
         for path in PATHS {
-            bar(&mut svg, results, (path, op, color), y);
+            bar(&mut svg, report, (path, op, color), y);
             y += ROW - 1.0;
         }
     }
     svg + "</svg>\n"
 }
 
-fn bar(svg: &mut String, results: &[Value], (path, op, color): (&str, &str, &str), y: f64) {
-    let mut rows = results.iter();
-    let row = rows.find(|row| row["machine"] == "lab" && row["path"] == path && row["op"] == op);
-    let ns = row.and_then(|row| row["median_ns"].as_f64());
+fn bar(svg: &mut String, report: &Value, (path, op, color): (&str, &str, &str), y: f64) {
+    let ns = find(report, (path, op), "lab").and_then(|row| row["median_ns"].as_f64());
     let _ = write!(
         svg,
         "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{path}</text>",
@@ -99,7 +97,7 @@ mod tests {
     #[test]
     fn each_path_is_in_the_chart() {
         let row = json!({ "machine": "lab", "path": "exit", "op": "read", "median_ns": 24_000.0 });
-        let svg = chart(&[row]);
+        let svg = chart(&json!({ "results": [row] }));
         assert!(svg.contains("24000 ns"));
         assert_eq!(svg.matches("not possible").count(), 2 * PATHS.len() - 1);
     }

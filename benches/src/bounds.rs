@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the bench's figures have to be: the guest with the bridge against the
+//! host. Pure: from a report to a line for each bound, and for each figure
+//! that is out of the bridge's reach (docs/bench.md) and has none.
+
+use serde_json::{Value, json};
+
+use crate::report_json::{find, medians, number, unit};
+
+/// A guest's tick and a host's, in µs.
+pub const TWO_TICKS_US: u64 = 8_000;
+
+/// What a median of the guest with the bridge has to be.
+#[derive(Debug, Clone, Copy)]
+enum Rule {
+    /// The host's within some ticks or 2 %.
+    Ticks,
+    /// The host's within so many per mille.
+    Points(u64),
+    /// At least so many per mille of the host's.
+    AtLeast(u64),
+    /// At most.
+    AtMost(u64),
+    /// 1 in each repeat.
+    Always,
+    /// Anything: it is reported.
+    Free,
+}
+
+use Rule::{Always, AtLeast, AtMost, Free, Points, Ticks};
+
+const RULES: [(&str, &str, Rule); 19] = [
+    ("little-to-big", "to_big_fmax", Ticks),
+    ("little-to-big", "migrate", Ticks),
+    ("big-ramp", "to_fmax", Ticks),
+    ("new-thread", "to_fmax", Ticks),
+    ("step-down", "to_fmin", Ticks),
+    // To the host both threads are the vCPU's, and what it remembers of that one keeps its
+    // frequency up.
+    ("step-down", "other_thread.to_fmin", Free),
+    ("little-to-big", "ends_on_big", Always),
+    ("periodic", "efficiency", Points(30)),
+    ("periodic", "at_edge.efficiency", Points(30)),
+    (
+        "work",
+        "infer_cached.score_to_host_normalised",
+        AtLeast(950),
+    ),
+    (
+        "work",
+        "infer_cached.energy_to_host_normalised",
+        AtMost(1_050),
+    ),
+    ("work", "infer_small.score_to_host_normalised", AtLeast(950)),
+    (
+        "work",
+        "infer_small.energy_to_host_normalised",
+        AtMost(1_050),
+    ),
+    ("work", "infer_large.score_to_host_normalised", AtLeast(950)),
+    (
+        "work",
+        "infer_large.energy_to_host_normalised",
+        AtMost(1_050),
+    ),
+    ("work", "io.score_to_host_normalised", AtLeast(950)),
+    // A request takes a guest more CPU time, and governors answer more work with a costlier OPP.
+    ("work", "io.energy_to_host_normalised", Free),
+    ("work", "frames.score_to_host_normalised", AtLeast(950)),
+    ("work", "frames.energy_to_host_normalised", AtMost(1_050)),
+];
+
+/// A bound, and whether a report keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bound {
+    /// What has to be, and what is.
+    pub text: String,
+    /// Whether it is; `None` for a figure that is reported without a bound.
+    pub held: Option<bool>,
+}
+
+impl Bound {
+    /// As JSON.
+    pub fn json(&self) -> Value {
+        json!({ "text": self.text, "held": self.held })
+    }
+}
+
+/// All bounds on what the report has, ramps within these ticks; what it hasn't measured is
+/// left out.
+pub fn of(report: &Value, ticks_us: u64) -> Vec<Bound> {
+    let bound = |(scenario, metric, rule)| bound(report, (scenario, metric), rule, ticks_us);
+    RULES.into_iter().filter_map(bound).collect()
+}
+
+fn bound(report: &Value, of: (&str, &str), rule: Rule, ticks_us: u64) -> Option<Bound> {
+    let row = find(report, of, "vm+bridge")?;
+    let guest = row["median"].as_u64();
+    let name = row["unit"].as_str().unwrap_or_default();
+    let shown = |value: u64| format!("{} {}", number(&value.into(), name), unit(name).0);
+    let is = |value: Option<u64>| value.map_or("never".to_owned(), shown);
+    let near = |most: u64, host: Option<u64>| {
+        let apart = guest.zip(host).map(|(guest, host)| guest.abs_diff(host));
+        let (text, most_text) = (is(host), shown(most));
+        let held = apart.is_some_and(|apart| apart <= most);
+        (
+            Some(held),
+            format!("{}, host {text}, within {most_text}", is(guest)),
+        )
+    };
+    let (held, text) = match rule {
+        Ticks => {
+            let [host, _] = medians(report, of)?;
+            near(ticks_us.max(host.unwrap_or_default() / 50), host)
+        }
+        Points(most) => near(most, medians(report, of)?[0]),
+        AtLeast(least) => (
+            Some(guest.is_some_and(|guest| guest >= least)),
+            format!("{}, at least {}", is(guest), shown(least)),
+        ),
+        AtMost(most) => (
+            Some(guest.is_some_and(|guest| guest <= most)),
+            format!("{}, at most {}", is(guest), shown(most)),
+        ),
+        Always => {
+            let values = row["values"].as_array()?;
+            let held = !values.is_empty() && values.iter().all(|value| *value == 1);
+            (Some(held), format!("{}, 1 in each repeat", row["values"]))
+        }
+        Free => {
+            let host = medians(report, of)
+                .map_or(String::new(), |[host, _]| format!(", host {}", is(host)));
+            (None, format!("{}{host}, no bound", is(guest)))
+        }
+    };
+    Some(Bound {
+        text: format!("{} {}: {text}", of.0, of.1),
+        held,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each bound at its edge, and just beyond.
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(scenario: &str, variant: &str, metric: &str, median: Option<u64>) -> Value {
+        json!({ "scenario": scenario, "variant": variant, "metric": metric,
+            "median": median, "values": [median] })
+    }
+
+    fn all(rows: &[Value]) -> Vec<Option<bool>> {
+        let bounds = of(&json!({ "results": rows }), TWO_TICKS_US);
+        bounds.iter().map(|bound| bound.held).collect()
+    }
+
+    fn held(rows: &[Value]) -> Vec<bool> {
+        let held = all(rows).into_iter().map(|held| held.expect("a bound"));
+        held.collect()
+    }
+
+    #[test]
+    fn ramps_are_within_two_ticks_or_two_per_cent() {
+        for (host, guest, wanted) in [
+            (Some(100_000), Some(108_000), true),
+            (Some(100_000), Some(108_001), false),
+            (Some(100_000), Some(91_999), false),
+            (Some(500_000), Some(510_000), true),
+            (Some(500_000), Some(510_001), false),
+            (Some(100_000), None, false),
+        ] {
+            let rows = [
+                row("big-ramp", "host", "to_fmax", host),
+                row("big-ramp", "vm+bridge", "to_fmax", guest),
+            ];
+            assert_eq!(held(&rows), [wanted], "{host:?} {guest:?}");
+        }
+    }
+
+    #[test]
+    fn of_few_repeats_ramps_are_within_three_ticks() {
+        for (guest, wanted) in [(112_000, true), (112_001, false)] {
+            let rows = [
+                row("big-ramp", "host", "to_fmax", Some(100_000)),
+                row("big-ramp", "vm+bridge", "to_fmax", Some(guest)),
+            ];
+            let bounds = of(&json!({ "results": rows }), 12_000);
+            assert_eq!(bounds[0].held, Some(wanted), "{guest}");
+        }
+    }
+
+    #[test]
+    fn the_wrong_cluster_once_is_too_often() {
+        let mut one = row("little-to-big", "vm+bridge", "ends_on_big", Some(1));
+        one["values"] = json!([1, 1, 0]);
+        assert_eq!(held(&[one.clone()]), [false]);
+        one["values"] = json!([]);
+        assert_eq!(held(&[one]), [false], "measured in no repeat");
+    }
+
+    #[test]
+    fn work_and_periodic_have_their_bounds() {
+        let rows = [
+            row("periodic", "host", "efficiency", Some(500)),
+            row("periodic", "vm+bridge", "efficiency", Some(470)),
+            row("periodic", "host", "at_edge.efficiency", Some(500)),
+            row("periodic", "vm+bridge", "at_edge.efficiency", Some(531)),
+            row(
+                "work",
+                "vm+bridge",
+                "io.score_to_host_normalised",
+                Some(949),
+            ),
+            row(
+                "work",
+                "vm+bridge",
+                "frames.energy_to_host_normalised",
+                Some(1050),
+            ),
+            row(
+                "work",
+                "vm+bridge",
+                "infer_small.energy_to_host_normalised",
+                Some(1051),
+            ),
+            row("work", "vm+bridge", "io.energy", Some(9999)),
+        ];
+        // In the order of the rules: infer_small, io, frames.
+        assert_eq!(held(&rows), [true, false, false, false, true]);
+        assert!(held(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_has_a_row_and_no_median_is_not_held() {
+        let rows = [
+            row("periodic", "host", "efficiency", Some(500)),
+            row("periodic", "vm+bridge", "efficiency", None),
+            row(
+                "work",
+                "vm+bridge",
+                "frames.energy_to_host_normalised",
+                None,
+            ),
+            row("work", "vm+bridge", "io.score_to_host_normalised", None),
+        ];
+        assert_eq!(held(&rows), [false, false, false]);
+    }
+
+    #[test]
+    fn io_energy_and_other_thread_are_reported_without_a_bound() {
+        for figure in [Some(99_999), None] {
+            let rows = [
+                row("step-down", "host", "other_thread.to_fmin", Some(80_000)),
+                row("step-down", "vm+bridge", "other_thread.to_fmin", figure),
+                row("work", "vm+bridge", "io.energy_to_host_normalised", figure),
+            ];
+            assert_eq!(all(&rows), [None, None], "{figure:?}");
+        }
+    }
+}

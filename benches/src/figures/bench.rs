@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables of the bench, and the list of all of its figures.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{head, row};
+use crate::report_json::{VARIANTS, cell, find, number, rows, unit};
+
+/// Metrics of README.md.
+const README: [(&str, &str); 5] = [
+    ("big-ramp", "to_fmax"),
+    ("step-down", "to_fmin"),
+    ("new-thread", "to_fmax"),
+    ("little-to-big", "migrate"),
+    ("io-wake", "to_host_top"),
+];
+/// Metrics of docs/bench.md.
+const METRICS: [(&str, &str); 10] = [
+    ("big-ramp", "to_fmax"),
+    ("new-thread", "to_fmax"),
+    ("step-down", "to_fmin"),
+    ("step-down", "other_thread.to_fmin"),
+    ("little-to-big", "migrate"),
+    ("little-to-big", "to_big_fmax"),
+    ("io-wake", "to_host_top"),
+    ("placement", "energy"),
+    ("periodic", "efficiency"),
+    ("periodic", "at_edge.efficiency"),
+];
+const JOBS: [&str; 5] = ["infer_cached", "infer_small", "infer_large", "io", "frames"];
+/// The last two rows of README.md's table are losses.
+const OTHER_THREAD: (&str, &str) = ("step-down", "other_thread.to_fmin");
+const IO_ENERGY: &str = "io.energy_to_host_normalised";
+
+/// README.md's table, of the topology `2+2`.
+pub fn readme(reports: &[Value]) -> Option<String> {
+    let [report] = reports else { return None };
+    let mut table = head(&["scenario, metric", "host", "guest", "guest with vcpufreq"]);
+    let metric = |of: (&str, &str)| {
+        let cells = VARIANTS.map(|variant| shown(report, of, variant));
+        named(report, of, ", ").map(|name| row(std::iter::once(name).chain(cells)))
+    };
+    for of in README {
+        table += &metric(of)?;
+    }
+    let none = || "-".to_owned();
+    let [vm, bridge] =
+        ["vm", "vm+bridge"].map(|variant| score_and_energy(report, "frames", variant));
+    table += &row([
+        "frames, score; energy, % of the host's".to_owned(),
+        none(),
+        vm,
+        bridge,
+    ]);
+    table += &metric(OTHER_THREAD)?;
+    let [vm, bridge] = ["vm", "vm+bridge"].map(|of| shown(report, ("work", IO_ENERGY), of));
+    Some(table + &row(["io, energy, % of the host's".to_owned(), none(), vm, bridge]))
+}
+
+/// Each metric of host and guests, of two topologies.
+pub fn metrics(reports: &[Value]) -> Option<String> {
+    let [first, second] = reports else {
+        return None;
+    };
+    let names = ["metric (emulated)", "`2+2`: host", "vm", "vm+bridge"];
+    let mut table = head(&[&names[..], &["`4+3+1`: host", "vm", "vm+bridge"]].concat());
+    for of in METRICS {
+        let cells = [first, second].map(|report| {
+            let vm = find(report, of, "vm").map_or("-".to_owned(), median);
+            [
+                shown(report, of, "host"),
+                vm,
+                shown(report, of, "vm+bridge"),
+            ]
+        });
+        table += &row(std::iter::once(named(first, of, " ")?).chain(cells.into_iter().flatten()));
+    }
+    Some(table)
+}
+
+/// Score and energy of each job, of two topologies.
+pub fn jobs(reports: &[Value]) -> Option<String> {
+    let name = "job: score; energy, % of the host's (emulated)";
+    let mut table = head(&[name, "`2+2`: vm", "vm+bridge", "`4+3+1`: vm", "vm+bridge"]);
+    for job in JOBS {
+        let of = |report| ["vm", "vm+bridge"].map(|variant| score_and_energy(report, job, variant));
+        table += &row(std::iter::once(job.to_owned()).chain(reports.iter().flat_map(of)));
+    }
+    (reports.len() == 2).then_some(table)
+}
+
+/// `big-ramp, to_fmax [ms]`.
+fn named(report: &Value, of: (&str, &str), between: &str) -> Option<String> {
+    let (unit, ..) = unit(find(report, of, "host")?["unit"].as_str()?);
+    Some(format!("{}{between}{} [{unit}]", of.0, of.1))
+}
+
+fn shown(report: &Value, of: (&str, &str), variant: &str) -> String {
+    find(report, of, variant).map_or("-".to_owned(), cell)
+}
+
+fn median(row: &Value) -> String {
+    number(&row["median"], row["unit"].as_str().unwrap_or_default())
+}
+
+fn score_and_energy(report: &Value, job: &str, variant: &str) -> String {
+    let of = |what: &str| {
+        let metric = format!("{job}.{what}_to_host_normalised");
+        find(report, ("work", &metric), variant).map_or("-".to_owned(), median)
+    };
+    format!("{}; {}", of("score"), of("energy"))
+}
+
+/// All figures of all reports, a line each.
+pub fn csv(reports: &[Value]) -> String {
+    let mut text = "topology,scenario,metric,unit,variant,median,lowest,highest\n".to_owned();
+    for report in reports {
+        let topology = report["conditions"]["topology"].as_str().unwrap_or("?");
+        for row in rows(report, "results") {
+            let word = |key: &str| row[key].as_str().unwrap_or("?");
+            let figures = ["median", "min", "max"].map(|key| number(&row[key], word("unit")));
+            let _ = writeln!(
+                text,
+                "{topology},{},{},{},{},{}",
+                word("scenario"),
+                word("metric"),
+                unit(word("unit")).0,
+                word("variant"),
+                figures.join(",")
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    //! Tables have a row for each figure, in the units that people read.
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn report() -> Value {
+        let mut rows = Vec::new();
+        let shares = JOBS.iter().flat_map(|job| {
+            ["score", "energy"].map(|what| format!("{job}.{what}_to_host_normalised"))
+        });
+        let shares: Vec<String> = shares.collect();
+        let shares = shares
+            .iter()
+            .map(|metric| (("work", metric.as_str()), "permille"));
+        for (of, unit) in METRICS.into_iter().map(|of| (of, "us")).chain(shares) {
+            for variant in VARIANTS {
+                rows.push(
+                    json!({ "scenario": of.0, "metric": of.1, "variant": variant,
+                    "unit": unit, "median": 1004, "min": 1000, "max": null }),
+                );
+            }
+        }
+        json!({ "conditions": { "topology": "2+2" }, "results": rows })
+    }
+
+    #[test]
+    fn each_figure_has_its_place() {
+        let one = [report()];
+        let table = readme(&one).unwrap();
+        assert!(
+            table.contains("| big-ramp, to_fmax [ms] | 1.0 (1.0–never) |"),
+            "{table}"
+        );
+        assert!(
+            table.contains("| - | 100.4; 100.4 | 100.4; 100.4 |"),
+            "{table}"
+        );
+        assert_eq!(table.lines().count(), 10);
+        let two = [report(), report()];
+        assert!(
+            metrics(&two)
+                .unwrap()
+                .lines()
+                .all(|line| line.matches('|').count() == 8)
+        );
+        assert!(jobs(&two).unwrap().contains("| io | 100.4; 100.4 |"));
+        assert_eq!((metrics(&one), jobs(&one)), (None, None));
+        assert!(csv(&one).contains("\n2+2,big-ramp,to_fmax,ms,vm,1.0,1.0,never\n"));
+        assert_eq!(
+            readme(&[json!({ "results": [] })]),
+            None,
+            "of some scenarios alone"
+        );
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables of what the lab's scenarios reported: `demo.json`, and
+//! `test-long.json`, whose results each have the host that they ran on.
+
+use serde_json::Value;
+
+use super::{head, row};
+use crate::report_json::{cell, find, number, rows};
+
+/// A busy vCPU's requests, each once: what was asked, what the host ran at, what the guest read.
+pub fn demo(inputs: &[Value]) -> Option<String> {
+    let demo = inputs.first()?;
+    let names = [
+        "vCPU on",
+        "guest asks, host runs at, guest reads [MHz] (emulated)",
+    ];
+    let mut table = head(&[names[0], names[1], "uclamp of the thread"]);
+    let mut pcpus: Vec<&Value> = rows(demo, "rows").map(|row| &row["pcpu"]).collect();
+    pcpus.dedup();
+    for pcpu in pcpus {
+        let of_pcpu: Vec<&Value> = rows(demo, "rows")
+            .filter(|row| row["pcpu"] == *pcpu)
+            .collect();
+        // Up and down again: the first half.
+        let up = of_pcpu.get(..of_pcpu.len().div_ceil(2))?;
+        let mhz = |row: &&Value| {
+            let all =
+                ["asked_khz", "host_khz", "guest_reads_khz"].map(|key| number(&row[key], "kHz"));
+            match all.iter().all(|one| *one == all[0]) {
+                true => all[0].clone(),
+                false => all.join(", "),
+            }
+        };
+        let clamp = |row: &&Value| row["uclamp_min"].to_string();
+        let list =
+            |of: &dyn Fn(&&Value) -> String| up.iter().map(of).collect::<Vec<_>>().join("; ");
+        table += &row([format!("pCPU {pcpu}"), list(&mhz), list(&clamp)]);
+    }
+    (!table.is_empty() && rows(demo, "rows").next().is_some()).then_some(table)
+}
+
+/// What a scenario reported on the hosts of this name's begin.
+fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
+    let on_host = |row: &&Value| {
+        row["host"]
+            .as_str()
+            .is_some_and(|name| name.starts_with(host))
+    };
+    let mut own = rows(input, "results")
+        .filter(on_host)
+        .map(|row| &row["result"]);
+    own.find(|row| {
+        row["scenario"]
+            .as_str()
+            .is_some_and(|name| name.starts_with(scenario))
+    })
+}
+
+/// Ramps of the drawn topologies: guest with the bridge, host.
+pub fn drawn(inputs: &[Value]) -> Option<String> {
+    let hosts = ["drawn:1", "drawn:2", "drawn:3"];
+    let mut reports = Vec::new();
+    let mut names = vec!["metric [ms] (emulated)".to_owned()];
+    for host in hosts {
+        let report = &result(inputs.first()?, host, "bench:")?["report"];
+        let capacities =
+            rows(&report["conditions"], "clusters").map(|it| it["capacity"].to_string());
+        names.push(format!(
+            "`{host}`: {}",
+            capacities.collect::<Vec<_>>().join(", ")
+        ));
+        reports.push(report);
+    }
+    let mut table = head(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for of in [
+        ("big-ramp", "to_fmax"),
+        ("step-down", "to_fmin"),
+        ("new-thread", "to_fmax"),
+        ("little-to-big", "migrate"),
+        ("little-to-big", "to_big_fmax"),
+    ] {
+        let both = |report: &&Value| {
+            let shown = |variant| find(report, of, variant).map_or("-".to_owned(), cell);
+            format!("{}, {}", shown("vm+bridge"), shown("host"))
+        };
+        table +=
+            &row(std::iter::once(format!("{} {}", of.0, of.1)).chain(reports.iter().map(both)));
+    }
+    Some(table)
+}
+
+/// How long after a write its clamp is in force: medians and the longest, in µs.
+pub fn in_force(inputs: &[Value]) -> Option<String> {
+    let result = result(inputs.first()?, "", "in-force")?;
+    let mut table = head(&[
+        "median (longest) [µs] (emulated)",
+        "vCPU sleeps",
+        "worker runs",
+        "clamp in force",
+        "from when the pCPU was idle (writes that count)",
+    ]);
+    for (name, key) in [
+        ("vCPU sleeps after the write", "vcpu_sleeps"),
+        (
+            "the same, host in deep idle",
+            "vcpu_sleeps_host_in_deep_idle",
+        ),
+        ("vCPU stays busy", "vcpu_stays_busy"),
+    ] {
+        let times = |of: &str| {
+            let all = &result[key][of];
+            match all["median"].as_u64() {
+                Some(median) => format!("{median} ({})", all["max"]),
+                None => "-".to_owned(),
+            }
+        };
+        let counted = result[key]["clamp_after_pcpu_idle_us"]["n"].to_string();
+        table += &row([
+            name.to_owned(),
+            times("vcpu_sleeps_after_us"),
+            times("worker_runs_after_us"),
+            times("clamp_after_us"),
+            format!("{} ({counted})", times("clamp_after_pcpu_idle_us")),
+        ]);
+    }
+    Some(table)
+}
+
+/// new-thread by each path.
+pub fn ramps(inputs: &[Value]) -> Option<String> {
+    let result = result(inputs.first()?, "", "ramps")?;
+    let mut table = head(&[
+        "new-thread, to_fmax [ms] (emulated)",
+        "median",
+        "all repeats",
+    ]);
+    for one in rows(result, "rows") {
+        let all: Vec<String> = rows(one, "values").map(|us| number(us, "us")).collect();
+        let path = format!("`{}`", one["path"].as_str()?);
+        table += &row([path, number(&one["to_fmax_us"], "us"), all.join(", ")]);
+    }
+    Some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Results are found by host and scenario; what isn't there gives no table.
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tables_are_made_of_what_scenarios_reported() {
+        let ramp = json!({ "scenario": "ramps", "rows": [
+            { "path": "exit", "to_fmax_us": 13_000, "values": [12_000, 13_000, 14_000] }] });
+        let times = json!({ "n": 3, "median": 32, "max": 70 });
+        let in_force_result =
+            json!({ "scenario": "in-force", "vcpu_sleeps": { "clamp_after_us": times } });
+        let bench = json!({ "scenario": "bench:x", "report": { "results": [
+            { "scenario": "big-ramp", "metric": "to_fmax", "variant": "host", "unit": "us",
+              "median": 1000, "min": 1000, "max": 1000 }] } });
+        let mut results = vec![json!({ "host": "2+2 host", "result": ramp })];
+        results.push(json!({ "host": "2+2 host", "result": in_force_result }));
+        for seed in 1..=3 {
+            results.push(json!({ "host": format!("drawn:{seed} host"), "result": bench }));
+        }
+        let input = [json!({ "results": results })];
+        let has = |table: Option<String>, part: &str| {
+            let table = table.unwrap();
+            assert!(table.contains(part), "{part}: {table}");
+        };
+        has(ramps(&input), "| `exit` | 13.0 | 12.0, 13.0, 14.0 |");
+        has(
+            in_force(&input),
+            "| vCPU sleeps after the write | - | - | 32 (70) |",
+        );
+        has(
+            drawn(&input),
+            "| big-ramp to_fmax | -, 1.0 | -, 1.0 | -, 1.0 |",
+        );
+        let row = |khz| json!({ "pcpu": 0, "asked_khz": khz, "host_khz": khz, "guest_reads_khz": khz, "uclamp_min": 9 });
+        let rows = json!({ "rows": [row(600_000), row(1_800_000), row(1_800_000), row(600_000)] });
+        has(demo(&[rows]), "| pCPU 0 | 600; 1800 | 9; 9 |");
+        let nothing = [json!({})];
+        for make in [demo, drawn, in_force, ramps] {
+            assert_eq!(make(&nothing), None);
+        }
+    }
+}

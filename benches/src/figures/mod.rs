@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables of figures in the pages, written from the JSON in `out/`.
+//!
+//! A table stands between `<!-- figures:NAME -->` and `<!-- end -->`, and ends
+//! with the build that its figures are from. All inputs have to be of one
+//! build. A table whose input is missing stays as it is.
+
+mod bench;
+mod chart;
+mod kvm;
+mod lab;
+mod paths;
+mod paths_report;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+pub use paths::whole;
+pub use paths_report::{Access, rows_of};
+
+const END: &str = "<!-- end -->";
+
+/// What a generator makes of its inputs: Markdown, or `None` if one lacks the figures.
+type Make = fn(&[Value]) -> Option<String>;
+
+/// A table: its name, the files in `out/` that it needs, and what makes it.
+const TABLES: &[(&str, &[&str], Make)] = &[
+    ("readme", &["bench-2+2.json"], bench::readme),
+    (
+        "bench",
+        &["bench-2+2.json", "bench-4+3+1.json"],
+        bench::metrics,
+    ),
+    ("jobs", &["bench-2+2.json", "bench-4+3+1.json"], bench::jobs),
+    ("drawn", &["test-long.json"], lab::drawn),
+    ("demo", &["demo.json"], lab::demo),
+    ("paths", &["paths.json"], paths::table),
+    ("in-force", &["test-long.json"], lab::in_force),
+    ("ramps", &["test-long.json"], lab::ramps),
+];
+
+/// Writes all tables whose inputs are there, the chart of paths, and the list of all figures of
+/// the bench; a line for each.
+///
+/// # Errors
+/// Inputs of several builds, an input that isn't JSON, or a page that can't be written.
+pub fn write_all(repo: &Path) -> Result<Vec<String>> {
+    let inputs = Inputs::read(&repo.join("out"))?;
+    let mut lines = vec![format!("build {}", inputs.build)];
+    let mut tables = BTreeMap::new();
+    for (name, files, make) in TABLES {
+        let found: Option<Vec<Value>> = files.iter().map(|file| inputs.get(file)).collect();
+        match found.and_then(|found| make(&found)) {
+            Some(table) => {
+                tables.insert(*name, format!("{table}\nBuild {}.\n", inputs.build));
+                lines.push(format!("written: {name}"));
+            }
+            None => lines.push(format!(
+                "as it was: {name} needs out/{}",
+                files.join(", out/")
+            )),
+        }
+    }
+    for page in pages(repo)? {
+        let old = fs::read_to_string(&page)?;
+        let new = replaced(&old, &tables).with_context(|| page.display().to_string())?;
+        if new != old {
+            fs::write(&page, new)?;
+        }
+    }
+    if let Some(report) = inputs.get("paths.json") {
+        fs::write(repo.join("docs/paths.svg"), chart::chart(&report))?;
+    }
+    let benches = ["2+2", "4+3+1", "pixel6"].map(|name| inputs.get(&format!("bench-{name}.json")));
+    if benches.iter().any(Option::is_some) {
+        let benches: Vec<Value> = benches.into_iter().flatten().collect();
+        fs::write(repo.join("docs/bench-figures.csv"), bench::csv(&benches))?;
+    }
+    Ok(lines)
+}
+
+/// The JSON files in `out/`, and the one build that they are of.
+struct Inputs {
+    files: BTreeMap<String, Value>,
+    build: String,
+}
+
+impl Inputs {
+    fn read(out: &Path) -> Result<Self> {
+        let names = TABLES.iter().flat_map(|(_, files, _)| *files);
+        let mut files = BTreeMap::new();
+        let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for name in names.chain(&["bench-pixel6.json"]) {
+            let path = out.join(name);
+            let Ok(text) = fs::read_to_string(&path) else {
+                continue;
+            };
+            let value: Value =
+                serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+            let build = value["build"].as_str().unwrap_or("unknown").to_owned();
+            let of_build = builds.entry(build).or_default();
+            if files.insert((*name).to_owned(), value).is_none() {
+                of_build.push(format!("out/{name}"));
+            }
+        }
+        let one =
+            |(build, files): (String, Vec<String>)| format!("{} of {build}", files.join(", "));
+        if builds.len() > 1 {
+            let all: Vec<String> = builds.into_iter().map(one).collect();
+            bail!(
+                "figures of several builds: {}; measure anew, or remove the older",
+                all.join("; ")
+            );
+        }
+        let build = builds.into_keys().next();
+        let build =
+            build.context("out/ has no figures; run make bench, make bench-paths, make demo")?;
+        Ok(Self { files, build })
+    }
+
+    fn get(&self, name: &str) -> Option<Value> {
+        self.files.get(name).cloned()
+    }
+}
+
+/// README.md and the pages in docs/.
+fn pages(repo: &Path) -> Result<Vec<PathBuf>> {
+    let docs = fs::read_dir(repo.join("docs"))?;
+    let docs = docs.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut pages: Vec<PathBuf> = docs
+        .filter(|path| path.extension().is_some_and(|it| it == "md"))
+        .collect();
+    pages.push(repo.join("README.md"));
+    pages.sort();
+    Ok(pages)
+}
+
+/// The page with these tables in their places.
+fn replaced(page: &str, tables: &BTreeMap<&str, String>) -> Result<String> {
+    let mut parts = page.split("<!-- figures:");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part
+            .split_once(" -->\n")
+            .context("a marker without an end")?;
+        let (old, after) = rest
+            .split_once(END)
+            .with_context(|| format!("{name} has no {END}"))?;
+        let table = tables.get(name).map_or(old, String::as_str);
+        text += &format!("<!-- figures:{name} -->\n{table}{END}{after}");
+    }
+    Ok(text)
+}
+
+/// A row of a table.
+fn row(cells: impl IntoIterator<Item = String>) -> String {
+    let cells: Vec<String> = cells.into_iter().collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// The head of a table: names, and the line below them.
+fn head(names: &[&str]) -> String {
+    let names = names.iter().map(|name| (*name).to_owned());
+    format!("{}|{}\n", row(names.clone()), "---|".repeat(names.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Each marker has its table and each table its marker; a page keeps what isn't written.
+
+    use super::*;
+
+    #[test]
+    fn each_marker_has_a_generator_and_each_generator_a_marker() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut marked = Vec::new();
+        for page in pages(repo).unwrap() {
+            let text = fs::read_to_string(&page).unwrap();
+            replaced(&text, &BTreeMap::new()).unwrap();
+            let names = text.split("<!-- figures:").skip(1);
+            marked.extend(names.map(|part| part.split(' ').next().unwrap().to_owned()));
+        }
+        let mut made: Vec<&str> = TABLES.iter().map(|(name, ..)| *name).collect();
+        marked.sort();
+        made.sort_unstable();
+        assert_eq!(marked, made);
+    }
+
+    #[test]
+    fn a_table_is_replaced_and_others_stay() {
+        let page =
+            "a\n<!-- figures:x -->\nold\n<!-- end -->\nb\n<!-- figures:y -->\nkept\n<!-- end -->\n";
+        let new = replaced(page, &BTreeMap::from([("x", "new\n".to_owned())])).unwrap();
+        assert_eq!(new, page.replace("old", "new"));
+        assert!(replaced("<!-- figures:x -->\nold", &BTreeMap::new()).is_err());
+    }
+
+    #[test]
+    fn figures_of_two_builds_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Inputs::read(dir.path()).is_err(), "nothing is there");
+        fs::write(dir.path().join("demo.json"), r#"{"build":"one"}"#).unwrap();
+        assert_eq!(Inputs::read(dir.path()).unwrap().build, "one");
+        fs::write(dir.path().join("paths.json"), r#"{"build":"two"}"#).unwrap();
+        let error = Inputs::read(dir.path()).err().unwrap().to_string();
+        assert!(
+            error.contains("out/demo.json of one; out/paths.json of two"),
+            "{error}"
+        );
+    }
+}

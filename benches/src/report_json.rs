@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How a report is read: rows of its JSON, and figures as people write them.
+
+use serde_json::Value;
+
+/// Each variant's name in reports, in the order of columns.
+pub const VARIANTS: [&str; 3] = ["host", "vm", "vm+bridge"];
+
+/// The elements of the array `key`; none where there is no such array.
+pub fn rows<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    report[key].as_array().into_iter().flatten()
+}
+
+/// The row of a scenario's metric on a variant.
+pub fn find<'a>(
+    report: &'a Value,
+    (scenario, metric): (&str, &str),
+    variant: &str,
+) -> Option<&'a Value> {
+    rows(report, "results").find(|row| {
+        row["scenario"] == scenario && row["metric"] == metric && row["variant"] == variant
+    })
+}
+
+/// The medians of host and guest with the bridge; `None` where it wasn't
+/// measured, `Some(None)` where it didn't come about.
+pub fn medians(report: &Value, of: (&str, &str)) -> Option<[Option<u64>; 2]> {
+    let median = |variant| find(report, of, variant).map(|row| row["median"].as_u64());
+    Some([median("host")?, median("vm+bridge")?])
+}
+
+/// The unit that people read a unit of reports in, how many of the report's
+/// are one, and digits behind the point.
+pub fn unit(of: &str) -> (&str, f64, usize) {
+    match of {
+        "us" => ("ms", 1e3, 1),
+        "permille" => ("%", 10.0, 1),
+        "kHz" => ("MHz", 1e3, 0),
+        "uJ" => ("mJ", 1e3, 1),
+        "turns" => ("10⁶ turns", 1e6, 1),
+        "1/ks" => ("1/s", 1e3, 2),
+        "1/kJ" => ("1/J", 1e3, 2),
+        "share" => ("", 1.0, 0),
+        other => (other, 1.0, 0),
+    }
+}
+
+/// A figure in the unit that people read, without its name.
+pub fn number(value: &Value, of: &str) -> String {
+    let (_, divisor, digits) = unit(of);
+    match value.as_f64() {
+        Some(value) => format!("{:.digits$}", value / divisor),
+        None => "never".to_owned(),
+    }
+}
+
+/// `103.2 (99.1–103.2)`, and `!` where a repeat wasn't settled; the median alone if all are it.
+pub fn cell(row: &Value) -> String {
+    let shown = |key: &str| number(&row[key], row["unit"].as_str().unwrap_or_default());
+    let [median, min, max] = ["median", "min", "max"].map(shown);
+    let unsettled = row["unsettled"].as_array();
+    let mark = if unsettled.is_some_and(|all| !all.is_empty()) {
+        " !"
+    } else {
+        ""
+    };
+    if min == max {
+        return format!("{median}{mark}");
+    }
+    format!("{median} ({min}–{max}){mark}")
+}
