@@ -5,10 +5,7 @@
 use std::{fs, io};
 
 use super::*;
-use crate::{
-    fake_host::FakeHost,
-    lifecycle::state::{Groups, Owner},
-};
+use crate::{fake_host::FakeHost, lifecycle::state::Owner};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
 struct Directories;
@@ -70,7 +67,7 @@ impl Scene {
     }
 
     fn record(&self, owner: Owner) {
-        let groups = Groups {
+        let groups = GroupRecord {
             group: self.cgroup("vcpufreq.7"),
             origin: self.cgroup("stranger"),
             enabled_cpu: false,

@@ -12,7 +12,9 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed},
 };
 
-use super::{Hooks, sys};
+use nix::{errno::Errno, unistd};
+
+use super::Hooks;
 
 /// What is at the other end of the console.
 #[derive(Debug, Default)]
@@ -103,13 +105,10 @@ impl Output {
             return Ok(self.drop_all(bytes));
         }
         let room = bytes.len().min(left);
-        let written = sys::write(file.as_fd(), &bytes[..room]).map_err(|error| {
-            let stopped = self.stop.load(Acquire);
-            match error.kind() {
-                // Not `Interrupted`, which `write_all` would repeat.
-                io::ErrorKind::Interrupted if stopped => io::Error::other(error),
-                _ => error,
-            }
+        let written = unistd::write(file, &bytes[..room]).map_err(|error| match error {
+            // Not `Interrupted`, which `write_all` would repeat.
+            Errno::EINTR if self.stop.load(Acquire) => io::Error::other(error),
+            _ => error.into(),
         })?;
         if self.left.load(Relaxed) != u64::MAX {
             // One vCPU at a time is at the port.
