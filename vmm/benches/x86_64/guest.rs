@@ -4,7 +4,7 @@
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::memory::{Access, Memory, Region};
+use vcpufreq::vm::memory::{Memory, Region};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::host::TABLE_KHZ;
@@ -54,11 +54,10 @@ pub struct Guest {
 impl Guest {
     pub fn new(kvm: &Kvm, code: Loop) -> anyhow::Result<Self> {
         let vm = kvm.create_vm()?;
-        let mut memory = Memory::new();
+        let mut memory = Memory::default();
         let ram = Region {
             base: 0,
             size: 0x1_0000,
-            access: Access::ReadWrite,
         };
         memory.add(&vm, ram)?;
         memory.map().write_slice(&code.code(), GuestAddress(CODE))?;

@@ -12,12 +12,13 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed},
 };
 
+use anyhow::Context;
 use nix::{errno::Errno, unistd};
 
 use super::Hooks;
 
 /// What is at the other end of the console.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ConsoleEnd {
     /// Standard input and output: the terminal, or pipes.
     #[default]
@@ -25,18 +26,12 @@ pub enum ConsoleEnd {
     /// Nothing: output is dropped, and nothing is read.
     Nothing,
     /// A file takes the output; nothing is read.
-    File(BoundedFile),
-}
-
-/// A file that takes so much output and no more.
-#[derive(Debug)]
-pub struct BoundedFile {
-    /// Where it is, for messages.
-    pub path: PathBuf,
-    /// The file.
-    pub file: File,
-    /// The most that is written to it, in bytes.
-    pub max: u64,
+    File {
+        /// Which one; it is made anew.
+        path: PathBuf,
+        /// The most that is written to it, in bytes.
+        max: u64,
+    },
 }
 
 /// The output of one guest.
@@ -56,21 +51,30 @@ impl Output {
     /// is repeated otherwise.
     ///
     /// # Errors
-    /// When the process has no more open files.
-    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, hooks: Arc<dyn Hooks>) -> io::Result<Self> {
+    /// When the file can't be made, or the process has no more open files.
+    pub fn new(
+        end: &ConsoleEnd,
+        stop: Arc<AtomicBool>,
+        hooks: Arc<dyn Hooks>,
+    ) -> anyhow::Result<Self> {
         let (to, max, full) = match end {
             ConsoleEnd::Stdio => {
-                let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+                let stdout = io::stdout().as_fd().try_clone_to_owned();
+                let stdout = stdout.context("can't open the console's output")?;
                 (Some(File::from(stdout)), u64::MAX, String::new())
             }
             ConsoleEnd::Nothing => (None, u64::MAX, String::new()),
-            ConsoleEnd::File(BoundedFile { path, file, max }) => {
+            ConsoleEnd::File { path, max } => {
+                let file = File::create(path);
+                let path = path.display();
+                let file = file.with_context(|| {
+                    format!("can't write the guest's console to {path}; give another --console")
+                })?;
                 let full = format!(
-                    "the guest's console has filled {} with its {max} bytes; what follows is \
-                     dropped, give more with --console",
-                    path.display()
+                    "the guest's console has filled {path} with its {max} bytes; what follows is \
+                     dropped, give more with --console"
                 );
-                (Some(file.try_clone()?), *max, full)
+                (Some(file), *max, full)
             }
         };
         Ok(Self {
@@ -187,13 +191,10 @@ mod tests {
     fn a_file_takes_its_maximum_and_the_rest_is_counted_and_said_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console");
-        let file = File::create(&path).unwrap();
-        let (name, max) = (path.clone(), 5);
-        let end = ConsoleEnd::File(BoundedFile {
-            path: name,
-            file,
-            max,
-        });
+        let end = ConsoleEnd::File {
+            path: path.clone(),
+            max: 5,
+        };
         let (output, said) = output(&end);
         Writer(output.clone()).write_all(b"ab").unwrap();
         assert!(said.0.lock().unwrap().is_empty());
