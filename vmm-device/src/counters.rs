@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// When no request is under way, `requests` is the sum of `applied`, `unchanged`, `superseded`,
 /// `coalesced`, `refused` and `not_applicable`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct CounterSnapshot {
     /// Writes of set_perf, and requests made again by a restore or a reset.
     pub requests: u64,
@@ -58,6 +59,7 @@ impl Add for CounterSnapshot {
 /// How one vCPU's registers were reached so far. Reads from memory are no exits, and nobody can
 /// count them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Accesses {
     /// Reads that exited to the VMM, illegal ones too.
     pub reads_exited: u64,

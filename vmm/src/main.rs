@@ -81,7 +81,7 @@ fn doctor(json: bool) -> anyhow::Result<u8> {
         let report = json!({
             "kernel_release": facts.kernel_release,
             "arch": facts.arch,
-            "kvm": facts.kvm.as_ref().ok(),
+            "kvm": facts.live.kvm.as_ref().ok(),
             "floors": facts.floors,
             "findings": findings,
             "exit_code": code,

@@ -1,50 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program's system calls that have no safe wrapper: limits, users, and what
-//! makes a process independent of the one that started it. The virtual
-//! machine's are in `vm::sys`.
+//! The program's system calls: limits, users, and what makes a process independent of the one that
+//! started it. The virtual machine's are in `vm::sys`.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal, signal};
+
 /// Raises the limit of open files as far as this process may: a guest of 512
 /// vCPUs takes some 2100, and shells start programs with 1024.
 pub fn raise_open_files() -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is an rlimit that lives through the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: as above.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
 /// How many files this process may have open, once it has raised that as far
 /// as it may.
 pub fn open_files_at_most() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is an rlimit that lives through the call.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
-        0 => limit.rlim_max,
-        _ => 0,
-    }
-}
-
-/// The user that this process acts as.
-pub fn own_uid() -> u32 {
-    // SAFETY: geteuid has no arguments and can't fail.
-    unsafe { libc::geteuid() }
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)
 }
 
 /// The user that the process at the other end of `socket` acted as when it connected.
@@ -71,29 +47,33 @@ pub fn peer_uid(socket: &UnixStream) -> io::Result<u32> {
     }
 }
 
-/// Leaves the session of the terminal and of whoever started this process.
-pub fn leave_session() -> io::Result<()> {
-    // SAFETY: setsid has no arguments and touches no memory of ours.
-    match unsafe { libc::setsid() } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+/// How many lines the terminal at standard output has.
+pub fn terminal_rows() -> Option<u16> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the kernel writes one winsize at the pointer.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_row > 0).then_some(size.ws_row)
 }
 
 /// Ignores the signals that end or stop a group of processes.
 pub fn ignore_group_signals() {
     let signals = [
-        libc::SIGHUP,
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGTERM,
-        libc::SIGTSTP,
-        libc::SIGPIPE,
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+        Signal::SIGTSTP,
+        Signal::SIGPIPE,
     ];
-    for signal in signals {
-        // SAFETY: SIG_IGN is no function of ours, and these signals can be
-        // ignored, so the call can't fail.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    for number in signals {
+        // These signals can be ignored, so the call can't fail.
+        // SAFETY: SIG_IGN is no function of ours.
+        let _ = unsafe { signal(number, SigHandler::SigIgn) };
     }
 }
 
@@ -118,21 +98,10 @@ pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> io::Result<
 mod tests {
     use super::*;
 
-    fn open_files() -> (libc::rlim_t, libc::rlim_t) {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `limit` is an rlimit that lives through the call.
-        let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-        assert_eq!(result, 0);
-        (limit.rlim_cur, limit.rlim_max)
-    }
-
     #[test]
     fn the_limit_of_open_files_is_raised_as_far_as_possible() {
         raise_open_files().expect("nobody needs privilege for it");
-        let (soft, hard) = open_files();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         assert_eq!(soft, hard);
     }
 }

@@ -25,8 +25,8 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{Groups, ROOT_DIR, Record, StateDir, owner_of};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq::lifecycle::state::{ROOT_DIR, Record, StateDir, owner_of};
+use vcpufreq_device::host::{GroupRecord, HostRoot};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
@@ -76,7 +76,7 @@ impl Vmm {
             .expect("sleep starts");
         let owner = owner_of(&HostRoot::default(), child.id()).expect("it is in procfs");
         let group = cgroups.join(format!("vcpufreq.{}", child.id()));
-        let groups = Some(Groups {
+        let groups = Some(GroupRecord {
             group: group.clone(),
             origin: cgroups.to_owned(),
             enabled_cpu: false,

@@ -22,8 +22,8 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{Groups, Owner, ROOT_DIR, Record, owner_of};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, Record, owner_of};
+use vcpufreq_device::host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
 const NOBODY: u32 = 65534;
@@ -155,7 +155,7 @@ impl Scene {
             Kind::Rt => rt_record(path, "planted"),
             Kind::Vmm => serde_json::to_string(&Record {
                 owner: dead(),
-                groups: Some(Groups {
+                groups: Some(GroupRecord {
                     group: path.join(format!("vcpufreq.{DEAD}")),
                     origin: path.to_owned(),
                     enabled_cpu: false,

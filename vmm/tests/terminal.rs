@@ -27,7 +27,7 @@ use tempfile::TempDir;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::UART_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
-use vcpufreq::vm::memory::{Access, Memory, Region};
+use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, Host, supervise};
 use vcpufreq_device::VcpuId;
@@ -51,9 +51,9 @@ struct Guest {
 impl Boot for Guest {
     fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
         let vm = kvm.create_vm()?;
-        let mut memory = Memory::new();
-        let (base, size, access) = (0, 0x1_0000, Access::ReadWrite);
-        memory.add(&vm, Region { base, size, access })?;
+        let mut memory = Memory::default();
+        let (base, size) = (0, 0x1_0000);
+        memory.add(&vm, Region { base, size })?;
         memory.map().write_slice(self.code, GuestAddress(0x1000))?;
         let vcpu = vm.create_vcpu(0)?;
         let mut sregs = vcpu.get_sregs()?;

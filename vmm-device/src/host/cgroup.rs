@@ -42,6 +42,7 @@ pub const REST_NAME: &str = "rest";
 
 /// What a VM's groups are and how it was before them; all that removing them needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GroupRecord {
     /// The VM's group.
     pub group: PathBuf,
@@ -50,6 +51,7 @@ pub struct GroupRecord {
     /// The cpu controller was off for the children of the group's parent before.
     pub enabled_cpu: bool,
     /// `cpu.uclamp.min` of the process' own group was 0, and is `max` while the VM's is in it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub raised_min: bool,
 }
 

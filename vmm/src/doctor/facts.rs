@@ -70,24 +70,16 @@ impl Live {
 pub struct DoctorFacts {
     /// As Rust names it: `aarch64`, `x86_64`.
     pub arch: String,
-    /// KVM, or why not.
-    pub kvm: Result<KvmFacts, String>,
-    /// What KVM takes over of the vcpufreq registers, or why nothing is known.
-    pub paths: Result<PathFacts, String>,
-    /// How BPF would work here, or why it doesn't.
-    pub bpf: Result<String, String>,
+    /// What only the running kernel can answer.
+    pub live: Live,
     /// Whether this program has the path `bpf`.
     pub bpf_built: bool,
     /// Files that this process may have open.
     pub open_files: u64,
-    /// Whether a thread can be clamped, or why not.
-    pub uclamp: Result<(), String>,
     /// `kernel.sched_util_clamp_min`, 0..=1024.
     pub uclamp_sysctl_min: Option<u32>,
     /// `kernel.sched_util_clamp_max`, 0..=1024.
     pub uclamp_sysctl_max: Option<u32>,
-    /// The cgroup that a VM's would be in, or why there is none.
-    pub cgroup: Result<String, String>,
     /// CPUs and cpufreq policies.
     pub cpus: HostCpus,
     /// Below which frequency each policy's busy CPUs don't go.
@@ -118,15 +110,14 @@ impl DoctorFacts {
         let cpus = HostCpus::read(root);
         Self {
             arch: arch.to_owned(),
-            kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
-            paths: live.paths,
-            bpf: live.bpf,
+            live: Live {
+                kvm: live.kvm.map(|kvm| KvmFacts { mode, ..kvm }),
+                ..live
+            },
             bpf_built: cfg!(feature = "bpf"),
             open_files: sys::open_files_at_most(),
-            uclamp: live.uclamp,
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
-            cgroup: live.cgroup,
             floors: floors::floors(root, &cpus),
             cpus,
             energy_model: performance_domains(root),

@@ -2,7 +2,7 @@
 //! What the doctor finds of a policy's lowest frequency: what the scheduler's servers keep for fair
 //! tasks is a minimum to schedutil, whatever a clamp says.
 
-use super::{Finding, Level};
+use super::Finding;
 use crate::floors::{PolicyFloor, Reserved, mhz};
 
 const NAME: &str = "fair server";
@@ -20,7 +20,9 @@ pub(super) fn finding(of: &PolicyFloor) -> Finding {
         mhz(&[floor.khz])
     );
     let (what, by_default) = match of.reserved {
-        Reserved::NoServer => return not_applicable(cpus),
+        Reserved::NoServer => {
+            return Finding::absent(NAME, cpus + ": none", "Linux has it from 6.12 on");
+        }
         Reserved::Known(0) => (format!("{cpus}: nothing is reserved"), false),
         Reserved::Known(_) => (format!("{cpus}: {reserved} is reserved"), false),
         Reserved::Default(_) => (format!("{cpus}: unknown, by default {reserved}"), true),
@@ -43,11 +45,4 @@ pub(super) fn finding(of: &PolicyFloor) -> Finding {
         false => REMOVE.to_owned(),
     };
     Finding::limit(NAME, what, why).change(change)
-}
-
-fn not_applicable(cpus: String) -> Finding {
-    Finding {
-        level: Level::Absent,
-        ..Finding::good(NAME, cpus + ": none", "Linux has it from 6.12 on")
-    }
 }

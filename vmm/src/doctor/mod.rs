@@ -4,11 +4,15 @@
 //! (`doctor_facts`).
 
 pub mod facts;
+mod finding;
 mod floor;
 
-use serde::Serialize;
+use std::collections::BTreeSet;
+
 use vcpufreq_device::Headroom;
 use vcpufreq_device::host::CpuList;
+
+pub use finding::{Finding, Level, exit_code, text};
 
 use crate::{
     doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel},
@@ -16,77 +20,6 @@ use crate::{
     vm::probe::KvmFacts,
 };
 use vcpufreq_device::host::Policy;
-
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Not here, which limits no guest that doesn't need it.
-    #[serde(rename = "n/a")]
-    Absent,
-    /// Nothing to change.
-    Good,
-    /// Guests run, with a limit.
-    Limit,
-    /// No guest can run.
-    Blocker,
-}
-
-/// One thing about the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What it is about.
-    pub subject: &'static str,
-    /// How much it matters.
-    pub level: Level,
-    /// What is so.
-    pub what: String,
-    /// What follows from that.
-    pub why: String,
-    /// What to change, unless it is good.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub change: Option<String>,
-}
-
-impl Finding {
-    fn good(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            subject,
-            level: Level::Good,
-            what: what.into(),
-            why: why.into(),
-            change: None,
-        }
-    }
-
-    fn absent(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            level: Level::Absent,
-            ..Self::good(subject, what, why)
-        }
-    }
-
-    fn limit(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            level: Level::Limit,
-            ..Self::good(subject, what, why)
-        }
-    }
-
-    fn blocker(subject: &'static str, what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self {
-            level: Level::Blocker,
-            ..Self::good(subject, what, why)
-        }
-    }
-
-    fn change(self, change: impl Into<String>) -> Self {
-        Self {
-            change: Some(change.into()),
-            ..self
-        }
-    }
-}
 
 /// Everything there is to say of a host.
 pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
@@ -99,15 +32,6 @@ pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
     found.extend([capacities(facts), energy_model(facts), headroom(facts)]);
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
     found
-}
-
-/// The exit code that findings amount to.
-pub fn exit_code(findings: &[Finding]) -> u8 {
-    match findings.iter().map(|finding| finding.level).max() {
-        Some(Level::Blocker) => 2,
-        Some(Level::Limit) => 1,
-        Some(Level::Absent | Level::Good) | None => 0,
-    }
 }
 
 fn architecture(facts: &DoctorFacts) -> Finding {
@@ -124,7 +48,7 @@ fn architecture(facts: &DoctorFacts) -> Finding {
 }
 
 fn kvm(facts: &DoctorFacts) -> Finding {
-    let kvm = match &facts.kvm {
+    let kvm = match &facts.live.kvm {
         Ok(kvm) => kvm,
         Err(error) => {
             return Finding::blocker("kvm", format!("/dev/kvm: {error}"), "guests need KVM")
@@ -171,8 +95,8 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
         domains: count(facts.cpus.policies.len()),
         pcpus: count(facts.cpus.cpus.len()),
     };
-    let offers = |bpf| path::offers(bpf, &facts.paths, &needs, facts.open_files);
-    let offered = offers(facts.bpf.clone());
+    let offers = |bpf| path::offers(bpf, &facts.live.paths, &needs, facts.open_files);
+    let offered = offers(facts.live.bpf.clone());
     let used = path::choose(PathChoice::Auto, &offered).unwrap_or_default();
     let with_bpf = path::choose(PathChoice::Auto, &offers(Ok(String::new())));
     let finding = |Offer { path, possible }| match possible {
@@ -202,7 +126,7 @@ fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Findin
             format!("put that right; until then guests take {used}"),
         ),
     };
-    match &facts.paths {
+    match &facts.live.paths {
         // No change of the host's gives its CPUs that.
         Ok(paths) if path == Path::Bpf && !paths.coherent => {
             Finding::absent(subject, "not for these CPUs", cause)
@@ -225,7 +149,7 @@ fn bpf_not_built(allowed: bool) -> Finding {
 }
 
 fn uclamp(facts: &DoctorFacts) -> Finding {
-    match &facts.uclamp {
+    match &facts.live.uclamp {
         Ok(()) => Finding::good(
             "uclamp",
             "available",
@@ -257,7 +181,7 @@ fn uclamp_limit(facts: &DoctorFacts) -> Finding {
 }
 
 fn cgroup(facts: &DoctorFacts) -> Finding {
-    match &facts.cgroup {
+    match &facts.live.cgroup {
         Ok(parent) => Finding::good(
             "cgroup",
             format!("vCPU threads can be grouped in {parent}"),
@@ -328,42 +252,28 @@ fn governors(facts: &DoctorFacts) -> Finding {
     let Some(first) = wrong.first() else {
         return Finding::good(NAME, what, "schedutil follows uclamp");
     };
-    let change = if first.driver == "intel_pstate" || first.driver == "amd-pstate-epp" {
-        format!(
-            "boot with {}=passive, then choose schedutil",
-            match first.driver.as_str() {
-                "intel_pstate" => "intel_pstate",
-                _ => "amd_pstate",
-            }
-        )
-    } else {
-        let ids: Vec<_> = wrong.iter().map(|policy| policy.id.to_string()).collect();
-        format!(
-            "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
-            ids.join(", ")
-        )
+    let change = match first.driver.as_str() {
+        "intel_pstate" => "boot with intel_pstate=passive, then choose schedutil".to_owned(),
+        "amd-pstate-epp" => "boot with amd_pstate=passive, then choose schedutil".to_owned(),
+        _ => {
+            let ids: Vec<_> = wrong.iter().map(|policy| policy.id.to_string()).collect();
+            format!(
+                "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
+                ids.join(", ")
+            )
+        }
     };
     Finding::limit(NAME, what, "only schedutil follows uclamp").change(change)
 }
 
 fn capacities(facts: &DoctorFacts) -> Finding {
     const NAME: &str = "cpu capacity";
-    let unknown = facts.cpus.cpus.iter().all(|cpu| cpu.capacity.is_none());
-    if unknown {
-        return Finding::absent(
-            NAME,
-            "not told",
-            "all CPUs count as 1024, as on symmetric machines",
-        );
+    let told = facts.cpus.cpus.iter().filter_map(|cpu| cpu.capacity);
+    let values: BTreeSet<_> = told.collect();
+    if values.is_empty() {
+        let why = "all CPUs count as 1024, as on symmetric machines";
+        return Finding::absent(NAME, "not told", why);
     }
-    let mut values: Vec<_> = facts
-        .cpus
-        .cpus
-        .iter()
-        .filter_map(|cpu| cpu.capacity)
-        .collect();
-    values.sort_unstable();
-    values.dedup();
     let values: Vec<_> = values.iter().map(u16::to_string).collect();
     Finding::good(NAME, values.join(", "), "requests are scaled to these")
 }
@@ -453,27 +363,6 @@ fn realtime(facts: &DoctorFacts) -> Finding {
         return Finding::good("rt kernel", "yes", "PREEMPT_RT: fit for real-time guests");
     }
     Finding::absent("rt kernel", "no", "fine unless the guest is real-time")
-}
-
-/// The report for people: a line per finding, with the change below it.
-pub fn text(findings: &[Finding]) -> String {
-    let mut text = String::new();
-    for finding in findings {
-        let mark = match finding.level {
-            Level::Absent => "n/a    ",
-            Level::Good => "ok     ",
-            Level::Limit => "limit  ",
-            Level::Blocker => "BLOCKER",
-        };
-        let Finding {
-            subject, what, why, ..
-        } = finding;
-        text += &format!("{mark}  {subject:<14}  {what}; {why}\n");
-        if let Some(change) = &finding.change {
-            text += &format!("{:25}change: {change}\n", "");
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -256,26 +256,26 @@ fn the_path_in_use_is_told_and_what_the_best_one_lacks() {
     let kernel = || ("path", Level::Good, "ioeventfd|".to_owned());
     let built = paths_of(&|facts| {
         facts.bpf_built = true;
-        facts.bpf = refused("no BPF object; name it with --bpf-object");
+        facts.live.bpf = refused("no BPF object; name it with --bpf-object");
     });
     let lacks = "not possible|name it with --bpf-object".to_owned();
     assert_eq!(built, [("path bpf", Level::Limit, lacks), kernel()]);
     let not_built = paths_of(&|facts| {
         facts.bpf_built = false;
-        facts.bpf = refused("built without");
+        facts.live.bpf = refused("built without");
     });
     let step = "not in this program|cargo build --release -p vcpufreq --features bpf".to_owned();
     assert_eq!(not_built, [("path bpf", Level::Absent, step), kernel()]);
     let neither = paths_of(&|facts| {
         facts.bpf_built = false;
-        facts.bpf = refused("built without");
+        facts.live.bpf = refused("built without");
         facts.btf = false;
     });
     let nothing = "not in this program|".to_owned();
     assert_eq!(neither, [("path bpf", Level::Absent, nothing), kernel()]);
     let old_cpus = paths_of(&|facts| {
         facts.bpf_built = true;
-        facts.paths.as_mut().unwrap().coherent = false;
+        facts.live.paths.as_mut().unwrap().coherent = false;
     });
     let nothing = "not for these CPUs|".to_owned();
     assert_eq!(old_cpus, [("path bpf", Level::Absent, nothing), kernel()]);
@@ -285,7 +285,7 @@ fn the_path_in_use_is_told_and_what_the_best_one_lacks() {
 fn what_is_not_here_is_not_called_good() {
     let mut facts = facts(&good_host());
     facts.bpf_built = false;
-    facts.bpf = Err("built without".to_owned());
+    facts.live.bpf = Err("built without".to_owned());
     facts.realtime = false;
     let findings = findings(&facts);
     assert_eq!(exit_code(&findings), 0);

@@ -2,7 +2,7 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Clamp, Event, kvm::HostChange};
+use vcpufreq_device::{Clamp, DomainId, Event, VcpuId, kvm::HostChange};
 
 use super::{Stamped, What};
 
@@ -58,63 +58,25 @@ impl From<Clamp> for Value {
     }
 }
 
+/// What happened, to which vCPU and domain, its value and its result.
+type Parts = (
+    &'static str,
+    (Option<VcpuId>, Option<DomainId>),
+    Value,
+    Option<String>,
+);
+
 impl From<&Stamped> for Line {
     fn from(stamped: &Stamped) -> Self {
-        let nothing = Value::Nothing {};
-        let ok = || Some("ok".to_owned());
-        let event = match &stamped.what {
-            What::Event(event) => *event,
-            What::Host(change) => return Self::of_host(stamped, *change),
-        };
-        let (event, of, value, result) = match event {
-            Event::Request { vcpu, domain, khz } => {
-                ("request", (vcpu, domain), Value::Khz { khz: khz.0 }, None)
-            }
-            Event::Applied {
-                vcpu,
-                domain,
-                clamp,
-            } => ("applied", (vcpu, domain), clamp.into(), ok()),
-            Event::Unchanged {
-                vcpu,
-                domain,
-                clamp,
-            } => ("unchanged", (vcpu, domain), clamp.into(), ok()),
-            Event::Superseded { vcpu, domain } => ("superseded", (vcpu, domain), nothing, None),
-            Event::Coalesced {
-                vcpu,
-                domain,
-                count,
-            } => ("coalesced", (vcpu, domain), Value::Count { count }, None),
-            Event::Limited { vcpu, domain } => ("limited", (vcpu, domain), nothing, None),
-            Event::Refused {
-                vcpu,
-                domain,
-                clamp,
-                error,
-            } => (
-                "refused",
-                (vcpu, domain),
-                clamp.into(),
-                Some(error.to_string()),
-            ),
-            Event::NotApplicable {
-                vcpu,
-                domain,
-                reason,
-            } => (
-                "not_applicable",
-                (vcpu, domain),
-                nothing,
-                Some(reason.to_owned()),
-            ),
-            other => return Self::without_domain(stamped, &other),
+        let (event, (vcpu, domain), value, result) = match stamped.what {
+            What::Event(event) => of_event(&event),
+            What::Host(change) => of_host(change),
         };
         Self {
             t_ns: stamped.t_ns,
             event,
-            vcpu: Some(of.0.0),
-            domain: Some(of.1.0),
+            vcpu: vcpu.map(|vcpu| vcpu.0),
+            domain: domain.map(|domain| domain.0),
             tid: stamped.tid,
             value,
             result,
@@ -122,55 +84,76 @@ impl From<&Stamped> for Line {
     }
 }
 
-impl Line {
-    fn of_host(stamped: &Stamped, change: HostChange) -> Self {
-        let (event, vcpu, value, kept) = match change {
-            HostChange::Governor { policy, schedutil } => {
-                ("governor", None, Value::Policy { policy }, schedutil)
-            }
-            HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu.0), Value::Nothing {}, pinned),
-        };
-        Self {
-            t_ns: stamped.t_ns,
-            event,
+fn of_event(event: &Event) -> Parts {
+    let of = |vcpu, domain| (Some(vcpu), Some(domain));
+    let nothing = Value::Nothing {};
+    let ok = || Some("ok".to_owned());
+    match *event {
+        Event::Request { vcpu, domain, khz } => {
+            ("request", of(vcpu, domain), Value::Khz { khz: khz.0 }, None)
+        }
+        Event::Applied {
             vcpu,
-            domain: None,
-            tid: stamped.tid,
-            value,
-            result: Some(if kept { "ok" } else { "lost" }.to_owned()),
+            domain,
+            clamp,
+        } => ("applied", of(vcpu, domain), clamp.into(), ok()),
+        Event::Unchanged {
+            vcpu,
+            domain,
+            clamp,
+        } => ("unchanged", of(vcpu, domain), clamp.into(), ok()),
+        Event::Superseded { vcpu, domain } => ("superseded", of(vcpu, domain), nothing, None),
+        Event::Coalesced {
+            vcpu,
+            domain,
+            count,
+        } => ("coalesced", of(vcpu, domain), Value::Count { count }, None),
+        Event::Limited { vcpu, domain } => ("limited", of(vcpu, domain), nothing, None),
+        Event::Refused {
+            vcpu,
+            domain,
+            clamp,
+            error,
+        } => {
+            let result = Some(error.to_string());
+            ("refused", of(vcpu, domain), clamp.into(), result)
+        }
+        Event::NotApplicable {
+            vcpu,
+            domain,
+            reason,
+        } => {
+            let result = Some(reason.to_owned());
+            ("not_applicable", of(vcpu, domain), nothing, result)
+        }
+        Event::IllegalAccess {
+            vcpu,
+            offset,
+            len,
+            write,
+        } => {
+            let value = Value::Access { offset, len, write };
+            ("illegal_access", (vcpu, None), value, None)
+        }
+        Event::SourceFailed { vcpu, error } => {
+            let result = Some(error.to_string());
+            ("source_failed", (Some(vcpu), None), nothing, result)
+        }
+        // An event of a newer device: its debug text is better than none.
+        ref other => {
+            let result = Some(format!("{other:?}"));
+            ("other", (None, None), nothing, result)
         }
     }
+}
 
-    fn without_domain(stamped: &Stamped, event: &Event) -> Self {
-        let (event, vcpu, value, result) = match *event {
-            Event::IllegalAccess {
-                vcpu,
-                offset,
-                len,
-                write,
-            } => (
-                "illegal_access",
-                vcpu,
-                Value::Access { offset, len, write },
-                None,
-            ),
-            Event::SourceFailed { vcpu, error } => (
-                "source_failed",
-                Some(vcpu),
-                Value::Nothing {},
-                Some(error.to_string()),
-            ),
-            // An event of a newer device: its debug text is better than none.
-            ref other => ("other", None, Value::Nothing {}, Some(format!("{other:?}"))),
-        };
-        Self {
-            t_ns: stamped.t_ns,
-            event,
-            vcpu: vcpu.map(|vcpu| vcpu.0),
-            domain: None,
-            tid: stamped.tid,
-            value,
-            result,
+fn of_host(change: HostChange) -> Parts {
+    let (event, vcpu, value, kept) = match change {
+        HostChange::Governor { policy, schedutil } => {
+            ("governor", None, Value::Policy { policy }, schedutil)
         }
-    }
+        HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu), Value::Nothing {}, pinned),
+    };
+    let result = if kept { "ok" } else { "lost" };
+    (event, (vcpu, None), value, Some(result.to_owned()))
 }

@@ -140,7 +140,7 @@ impl<'a> Cleaner<'a> {
 
     fn undo(&self, record: &Record, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
         if let Some(groups) = &record.groups {
-            self.groups(&GroupRecord::from(groups), cleaned)?;
+            self.groups(groups, cleaned)?;
         }
         if let Some(rt) = &record.rt {
             let undone = rt.undo(self.host, self.tree, record.owner.pid, self.patience)?;

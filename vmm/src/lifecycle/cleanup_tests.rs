@@ -5,7 +5,7 @@
 use std::{fs, io};
 
 use super::*;
-use crate::lifecycle::state::{Groups, Owner};
+use crate::lifecycle::state::Owner;
 use vcpufreq_device::fakes::FakeHost;
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
@@ -68,7 +68,7 @@ impl Scene {
     }
 
     fn record(&self, owner: Owner) {
-        let groups = Groups {
+        let groups = GroupRecord {
             group: self.cgroup("vcpufreq.7"),
             origin: self.cgroup("stranger"),
             enabled_cpu: false,

@@ -22,6 +22,10 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use nix::{
+    sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
+    unistd::setsid,
+};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
@@ -29,7 +33,6 @@ use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::state::{self, NoRecord, Standing},
     sys,
-    vm::sys::{set_terminal, terminal_settings},
 };
 
 /// What the guardian says when it is on guard.
@@ -101,23 +104,24 @@ fn console() -> Stdio {
 }
 
 /// A terminal as it was before the VMM.
-struct Terminal(libc::termios);
+struct Terminal(Termios);
 
 impl Terminal {
     /// That of stderr, if it is one.
     fn of_stderr() -> Option<Self> {
-        terminal_settings(io::stderr().as_fd()).ok().map(Self)
+        tcgetattr(io::stderr()).ok().map(Self)
     }
 
     /// Puts it back if it is in raw mode. A shell that is at its prompt by now
     /// edits lines with output processing on: its terminal is left alone.
     fn put_back(&self) {
-        let stderr = io::stderr();
-        let raw = terminal_settings(stderr.as_fd())
-            .is_ok_and(|now| now.c_oflag & libc::OPOST == 0 && now.c_lflag & libc::ISIG == 0);
+        let raw = tcgetattr(io::stderr()).is_ok_and(|now| {
+            let cooked = now.output_flags.contains(OutputFlags::OPOST);
+            !cooked && !now.local_flags.contains(LocalFlags::ISIG)
+        });
         if raw {
             // A terminal that is gone needs no settings.
-            let _ = set_terminal(stderr.as_fd(), &self.0);
+            let _ = tcsetattr(io::stderr(), SetArg::TCSANOW, &self.0);
         }
     }
 }
@@ -131,7 +135,7 @@ impl Terminal {
 pub fn guard(record: &Path) -> anyhow::Result<()> {
     sys::ignore_group_signals();
     // Fails for the leader of a process group only, which a child isn't.
-    sys::leave_session().context("can't leave the session")?;
+    setsid().context("can't leave the session")?;
     let terminal = Terminal::of_stderr();
     let mut output = io::stdout();
     output.write_all(READY)?;

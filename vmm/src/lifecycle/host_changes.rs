@@ -54,7 +54,7 @@ impl HostChanges {
         let pid = process::id();
         let mut record = Record {
             owner: owner_of(&host, pid)?,
-            groups: wanted.groups.clone().map(Into::into),
+            groups: wanted.groups.clone(),
             rt: wanted.rt,
             pinned: wanted.pinned,
         };

@@ -23,20 +23,6 @@ pub use vcpufreq_rt::{Owner, Standing};
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
 
-/// The cgroups that a VMM makes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Groups {
-    /// The group that holds the others.
-    pub group: PathBuf,
-    /// Where the process was before.
-    pub origin: PathBuf,
-    /// Whether the cpu controller was switched on for them.
-    pub enabled_cpu: bool,
-    /// Whether `cpu.uclamp.min` of `origin` was raised for them.
-    #[serde(default)]
-    pub raised_min: bool,
-}
-
 /// What a VMM is about to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,7 +30,7 @@ pub struct Record {
     /// Whose it is.
     pub owner: Owner,
     /// Its cgroups, if it makes any.
-    pub groups: Option<Groups>,
+    pub groups: Option<GroupRecord>,
     /// What it changes for real-time vCPUs, if it has any.
     #[serde(default)]
     pub rt: Option<RtHostChanges>,
@@ -61,28 +47,6 @@ impl Record {
             owner: self.owner.clone(),
             real_time: rt.copied().collect(),
             pinned: self.pinned.iter().copied().collect(),
-        }
-    }
-}
-
-impl From<GroupRecord> for Groups {
-    fn from(record: GroupRecord) -> Self {
-        Self {
-            group: record.group,
-            origin: record.origin,
-            enabled_cpu: record.enabled_cpu,
-            raised_min: record.raised_min,
-        }
-    }
-}
-
-impl From<&Groups> for GroupRecord {
-    fn from(groups: &Groups) -> Self {
-        Self {
-            group: groups.group.clone(),
-            origin: groups.origin.clone(),
-            enabled_cpu: groups.enabled_cpu,
-            raised_min: groups.raised_min,
         }
     }
 }

@@ -29,7 +29,7 @@ fn record(pid: u32) -> Record {
             boot_id: "11111111-2222".to_owned(),
             pid_namespace: String::new(),
         },
-        groups: Some(Groups {
+        groups: Some(GroupRecord {
             group: format!("/sys/fs/cgroup/vcpufreq.{pid}").into(),
             origin: "/sys/fs/cgroup/init".into(),
             enabled_cpu: true,

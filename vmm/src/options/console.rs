@@ -1,32 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `--console`: what the user wants at the other end of the guest's console. From text to a
-//! checked type, and from that to an open file.
+//! `--console`: what the user wants at the other end of the guest's console, from text.
 
-use std::{fs::File, path::PathBuf, str::FromStr};
-
-use anyhow::Context;
+use std::str::FromStr;
 
 use super::values::MemSize;
-use crate::vm::console_output::{BoundedFile, ConsoleEnd};
+use crate::vm::console_output::ConsoleEnd;
 
-/// What is at the other end of the guest's console.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ConsoleChoice {
-    /// Standard input and output.
-    #[default]
-    Stdio,
-    /// Nothing.
-    Nothing,
-    /// A file takes the output.
-    File {
-        /// Which one; it is made anew.
-        path: PathBuf,
-        /// The most that is written to it, in MiB.
-        max_mib: u64,
-    },
-}
-
-impl FromStr for ConsoleChoice {
+impl FromStr for ConsoleEnd {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -42,31 +22,9 @@ impl FromStr for ConsoleChoice {
         if path.is_empty() || max_mib == 0 || max_mib > u64::MAX >> 20 {
             return Err(wrong());
         }
-        let path = path.into();
-        Ok(Self::File { path, max_mib })
-    }
-}
-
-impl ConsoleChoice {
-    /// Makes the file anew, if it is one.
-    ///
-    /// # Errors
-    /// When it can't be made.
-    pub fn open(&self) -> anyhow::Result<ConsoleEnd> {
-        Ok(match self {
-            Self::Stdio => ConsoleEnd::Stdio,
-            Self::Nothing => ConsoleEnd::Nothing,
-            Self::File { path, max_mib } => {
-                let file = File::create(path).with_context(|| {
-                    let path = path.display();
-                    format!("can't write the guest's console to {path}; give another --console")
-                })?;
-                ConsoleEnd::File(BoundedFile {
-                    path: path.clone(),
-                    file,
-                    max: max_mib << 20,
-                })
-            }
+        Ok(Self::File {
+            path: path.into(),
+            max: max_mib << 20,
         })
     }
 }
@@ -78,13 +36,13 @@ mod tests {
 
     #[test]
     fn consoles() {
-        let file = |path: &str, max_mib| ConsoleChoice::File {
+        let file = |path: &str, mib: u64| ConsoleEnd::File {
             path: path.into(),
-            max_mib,
+            max: mib << 20,
         };
         for (text, choice) in [
-            ("stdio", ConsoleChoice::Stdio),
-            ("none", ConsoleChoice::Nothing),
+            ("stdio", ConsoleEnd::Stdio),
+            ("none", ConsoleEnd::Nothing),
             ("file:log,max=64", file("log", 64)),
             ("file:/a,b=c,max=1G", file("/a,b=c", 1024)),
         ] {
@@ -101,7 +59,7 @@ mod tests {
             "file:log,max=18446744073709551615",
             "log,max=1M",
         ] {
-            let line = text.parse::<ConsoleChoice>().unwrap_err();
+            let line = text.parse::<ConsoleEnd>().unwrap_err();
             assert!(line.contains("file:PATH,max=SIZE"), "{line}");
             assert_eq!(line.lines().count(), 1, "{line}");
         }

@@ -2,7 +2,7 @@
 //! The options of `run` and `dt`, before they are checked against host and files: flags of the
 //! command line, after those that a TOML file stands for ([`file`]).
 
-pub mod console;
+mod console;
 pub mod file;
 pub mod rt_values;
 pub mod values;
@@ -15,8 +15,10 @@ use vcpufreq_device::{
     host::{ActuatorChoice, CpuList},
 };
 
-use crate::{path::PathChoice, vm::memory::PageSize};
-use console::ConsoleChoice;
+use crate::{
+    path::PathChoice,
+    vm::{console_output::ConsoleEnd, memory::PageSize},
+};
 use rt_values::{ResumeLatency, RtPolicy};
 use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
 
@@ -119,7 +121,7 @@ pub struct RunArgs {
         value_name = "stdio|none|file:PATH,max=SIZE",
         default_value = "stdio"
     )]
-    pub console: ConsoleChoice,
+    pub console: ConsoleEnd,
     /// KVM device
     #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
     pub kvm_device: PathBuf,

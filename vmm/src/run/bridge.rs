@@ -162,8 +162,8 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         asks_khz: of.asked.map(|khz| khz.0),
         gets_khz: of.cur_perf.0,
         uclamp: (of.clamp.min.get(), of.clamp.max.get()),
-        accesses: of.accesses.into(),
-        counts: of.counters.into(),
+        accesses: of.accesses,
+        counts: of.counters,
         clamp_after: of.clamp_after.into(),
         freq_after: of.freq_after.into(),
     }

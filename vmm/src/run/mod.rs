@@ -151,7 +151,6 @@ fn run_guest(
     offer: Option<Offer>,
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(u8, Option<Summary>)> {
-    let console = config.options.console.open()?;
     let base = config.bridge().then_some(layout::CPUFREQ_BASE);
     let machine = topology::machine(&config.vcpus, base, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
@@ -169,7 +168,7 @@ fn run_guest(
             rt,
         }),
         cpufreq,
-        console,
+        console: config.options.console.clone(),
     };
     let report = vm::run(config.vm, &machine, &guest);
     let totals = bridge.map(GuestBridge::stop);

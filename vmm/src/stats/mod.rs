@@ -12,7 +12,7 @@ mod text;
 mod top;
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::{CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot};
+use vcpufreq_device::{Accesses, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot};
 
 use crate::path::Path;
 
@@ -64,7 +64,7 @@ pub struct VcpuStats {
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
-    pub counts: Counts,
+    pub counts: CounterSnapshot,
     /// How long requests took until their clamp was in force, those that
     /// changed it: from the guest's write on by `bpf`, and by `ioeventfd` where
     /// its writes are recorded; from when the worker takes the request up by
@@ -76,81 +76,6 @@ pub struct VcpuStats {
     /// From where `clamp_after` begins until the vCPU's frequency was another
     /// one. By `exit` and `ioeventfd` seen at the next read of cur_perf or look.
     pub freq_after: Times,
-}
-
-/// How a vCPU's registers were reached since the start. Reads from memory
-/// (path `ioeventfd`) leave the guest for nobody, and nobody can count them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Accesses {
-    /// Reads that exited to the VMM.
-    pub reads_exited: u64,
-    /// Writes that exited to the VMM, of any register.
-    pub writes_exited: u64,
-    /// Writes of set_perf that ended in the kernel; those that the worker
-    /// hasn't looked at yet are missing.
-    pub writes_in_kernel: u64,
-}
-
-impl Accesses {
-    /// Exits to the VMM.
-    #[must_use]
-    pub fn exits(&self) -> u64 {
-        self.reads_exited + self.writes_exited
-    }
-}
-
-impl From<vcpufreq_device::Accesses> for Accesses {
-    fn from(accesses: vcpufreq_device::Accesses) -> Self {
-        Self {
-            reads_exited: accesses.reads_exited,
-            writes_exited: accesses.writes_exited,
-            writes_in_kernel: accesses.writes_in_kernel,
-        }
-    }
-}
-
-/// What was counted of a vCPU. When no request is under way, `requests` is the
-/// sum of `applied`, `unchanged`, `superseded`, `coalesced`, `refused` and
-/// `not_applicable`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Writes of set_perf, and for each reset the request that it takes back.
-    pub requests: u64,
-    /// Requests that changed the host's clamp.
-    pub applied: u64,
-    /// Requests that were in force already.
-    pub unchanged: u64,
-    /// Requests overtaken by a newer one of the domain in the VMM.
-    pub superseded: u64,
-    /// Requests overtaken by a newer one before the worker saw them.
-    pub coalesced: u64,
-    /// Requests that had to wait for the limit; each is in another count too.
-    pub limited: u64,
-    /// Requests that the host refused.
-    pub refused: u64,
-    /// Requests to which clamps mean nothing.
-    pub not_applicable: u64,
-    /// Accesses outside the contract.
-    pub illegal: u64,
-    /// Reads of cur_perf for which the host had no answer.
-    pub source_failures: u64,
-}
-
-impl From<CounterSnapshot> for Counts {
-    fn from(counters: CounterSnapshot) -> Self {
-        Self {
-            requests: counters.requests,
-            applied: counters.applied,
-            unchanged: counters.unchanged,
-            superseded: counters.superseded,
-            coalesced: counters.coalesced,
-            limited: counters.limited,
-            refused: counters.refused,
-            not_applicable: counters.not_applicable,
-            illegal: counters.illegal,
-            source_failures: counters.source_failures,
-        }
-    }
 }
 
 /// A histogram of times.
@@ -177,6 +102,14 @@ impl From<HistogramSnapshot> for Times {
             p99_below_ns: histogram.below_ns(99),
             buckets: histogram.counts[..used].to_vec(),
         }
+    }
+}
+
+impl VcpuStats {
+    /// Accesses that exited to the VMM.
+    #[must_use]
+    pub fn exits(&self) -> u64 {
+        self.accesses.reads_exited + self.accesses.writes_exited
     }
 }
 
@@ -228,7 +161,7 @@ mod tests {
             pcpu: Some(2),
             asks_khz: Some(1_800_000),
             gets_khz: 2_800_000,
-            counts: counts.into(),
+            counts,
             clamp_after: times.snapshot().into(),
             ..VcpuStats::default()
         };

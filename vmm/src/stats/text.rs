@@ -1,80 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stats as a table for people.
 
-use std::fmt::Write as _;
-
 use super::{Stats, Times, VcpuStats};
 
-/// The table's columns: title and width.
-pub(super) const COLUMNS: [(&str, usize); 15] = [
-    ("VCPU", 4),
-    ("PATH", 6),
-    ("ON", 4),
-    ("ASKS", 8),
-    ("GETS", 8),
-    ("UCLAMP", 10),
-    ("REQUESTS", 10),
-    ("APPLIED", 9),
-    ("COALESCED", 9),
-    ("LIMITED", 8),
-    ("REFUSED", 8),
-    ("EXITS", 9),
-    ("IN KERNEL", 9),
-    ("CLAMP p50", 10),
-    ("CLAMP p99", 10),
+/// A column: title, width, and a vCPU's cell.
+type Column = (&'static str, usize, fn(&VcpuStats) -> String);
+
+const COLUMNS: [Column; 15] = [
+    ("VCPU", 4, |of| of.vcpu.to_string()),
+    ("PATH", 6, |of| of.path.to_string()),
+    ("ON", 4, |of| {
+        of.pcpu.map_or_else(none, |cpu| cpu.to_string())
+    }),
+    ("ASKS", 8, |of| of.asks_khz.map_or_else(none, mhz)),
+    ("GETS", 8, |of| mhz(of.gets_khz)),
+    ("UCLAMP", 10, |of| {
+        format!("{}..{}", of.uclamp.0, of.uclamp.1)
+    }),
+    ("REQUESTS", 10, |of| of.counts.requests.to_string()),
+    ("APPLIED", 9, |of| of.counts.applied.to_string()),
+    ("COALESCED", 9, |of| of.counts.coalesced.to_string()),
+    ("LIMITED", 8, |of| of.counts.limited.to_string()),
+    ("REFUSED", 8, |of| of.counts.refused.to_string()),
+    ("EXITS", 9, |of| of.exits().to_string()),
+    ("IN KERNEL", 9, |of| {
+        of.accesses.writes_in_kernel.to_string()
+    }),
+    ("CLAMP p50", 10, |of| {
+        below(&of.clamp_after, of.clamp_after.p50_below_ns)
+    }),
+    ("CLAMP p99", 10, |of| {
+        below(&of.clamp_after, of.clamp_after.p99_below_ns)
+    }),
 ];
 
 /// A line of titles, one for each vCPU, and one of what has been lost on the
 /// host, if anything. Frequencies are in MHz.
 #[must_use]
 pub fn table(stats: &Stats) -> String {
-    let mut text = line(COLUMNS.map(|(title, _)| title.to_owned()));
+    let mut text = titles() + "\n";
     for vcpu in &stats.vcpus {
-        text.push_str(&line(cells(vcpu)));
+        text += &(row(vcpu) + "\n");
     }
     if stats.governors_lost + stats.pins_lost > 0 {
-        // Writing to a string can't fail.
-        let _ = writeln!(
-            text,
-            "governors lost {}, pinnings lost {}",
+        text += &format!(
+            "governors lost {}, pinnings lost {}\n",
             stats.governors_lost, stats.pins_lost
         );
     }
     text
 }
 
-fn line(cells: [String; COLUMNS.len()]) -> String {
-    let mut line = String::new();
-    for ((_, width), cell) in COLUMNS.iter().zip(cells) {
-        // Writing to a string can't fail.
-        let _ = write!(line, "{cell:>width$} ");
-    }
-    line.truncate(line.trim_end().len());
-    line.push('\n');
-    line
+/// The line of titles.
+pub(super) fn titles() -> String {
+    line(|(title, ..)| title.to_owned())
 }
 
-/// A vCPU's cells, as [`COLUMNS`] has them.
-pub(super) fn cells(vcpu: &VcpuStats) -> [String; COLUMNS.len()] {
-    let counts = &vcpu.counts;
-    let (min, max) = vcpu.uclamp;
-    [
-        vcpu.vcpu.to_string(),
-        vcpu.path.to_string(),
-        vcpu.pcpu.map_or_else(none, |pcpu| pcpu.to_string()),
-        vcpu.asks_khz.map_or_else(none, mhz),
-        mhz(vcpu.gets_khz),
-        format!("{min}..{max}"),
-        counts.requests.to_string(),
-        counts.applied.to_string(),
-        counts.coalesced.to_string(),
-        counts.limited.to_string(),
-        counts.refused.to_string(),
-        vcpu.accesses.exits().to_string(),
-        vcpu.accesses.writes_in_kernel.to_string(),
-        below(&vcpu.clamp_after, vcpu.clamp_after.p50_below_ns),
-        below(&vcpu.clamp_after, vcpu.clamp_after.p99_below_ns),
-    ]
+/// The line of one vCPU.
+pub(super) fn row(vcpu: &VcpuStats) -> String {
+    line(|(.., cell)| cell(vcpu))
+}
+
+fn line(cell: impl Fn(Column) -> String) -> String {
+    let cells = COLUMNS.map(|column| {
+        let width = column.1;
+        format!("{:>width$}", cell(column))
+    });
+    cells.join(" ")
 }
 
 fn none() -> String {

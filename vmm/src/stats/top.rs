@@ -2,89 +2,127 @@
 //! `vcpufreq top`: the table, alive, with rates.
 
 use std::{
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Read, Write},
+    os::fd::AsRawFd,
     path::Path,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
-use ratatui::{
-    DefaultTerminal, Frame,
-    crossterm::event::{self, Event, KeyCode, KeyModifiers},
-    layout::{Constraint, Layout},
-    style::{Modifier, Style},
-    text::Line,
-    widgets::{Row, Table},
-};
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
 use super::{Stats, VcpuStats, ask, text};
+use crate::{sys::terminal_rows, vm::sys};
 
 type Count = fn(&VcpuStats) -> u64;
 
 /// The columns behind the table's: title, and what is counted a second.
 const RATES: [(&str, Count); 2] = [
     ("REQ/S", |vcpu| vcpu.counts.requests),
-    ("EXITS/S", |vcpu| vcpu.accesses.exits()),
+    ("EXITS/S", VcpuStats::exits),
 ];
+
+/// The other screen, its cursor hidden and its lines cut at the edge; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+/// From the first line on, over what is there.
+const HOME: &str = "\x1b[H";
+/// The rest of the line, or of the screen, is empty.
+const CLEAR_LINE: &str = "\x1b[K\n";
+const CLEAR_REST: &str = "\x1b[J";
+/// Keys that end it: q, Ctrl-C, escape.
+const QUIT: [u8; 3] = [b'q', 3, 0x1b];
 
 /// Shows the VMM at `path` until `q`, Ctrl-C or the VMM's end.
 ///
 /// # Errors
 /// When there is no terminal, or no VMM any more.
 pub fn top(path: &Path, every: Duration) -> anyhow::Result<()> {
-    if !io::stdout().is_terminal() {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("top needs a terminal; use vcpufreq stats for output to files and pipes");
     }
-    let first = ask(path)?;
-    let mut terminal = ratatui::try_init().context("can't set up the terminal")?;
-    let shown = show(&mut terminal, path, every, first);
-    ratatui::restore();
-    shown
-}
-
-fn show(
-    terminal: &mut DefaultTerminal,
-    path: &Path,
-    every: Duration,
-    first: Stats,
-) -> anyhow::Result<()> {
-    let mut before = first.clone();
-    let mut now = first;
+    let mut now = ask(path)?;
+    let mut before = now.clone();
+    let _screen = Screen::enter().context("can't set up the terminal")?;
     loop {
-        terminal.draw(|frame| draw(frame, &before, &now))?;
-        if event::poll(every)? {
-            if is_quit(&event::read()?) {
-                return Ok(());
-            }
-            continue;
+        let rows = terminal_rows().unwrap_or(u16::MAX);
+        let lines = lines(&before, &now).into_iter().take(rows.into());
+        let shown = lines.collect::<Vec<_>>().join(CLEAR_LINE);
+        print(&format!("{HOME}{shown}\x1b[K{CLEAR_REST}"))?;
+        if quits_within(every)? {
+            return Ok(());
         }
         before = now;
         now = ask(path)?;
     }
 }
 
-fn is_quit(event: &Event) -> bool {
-    let Event::Key(key) = event else { return false };
-    let ctrl_c = key.code == KeyCode::Char('c') && key.modifiers == KeyModifiers::CONTROL;
-    ctrl_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+/// A terminal without line editing, echo and signal keys, until it is dropped.
+struct Screen(Termios);
+
+impl Screen {
+    fn enter() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut settings = before.clone();
+        settings
+            .local_flags
+            .remove(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG);
+        tcsetattr(io::stdin(), SetArg::TCSANOW, &settings)?;
+        let screen = Self(before);
+        print(ENTER)?;
+        Ok(screen)
+    }
 }
 
-fn draw(frame: &mut Frame<'_>, before: &Stats, now: &Stats) {
-    let parts = [Constraint::Length(1), Constraint::Fill(1)];
-    let [head, body] = Layout::vertical(parts).areas(frame.area());
-    frame.render_widget(Line::raw(headline(before, now)), head);
-    frame.render_widget(table(before, now), body);
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // A terminal that has gone away needs neither.
+        let _ = print(LEAVE);
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &self.0);
+    }
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()
+}
+
+/// Whether a key ends it within that time; other keys end the wait.
+fn quits_within(every: Duration) -> io::Result<bool> {
+    let [typed] = sys::poll([Some(io::stdin().as_raw_fd())], Some(every))?;
+    if !typed {
+        return Ok(false);
+    }
+    let mut keys = [0; 16];
+    let len = io::stdin().lock().read(&mut keys)?;
+    // The end of the input is the end of the terminal.
+    Ok(len == 0 || keys[..len].iter().any(|key| QUIT.contains(key)))
+}
+
+/// The headline, the titles, and a line for each vCPU.
+fn lines(before: &Stats, now: &Stats) -> Vec<String> {
+    let titles = RATES.map(|(title, _)| format!(" {title:>8}")).concat();
+    let rows = now.vcpus.iter().enumerate().map(|(index, vcpu)| {
+        let rates = RATES.map(|(_, count)| {
+            let of_vcpu = |stats: &Stats| stats.vcpus.get(index).map_or(0, count);
+            format!(" {:>8}", rate(before, now, of_vcpu))
+        });
+        text::row(vcpu) + &rates.concat()
+    });
+    let head = [headline(before, now), text::titles() + &titles];
+    head.into_iter().chain(rows).collect()
 }
 
 fn headline(before: &Stats, now: &Stats) -> String {
-    let requests = |stats: &Stats| stats.vcpus.iter().map(|v| v.counts.requests).sum();
-    let exits = |stats: &Stats| stats.vcpus.iter().map(|v| v.accesses.exits()).sum();
+    let [requests, exits] = RATES.map(|(_, count)| {
+        let of_all = |stats: &Stats| stats.vcpus.iter().map(count).sum();
+        rate(before, now, of_all)
+    });
     format!(
-        "vcpufreq, process {}: {} vCPUs, {} requests and {} exits a second; q ends",
+        "vcpufreq, process {}: {} vCPUs, {requests} requests and {exits} exits a second; q ends",
         now.pid,
         now.vcpus.len(),
-        rate(before, now, requests),
-        rate(before, now, exits),
     )
 }
 
@@ -95,33 +133,10 @@ fn rate(before: &Stats, now: &Stats, count: impl Fn(&Stats) -> u64) -> u64 {
     u64::try_from(happened * 1_000_000_000 / ns).unwrap_or(u64::MAX)
 }
 
-fn table(before: &Stats, now: &Stats) -> Table<'static> {
-    let mut titles: Vec<_> = text::COLUMNS.map(|(title, _)| title.to_owned()).into();
-    titles.extend(RATES.map(|(title, _)| title.to_owned()));
-    let rows = now.vcpus.iter().enumerate().map(|(index, vcpu)| {
-        let mut cells: Vec<_> = text::cells(vcpu).into();
-        cells.extend(RATES.map(|(_, count)| {
-            let of_vcpu = |stats: &Stats| stats.vcpus.get(index).map_or(0, count);
-            rate(before, now, of_vcpu).to_string()
-        }));
-        Row::new(cells)
-    });
-    let widths = text::COLUMNS.iter().map(|&(_, width)| width);
-    let widths = widths.chain(RATES.map(|_| 8)).map(|width| {
-        // Wider than any terminal is as wide as the terminal.
-        Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX))
-    });
-    Table::new(rows, widths)
-        .header(Row::new(titles).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .column_spacing(1)
-}
-
 #[cfg(test)]
 mod tests {
     //! Promises: what is drawn has the figures and the rates of the time
     //! between two moments.
-
-    use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
 
@@ -144,18 +159,15 @@ mod tests {
 
     #[test]
     fn figures_and_rates() {
-        let mut terminal = Terminal::new(TestBackend::new(180, 4)).unwrap();
-        let (before, now) = (at(0, 100), at(500_000_000, 200));
-        terminal.draw(|frame| draw(frame, &before, &now)).unwrap();
-        let text = terminal.backend().to_string();
+        let lines = lines(&at(0, 100), &at(500_000_000, 200));
+        let text = lines.join("\n");
         assert!(
             text.contains("process 42: 1 vCPUs, 200 requests and 600 exits a second"),
             "{text}"
         );
         assert!(text.contains("1800.0"), "{text}");
-        let row = text.lines().nth(2).unwrap();
-        let cells: Vec<_> = row.split_whitespace().rev().collect();
-        assert!(cells.contains(&"200") && cells.contains(&"600"), "{text}");
+        assert!(lines[1].ends_with(" REQ/S  EXITS/S"), "{text}");
+        assert!(lines[2].ends_with(" 200      600"), "{text}");
     }
 
     #[test]

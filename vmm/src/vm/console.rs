@@ -9,11 +9,14 @@
 //! vCPU: it is also the one that hears of signals and of Ctrl-A x.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::io::{self, Stdin, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use nix::errno::Errno;
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use nix::unistd;
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial};
 use vmm_sys_util::eventfd::EventFd;
@@ -238,8 +241,8 @@ impl Input {
     /// would stop this one.
     pub fn open() -> io::Result<Self> {
         let stdin = io::stdin();
-        let (terminal, open) = match sys::terminal_settings(stdin.as_fd()) {
-            Ok(_) if !sys::in_foreground(stdin.as_fd()) => (None, false),
+        let (terminal, open) = match tcgetattr(&stdin) {
+            Ok(_) if !in_foreground(&stdin) => (None, false),
             Ok(settings) => (Some(RawTerminal::enter(settings)?), true),
             Err(_) => (None, true),
         };
@@ -261,17 +264,14 @@ impl Input {
     /// Reads what is there. Returns true when Ctrl-A x was typed.
     pub fn read(&mut self) -> bool {
         let mut buffer = [0; 256];
-        match sys::read(io::stdin().as_fd(), &mut buffer) {
+        match unistd::read(io::stdin(), &mut buffer) {
             Ok(0) => self.open = false,
             Ok(len) if self.terminal.is_some() => match self.escape.take(&buffer[..len]) {
                 Keys::Guest(bytes) => self.enqueue(&bytes),
                 Keys::Quit => return true,
             },
             Ok(len) => self.enqueue(&buffer[..len]),
-            Err(error) => {
-                let again = [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock];
-                self.open = again.contains(&error.kind());
-            }
+            Err(error) => self.open = matches!(error, Errno::EINTR | Errno::EAGAIN),
         }
         false
     }
@@ -287,17 +287,25 @@ impl Input {
     }
 }
 
+/// Whether this process may read from and set up a terminal without being stopped for it. A
+/// terminal that doesn't control this session stops nobody.
+fn in_foreground(terminal: &Stdin) -> bool {
+    unistd::tcgetpgrp(terminal).map_or(true, |group| group == unistd::getpgrp())
+}
+
 /// A terminal in raw mode, until dropped or until the process crashes.
 struct RawTerminal {
-    settings: libc::termios,
+    settings: Termios,
     _crash: sys::RestoreOnCrash,
 }
 
 impl RawTerminal {
-    fn enter(settings: libc::termios) -> io::Result<Self> {
+    fn enter(settings: Termios) -> io::Result<Self> {
         let stdin = io::stdin();
-        let crash = sys::RestoreOnCrash::arm(stdin.as_fd(), settings)?;
-        sys::set_terminal(stdin.as_fd(), &sys::raw_settings(&settings))?;
+        let crash = sys::RestoreOnCrash::arm(stdin.as_raw_fd(), settings.clone().into())?;
+        let mut raw = settings.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(stdin, SetArg::TCSANOW, &raw)?;
         Ok(Self {
             settings,
             _crash: crash,
@@ -308,7 +316,7 @@ impl RawTerminal {
 impl Drop for RawTerminal {
     fn drop(&mut self) {
         // A terminal that has gone away needs no settings.
-        let _ = sys::set_terminal(io::stdin().as_fd(), &self.settings);
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &self.settings);
     }
 }
 

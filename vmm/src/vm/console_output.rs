@@ -12,10 +12,13 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed},
 };
 
-use super::{Hooks, sys};
+use anyhow::Context;
+use nix::{errno::Errno, unistd};
+
+use super::Hooks;
 
 /// What is at the other end of the console.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ConsoleEnd {
     /// Standard input and output: the terminal, or pipes.
     #[default]
@@ -23,18 +26,12 @@ pub enum ConsoleEnd {
     /// Nothing: output is dropped, and nothing is read.
     Nothing,
     /// A file takes the output; nothing is read.
-    File(BoundedFile),
-}
-
-/// A file that takes so much output and no more.
-#[derive(Debug)]
-pub struct BoundedFile {
-    /// Where it is, for messages.
-    pub path: PathBuf,
-    /// The file.
-    pub file: File,
-    /// The most that is written to it, in bytes.
-    pub max: u64,
+    File {
+        /// Which one; it is made anew.
+        path: PathBuf,
+        /// The most that is written to it, in bytes.
+        max: u64,
+    },
 }
 
 /// The output of one guest.
@@ -54,21 +51,30 @@ impl Output {
     /// is repeated otherwise.
     ///
     /// # Errors
-    /// When the process has no more open files.
-    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, hooks: Arc<dyn Hooks>) -> io::Result<Self> {
+    /// When the file can't be made, or the process has no more open files.
+    pub fn new(
+        end: &ConsoleEnd,
+        stop: Arc<AtomicBool>,
+        hooks: Arc<dyn Hooks>,
+    ) -> anyhow::Result<Self> {
         let (to, max, full) = match end {
             ConsoleEnd::Stdio => {
-                let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+                let stdout = io::stdout().as_fd().try_clone_to_owned();
+                let stdout = stdout.context("can't open the console's output")?;
                 (Some(File::from(stdout)), u64::MAX, String::new())
             }
             ConsoleEnd::Nothing => (None, u64::MAX, String::new()),
-            ConsoleEnd::File(BoundedFile { path, file, max }) => {
+            ConsoleEnd::File { path, max } => {
+                let file = File::create(path);
+                let path = path.display();
+                let file = file.with_context(|| {
+                    format!("can't write the guest's console to {path}; give another --console")
+                })?;
                 let full = format!(
-                    "the guest's console has filled {} with its {max} bytes; what follows is \
-                     dropped, give more with --console",
-                    path.display()
+                    "the guest's console has filled {path} with its {max} bytes; what follows is \
+                     dropped, give more with --console"
                 );
-                (Some(file.try_clone()?), *max, full)
+                (Some(file), *max, full)
             }
         };
         Ok(Self {
@@ -103,13 +109,10 @@ impl Output {
             return Ok(self.drop_all(bytes));
         }
         let room = bytes.len().min(left);
-        let written = sys::write(file.as_fd(), &bytes[..room]).map_err(|error| {
-            let stopped = self.stop.load(Acquire);
-            match error.kind() {
-                // Not `Interrupted`, which `write_all` would repeat.
-                io::ErrorKind::Interrupted if stopped => io::Error::other(error),
-                _ => error,
-            }
+        let written = unistd::write(file, &bytes[..room]).map_err(|error| match error {
+            // Not `Interrupted`, which `write_all` would repeat.
+            Errno::EINTR if self.stop.load(Acquire) => io::Error::other(error),
+            _ => error.into(),
         })?;
         if self.left.load(Relaxed) != u64::MAX {
             // One vCPU at a time is at the port.
@@ -182,13 +185,10 @@ mod tests {
     fn a_file_takes_its_maximum_and_the_rest_is_counted_and_said_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console");
-        let file = File::create(&path).unwrap();
-        let (name, max) = (path.clone(), 5);
-        let end = ConsoleEnd::File(BoundedFile {
-            path: name,
-            file,
-            max,
-        });
+        let end = ConsoleEnd::File {
+            path: path.clone(),
+            max: 5,
+        };
         let (output, said) = output(&end);
         Writer(output.clone()).write_all(b"ab").unwrap();
         assert!(said.0.lock().unwrap().is_empty());

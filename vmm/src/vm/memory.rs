@@ -2,8 +2,8 @@
 //! Guest memory and the KVM memory slots that show it to the guest.
 //!
 //! A [`Region`] is host memory with a place in the guest's address space. A
-//! slot number is its index, given out in the order of insertion. What a guest
-//! may do with a region is its [`Access`].
+//! slot number is its index, given out in the order of insertion. A guest may
+//! load from and store to all of it.
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -87,21 +87,6 @@ pub enum MemoryError {
     },
 }
 
-/// What a guest may do with a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Loads and stores, without an exit.
-    ReadWrite,
-}
-
-impl Access {
-    fn slot_flags(self) -> u32 {
-        match self {
-            Self::ReadWrite => 0,
-        }
-    }
-}
-
 /// A piece of guest memory to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
@@ -109,8 +94,6 @@ pub struct Region {
     pub base: u64,
     /// Bytes, a multiple of the host's page size.
     pub size: u64,
-    /// What the guest may do with it.
-    pub access: Access,
 }
 
 /// All memory of one guest.
@@ -122,11 +105,6 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// No memory yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// No memory yet; what is a multiple of `pages` will be made of these.
     pub fn of_pages(pages: PageSize) -> Self {
         Self {
@@ -140,7 +118,7 @@ impl Memory {
     /// The slot lives as long as `vm`, so `self` has to outlive the last run of
     /// its vCPUs.
     pub fn add(&mut self, vm: &VmFd, region: Region) -> Result<(), MemoryError> {
-        let Region { base, size, access } = region;
+        let Region { base, size } = region;
         let place = || MemoryError::Place { base, size };
         let len = usize::try_from(size).map_err(|_| place())?;
         let mapping = match self.huge_pages_of(size) {
@@ -163,7 +141,7 @@ impl Memory {
             .map_err(|_| place())?;
         let slot = kvm_userspace_memory_region {
             slot: self.slots,
-            flags: access.slot_flags(),
+            flags: 0,
             guest_phys_addr: base,
             memory_size: mapping.len(),
             userspace_addr: sys::address_of(&mapping),

@@ -38,8 +38,7 @@ pub fn supervise(
     threads: VcpuThreads,
     host: &Host,
 ) -> anyhow::Result<RunReport> {
-    let output = Output::new(&host.console, threads.stopping(), host.hooks.clone())
-        .context("can't open the console's output")?;
+    let output = Output::new(&host.console, threads.stopping(), host.hooks.clone())?;
     let mut life = Life {
         kvm,
         host,
@@ -159,7 +158,7 @@ impl User {
             .context("can't take over the signals that end a program")?;
         let input = match console {
             ConsoleEnd::Stdio => Input::open().context("can't set up the terminal")?,
-            ConsoleEnd::Nothing | ConsoleEnd::File(_) => Input::none(),
+            ConsoleEnd::Nothing | ConsoleEnd::File { .. } => Input::none(),
         };
         Ok(Self {
             input,

@@ -3,13 +3,16 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use libc::{c_int, c_void, pollfd, siginfo_t, termios};
+use libc::{c_int, pollfd};
+use nix::errno::Errno;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use vcpufreq_device::host::{self, Tid};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
@@ -26,18 +29,6 @@ pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_
     // a `ReadOnlySlot`, and is kept mapped by `Memory` or `KvmOffload`. Of the
     // former the guest is the only other user; the latter it can only read.
     unsafe { vm.set_user_memory_region(slot) }
-}
-
-/// The calling thread's id in the kernel.
-pub fn gettid() -> i32 {
-    // SAFETY: gettid has no arguments and can't fail.
-    unsafe { libc::gettid() }
-}
-
-/// The pCPU that the calling thread is on.
-pub fn current_cpu() -> i32 {
-    // SAFETY: has no arguments.
-    unsafe { libc::sched_getcpu() }
 }
 
 /// Lets the calling thread run on `pcpus` only.
@@ -63,67 +54,11 @@ pub fn poll<const N: usize>(
     let limit_ms = limit.map_or(-1, |limit| ms(limit).unwrap_or(c_int::MAX));
     // SAFETY: the kernel writes to `N` entries, which `polled` has.
     let result = unsafe { libc::poll(polled.as_mut_ptr(), count, limit_ms) };
-    match check(result) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
-        Err(error) => Err(error),
-        Ok(()) => Ok(polled.map(|entry| entry.revents != 0)),
+    match Errno::result(result) {
+        Err(Errno::EINTR) => Ok([false; N]),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(polled.map(|entry| entry.revents != 0)),
     }
-}
-
-/// Terminal settings of `fd`; an error when it isn't a terminal.
-pub fn terminal_settings(fd: BorrowedFd<'_>) -> io::Result<termios> {
-    // SAFETY: termios is plain data, for which all zeroes is a value.
-    let mut settings: termios = unsafe { std::mem::zeroed() };
-    // SAFETY: the C library writes one termios at the pointer.
-    let result = unsafe { libc::tcgetattr(fd.as_raw_fd(), &raw mut settings) };
-    check(result)?;
-    Ok(settings)
-}
-
-/// `settings` without line editing, echo and signal keys.
-pub fn raw_settings(settings: &termios) -> termios {
-    let mut raw = *settings;
-    // SAFETY: the C library changes the one termios at the pointer.
-    unsafe { libc::cfmakeraw(&raw mut raw) };
-    raw
-}
-
-/// Sets the terminal of `fd`.
-pub fn set_terminal(fd: BorrowedFd<'_>, settings: &termios) -> io::Result<()> {
-    // SAFETY: the C library reads one termios at the pointer.
-    let result = unsafe { libc::tcsetattr(fd.as_raw_fd(), libc::TCSANOW, settings) };
-    check(result)
-}
-
-/// Whether this process may read from and set up the terminal of `fd` without
-/// being stopped for it. A terminal that doesn't control this session stops
-/// nobody.
-pub fn in_foreground(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: the call has no memory arguments.
-    let group = unsafe { libc::tcgetpgrp(fd.as_raw_fd()) };
-    // SAFETY: getpgrp has no arguments and can't fail.
-    group < 0 || group == unsafe { libc::getpgrp() }
-}
-
-/// Reads at most `buffer.len()` bytes.
-pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the kernel writes at most `len` bytes at the pointer.
-    let result = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-/// Writes `bytes` or their beginning.
-pub fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the kernel reads at most `len` bytes at the pointer.
-    let result = unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-fn check(result: c_int) -> io::Result<()> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// Descriptor that the signal handler writes to; -1 when none.
@@ -131,7 +66,7 @@ static SIGNAL_FD: AtomicI32 = AtomicI32::new(-1);
 /// The last signal that asked the program to end; 0 when none.
 static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn note_signal(signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
+extern "C" fn note_signal(signal: c_int) {
     LAST_SIGNAL.store(signal, Ordering::Relaxed);
     let one = 1u64;
     // SAFETY: write is async-signal-safe; `one` has the 8 bytes that an eventfd
@@ -146,33 +81,67 @@ extern "C" fn note_signal(signal: c_int, _info: *mut siginfo_t, _context: *mut c
 }
 
 /// Signals that ask the program to end.
-const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-/// Signals that end the program where it is.
-const FATAL: [c_int; 5] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGILL,
-    libc::SIGFPE,
-    libc::SIGABRT,
+const ENDING: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
 ];
+/// Signals that end the program where it is.
+const FATAL: [Signal; 5] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+    Signal::SIGABRT,
+];
+
+/// Actions of signals, to be in force again when it is dropped.
+#[derive(Default)]
+struct OldActions(Vec<(Signal, SigAction)>);
+
+impl OldActions {
+    /// Replaces the action of `signal`; returns what it was. `handler` calls async-signal-safe
+    /// functions only.
+    fn replace(
+        &mut self,
+        signal: Signal,
+        handler: extern "C" fn(c_int),
+        flags: SaFlags,
+    ) -> io::Result<SigAction> {
+        let action = SigAction::new(SigHandler::Handler(handler), flags, SigSet::empty());
+        // SAFETY: the handlers given in this module call async-signal-safe functions only.
+        let old = unsafe { sigaction(signal, &action) }?;
+        self.0.push((signal, old));
+        Ok(old)
+    }
+}
+
+impl Drop for OldActions {
+    fn drop(&mut self) {
+        for (signal, old) in &self.0 {
+            // What was in force before can't be refused.
+            // SAFETY: it was in force before.
+            let _ = unsafe { sigaction(*signal, old) };
+        }
+    }
+}
 
 /// While it lives, a signal that asks the program to end makes an eventfd
 /// readable instead. Signals that are ignored stay so.
-pub struct EndingSignals {
-    old: Vec<(c_int, libc::sigaction)>,
-}
+pub struct EndingSignals(OldActions);
 
 impl EndingSignals {
     /// Takes the signals over; one at a time in a process.
     pub fn divert_to(eventfd: RawFd) -> io::Result<Self> {
         LAST_SIGNAL.store(0, Ordering::Relaxed);
         SIGNAL_FD.store(eventfd, Ordering::Relaxed);
-        let mut signals = Self { old: Vec::new() };
+        let mut signals = Self(OldActions::default());
         for signal in ENDING {
-            let old = set_handler(signal, note_signal, 0)?;
-            signals.old.push((signal, old));
-            if old.sa_sigaction == libc::SIG_IGN {
-                set_action(signal, &old)?;
+            let old = signals.0.replace(signal, note_signal, SaFlags::empty())?;
+            if matches!(old.handler(), SigHandler::SigIgn) {
+                // SAFETY: no function of ours.
+                unsafe { sigaction(signal, &old) }?;
             }
         }
         Ok(signals)
@@ -189,10 +158,7 @@ impl EndingSignals {
 
 impl Drop for EndingSignals {
     fn drop(&mut self) {
-        for (signal, old) in &self.old {
-            // An action that was in force before can't be refused.
-            let _ = set_action(*signal, old);
-        }
+        self.0 = OldActions::default();
         SIGNAL_FD.store(-1, Ordering::Relaxed);
     }
 }
@@ -200,9 +166,9 @@ impl Drop for EndingSignals {
 /// Whether `CRASH_SETTINGS` is to be put back by a fatal signal.
 static CRASH_ARMED: AtomicBool = AtomicBool::new(false);
 /// Descriptor and settings of the terminal, for the handler of fatal signals.
-static CRASH_SETTINGS: std::sync::OnceLock<(RawFd, termios)> = std::sync::OnceLock::new();
+static CRASH_SETTINGS: OnceLock<(RawFd, libc::termios)> = OnceLock::new();
 
-extern "C" fn restore_and_die(signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
+extern "C" fn restore_and_die(signal: c_int) {
     if CRASH_ARMED.load(Ordering::Relaxed)
         && let Some((fd, settings)) = CRASH_SETTINGS.get()
     {
@@ -215,23 +181,17 @@ extern "C" fn restore_and_die(signal: c_int, _info: *mut siginfo_t, _context: *m
 }
 
 /// While it lives, a crash puts the terminal back before the process dies.
-pub struct RestoreOnCrash {
-    old: Vec<(c_int, libc::sigaction)>,
-}
+pub struct RestoreOnCrash(OldActions);
 
 impl RestoreOnCrash {
     /// Remembers `settings` of `fd` for a crash.
-    pub fn arm(fd: BorrowedFd<'_>, settings: termios) -> io::Result<Self> {
-        CRASH_SETTINGS.get_or_init(|| (fd.as_raw_fd(), settings));
+    pub fn arm(fd: RawFd, settings: libc::termios) -> io::Result<Self> {
+        CRASH_SETTINGS.get_or_init(|| (fd, settings));
         CRASH_ARMED.store(true, Ordering::Relaxed);
-        let mut guard = Self { old: Vec::new() };
+        let mut guard = Self(OldActions::default());
         for signal in FATAL {
-            let old = set_handler(
-                signal,
-                restore_and_die,
-                libc::SA_RESETHAND | libc::SA_ONSTACK,
-            )?;
-            guard.old.push((signal, old));
+            let flags = SaFlags::SA_RESETHAND | SaFlags::SA_ONSTACK;
+            guard.0.replace(signal, restore_and_die, flags)?;
         }
         Ok(guard)
     }
@@ -240,30 +200,5 @@ impl RestoreOnCrash {
 impl Drop for RestoreOnCrash {
     fn drop(&mut self) {
         CRASH_ARMED.store(false, Ordering::Relaxed);
-        for (signal, old) in &self.old {
-            // An action that was in force before can't be refused.
-            let _ = set_action(*signal, old);
-        }
     }
-}
-
-type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-
-fn set_handler(signal: c_int, handler: Handler, flags: c_int) -> io::Result<libc::sigaction> {
-    // SAFETY: sigaction is plain data, for which all zeroes is a value: no
-    // flags, no signals blocked.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = (handler as *const ()).expose_provenance();
-    action.sa_flags = flags | libc::SA_SIGINFO;
-    // SAFETY: as above.
-    let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: both point to one sigaction; the handlers given in this module
-    // call async-signal-safe functions only.
-    check(unsafe { libc::sigaction(signal, &raw const action, &raw mut old) })?;
-    Ok(old)
-}
-
-fn set_action(signal: c_int, action: &libc::sigaction) -> io::Result<()> {
-    // SAFETY: `action` was in force for this signal before.
-    check(unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) })
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use libc::{c_int, c_void, siginfo_t};
+use nix::sched::sched_getcpu;
+use nix::unistd::gettid;
 use vcpufreq_device::VcpuId;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
@@ -254,8 +256,9 @@ impl ThreadBody {
     fn run_vcpu(&self, fd: &mut VcpuFd, bus: &Bus) -> VcpuEnd {
         let mut pcpu = None;
         while !self.stop.load(Ordering::Acquire) {
-            let now = sys::current_cpu();
-            if pcpu.replace(now) != Some(now) {
+            let now = sched_getcpu().ok();
+            if pcpu != now {
+                pcpu = now;
                 self.hooks.on_vcpu_moved(self.vcpu);
             }
             let end = match fd.run() {
@@ -273,7 +276,8 @@ impl ThreadBody {
     fn prepare(&self) -> anyhow::Result<()> {
         let index = self.index;
         accesses_are_of(self.vcpu);
-        self.hooks.on_vcpu_thread_start(self.vcpu, sys::gettid())?;
+        self.hooks
+            .on_vcpu_thread_start(self.vcpu, gettid().as_raw())?;
         if !self.pin.is_empty() {
             sys::pin_thread(&self.pin).with_context(|| {
                 format!(
@@ -282,7 +286,7 @@ impl ThreadBody {
                 )
             })?;
         }
-        self.hooks.on_vcpu_thread(self.vcpu, sys::gettid())
+        self.hooks.on_vcpu_thread(self.vcpu, gettid().as_raw())
     }
 }
 

@@ -28,7 +28,7 @@ use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::machine::{Boot, Machine};
-use vcpufreq::vm::memory::{Access, Memory, Region};
+use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
@@ -105,7 +105,7 @@ impl Code {
 /// A guest with RAM at 0 and one vCPU for each piece of code.
 fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
     let vm = kvm.create_vm().unwrap();
-    let mut memory = Memory::new();
+    let mut memory = Memory::default();
     memory.add(&vm, ram(0, RAM_SIZE)).unwrap();
     let vcpus = codes.iter().zip(0..).map(|(code, id)| {
         let entry = CODE * (id + 1);
@@ -118,11 +118,7 @@ fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
 }
 
 fn ram(base: u64, size: u64) -> Region {
-    Region {
-        base,
-        size,
-        access: Access::ReadWrite,
-    }
+    Region { base, size }
 }
 
 fn vcpu_at(vm: &VmFd, id: u64, (entry, ds_base): (u64, u64)) -> VcpuFd {

@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::exit::is_undecoded;
 use super::machine::{Boot, Machine};
-use super::memory::{Access, Memory, Region};
+use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxBoot, VmError, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
@@ -45,7 +45,6 @@ impl Boot for LinuxGuest<'_> {
         let ram = Region {
             base: layout::RAM_BASE,
             size: self.boot.spec.place.ram_size,
-            access: Access::ReadWrite,
         };
         memory.add(&vm, ram)?;
         let entry = self.load(&memory)?;

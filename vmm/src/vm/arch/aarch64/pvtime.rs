@@ -11,7 +11,7 @@ use kvm_bindings::{KVM_ARM_VCPU_PVTIME_CTRL, KVM_ARM_VCPU_PVTIME_IPA, kvm_device
 use kvm_ioctls::{VcpuFd, VmFd};
 
 use crate::vm::layout::{PVTIME_BASE, PVTIME_SIZE, PVTIME_STRIDE};
-use crate::vm::memory::{Access, Memory, Region};
+use crate::vm::memory::{Memory, Region};
 
 fn attribute(address: u64) -> kvm_device_attr {
     kvm_device_attr {
@@ -32,7 +32,6 @@ pub fn set_up(vm: &VmFd, memory: &mut Memory, vcpus: &[VcpuFd]) -> anyhow::Resul
     let region = Region {
         base: PVTIME_BASE,
         size: PVTIME_SIZE,
-        access: Access::ReadWrite,
     };
     memory.add(vm, region)?;
     for (index, vcpu) in (0u64..).zip(vcpus) {
