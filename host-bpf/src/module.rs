@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel module's device (`module/vcpufreq-module.h`).
+//! The kernel module's device (`abi/vcpufreq-module.h`).
 
 #![forbid(unsafe_code)]
 
