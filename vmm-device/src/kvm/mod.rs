@@ -30,8 +30,7 @@ pub use bridge::{
     IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
-pub use event_stats::{EventSink, EventStats};
-pub use host_watch::HostChange;
+pub use event_stats::{EventSink, EventStats, HostChange};
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
