@@ -11,7 +11,7 @@
  * and not below the VMM's lower bound.
  */
 static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
-					       __u32 khz, __u32 *granted)
+					      __u32 khz, __u32 *granted)
 {
 	__u64 num, den;
 	__u32 min, max;

@@ -3,9 +3,9 @@
  * Puts clamps into force, where sleeping is allowed.
  *
  * A group's clamp is changed on the run queue, in place: the host's frequency
- * doesn't move but to where it is asked for. sched_setattr takes the thread
- * off the run queue and puts it back, and the frequency follows (dips) when
- * nothing else holds it. So the thread is for hosts without a cgroup only.
+ * doesn't move but to where it is asked for. sched_setattr would take the thread
+ * off the run queue and put it back, and the frequency would follow (dip) when
+ * nothing else holds it.
  */
 #include <linux/cgroup.h>
 #include <linux/fs.h>
@@ -16,7 +16,6 @@
 #include <linux/sched/rt.h>
 #include <linux/timekeeping.h>
 #include <linux/uio.h>
-#include <uapi/linux/sched/types.h>
 
 #include "internal.h"
 
@@ -70,7 +69,8 @@ static int vcpufreq_write_min(struct vcpufreq_domain *domain, u32 min)
 	int ret = vcpufreq_write(domain->min, min);
 
 	if (!ret)
-		domain->force = VCPUFREQ_CLAMP(min, VCPUFREQ_CLAMP_MAX(domain->force));
+		WRITE_ONCE(domain->force,
+			   VCPUFREQ_CLAMP(min, VCPUFREQ_CLAMP_MAX(domain->force)));
 	return ret;
 }
 
@@ -79,23 +79,21 @@ static int vcpufreq_write_max(struct vcpufreq_domain *domain, u32 max)
 	int ret = vcpufreq_write(domain->max, max);
 
 	if (!ret)
-		domain->force = VCPUFREQ_CLAMP(VCPUFREQ_CLAMP_MIN(domain->force), max);
+		WRITE_ONCE(domain->force,
+			   VCPUFREQ_CLAMP(VCPUFREQ_CLAMP_MIN(domain->force), max));
 	return ret;
 }
 
 #ifdef CONFIG_UCLAMP_TASK
 /*
- * Whether the current thread shows what its domain's clamp is: a thread of the
- * group, or any thread where each one clamps itself. The scheduler keeps @active
- * and the effective value of a running thread up to date, also when another
- * process writes the group's files.
+ * Whether the current thread shows what its domain's clamp is: one of the group.
+ * The scheduler keeps @active and the effective value of a running thread up to
+ * date, also when another process writes the group's files.
  */
 static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
 {
 	const void *group;
 
-	if (domain->by == VCPUFREQ_HOST_THREAD)
-		return true;
 	if (!current->uclamp[UCLAMP_MIN].active || !current->uclamp[UCLAMP_MAX].active)
 		return false;
 	rcu_read_lock();
@@ -104,20 +102,22 @@ static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
 	return group == domain->group;
 }
 
-static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
+static u32 vcpufreq_effective(void)
 {
-	u32 wanted = VCPUFREQ_CLAMP_MIN(clamp), min, max;
-	const struct uclamp_se *has = current->uclamp;
+	return VCPUFREQ_CLAMP(current->uclamp[UCLAMP_MIN].value,
+			      current->uclamp[UCLAMP_MAX].value);
+}
 
-	/* What is above the thread limits its effective clamp, and can't be changed here. */
-	if (domain->by == VCPUFREQ_HOST_THREAD)
-		has = current->uclamp_req;
-	min = has[UCLAMP_MIN].value;
-	max = has[UCLAMP_MAX].value;
+/* Whether the current thread has the clamp that one of the group had after the last write. */
+static bool vcpufreq_is_kept(const struct vcpufreq_domain *domain)
+{
+	u32 shown = READ_ONCE(domain->shown), now = vcpufreq_effective();
+
+	if (now == shown)
+		return true;
 	/* A real-time thread has a floor of its own (sched_util_clamp_min_rt_default). */
-	if (min > wanted && domain->by == VCPUFREQ_HOST_GROUP && rt_task(current))
-		min = wanted;
-	return VCPUFREQ_CLAMP(min, max) == clamp;
+	return rt_task(current) && VCPUFREQ_CLAMP_MAX(now) == VCPUFREQ_CLAMP_MAX(shown) &&
+	       VCPUFREQ_CLAMP_MIN(now) > VCPUFREQ_CLAMP_MIN(shown);
 }
 #else
 static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
@@ -125,7 +125,12 @@ static bool vcpufreq_shows(const struct vcpufreq_domain *domain)
 	return false;
 }
 
-static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
+static u32 vcpufreq_effective(void)
+{
+	return VCPUFREQ_CLAMP_NONE;
+}
+
+static bool vcpufreq_is_kept(const struct vcpufreq_domain *domain)
 {
 	return false;
 }
@@ -136,11 +141,13 @@ static bool vcpufreq_has(const struct vcpufreq_domain *domain, u32 clamp)
  * @domain: the domain
  * @clamp: the clamp
  *
- * Return: true when the current thread is one that shows it, and has this clamp.
+ * Return: true when the files hold this clamp and the current thread, which is
+ * one that shows it, has had the same effective clamp since they were written.
  */
 bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp)
 {
-	return vcpufreq_has(domain, clamp) && vcpufreq_shows(domain);
+	return READ_ONCE(domain->force) == clamp && vcpufreq_is_kept(domain) &&
+	       vcpufreq_shows(domain);
 }
 
 /*
@@ -148,7 +155,7 @@ bool vcpufreq_is_in_force(const struct vcpufreq_domain *domain, u32 clamp)
  * first. Where another process has written the files, nothing is known of them,
  * and the ceiling is: it is not below the new floor.
  */
-static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
+static int vcpufreq_write_clamp(struct vcpufreq_domain *domain, u32 clamp)
 {
 	u32 min = VCPUFREQ_CLAMP_MIN(clamp), max = VCPUFREQ_CLAMP_MAX(clamp);
 	u32 old_min = VCPUFREQ_CLAMP_MIN(domain->force);
@@ -156,7 +163,7 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	int ret = 0;
 
 	/* Mostly the thread has it, which is cheaper to see than whose group it is in. */
-	if (!vcpufreq_has(domain, domain->force) && vcpufreq_shows(domain)) {
+	if (!vcpufreq_is_kept(domain) && vcpufreq_shows(domain)) {
 		ret = vcpufreq_write_max(domain, max);
 		return ret ?: vcpufreq_write_min(domain, min);
 	}
@@ -169,33 +176,17 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 	return ret;
 }
 
-/* What the system call makes of SCHED_FLAG_KEEP_POLICY; kernel/sched/ has it to itself. */
-#define VCPUFREQ_KEEP_POLICY	((u32)-1)
-
 /*
- * Changes the clamp alone: policy, priority and nice value are those that the
- * thread has under the run queue's lock, whatever another process makes of them
- * meanwhile. They are given all the same, because sched_setattr checks that the
- * priority fits the policy. A chrt in between makes it fit no more: once again.
+ * What a thread of the group has afterwards is what the groups above allow of it.
+ * Where no such thread writes, that is not known, and the next one writes again
+ * if it has less.
  */
-static int vcpufreq_clamp_current(u32 clamp)
+static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 {
-	struct sched_attr attr = {
-		.size = sizeof(attr),
-		.sched_policy = VCPUFREQ_KEEP_POLICY,
-		.sched_flags = SCHED_FLAG_KEEP_ALL | SCHED_FLAG_UTIL_CLAMP,
-		.sched_util_min = VCPUFREQ_CLAMP_MIN(clamp),
-		.sched_util_max = VCPUFREQ_CLAMP_MAX(clamp),
-	};
-	int tries, ret = -EINVAL;
+	int ret = vcpufreq_write_clamp(domain, clamp);
 
-	for (tries = 0; tries < 4 && ret == -EINVAL; tries++) {
-		if (current->policy == SCHED_DEADLINE)
-			return -EOPNOTSUPP;
-		attr.sched_nice = task_nice(current);
-		attr.sched_priority = current->rt_priority;
-		ret = sched_setattr_nocheck(current, &attr);
-	}
+	WRITE_ONCE(domain->shown,
+		   vcpufreq_shows(domain) ? vcpufreq_effective() : domain->force);
 	return ret;
 }
 
@@ -215,10 +206,7 @@ int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns)
 
 	mutex_lock(&domain->lock);
 	clamp = READ_ONCE(domain->wanted);
-	if (domain->by == VCPUFREQ_HOST_THREAD)
-		ret = vcpufreq_clamp_current(clamp);
-	else
-		ret = vcpufreq_clamp_group(domain, clamp);
+	ret = vcpufreq_clamp_group(domain, clamp);
 	if (ret) {
 		stats->refused++;
 		stats->last_error = ret;

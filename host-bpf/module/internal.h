@@ -27,24 +27,25 @@ struct pid;
 /**
  * struct vcpufreq_domain - what is clamped together
  * @bound: whether the rest is set; stored last
- * @by: VCPUFREQ_HOST_GROUP or VCPUFREQ_HOST_THREAD
  * @wanted: the clamp that was asked for last
  * @lock: orders those who put it into force, and guards what follows
  * @min: the group's file cpu.uclamp.min
  * @max: the group's file cpu.uclamp.max
  * @group: the group that the files are of, to be compared only
  * @force: the clamp that the files hold, unless another process has written them
+ * @shown: the effective clamp of a thread of the group after the last write, which is
+ *	lower than @force where a group above has a lower limit
  * @stats: for the VMM
  */
 struct vcpufreq_domain {
 	bool bound;
-	u32 by;
 	u32 wanted;
 	struct mutex lock;	/* orders those who clamp */
 	struct file *min;
 	struct file *max;
 	const void *group;
 	u32 force;
+	u32 shown;
 	struct vcpufreq_host_stats stats;
 };
 

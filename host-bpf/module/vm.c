@@ -202,33 +202,30 @@ static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind
 	struct vcpufreq_domain *domain;
 	struct file *min, *max;
 
-	if (arg->domain >= vm->domain_count || arg->by > VCPUFREQ_HOST_THREAD)
+	if (arg->domain >= vm->domain_count)
 		return -EINVAL;
 	domain = &vm->domains[arg->domain];
 	if (domain->bound)
 		return -EBUSY;
-	if (arg->by == VCPUFREQ_HOST_GROUP) {
-		min = vcpufreq_clamp_file(arg->min_fd, "cpu.uclamp.min");
-		if (IS_ERR(min))
-			return PTR_ERR(min);
-		max = vcpufreq_clamp_file(arg->max_fd, "cpu.uclamp.max");
-		if (IS_ERR(max)) {
-			fput(min);
-			return PTR_ERR(max);
-		}
-		domain->min = min;
-		domain->max = max;
-		domain->group = vcpufreq_group_of(min);
+	min = vcpufreq_clamp_file(arg->min_fd, "cpu.uclamp.min");
+	if (IS_ERR(min))
+		return PTR_ERR(min);
+	max = vcpufreq_clamp_file(arg->max_fd, "cpu.uclamp.max");
+	if (IS_ERR(max)) {
+		fput(min);
+		return PTR_ERR(max);
 	}
-	domain->by = arg->by;
+	domain->min = min;
+	domain->max = max;
+	domain->group = vcpufreq_group_of(min);
 	domain->wanted = VCPUFREQ_CLAMP_NONE;
 	domain->force = VCPUFREQ_CLAMP_NONE;
+	domain->shown = VCPUFREQ_CLAMP_NONE;
 	/* Whoever sees it bound sees the rest. */
 	smp_store_release(&domain->bound, true);
 	return 0;
 }
 
-/* A thread's clamp can be set by itself only, and this isn't it. */
 static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_apply *arg)
 {
 	struct vcpufreq_domain *domain;
@@ -238,8 +235,6 @@ static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_app
 	domain = &vm->domains[arg->domain];
 	if (!domain->bound)
 		return -ENOENT;
-	if (domain->by == VCPUFREQ_HOST_THREAD)
-		return -EOPNOTSUPP;
 	WRITE_ONCE(domain->wanted, VCPUFREQ_CLAMP(arg->min, arg->max));
 	return vcpufreq_clamp(domain, ktime_get_mono_fast_ns());
 }

@@ -47,7 +47,7 @@ pub use event::{Event, Outcome, Told, Waiting};
 pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig, Warn};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
-pub use module::{Applied, DEVICE, HostModule, Target};
+pub use module::{Applied, DEVICE, HostModule};
 pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::{KFUNC, probe};
 #[cfg(feature = "load")]

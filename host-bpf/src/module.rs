@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel module's device (`module/vcpufreq-module.h`).
+//! The kernel module's device (`abi/vcpufreq-module.h`).
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,6 @@ struct Vm {
 #[repr(C)]
 struct Bind {
     domain: u32,
-    by: u32,
     min_fd: i32,
     max_fd: i32,
 }
@@ -65,22 +64,6 @@ const fn number(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "below 2^14")]
     let size = size as u32;
     direction << 30 | size << 16 | 0xcf << 8 | number
-}
-
-/// How a domain is clamped.
-#[derive(Clone, Copy, Debug)]
-pub enum Target<'a> {
-    /// By a cgroup's files `cpu.uclamp.min` and `cpu.uclamp.max`, open for writing. As long as the
-    /// path is in use the module is their only writer; before it (floors of real-time vCPUs) and
-    /// after it (a lost path) the device writes them.
-    Group {
-        /// `cpu.uclamp.min`.
-        min: BorrowedFd<'a>,
-        /// `cpu.uclamp.max`.
-        max: BorrowedFd<'a>,
-    },
-    /// By `sched_setattr` on the vCPU that asks. Makes the frequency dip; for domains of one vCPU.
-    Thread,
 }
 
 /// What the module did for a domain.
@@ -128,21 +111,22 @@ impl HostModule {
         Path::new(DEVICE).exists()
     }
 
-    /// Binds a domain, counted from 0; once.
+    /// Binds a domain, counted from 0, to a cgroup's files `cpu.uclamp.min` and `cpu.uclamp.max`,
+    /// open for writing; once. As long as the path is in use the module is their only writer; before
+    /// it (floors of real-time vCPUs) and after it (a lost path) the device writes them.
     ///
     /// # Errors
     /// What the module said: `InvalidInput` for other files than a cgroup's clamps.
-    pub fn bind(&self, domain: u16, target: Target<'_>) -> Result<(), BpfError> {
-        let (by, min_fd, max_fd) = match target {
-            Target::Group { min, max } => (0, min.as_raw_fd(), max.as_raw_fd()),
-            Target::Thread => (1, -1, -1),
-        };
-        let domain = domain.into();
+    pub fn bind(
+        &self,
+        domain: u16,
+        min: BorrowedFd<'_>,
+        max: BorrowedFd<'_>,
+    ) -> Result<(), BpfError> {
         let bind = Bind {
-            domain,
-            by,
-            min_fd,
-            max_fd,
+            domain: domain.into(),
+            min_fd: min.as_raw_fd(),
+            max_fd: max.as_raw_fd(),
         };
         self.call("binding a domain", BIND, bind)
     }

@@ -20,7 +20,7 @@ const HOST_MODULES: ModuleSource = ModuleSource {
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-bpf/module"],
+    folders: &["host-bpf/module", "abi"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",

@@ -27,7 +27,7 @@ const LAB_MODULES: ModuleSource = ModuleSource {
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-bpf/module", "guest-driver/tests"],
+    folders: &["host-bpf/module", "abi", "guest-driver/tests"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",

@@ -1,15 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a device is made of: its vCPUs, their tables and domains, and the clamp mode.
+//! What a device is made of: its vCPUs, their tables and domains, and how requests are answered.
 
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 
 use crate::limit::RateLimit;
-use crate::policy::{ClampMode, CurPerfVisibility, Headroom};
 use crate::regs::MAX_VCPUS;
 use crate::table::PerfTable;
 use crate::units::{DomainId, Util, VcpuId};
+
+/// What a request does to the host's clamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClampMode {
+    /// uclamp.min only: the host runs at least as fast as asked.
+    #[default]
+    Floor,
+    /// uclamp.min and uclamp.max: the host runs exactly as fast as asked.
+    Exact,
+}
+
+/// What the host's schedutil adds to a clamped utilization before it picks a frequency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Headroom {
+    /// Nothing: Linux 6.8 and later (`sugov_effective_cpu_perf`).
+    None,
+    /// A quarter: before 6.8 `map_util_perf` ran after the clamp. Asking for 4/5 makes up for it.
+    Quarter,
+}
+
+/// What a guest learns from cur_perf. A frequency tells about whatever else runs on the pCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CurPerfVisibility {
+    /// What the vCPU gets, as it is.
+    Exact,
+    /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
+    /// those that it may ask for. With a table of one entry that is any: as [`CurPerfVisibility::Exact`].
+    #[default]
+    Table,
+    /// What its domain asked for, and the maximum until it asks: nothing of the host.
+    Request,
+}
 
 /// One vCPU as its guest sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +97,26 @@ pub enum ConfigError {
         /// The one that differs.
         second: VcpuId,
     },
+}
+
+impl Headroom {
+    /// The rule of Linux `major.minor`.
+    #[must_use]
+    pub fn for_kernel(major: u32, minor: u32) -> Self {
+        if (major, minor) >= (6, 8) {
+            Self::None
+        } else {
+            Self::Quarter
+        }
+    }
+
+    /// Factor on a utilization, as a fraction.
+    pub(crate) fn factor(self) -> (u128, u128) {
+        match self {
+            Self::None => (1, 1),
+            Self::Quarter => (4, 5),
+        }
+    }
 }
 
 impl DeviceConfig {

@@ -10,17 +10,19 @@
 
 #![forbid(unsafe_code)]
 
+mod shown;
+
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
+use crate::config::{ConfigError, CurPerfVisibility, DeviceConfig, VcpuSpec};
 use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
-use crate::policy::{self, Clamp, CurPerfVisibility};
+use crate::policy::{self, Clamp};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::regs::{FEATURE_ANY_CPU, ReadReg, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};

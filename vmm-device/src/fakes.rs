@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[cfg(feature = "host")]
 pub use fake_host::FakeHost;
 
-use crate::policy::Clamp;
-use crate::ports::{ActuateError, Actuator, Event, Events, PcpuPerf, Source, SourceError};
+use crate::policy::{Clamp, PcpuPerf};
+use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::units::{DomainId, VcpuId};
 
 /// Remembers every clamp; refuses them while [`RecordingActuator::fail_with`] says so.

@@ -66,17 +66,15 @@ mod state;
 mod table;
 mod units;
 
-pub use config::{ConfigError, DeviceConfig, VcpuSpec};
+pub use config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, Headroom, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, DomainStatus};
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit};
-pub use mmio::{MmioRegion, region_size};
+pub use mmio::MmioRegion;
 pub use pages::{PageMemory, PagesError, RegisterPages};
-pub use policy::{
-    Clamp, ClampMode, CurPerfVisibility, Decision, Headroom, Why, clamp, nearest_entry, performance,
-};
-pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, PcpuPerf, Source, SourceError};
+pub use policy::{Clamp, Decision, PcpuPerf, Why, clamp, nearest_entry, performance};
+pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, Source, SourceError};
 pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};
 pub use table::{PerfTable, TableError};

@@ -7,20 +7,13 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::ports::{Actuator, Event, Events, Source};
-use crate::regs::{REGION_ALIGN, REGION_STRIDE, ReadReg, WriteReg};
+use crate::regs::{REGION_STRIDE, ReadReg, WriteReg, region_size};
 use crate::units::VcpuId;
 
 /// The device as an MMIO region: one page a vCPU, padded to 64 KiB.
 #[derive(Debug)]
 pub struct MmioRegion<A, S, E> {
     device: Arc<Device<A, S, E>>,
-}
-
-/// Size in bytes of the region of a device with `vcpus` vCPUs: a multiple of 64 KiB, so that no
-/// host page holds anything else.
-#[must_use]
-pub fn region_size(vcpus: u16) -> u64 {
-    (u64::from(vcpus) * REGION_STRIDE).next_multiple_of(REGION_ALIGN)
 }
 
 impl<A: Actuator, S: Source, E: Events> MmioRegion<A, S, E> {

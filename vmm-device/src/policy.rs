@@ -6,40 +6,20 @@
 
 #![forbid(unsafe_code)]
 
-use crate::config::VcpuSpec;
-use crate::ports::PcpuPerf;
+use crate::config::{ClampMode, Headroom, VcpuSpec};
 use crate::units::{Khz, Util};
 
-/// What a request does to the host's clamps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ClampMode {
-    /// uclamp.min only: the host runs at least as fast as asked.
-    #[default]
-    Floor,
-    /// uclamp.min and uclamp.max: the host runs exactly as fast as asked.
-    Exact,
-}
-
-/// What the host's schedutil adds to a clamped utilization before it picks a frequency.
+/// A pCPU at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Headroom {
-    /// Nothing: Linux 6.8 and later (`sugov_effective_cpu_perf`).
-    None,
-    /// A quarter: before 6.8 `map_util_perf` ran after the clamp. Asking for 4/5 makes up for it.
-    Quarter,
-}
-
-/// What a guest learns from cur_perf. A frequency tells about whatever else runs on the pCPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CurPerfVisibility {
-    /// What the vCPU gets, as it is.
-    Exact,
-    /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
-    /// those that it may ask for. With a table of one entry that is any: as [`CurPerfVisibility::Exact`].
-    #[default]
-    Table,
-    /// What its domain asked for, and the maximum until it asks: nothing of the host.
-    Request,
+pub struct PcpuPerf {
+    /// Number of the pCPU.
+    pub pcpu: u32,
+    /// Its frequency.
+    pub khz: Khz,
+    /// Its highest frequency, the one that `capacity` refers to.
+    pub khz_max: Khz,
+    /// Its capacity at `khz_max`.
+    pub capacity: Util,
 }
 
 /// A clamp on the utilization of whatever stands for a domain on the host. `min <= max`.
@@ -92,26 +72,6 @@ pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
     let nearest = spec.table.entries().iter().rev();
     let nearest = nearest.min_by_key(|entry| entry.0.abs_diff(khz.0));
     nearest.copied().unwrap_or(khz)
-}
-
-impl Headroom {
-    /// The rule of Linux `major.minor`.
-    #[must_use]
-    pub fn for_kernel(major: u32, minor: u32) -> Self {
-        if (major, minor) >= (6, 8) {
-            Self::None
-        } else {
-            Self::Quarter
-        }
-    }
-
-    /// Factor on a utilization, as a fraction.
-    fn factor(self) -> (u128, u128) {
-        match self {
-            Self::None => (1, 1),
-            Self::Quarter => (4, 5),
-        }
-    }
 }
 
 /// What a request for `asked` by a vCPU like `spec` clamps of the host.

@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 
-use crate::policy::Clamp;
-use crate::units::{DomainId, Khz, Util, VcpuId};
+use crate::policy::{Clamp, PcpuPerf};
+use crate::units::{DomainId, Khz, VcpuId};
 
 /// Makes the host honour a domain's clamp.
 pub trait Actuator: Send + Sync {
@@ -43,19 +43,6 @@ pub trait Source: Send + Sync {
 pub trait Events: Send + Sync {
     /// `event` has happened, on the calling thread.
     fn record(&self, event: &Event);
-}
-
-/// A pCPU at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PcpuPerf {
-    /// Number of the pCPU.
-    pub pcpu: u32,
-    /// Its frequency.
-    pub khz: Khz,
-    /// Its highest frequency, the one that `capacity` refers to.
-    pub khz_max: Khz,
-    /// Its capacity at `khz_max`.
-    pub capacity: Util,
 }
 
 /// Why a clamp is not in force. Plain values, so that a flood of refusals allocates nothing.

@@ -40,6 +40,13 @@ pub const REG_EXTENSIONS: u64 = 0x100;
 /// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
 pub const FEATURE_ANY_CPU: u32 = 1;
 
+/// Size in bytes of the region of a device with `vcpus` vCPUs: a multiple of 64 KiB, so that no
+/// host page holds anything else.
+#[must_use]
+pub fn region_size(vcpus: u16) -> u64 {
+    (u64::from(vcpus) * REGION_STRIDE).next_multiple_of(REGION_ALIGN)
+}
+
 /// Registers that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadReg {

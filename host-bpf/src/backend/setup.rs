@@ -8,7 +8,7 @@ use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
 use vcpufreq_device::kvm::BridgeDevice;
 
-use crate::{ActuateBy, HostModule, Pcpu, Target, VcpuPolicy};
+use crate::{ActuateBy, HostModule, Pcpu, VcpuPolicy};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
 /// for these.
@@ -22,15 +22,13 @@ pub(super) fn open_module(
     let specs = &device.config().vcpus;
     let module = HostModule::open(u16::try_from(specs.len())?, u16::try_from(domains.len())?)?;
     for (index, domain) in (0..).zip(domains) {
-        // On a thread the module acts on the one that asks, which may be
-        // another vCPU than the one whose register it is: then the worker.
+        // The module writes cgroups only: on threads it is the worker.
         let Some(group) = device.actuator().group(*domain) else {
             return Ok(None);
         };
         let open = |name| OpenOptions::new().write(true).open(group.join(name));
         let (min, max) = (open("cpu.uclamp.min")?, open("cpu.uclamp.max")?);
-        let (min, max) = (min.as_fd(), max.as_fd());
-        module.bind(index, Target::Group { min, max })?;
+        module.bind(index, min.as_fd(), max.as_fd())?;
     }
     Ok(Some(module))
 }

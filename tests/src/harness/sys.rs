@@ -113,16 +113,16 @@ pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Res
     Err(std::io::Error::last_os_error())
 }
 
-/// Binds a domain of the host module to the thread that asks.
+/// Binds a domain of the host module to a group's files.
 #[cfg_attr(
     not(feature = "bpf"),
     expect(dead_code, reason = "for those scenarios")
 )]
-pub fn bind_thread(file: &File, domain: u32) -> std::io::Result<()> {
+pub fn bind_group(file: &File, domain: i32, min: &File, max: &File) -> std::io::Result<()> {
     /// `VCPUFREQ_HOST_BIND`
-    const BIND: libc::Ioctl = 0x4010_cf01;
-    let argument = [domain, 1, 0, 0];
-    // SAFETY: the driver reads four words, which outlive the call.
+    const BIND: libc::Ioctl = 0x400c_cf01;
+    let argument = [domain, min.as_raw_fd(), max.as_raw_fd()];
+    // SAFETY: the driver reads three words, which outlive the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), BIND, &raw const argument) };
     if result == 0 {
         return Ok(());

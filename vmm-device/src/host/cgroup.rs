@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use super::HostRoot;
 use super::cgroup_error::CgroupError;
-use super::placement::cgroup_mount;
+use super::cgroup_fs::{cgroup_mount, children, read, write};
 use crate::units::DomainId;
 
 /// A VM's group is named this and the VMM's process number.
@@ -330,43 +330,6 @@ pub(super) fn unmake(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupErro
     }
 }
 
-pub(super) fn children(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
-    let failed = |error| CgroupError::File {
-        path: dir.to_path_buf(),
-        error,
-    };
-    let mut groups = Vec::new();
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_dir() {
-            groups.push(entry.path());
-        }
-    }
-    groups.sort();
-    Ok(groups)
-}
-
 fn parent_of(record: &GroupRecord) -> &Path {
     record.group.parent().unwrap_or(&record.group)
-}
-
-pub(super) fn has_cpu(controllers: &str) -> bool {
-    controllers.split_whitespace().any(|name| name == "cpu")
-}
-
-pub(super) fn read(path: &Path) -> Result<String, CgroupError> {
-    fs::read_to_string(path).map_err(|error| CgroupError::File {
-        path: path.to_path_buf(),
-        error,
-    })
-}
-
-/// Writes to a control file, which must be there: a file of that name is never made.
-pub(super) fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
-    let file = fs::OpenOptions::new().write(true).truncate(true).open(path);
-    let written = file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()));
-    written.map_err(|error| CgroupError::File {
-        path: path.to_path_buf(),
-        error,
-    })
 }

@@ -17,8 +17,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-use super::cgroup::{self, CgroupTree, GroupRecord, write};
+use super::cgroup::{self, CgroupTree, GroupRecord};
 use super::cgroup_error::CgroupError;
+use super::cgroup_fs::write;
 use super::placement::Placement;
 use super::sys::{self, Tid};
 use super::text::{errno, percent_bytes};

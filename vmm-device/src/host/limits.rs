@@ -8,8 +8,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use super::cgroup::read;
 use super::cgroup_error::CgroupError;
+use super::cgroup_fs::read;
 use super::sys::{attached_programs, is_cgroup};
 
 /// `enum bpf_attach_type` of those that filter or change what a group's processes do, by

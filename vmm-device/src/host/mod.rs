@@ -13,6 +13,7 @@
 mod cgroup;
 mod cgroup_actuator;
 mod cgroup_error;
+mod cgroup_fs;
 mod choice;
 mod cpu_list;
 mod energy_model;

@@ -17,13 +17,10 @@
 use std::path::{Path, PathBuf};
 
 use super::HostRoot;
-use super::cgroup::{
-    CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, children, make_threaded, read, unmake,
-    write,
-};
+use super::cgroup::{CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, make_threaded, unmake};
 use super::cgroup_error::CgroupError;
+use super::cgroup_fs::{cgroup_mount, children, own_group, read, write};
 use super::limits::check_kept;
-use super::placement::{cgroup_mount, own_group};
 use crate::units::DomainId;
 
 /// Where a VM's groups are; nothing is made by having it.

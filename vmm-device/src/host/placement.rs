@@ -13,15 +13,14 @@
 
 #![forbid(unsafe_code)]
 
-use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::HostRoot;
-use super::cgroup::{GROUP_PREFIX, GroupRecord, check_unused, has_cpu, read};
+use super::cgroup::{GROUP_PREFIX, GroupRecord, check_unused};
 use super::cgroup_error::CgroupError;
+use super::cgroup_fs::{has_cpu, mount_point, own_group, read};
 use super::limits::check_kept;
 use super::sys::{attribute_is_one, effective_user};
 
@@ -216,58 +215,4 @@ fn is_delegated(group: &Path, mount: &Path) -> bool {
 fn is_marked(group: &Path) -> bool {
     let names = [c"user.delegate", c"trusted.delegate"];
     names.iter().any(|name| attribute_is_one(group, name))
-}
-
-/// Where cgroup v2 is mounted, by proc_pid_mountinfo(5).
-fn mount_point(root: &HostRoot) -> Result<PathBuf, CgroupError> {
-    let table = read(&root.own_process().join("mountinfo"))?;
-    let mut points = table.lines().filter_map(|line| {
-        let (mount, kind) = line.split_once(" - ")?;
-        let kind = kind.split(' ').next()?;
-        let point = mount.split(' ').nth(4)?;
-        (kind == "cgroup2").then(|| unescape(point))
-    });
-    let point = points.next().ok_or(CgroupError::NotMounted)?;
-    Ok(root.path(&point))
-}
-
-/// The calling process' own group, by cgroups(7): the line `0::/path`.
-pub(super) fn own_group(root: &HostRoot, mount: &Path) -> Result<PathBuf, CgroupError> {
-    let groups = read(&root.own_process().join("cgroup"))?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
-    match own {
-        None => Err(CgroupError::NotMounted),
-        // A process can be in a group outside its cgroup namespace.
-        Some(own) if own.split('/').any(|part| part == "..") => {
-            Err(CgroupError::OutsideNamespace { group: own.into() })
-        }
-        Some("") => Ok(mount.to_path_buf()),
-        Some(own) => Ok(mount.join(own)),
-    }
-}
-
-/// Undoes the kernel's octal escapes of blanks and backslashes (`\040`).
-fn unescape(text: &str) -> PathBuf {
-    let bytes = text.as_bytes();
-    let mut plain = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let digits = bytes.get(at + 1..at + 4);
-        let octal = digits
-            .filter(|_| bytes[at] == b'\\')
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        plain.push(octal.unwrap_or(bytes[at]));
-        at += if octal.is_some() { 4 } else { 1 };
-    }
-    PathBuf::from(OsString::from_vec(plain))
-}
-
-/// For callers that look for what other processes left.
-pub(super) fn cgroup_mount(root: &HostRoot) -> Result<PathBuf, CgroupError> {
-    let mount = mount_point(root)?;
-    match fs::metadata(&mount) {
-        Ok(_) => Ok(mount),
-        Err(error) => Err(CgroupError::File { path: mount, error }),
-    }
 }

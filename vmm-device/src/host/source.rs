@@ -26,7 +26,8 @@ use super::HostRoot;
 use super::cpu_list::CpuList;
 use super::sys::{self, Tid};
 use super::text::{errno, read_u32};
-use crate::ports::{PcpuPerf, Source, SourceError};
+use crate::policy::PcpuPerf;
+use crate::ports::{Source, SourceError};
 use crate::units::{Khz, Util, VcpuId};
 
 /// `/proc/<pid>/stat` has 52 numbers and a name of at most 64 bytes; the pCPU is the 39th.

@@ -9,10 +9,28 @@ use std::sync::atomic::{
 };
 use std::thread::Thread;
 
-use crate::kvm::host_watch::HostChange;
 use crate::{
     ActuateError, Event, Events, Histogram, HistogramSnapshot, VcpuId, host::monotonic_ns,
 };
+
+/// What has changed on the host under a running guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostChange {
+    /// A policy has another governor than schedutil, or that one again.
+    Governor {
+        /// Number of the policy, as in `policy4`.
+        policy: u32,
+        /// Whether it is schedutil.
+        schedutil: bool,
+    },
+    /// A vCPU's thread may run where it isn't pinned to, or no longer.
+    Pin {
+        /// Whose.
+        vcpu: VcpuId,
+        /// Whether it is pinned.
+        pinned: bool,
+    },
+}
 
 /// Gets each event as it happens, such as for a file. Like the device's [`Events`], it neither
 /// blocks nor panics.

@@ -17,31 +17,12 @@ use std::path::PathBuf;
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
 use crate::kvm::diagnostics::Diagnostics;
-use crate::kvm::event_stats::EventStats;
+use crate::kvm::event_stats::{EventStats, HostChange};
 
 /// The governor under which frequencies follow clamps.
 const SCHEDUTIL: &str = "schedutil";
 /// Longer than any governor's name (CPUFREQ_NAME_LEN, 16) with its line feed.
 const NAME_LEN: usize = 32;
-
-/// What has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostChange {
-    /// A policy has another governor than schedutil, or that one again.
-    Governor {
-        /// Number of the policy, as in `policy4`.
-        policy: u32,
-        /// Whether it is schedutil.
-        schedutil: bool,
-    },
-    /// A vCPU's thread may run where it isn't pinned to, or no longer.
-    Pin {
-        /// Whose.
-        vcpu: VcpuId,
-        /// Whether it is pinned.
-        pinned: bool,
-    },
-}
 
 /// What is looked at.
 #[derive(Debug)]

@@ -32,10 +32,9 @@ pub use bridge::{
     IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
-pub use event_stats::{EventSink, EventStats};
+pub use event_stats::{EventSink, EventStats, HostChange};
 #[cfg(feature = "kvm-ioctls")]
 pub use free_slot::FreeSlot;
-pub use host_watch::HostChange;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -23,10 +23,22 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes it and moves the calling thread there.
+    /// Makes it, in place of one that a killed process has left, and moves the calling thread
+    /// there.
     pub fn with_current(name: &str) -> Result<Self> {
-        let dir = PathBuf::from(TREE).join(name);
-        sysfs::write(format!("{TREE}/cgroup.subtree_control"), "+cpu")?;
+        Self::below(Path::new(TREE), name)
+    }
+
+    /// Makes one in it, which the calling thread moves to.
+    pub fn child(&self, name: &str) -> Result<Self> {
+        Self::below(&self.dir, name)
+    }
+
+    fn below(parent: &Path, name: &str) -> Result<Self> {
+        let dir = parent.join(name);
+        sysfs::write(parent.join("cgroup.subtree_control"), "+cpu")?;
+        // What is in use stays, and shows below.
+        let _ = fs::remove_dir(&dir);
         fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
         sysfs::write(dir.join("cgroup.type"), "threaded")?;
         let tid = nix::unistd::gettid();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule, Target};
+use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule};
 
 use super::group::Group;
 use super::tiny_vm::{Deed, TinyVm};
@@ -26,17 +26,14 @@ enum Way {
     ExitThread,
     /// Exit to userspace, a write of the cgroup's file.
     ExitGroup,
-    /// Kernel module, sched_setattr on the current thread.
-    KfuncThread,
     /// Kernel module, a write of the cgroup's file.
     KfuncGroup,
     /// An event to a thread of the VMM, which writes the cgroup's file.
     WorkerGroup,
 }
 
-const WAYS: [(Way, &str); 5] = [
+const WAYS: [(Way, &str); 4] = [
     (Way::ExitThread, "exit, sched_setattr"),
-    (Way::KfuncThread, "kfunc, sched_setattr"),
     (Way::ExitGroup, "exit, cgroup"),
     (Way::KfuncGroup, "kfunc, cgroup"),
     (Way::WorkerGroup, "worker, cgroup"),
@@ -56,7 +53,7 @@ pub fn run() -> Result<Value> {
     for fifo in [false, true] {
         for (way, name) in WAYS {
             let seen = changes(way, fifo).with_context(|| name.to_owned())?;
-            let group = !matches!(way, Way::ExitThread | Way::KfuncThread);
+            let group = way != Way::ExitThread;
             held &= seen.dips.changes >= CHANGES && seen.missed == 0;
             // That the others dip is why they aren't taken.
             held &= group == (seen.dips.dips.is_empty());
@@ -99,11 +96,17 @@ fn on_thread(way: Way, fifo: bool) -> Result<Seen> {
     let mut vcpu = like(policy, 0)?;
     vcpu.actuate = match way {
         Way::ExitThread | Way::ExitGroup => ActuateBy::Nobody,
-        Way::KfuncThread | Way::KfuncGroup => ActuateBy::Kfunc,
+        Way::KfuncGroup => ActuateBy::Kfunc,
         Way::WorkerGroup => ActuateBy::Worker,
     };
     let host = start(&policies, vec![vcpu])?;
-    let module = module(way, &group)?;
+    let module = match way {
+        Way::KfuncGroup => Some(HostModule::open(1, 1)?),
+        _ => None,
+    };
+    if let Some(module) = &module {
+        module.bind(0, group.min.as_fd(), group.max.as_fd())?;
+    }
     host.register_thread(VcpuId(0))?;
     let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
     let _event = match way {
@@ -138,20 +141,6 @@ fn on_thread(way: Way, fifo: bool) -> Result<Seen> {
         exits: run.exits,
         clamp_after_ns: after.map_or(Value::Null, |after| super::histogram(&after.after_ns)),
     })
-}
-
-fn module(way: Way, group: &Group) -> Result<Option<HostModule>> {
-    let target = match way {
-        Way::KfuncThread => Target::Thread,
-        Way::KfuncGroup => Target::Group {
-            min: group.min.as_fd(),
-            max: group.max.as_fd(),
-        },
-        _ => return Ok(None),
-    };
-    let module = HostModule::open(1, 1)?;
-    module.bind(0, target)?;
-    Ok(Some(module))
 }
 
 /// Does `work` with a thread beside it that serves events, on another policy's CPUs.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
+use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
 use super::group::Group;
 use super::tiny_vm::{Deed, Outcome, TinyVm};
@@ -86,8 +86,7 @@ fn one(count: u16) -> Result<Value> {
     let host = start(&policies, vcpus?)?;
     let module = HostModule::open(count, count)?;
     for domain in 0..count {
-        let (min, max) = (group.min.as_fd(), group.max.as_fd());
-        module.bind(domain, Target::Group { min, max })?;
+        module.bind(domain, group.min.as_fd(), group.max.as_fd())?;
     }
     host.register_thread(VcpuId(last))?;
     let mut vm = TinyVm::with_vcpus(Some((BASE, host.pages())), count.into())?;

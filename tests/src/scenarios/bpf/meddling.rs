@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Another process changes what the module sets: the clamps of a vCPU's group or thread, its
-//! policy, its priority. The next request is in force again, and the module changes clamps alone.
+//! Another process changes what the module sets: the clamps of a vCPU's group, or of the group above
+//! it, its policy, its priority. The next request is in force again, and the module changes clamps
+//! alone.
 
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
-use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
+use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
 use super::group::{Group, write_util};
 use super::requests::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
-use crate::harness::sys::{policy_of, set_clamp, set_policy_of};
+use crate::harness::sys::{policy_of, set_policy_of};
 use crate::harness::{console_commands, load};
 
 /// What is asked for, and then asked for again.
@@ -22,13 +23,13 @@ pub fn run() -> Result<Value> {
     let running = std::thread::Builder::new().spawn(|| {
         let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
         let _event = vcpu.vm.swallow(SET_PERF)?;
-        Ok::<_, anyhow::Error>([group(&mut vcpu)?, thread(&mut vcpu)?, policy(&mut vcpu)?])
+        Ok::<_, anyhow::Error>([group(&mut vcpu)?, above(&mut vcpu)?, policy(&mut vcpu)?])
     })?;
     let rows = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
     console_commands::unload_host_module()?;
     let held = rows.iter().all(|(held, _)| *held);
-    let [group, thread, policy] = rows.map(|(_, row)| row);
-    Ok(json!({ "held": held, "group": group, "thread": thread, "policy": policy }))
+    let [group, above, policy] = rows.map(|(_, row)| row);
+    Ok(json!({ "held": held, "group": group, "group_above": above, "policy": policy }))
 }
 
 /// The clamps in force after one request.
@@ -41,8 +42,7 @@ fn ask(vcpu: &mut Vcpu, khz: u32) -> Result<(u32, u32)> {
 fn group(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
     let group = Group::with_current("meddling")?;
     let module = HostModule::open(1, 1)?;
-    let (min, max) = (group.min.as_fd(), group.max.as_fd());
-    module.bind(0, Target::Group { min, max })?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let wanted = (vcpu.policy.util(ASKED_KHZ), 1024);
     let first = ask(vcpu, ASKED_KHZ)?;
     let before = vcpu.counters()?;
@@ -71,20 +71,32 @@ fn group(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-/// The thread's own floor.
-fn thread(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+/// A group above has a lower limit: a repeated request writes nothing, and a limit that is taken
+/// away is noticed.
+fn above(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let above = Group::with_current("above")?;
+    let below = above.child("meddling")?;
     let module = HostModule::open(1, 1)?;
-    module.bind(0, Target::Thread)?;
+    module.bind(0, below.min.as_fd(), below.max.as_fd())?;
     vcpu.host.forget(0);
-    let wanted = (vcpu.policy.util(ASKED_KHZ), 1024);
-    let first = ask(vcpu, ASKED_KHZ)?;
-    set_clamp(7, 1024)?;
-    let again = ask(vcpu, ASKED_KHZ)?;
-    let held = [first, again] == [wanted; 2];
-    Ok((
-        held,
-        json!({ "wanted": wanted, "first": first, "then": again }),
-    ))
+    let util = vcpu.policy.util(ASKED_KHZ);
+    write_util(&above.min, util / 2)?;
+    let limited = ask(vcpu, ASKED_KHZ)?;
+    let (before, written) = (vcpu.counters()?, module.applied(0)?.applied);
+    for _ in 0..10 {
+        ask(vcpu, ASKED_KHZ)?;
+    }
+    let unchanged = vcpu.counters()?.unchanged - before.unchanged;
+    let written = module.applied(0)?.applied - written;
+    write_util(&above.min, 1024)?;
+    let free = ask(vcpu, ASKED_KHZ)?;
+    let held =
+        (limited, free) == ((util / 2, 1024), (util, 1024)) && (unchanged, written) == (10, 0);
+    let row = json!({
+        "limited": limited, "asked_again": 10, "unchanged": unchanged, "written": written,
+        "free": free, "wanted": util,
+    });
+    Ok((held, row))
 }
 
 /// Policy, priority and nice value, one after the other.
@@ -97,11 +109,12 @@ const POLICIES: [(i32, i32, i32); 5] = [
 ];
 const CHANGES: usize = 5_000;
 
-/// chrt and renice, while the vCPU clamps itself as fast as it can: none is undone, nor a clamp
+/// chrt and renice, while the vCPU's group is clamped as fast as it can: none is undone, nor a clamp
 /// refused.
 fn policy(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+    let group = Group::with_current("policy")?;
     let module = HostModule::open(1, 1)?;
-    module.bind(0, Target::Thread)?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let tid = nix::unistd::gettid().as_raw();
     let done = AtomicBool::new(false);
     let undone = std::thread::scope(|scope| {

@@ -2,6 +2,7 @@
 //! More than one VMM, VMMs that are killed, and what the programs cost the rest of the host.
 
 use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, HostModule, Target};
+use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
+use super::group::Group;
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Plan, Policy, like, start};
 use crate::harness::plan::first_cpus;
@@ -31,7 +33,8 @@ pub fn vmm(words: &[String]) -> Result<()> {
     load::pin(cpu)?;
     let host = start(&policies, vec![vcpu])?;
     let module = HostModule::open(1, 1)?;
-    module.bind(0, Target::Thread)?;
+    let group = Group::with_current(&format!("vmm{cpu}"))?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     host.register_thread(VcpuId(0))?;
     let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
     let _event = vm.swallow(BASE + 4)?;

@@ -10,6 +10,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{DEVICE, HostModule, verify};
 
+use super::group::Group;
 use crate::harness::{console_commands, sys};
 
 const REFUSED: [&str; 3] = ["refused_switch", "refused_entry", "refused_userspace_exit"];
@@ -43,13 +44,15 @@ pub fn run() -> Result<Value> {
 /// then, and is set up when the first one is closed.
 fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
     let open = || -> Result<File> { Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?) };
+    let group = Group::with_current("refused")?;
+    let bind = |file: &File| sys::bind_group(file, 0, &group.min, &group.max);
     let second = open()?;
     let error = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     let busy = error(sys::set_up_host_module(&second, 2, 1));
-    let bound = error(sys::bind_thread(&second, 0));
+    let bound = error(bind(&second));
     drop(first);
     let again = error(sys::set_up_host_module(&second, 2, 1));
-    let then_bound = error(sys::bind_thread(&second, 0));
+    let then_bound = error(bind(&second));
     let held =
         [busy, bound, again, then_bound] == [Some(libc::EBUSY), Some(libc::EINVAL), None, None];
     let row = json!({

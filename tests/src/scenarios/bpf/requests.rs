@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::{
-    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, Target, VcpuPolicy, Waiting,
+    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, VcpuPolicy, Waiting,
 };
 
 use super::group::{Group, write_util};
@@ -144,8 +144,7 @@ fn clamped() -> Result<Value> {
     let group = Group::with_current("requests")?;
     let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
-    let (min, max) = (group.min.as_fd(), group.max.as_fd());
-    module.bind(0, Target::Group { min, max })?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let by_exit = exits(&mut vcpu, &group)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let _others = vcpu.vm.swallow(OTHERS_SET_PERF)?;

@@ -21,15 +21,11 @@ struct vcpufreq_host_vm {
 	__u32 domains;		/* 1 to vcpus */
 };
 
-/* How a domain is clamped. */
-#define VCPUFREQ_HOST_GROUP	0	/* by the two files of a cgroup, open for writing */
-#define VCPUFREQ_HOST_THREAD	1	/* by sched_setattr on the vCPU that asks; it dips */
-
+/* A domain is clamped by two files of a cgroup, open for writing. */
 struct vcpufreq_host_bind {
 	__u32 domain;
-	__u32 by;
-	__s32 min_fd;		/* cpu.uclamp.min; -1 for a thread */
-	__s32 max_fd;		/* cpu.uclamp.max; -1 for a thread */
+	__s32 min_fd;		/* cpu.uclamp.min */
+	__s32 max_fd;		/* cpu.uclamp.max */
 };
 
 /* For what the VMM itself has to put into force: one writer has the last word. */
