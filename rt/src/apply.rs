@@ -105,10 +105,9 @@ pub fn apply(
         host.discard(PATH).map_err(ApplyError::Unrecorded)?;
         return Err(why);
     }
-    let applied = make(host, plan, report);
     Ok(Applied {
         closed_earlier_boot,
-        ..applied
+        ..make(host, plan, report)
     })
 }
 
