@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Makes a plan's changes, after the old values are on disk.
 
-use std::{collections::BTreeSet, io};
+use std::io;
 
 use thiserror::Error;
 
@@ -105,31 +105,21 @@ pub fn apply(
         host.discard(PATH).map_err(ApplyError::Unrecorded)?;
         return Err(why);
     }
-    let applied = make(host, plan, report);
     Ok(Applied {
         closed_earlier_boot,
-        ..applied
+        ..make(host, plan, report)
     })
 }
 
-/// Makes the changes that aren't made yet. Some have to be in an order that depends on the old
-/// values: what is refused is tried again after the others, as long as that helps.
+/// Makes the changes that aren't made yet.
 fn make(host: &dyn Host, plan: &Plan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
     let mut applied = Applied::default();
     let changes = plan.changes().map(|(_, change)| change);
-    let mut left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
-    let mut reported = BTreeSet::new();
-    loop {
-        let made = applied.made;
-        left = pass(host, &left, &mut applied, &mut |name, old, new| {
-            if reported.insert(name.to_owned()) {
-                report(name, old, new);
-            }
-        });
-        if left.is_empty() || applied.made == made {
-            return applied;
-        }
-    }
+    let left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
+    record::until_stuck(left, report, |left, report| {
+        pass(host, left, &mut applied, report)
+    });
+    applied
 }
 
 /// Makes these changes; those that could not be made.

@@ -2,7 +2,7 @@
 //! The record of what was before: on disk before the first change, removed after the last one is
 //! undone. It is of one boot: after another, the kernel's files are as that boot made them.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeSet, io, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -125,6 +125,28 @@ impl Record {
 
 pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
     look.read(BOOT_ID).map_err(|_| RecordError::NoBootId)
+}
+
+/// Has `pass` carry out what is left, and return what still is, as long as that gets less: some
+/// changes have to be in an order that depends on the old values. `report` gets each name once.
+pub(crate) fn until_stuck<T>(
+    mut left: Vec<T>,
+    report: &mut dyn FnMut(&str, &str, &str),
+    mut pass: impl FnMut(&[T], &mut dyn FnMut(&str, &str, &str)) -> Vec<T>,
+) -> Vec<T> {
+    let mut reported = BTreeSet::new();
+    let mut once = |name: &str, now: &str, new: &str| {
+        if reported.insert(name.to_owned()) {
+            report(name, now, new);
+        }
+    };
+    loop {
+        let before = left.len();
+        left = pass(&left, &mut once);
+        if left.is_empty() || left.len() == before {
+            return left;
+        }
+    }
 }
 
 /// Gives a target a value, and looks whether it has it.

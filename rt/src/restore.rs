@@ -2,7 +2,7 @@
 //! Brings back the old values of the record, last change first. A value that is the old one already
 //! is not written. So restore may be killed and run again at any point, and so may apply before it.
 
-use std::{collections::BTreeSet, io};
+use std::io;
 
 use thiserror::Error;
 
@@ -95,21 +95,11 @@ fn bring_back(
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     let mut done = Done::default();
-    let mut entries: Vec<&Entry> = record.entries.iter().rev().collect();
-    let mut reported = BTreeSet::new();
-    // As in apply: what is refused is tried again after the others, as long as that helps.
-    loop {
-        let before = done.brought_back;
-        entries = pass(host, &entries, &mut done, &mut |name, now, old| {
-            if reported.insert(name.to_owned()) {
-                report(name, now, old);
-            }
-        });
-        if entries.is_empty() || done.brought_back == before {
-            break;
-        }
-    }
-    let kept: Vec<Entry> = entries.into_iter().rev().cloned().collect();
+    let entries: Vec<&Entry> = record.entries.iter().rev().collect();
+    let kept = record::until_stuck(entries, report, |left, report| {
+        pass(host, left, &mut done, report)
+    });
+    let kept: Vec<Entry> = kept.into_iter().rev().cloned().collect();
     let ended = match kept.is_empty() {
         true => host.discard(PATH),
         false => {

@@ -82,6 +82,11 @@ struct Changes {
 }
 
 impl Changes {
+    fn new(json: bool) -> Self {
+        let made = Vec::new();
+        Self { json, made }
+    }
+
     fn add(&mut self, name: &str, old: &str, new: &str) {
         if self.json {
             self.made
@@ -115,11 +120,7 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     let host = KernelHost::default();
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
-    let json = args.json;
-    let mut changes = Changes {
-        json,
-        made: Vec::new(),
-    };
+    let mut changes = Changes::new(args.json);
     let profile = (wanted.profile_name.as_str(), &wanted.profile);
     let applied = apply(&host, &plan, profile, &mut |name, old, new| {
         changes.add(name, old, new);
@@ -187,10 +188,7 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
 
 fn restore_command(json: bool) -> anyhow::Result<u8> {
     let host = KernelHost::default();
-    let mut changes = Changes {
-        json,
-        made: Vec::new(),
-    };
+    let mut changes = Changes::new(json);
     let restored = restore(&host, &mut |name, now, old| changes.add(name, now, old))?;
     match restored {
         Restored::Nothing => {

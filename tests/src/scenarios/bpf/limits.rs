@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::HostBpf;
 
-use super::requests::{FROM_KHZ, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, stores};
 use super::tiny_vm::{Deed, TinyVm};
+use super::vcpu::{FROM_KHZ, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, stores};
 use super::{BASE, Policy, like, start};
 use crate::harness::load;
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
 use super::group::{Group, write_util};
-use super::requests::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
+use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
 use crate::harness::sys::{policy_of, set_policy_of};
 use crate::harness::{console_commands, load};
 

@@ -18,6 +18,7 @@ mod replace;
 mod requests;
 mod settled;
 mod tiny_vm;
+mod vcpu;
 mod wake;
 
 use std::path::PathBuf;

@@ -15,15 +15,15 @@ use vcpufreq_host_bpf::{
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
+use super::vcpu::{
+    FLOOD, FROM_KHZ, ONE, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, Vcpu, by_other, others_counters,
+    own_clamp, own_clamps, set_limit, stores, the_one_that_waits,
+};
 use super::{BASE, Policy, like, settled, start};
 use crate::harness::sys::set_deadline;
 use crate::harness::{console_commands, load, sysfs};
 
-pub(super) const SET_PERF: u64 = BASE + 4;
 const MANY: u64 = 100_000;
-pub(super) const ONE: VcpuId = VcpuId(0);
-/// set_perf of another vCPU in the same domain.
-pub(super) const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
 
 pub fn run() -> Result<Value> {
     let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
@@ -39,69 +39,12 @@ pub fn run() -> Result<Value> {
     Ok(result)
 }
 
-/// The current thread as the vCPU of a tiny VM.
-pub(super) struct Vcpu {
-    pub policy: Policy,
-    how: VcpuPolicy,
-    pub vm: TinyVm,
-    pub host: HostBpf,
-}
-
-impl Vcpu {
-    pub fn new(actuate: ActuateBy) -> Result<Self> {
-        let policies = Policy::all()?;
-        let policy = policies.last().context("no policy")?.clone();
-        load::pin(policy.cpu())?;
-        let mut how = like(&policy, 0)?;
-        how.actuate = actuate;
-        let host = start(&policies, vec![how.clone(), how.clone()])?;
-        host.register_thread(ONE)?;
-        let vm = TinyVm::new(Some((BASE, host.pages())))?;
-        Ok(Self {
-            policy,
-            how,
-            vm,
-            host,
-        })
-    }
-
-    /// The outcome, and virtual ns for each access, the two ends of a run included.
-    fn timed(&mut self, deed: Deed, left: impl FnMut(u64, u32)) -> Result<(Outcome, u64)> {
-        let start = Instant::now();
-        let outcome = self.vm.run(deed, left)?;
-        let ns = u64::try_from(start.elapsed().as_nanos())?;
-        Ok((outcome, ns / deed.times))
-    }
-
-    pub fn counters(&self) -> Result<Counters> {
-        self.host.counters(ONE).context("no vCPU")
-    }
-}
-
 fn loads(address: u64) -> Deed {
     Deed {
         times: MANY,
         address,
         read: true,
         ..Deed::default()
-    }
-}
-
-pub(super) fn stores(times: u64, value: u32, step: u32) -> Deed {
-    Deed {
-        times,
-        address: SET_PERF,
-        value,
-        step,
-        ..Deed::default()
-    }
-}
-
-/// One request for another vCPU of the domain.
-pub(super) fn by_other(khz: u32) -> Deed {
-    Deed {
-        address: OTHERS_SET_PERF,
-        ..stores(1, khz, 0)
     }
 }
 
@@ -171,8 +114,6 @@ fn clamped() -> Result<Value> {
 
 /// Each of these changes the clamp: 2 800 kHz are one step of 1 024.
 const CHANGES: u64 = 500;
-pub(super) const FROM_KHZ: u32 = 700_000;
-pub(super) const STEP_KHZ: u32 = 2_800;
 
 /// What a write costs by an exit, with the same clamp by the same file.
 fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
@@ -316,37 +257,6 @@ fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Valu
     ))
 }
 
-/// Of the other vCPU of the domain.
-pub(super) fn others_counters(host: &HostBpf) -> Result<Counters> {
-    host.counters(VcpuId(1)).context("no vCPU")
-}
-
-pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
-    let events: Vec<_> = vcpu
-        .host
-        .worker()?
-        .wait(Duration::from_millis(100))?
-        .collect();
-    match events[..] {
-        [Event::Waiting(waiting)] => Ok(waiting),
-        _ => bail!("one request waits, and the events are {events:?}"),
-    }
-}
-
-/// Requests, of which some pass at once.
-pub(super) const FLOOD: u64 = 600;
-
-pub(super) fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
-    vcpu.how.limit = match on {
-        true => Some(RateLimit {
-            per_second: NonZeroU32::new(100).context("0")?,
-            burst: NonZeroU32::new(10).context("0")?,
-        }),
-        false => None,
-    };
-    Ok(vcpu.host.set_policy(ONE, vcpu.how.clone())?)
-}
-
 /// Serves the requests that wait; how many, and whether all are in force.
 fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
     let worker = vcpu.host.worker()?;
@@ -407,20 +317,6 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
         "not_applicable": counters.not_applicable,
     });
     Ok((held, row))
-}
-
-pub(super) fn own_clamp() -> Result<u32> {
-    Ok(own_clamps()?.0)
-}
-
-/// uclamp.min and uclamp.max in force for this thread.
-pub(super) fn own_clamps() -> Result<(u32, u32)> {
-    let text = sysfs::text("/proc/thread-self/sched")?;
-    let field = |name| crate::harness::vm::field(&text, name);
-    Ok((
-        field("effective uclamp.min")?,
-        field("effective uclamp.max")?,
-    ))
 }
 
 /// On a host without uclamp.

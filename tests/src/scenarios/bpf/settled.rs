@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::{Clamp, Khz};
 use vcpufreq_host_bpf::{HostModule, Settled};
 
-use super::requests::{
+use super::vcpu::{
     FLOOD, FROM_KHZ, ONE, STEP_KHZ, Vcpu, by_other, others_counters, own_clamp, set_limit, stores,
     the_one_that_waits,
 };

@@ -11,7 +11,7 @@ use std::io::Write as _;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::cost::Measured;
+use super::measured::Measured;
 use crate::harness::policy::Policy;
 use crate::harness::trace::TRACING;
 use crate::harness::trace::instance::Instance;

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::before_entry::Order;
-use crate::harness::plan::{Plan, first_cpus, registers, set_governor};
+use super::measured::Measured;
+use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
-use crate::harness::vm::{Setup, Vm};
 
 /// Writes that are timed.
 const WRITES: u64 = 500;
@@ -80,20 +80,6 @@ fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
     wrong.collect()
 }
 
-/// A guest whose last vCPU makes the accesses.
-pub struct Measured {
-    /// The guest.
-    pub vm: Vm,
-    /// How its accesses go.
-    pub path: &'static str,
-    /// The vCPU.
-    pub vcpu: usize,
-    /// Where the vCPU's registers are.
-    pub page: u64,
-    /// What it asks for in turn.
-    pub opps: String,
-}
-
 struct Row {
     path: &'static str,
     op: &'static str,
@@ -113,30 +99,6 @@ struct Ends {
 }
 
 impl Measured {
-    /// Boots it by a path.
-    pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
-        let setup = Setup {
-            silent: true,
-            ..Setup::mirroring(&first_cpus(policies))
-        };
-        let setup = setup.with(&["--path", path, "--rate-limit", "0"]);
-        let mut vm = plan.guest(&setup)?;
-        for vcpu in 0..policies.len() {
-            set_governor(&mut vm, vcpu, "userspace")?;
-        }
-        let vcpu = policies.len() - 1;
-        let opps = &policies.last().context("no policy")?.opps;
-        let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
-        let page = registers(&mut vm)? + 0x1000 * u64::try_from(vcpu)?;
-        Ok(Self {
-            vm,
-            path,
-            vcpu,
-            page,
-            opps: opps.join(" "),
-        })
-    }
-
     /// Reads: median and 99th percentile, ns.
     pub fn reads(&mut self) -> Result<(f64, f64)> {
         let (vcpu, page) = (self.vcpu, self.page);

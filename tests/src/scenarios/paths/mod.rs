@@ -8,6 +8,7 @@ pub mod cost;
 #[cfg(feature = "bpf")]
 pub mod fallbacks;
 pub mod in_force;
+pub mod measured;
 pub mod no_exit;
 pub mod order;
 pub mod unpinned;

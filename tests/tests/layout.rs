@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The layout of the sources, as docs/design.md draws it:
+//! - a crate depends on crates below it only
+//! - the modules of a crate use each other without a cycle
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use syn::visit::{self, Visit};
+
+/// Each crate and what it may depend on, the lowest first.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("vcpufreq-device", &[]),
+    ("vcpufreq-dt", &[]),
+    ("vcpufreq-host-bpf", &["vcpufreq-device"]),
+    ("vcpufreq-rt", &["vcpufreq-device"]),
+    ("vcpufreq-load", &["vcpufreq-device"]),
+    (
+        "vcpufreq-bench",
+        &["vcpufreq-device", "vcpufreq-dt", "vcpufreq-load"],
+    ),
+    (
+        "vcpufreq",
+        &[
+            "vcpufreq-device",
+            "vcpufreq-dt",
+            "vcpufreq-host-bpf",
+            "vcpufreq-rt",
+            "vcpufreq-bench",
+        ],
+    ),
+    (
+        "vcpufreq-tests",
+        &[
+            "vcpufreq-device",
+            "vcpufreq-host-bpf",
+            "vcpufreq-bench",
+            "vcpufreq-load",
+        ],
+    ),
+    ("vcpufreq-lab", &[]),
+];
+
+/// A module's path below its crate's root, which is empty.
+type Module = Vec<String>;
+type Uses = BTreeMap<Module, BTreeSet<Module>>;
+
+#[test]
+fn crates_depend_on_crates_below_them() {
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    let packages = packages();
+    let names: BTreeSet<&str> = packages.iter().filter_map(name).collect();
+    assert_eq!(names, allowed.keys().copied().collect());
+    for package in &packages {
+        let of = name(package).expect("a name");
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        for on in dependencies.iter().filter_map(name) {
+            let own = names.contains(on);
+            assert!(!own || allowed[of].contains(&on), "{of} depends on {on}");
+        }
+    }
+}
+
+#[test]
+fn no_crate_has_a_cycle_of_modules() {
+    for package in packages() {
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        let sources = Path::new(manifest).with_file_name("src");
+        let found = cycles(&uses_of(&sources));
+        assert!(found.is_empty(), "{}: {found:?}", sources.display());
+    }
+}
+
+#[test]
+fn a_cycle_is_found_at_each_depth() {
+    let sources = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        let path = sources.path().join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(path, text).expect("written");
+    };
+    write("lib.rs", "mod a; mod b; pub use a::one;");
+    write("a/mod.rs", "mod c; mod d; pub fn one() { c::one() }");
+    write(
+        "a/c.rs",
+        "use super::d::{self, two}; pub fn one() { two() }",
+    );
+    write("a/d.rs", "pub fn two() { let _ = crate::b::three; }");
+    write(
+        "b.rs",
+        "pub fn three() {}\n#[cfg(test)] mod tests { use crate::a; }",
+    );
+    assert_eq!(cycles(&uses_of(sources.path())), Vec::<Vec<String>>::new());
+    write("b.rs", "pub fn three() { crate::a::one() }");
+    assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+    write("b.rs", "");
+    write("a/d.rs", "use super::c; pub fn two() { c::one() }");
+    assert_eq!(cycles(&uses_of(sources.path())), [["a::c", "a::d"]]);
+}
+
+fn name(value: &Value) -> Option<&str> {
+    value["name"].as_str()
+}
+
+/// This workspace's packages.
+fn packages() -> Vec<Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["metadata", "--no-deps", "--offline", "--format-version=1"];
+    let output = Command::new(cargo).args(words).output().expect("cargo");
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+/// The modules below a folder, and which others each uses.
+fn uses_of(sources: &Path) -> Uses {
+    let files = modules(sources, &[]);
+    let known: BTreeSet<&Module> = files.keys().collect();
+    let uses = files.iter().map(|(module, file)| {
+        let text = fs::read_to_string(file).expect("a source");
+        let mut paths = Paths::default();
+        paths.visit_file(&syn::parse_file(&text).expect("Rust"));
+        let resolved = paths
+            .0
+            .iter()
+            .filter_map(|path| resolve(path, module, &known));
+        (module.clone(), resolved.collect())
+    });
+    uses.collect()
+}
+
+/// The files of the modules, but of those that are tests.
+fn modules(folder: &Path, above: &[String]) -> BTreeMap<Module, PathBuf> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .expect("UTF-8");
+        let mut module = above.to_vec();
+        if path.is_dir() {
+            module.push(stem.to_owned());
+            found.extend(modules(&path, &module));
+        } else if path.extension().is_some_and(|end| end == "rs") && !stem.ends_with("tests") {
+            if !["lib", "main", "mod"].contains(&stem) {
+                module.push(stem.to_owned());
+            }
+            found.insert(module, path);
+        }
+    }
+    found
+}
+
+/// What a file names: the paths of its uses, and those in its code.
+#[derive(Default)]
+struct Paths(Vec<Vec<String>>);
+
+impl Paths {
+    fn add_tree(&mut self, before: &[String], tree: &syn::UseTree) {
+        let with = |word: &syn::Ident| [before, &[word.to_string()]].concat();
+        match tree {
+            syn::UseTree::Path(path) => self.add_tree(&with(&path.ident), &path.tree),
+            syn::UseTree::Name(name) => self.0.push(with(&name.ident)),
+            syn::UseTree::Rename(rename) => self.0.push(with(&rename.ident)),
+            syn::UseTree::Glob(_) => self.0.push(before.to_vec()),
+            syn::UseTree::Group(group) => {
+                group
+                    .items
+                    .iter()
+                    .for_each(|item| self.add_tree(before, item));
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let test = |attribute: &syn::Attribute| {
+            attribute.path().is_ident("cfg")
+                && attribute
+                    .parse_args::<syn::Ident>()
+                    .is_ok_and(|word| word == "test")
+        };
+        if !item.attrs.iter().any(test) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.add_tree(&[], &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let words = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string());
+        self.0.push(words.collect());
+        visit::visit_path(self, path);
+    }
+}
+
+/// The deepest module that a path in the module `here` goes through, if it is another one that
+/// is neither below nor above.
+fn resolve(path: &[String], here: &[String], known: &BTreeSet<&Module>) -> Option<Module> {
+    let ups = path.iter().take_while(|word| *word == "super").count();
+    let mut full = match path.first()?.as_str() {
+        "crate" => path[1..].to_vec(),
+        "self" => [here, &path[1..]].concat(),
+        "super" => [here.get(..here.len().checked_sub(ups)?)?, &path[ups..]].concat(),
+        _ => [here, path].concat(),
+    };
+    while !known.contains(&full) {
+        full.pop()?;
+    }
+    let related = full.starts_with(here) || here.starts_with(&full);
+    (!related).then_some(full)
+}
+
+/// The modules that use each other in a circle, among those of one folder.
+fn cycles(uses: &Uses) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let folders: BTreeSet<&[String]> = uses
+        .keys()
+        .filter_map(|module| Some(module.split_last()?.1))
+        .collect();
+    for folder in folders {
+        // Of two modules, the parts in which they differ first below this folder.
+        let mut arrows: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
+        for (module, used) in uses {
+            let below =
+                |module: &'_ Module| module.starts_with(folder) && module.len() > folder.len();
+            for other in used.iter().filter(|other| below(module) && below(other)) {
+                let (from, to) = (&module[folder.len()], &other[folder.len()]);
+                if from != to {
+                    arrows.entry(from).or_default().insert(to);
+                }
+            }
+        }
+        let reached = |from: &String| {
+            let mut seen = BTreeSet::new();
+            let mut next: Vec<&String> = arrows.get(from).into_iter().flatten().copied().collect();
+            while let Some(module) = next.pop() {
+                if seen.insert(module) {
+                    next.extend(arrows.get(module).into_iter().flatten().copied());
+                }
+            }
+            seen
+        };
+        let circle: Vec<&String> = arrows
+            .keys()
+            .copied()
+            .filter(|from| reached(from).contains(from))
+            .collect();
+        if !circle.is_empty() {
+            let full = |name: &&String| [folder, &[(*name).clone()]].concat().join("::");
+            found.push(circle.iter().map(full).collect());
+        }
+    }
+    found
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The library as another VMM gets it: packaged, and unpacked away from this workspace, its
+//! example runs on real KVM.
+
+use std::path::Path;
+use std::process::Command;
+
+fn cargo(words: &[&str], folder: &Path) -> String {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    let output = command.args(words).current_dir(folder).output();
+    let output = output.expect("cargo");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo {words:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_packaged_library_runs_its_example() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = dir.path().to_str().expect("UTF-8");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let package = [
+        "package",
+        "--offline",
+        "--allow-dirty",
+        "--no-verify",
+        "--target-dir",
+        at,
+    ];
+    let crates = [
+        "-p",
+        "vcpufreq-device",
+        "-p",
+        "vcpufreq-host-bpf",
+        "-p",
+        "vcpufreq-dt",
+    ];
+    cargo(
+        &[&package[..], &crates[..], &["-p", "vcpufreq-rt"]].concat(),
+        &workspace,
+    );
+    let name = format!("vcpufreq-device-{}", env!("CARGO_PKG_VERSION"));
+    let archive = dir.path().join(format!("package/{name}.crate"));
+    let mut tar = Command::new("tar");
+    let unpacked = tar.arg("-xzf").arg(archive).arg("-C").arg(at).status();
+    assert!(unpacked.expect("tar").success());
+    let test = [
+        "test",
+        "--offline",
+        "--features=kvm-ioctls",
+        "--test=attach",
+        "--",
+        "--nocapture",
+    ];
+    let printed = cargo(&test, &dir.path().join(&name));
+    print!("{printed}");
+    assert!(printed.contains("1 passed"), "{printed}");
+}
