@@ -7,8 +7,8 @@
 //!              record of the old values ◀── apply ├─▶ check: set? effective on these CPUs?
 //!                        └────────────▶ restore
 //! ```
-//! [`plan`] only looks. [`apply`] writes what the plan lists and nothing else, after the old
-//! values are on disk. [`restore`] brings those back, after a crash of either too. What only a
+//! [`plan()`] only looks. [`apply()`] writes what the plan lists and nothing else, after the old
+//! values are on disk. [`restore()`] brings those back, after a crash of either too. What only a
 //! reboot or the firmware can change is in the plan as text for people.
 //!
 //! [`cli`] is the command line `vcpufreq rt`. The rest knows no VM and no virtual cpufreq device; it

@@ -77,8 +77,8 @@ pub enum RtCommand {
 /// Options of plan, apply and check.
 #[derive(Debug, Default, Args)]
 pub struct RtArgs {
-    /// Read options from a TOML file: profile, housekeeping, [guest] with NAME = "CPUS", and
-    /// [settings] in place of the profile's; flags win
+    /// Read options from a TOML file: profile, housekeeping, the table guest with NAME = "CPUS", and
+    /// the table settings in place of the profile's; flags win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// A shipped profile, or a file's path [default: kvm-rt]

@@ -112,3 +112,11 @@ fn a_speed_that_was_set_by_hand_comes_back() {
         assert_eq!(host.snapshot()[&cur], "2800000");
     });
 }
+
+#[test]
+fn every_shipped_profile_there_and_back() {
+    for (name, _) in vcpufreq_rt::SHIPPED {
+        let profile = Profile::shipped(name).unwrap();
+        there_and_back(&FakeKernel::four(), &profile, &|_| {});
+    }
+}
