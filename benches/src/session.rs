@@ -5,6 +5,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use crate::BenchArgs;
@@ -12,7 +13,7 @@ use crate::duty_cycle::{DUTIES, run_us};
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, runs_vcpu, threads};
 use crate::load_client::LoadClient;
-use crate::load_log::LoadLog;
+use crate::load_log::marks;
 use crate::machine::{Cluster, Machine};
 use crate::observed::{Observed, Unsettled};
 use crate::rest::{Above, Rounds, settled};
@@ -81,7 +82,7 @@ impl<'a> Session<'a> {
                     "vcpufreq: {variant}: {name}, repeat {} of {repeats}",
                     repeat + 1
                 );
-                settled(|| self.once(scenario, trace, repeat == 0))
+                settled(|| self.once(scenario, trace))
             })
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
@@ -108,9 +109,8 @@ impl<'a> Session<'a> {
         self.host.end()
     }
 
-    /// One repeat. The first is exported with its bursts; to tell those of the
-    /// others as well takes a guest's console longer than the load takes.
-    fn once(&mut self, scenario: &Scenario, trace: &Trace, first: bool) -> Result<Observed> {
+    /// One repeat.
+    fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
         let speed = FreqLimits::speed(scenario, self.machine)?;
         trace.start()?;
@@ -131,34 +131,28 @@ impl<'a> Session<'a> {
         trace.stop()?;
         // What follows isn't measured: it need not be as slow.
         drop(speed);
-        let how = if first { "" } else { " brief" };
         let client = self.client();
-        let all_notes = names
-            .iter()
-            .map(|name| client.ask(&format!("join {name}{how}")));
-        let all_notes = all_notes.collect::<Result<Vec<_>>>()?;
+        let joined = names.iter().map(|name| client.ask(&format!("join {name}")));
+        let joined = joined.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
             self.host.ask("join beside")?;
         }
         let (offset, clock_error_us) = self.clock()?;
-        let read = |words: &String| LoadLog::read(words, offset, |cpu| self.pcpu_of(cpu));
-        let mut notes = all_notes.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let read = |text: &String| serde_json::from_str::<LoadLog>(text).context(text.clone());
+        let logs = joined.iter().map(read).collect::<Result<Vec<_>>>()?;
         let threads = match &self.guest {
             Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
-            None => notes.iter().map(|notes| notes.tid).collect(),
+            None => logs.iter().map(|log| log.tid).collect(),
         };
-        let runs = notes.iter_mut().map(|one| std::mem::take(&mut one.runs));
-        let runs = runs.collect();
-        let first = notes.into_iter().next();
-        let first = first.context("a scenario without a thread")?;
+        let first = logs.into_iter().next();
+        let mut first = first.context("a scenario without a thread")?;
+        first.figure("turns", first.turns);
         let mut observed = Observed {
             seen,
-            marks: first.marks,
+            marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
             figures: first.figures,
-            runs,
             threads,
-            in_guest: self.guest.is_some(),
             khz_before,
             khz_at_rest: self.khz_at_rest(),
             rest: self.rest.iter().map(Above::text).collect(),
@@ -262,8 +256,7 @@ impl<'a> Session<'a> {
     fn round(&mut self) -> Result<Vec<Above>> {
         let mut above = Vec::new();
         for (side, answer) in self.ask_both(&format!("settle {WAKES}"))? {
-            let read = Above::read(side, &answer);
-            above.extend(read.with_context(|| format!("not understood: '{answer}'"))?);
+            above.extend(Above::read(side, &answer)?);
         }
         Ok(above)
     }

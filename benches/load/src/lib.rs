@@ -10,7 +10,7 @@ mod busiest;
 pub mod commands;
 mod device;
 mod jobs;
-mod load_log;
+pub mod load_log;
 pub mod phases;
 mod rt_app;
 pub mod settle;

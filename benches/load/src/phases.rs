@@ -2,11 +2,10 @@
 //! A load as a row of steps, and the threads that go through them.
 //!
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
-//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same without a note of
-//! it, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
+//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same, not logged, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
 //! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
-//! that the thread is on. What is noted: `load_log.rs`.
+//! that the thread is on. What is logged: `load_log.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -31,13 +30,13 @@ pub enum Step {
     Pin(CpuList),
     /// Sleeps, in µs.
     Sleep(u64),
-    /// LoadLog the time under a name.
+    /// Logs the time under a name.
     Mark(String),
     /// Busy without a break, in µs.
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
     Light(u64, u64, u32),
-    /// The same, not noted: before the load begins.
+    /// The same, not logged: before the load begins.
     Calm(u64, u64, u32),
     /// Reads from a device, then is busy for so many µs; so many times.
     Io(u64, u32),
@@ -141,8 +140,7 @@ impl LoadLog {
                 Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 Step::Fresh => {
                     let rest = steps[at + 1..].to_vec();
-                    let words = by_new_thread(rest)?;
-                    self.add(&words);
+                    self.go_on_as(by_new_thread(rest)?);
                     return Ok(());
                 }
             }
@@ -169,18 +167,20 @@ impl LoadLog {
     }
 }
 
-/// Goes through steps; the notes.
-fn notes_of(steps: &[Step]) -> Result<String> {
-    let mut notes = LoadLog::default();
-    notes.go_through(steps)?;
-    Ok(notes.words(gettid().as_raw()))
+/// Goes through steps; the log.
+fn log_of(steps: &[Step]) -> Result<LoadLog> {
+    let mut log = LoadLog {
+        tid: gettid().as_raw(),
+        ..LoadLog::default()
+    };
+    log.go_through(steps)?;
+    Ok(log)
 }
 
-/// The new thread's notes come last: its `tid` counts.
-fn by_new_thread(steps: Vec<Step>) -> Result<String> {
+fn by_new_thread(steps: Vec<Step>) -> Result<LoadLog> {
     let thread = Builder::new()
         .name("load-new".to_owned())
-        .spawn(move || notes_of(&steps))?;
+        .spawn(move || log_of(&steps))?;
     thread
         .join()
         .map_err(|_| anyhow!("the new thread panicked"))?
@@ -191,25 +191,25 @@ fn by_new_thread(steps: Vec<Step>) -> Result<String> {
 #[derive(Debug)]
 struct Worker {
     steps: Sender<Vec<Step>>,
-    notes: Receiver<Result<String>>,
-    /// LoadLog that were waited for and not asked for yet.
-    done: Option<Result<String>>,
+    logs: Receiver<Result<LoadLog>>,
+    /// A log that was waited for and not asked for yet.
+    done: Option<Result<LoadLog>>,
 }
 
 impl Worker {
     fn start(name: &str) -> Result<Self> {
         let (steps, todo) = channel::<Vec<Step>>();
-        let (done, notes) = channel();
+        let (done, logs) = channel();
         Builder::new().name(format!("load-{name}")).spawn(move || {
             for steps in todo {
-                if done.send(notes_of(&steps)).is_err() {
+                if done.send(log_of(&steps)).is_err() {
                     break;
                 }
             }
         })?;
         Ok(Self {
             steps,
-            notes,
+            logs,
             done: None,
         })
     }
@@ -229,18 +229,18 @@ impl Workers {
         worker.steps.send(steps).context("the thread has ended")
     }
 
-    /// Waits until it has gone through them. Its notes stay: to tell them takes a
+    /// Waits until it has gone through them. Its log stays: to tell it takes a
     /// guest's console a while, in which the load would still be measured.
     pub fn wait(&mut self, name: &str) -> Result<()> {
         let worker = self.0.get_mut(name).context("no such thread")?;
         if worker.done.is_none() {
-            worker.done = Some(worker.notes.recv().context("the thread has ended")?);
+            worker.done = Some(worker.logs.recv().context("the thread has ended")?);
         }
         Ok(())
     }
 
-    /// The same; its notes.
-    pub fn join(&mut self, name: &str) -> Result<String> {
+    /// The same; its log.
+    pub fn join(&mut self, name: &str) -> Result<LoadLog> {
         self.wait(name)?;
         let worker = self.0.get_mut(name).context("no such thread")?;
         worker.done.take().context("the thread has ended")?
@@ -249,7 +249,7 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
-    //! Steps are read as documented, and notes say what was done.
+    //! Steps are read as documented, and logs say what was done.
 
     use super::*;
 
@@ -296,36 +296,36 @@ mod tests {
     }
 
     #[test]
-    fn calm_is_not_noted() {
-        let mut notes = LoadLog::default();
-        let runs = |notes: &LoadLog| notes.words(1).matches("run=").count();
-        notes.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
-        assert_eq!((runs(&notes), notes.turns), (0, 0));
-        notes.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
-        assert_eq!(runs(&notes), 3);
+    fn calm_is_not_logged() {
+        let mut log = LoadLog::default();
+        log.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
+        assert_eq!(log, LoadLog::default());
+        log.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
+        assert!(log.turns > 0);
     }
 
     #[test]
-    fn notes_stay_until_they_are_asked_for() {
+    fn a_log_stays_until_it_is_asked_for() {
         let mut workers = Workers::default();
         for mark in ["one", "two"] {
             let load = steps(&[&format!("mark={mark}")]).unwrap();
             workers.start("a", load).unwrap();
             workers.wait("a").unwrap();
             workers.wait("a").unwrap();
-            assert!(workers.join("a").unwrap().contains(mark));
+            assert_eq!(workers.join("a").unwrap().marks[0].name, mark);
         }
         assert!(workers.wait("b").is_err());
     }
 
     #[test]
-    fn a_new_thread_notes_its_own_tid() {
+    fn a_new_thread_logs_its_own_tid() {
         let mut workers = Workers::default();
         let load = steps(&["mark=before", "fresh", "mark=start", "busy=1"]).unwrap();
         workers.start("a", load).unwrap();
-        let notes = workers.join("a").unwrap();
-        let tids: Vec<&str> = notes.matches("tid=").collect();
-        assert_eq!(tids.len(), 2, "{notes}");
-        assert!(notes.contains(" before=") && notes.contains(" start="));
+        let log = workers.join("a").unwrap();
+        workers.start("a", steps(&["sleep=1"]).unwrap()).unwrap();
+        assert_ne!(log.tid, workers.join("a").unwrap().tid, "the worker's own");
+        let marks: Vec<_> = log.marks.iter().map(|mark| mark.name.as_str()).collect();
+        assert_eq!(marks, ["before", "start"]);
     }
 }
