@@ -10,7 +10,7 @@ use crate::metric::Metric;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
 use crate::rest::settled;
-use crate::scenario::{PLAIN, Place, Scenario};
+use crate::scenario::{PLAIN, Place, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
 use crate::trace::{Change, Seen, Switch};
 
@@ -277,4 +277,34 @@ fn energy_is_busy_time_times_power() {
 fn a_score_is_jobs_in_a_thousand_seconds() {
     let load = observed(1, &[(2000, 2800)]);
     assert_eq!(figure(Metric::Score, &load), Some(500_000));
+}
+
+#[test]
+fn words_of_steps_become_this_machines() {
+    let of = |steps: &str| expanded(steps, &machine(), ("1", "0,1"));
+    let calm = "calm=20/10000/40";
+    assert_eq!(
+        of("weights=1 {start} busy=2"),
+        format!("weights=1 pin=1 {calm} sleep=500000 mark=start busy=2")
+    );
+    assert_eq!(
+        of("{start_unpinned}"),
+        format!("pin=1 {calm} sleep=400000 pin=0,1 sleep=100000 mark=start")
+    );
+    assert_eq!(
+        of("{edges/5}"),
+        format!(
+            "pin=1 {calm} sleep=300000 mark=start rt-app=4000/20000/5 \
+             {calm} sleep=300000 rt-app=12000/20000/5 mark=end"
+        )
+    );
+    assert_eq!(of("{duties/5}").matches("rt-app=").count(), 5);
+    for scenario in SCENARIOS {
+        let all = scenario.steps.iter().map(|steps| of(steps));
+        assert!(
+            all.clone().all(|steps| !steps.contains('{')),
+            "{}",
+            scenario.title()
+        );
+    }
 }

@@ -9,7 +9,6 @@ use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use crate::BenchArgs;
-use crate::duty_cycle::{DUTIES, run_us};
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, runs_vcpu, threads};
 use crate::load_client::LoadClient;
@@ -17,7 +16,7 @@ use crate::load_log::marks;
 use crate::machine::{Cluster, Machine};
 use crate::observed::{Observed, Unsettled};
 use crate::rest::{Above, Rounds, settled};
-use crate::scenario::{CALM, Hold, Scenario};
+use crate::scenario::{Hold, Scenario, expanded};
 use crate::trace::Trace;
 use crate::variant::Variant;
 
@@ -214,14 +213,7 @@ impl<'a> Session<'a> {
             None => cpu.to_string(),
         };
         let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
-        let steps = steps
-            .replace("{first}", &number(first))
-            .replace("{all}", &all.join(","))
-            .replace("{calm}", CALM);
-        DUTIES.into_iter().fold(steps, |steps, duty| {
-            let us = run_us(duty, self.machine.big()).to_string();
-            steps.replace(&format!("{{duty{duty}}}"), &us)
-        })
+        expanded(steps, self.machine, (&number(first), &all.join(",")))
     }
 
     /// Brings every governor to where it rests, and lets all load decay; why
