@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
             threads,
             khz_before,
             khz_at_rest: self.khz_at_rest(),
-            rest: self.rest.iter().map(Above::text).collect(),
+            rest: texts(&self.rest),
             clock_error_us,
             unsettled,
             put_away: Vec::new(),
@@ -231,15 +231,11 @@ impl<'a> Session<'a> {
                 break;
             }
         }
-        if rounds.settled() {
-            self.rest = rounds.above();
-            return Ok(None);
-        }
-        let why = self.ask_both("why-above")?;
-        let named = why.into_iter().filter(|(_, one)| !one.is_empty());
-        let named: Vec<String> = named.map(|(side, why)| format!("{side} {why}")).collect();
-        Ok(Some(Unsettled {
-            why: named.join("; "),
+        let settled = rounds.settled();
+        let (rest, above) = rounds.above().into_iter().partition(Above::rests);
+        self.rest = rest;
+        Ok((!settled).then(|| Unsettled {
+            why: texts(&above).join("; "),
             lasting: true,
         }))
     }
@@ -309,4 +305,8 @@ impl<'a> Session<'a> {
             u64::try_from((most - least) / 2000)?,
         ))
     }
+}
+
+fn texts(above: &[Above]) -> Vec<String> {
+    above.iter().map(Above::text).collect()
 }

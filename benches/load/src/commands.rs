@@ -3,7 +3,7 @@
 //! `@error WHY`, the same on a pipe and on a guest's console.
 //!
 //! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`,
-//! `why-above`, `now`, `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
+//! `now`, `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
 
 use std::fs;
 use std::io::{BufRead as _, Write as _, stdin, stdout};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use nix::kmod::{ModuleInitFlags, finit_module};
 
 use crate::phases::{Workers, steps};
-use crate::settle::{above_minimum, wake_all, why_above};
+use crate::settle::{above_minimum, wake_all};
 use crate::work::now_ns;
 
 /// Serves lines until `quit` or the end of input.
@@ -51,7 +51,6 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
             wake_all(wakes.parse()?, Duration::from_micros(gap_us.parse()?))?;
             Ok(serde_json::to_string(&above_minimum()?)?)
         }
-        ["why-above"] => why_above(),
         ["now"] => Ok(now_ns().to_string()),
         ["read", path] => {
             let text = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;

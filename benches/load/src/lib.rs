@@ -6,7 +6,6 @@
 //! read from the host's trace by who started it.
 #![forbid(unsafe_code)]
 
-mod busiest;
 pub mod commands;
 mod device;
 mod jobs;

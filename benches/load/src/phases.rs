@@ -35,19 +35,19 @@ pub enum Step {
     /// Busy without a break, in µs.
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
-    Light(u64, u64, u32),
+    Light([u64; 3]),
     /// The same, not logged: before the load begins.
-    Calm(u64, u64, u32),
+    Calm([u64; 3]),
     /// Reads from a device, then is busy for so many µs; so many times.
-    Io(u64, u32),
+    Io([u64; 2]),
     /// Fills a working set of so many KiB.
     Weights(usize),
     /// So many inferences over it.
     Infer(u64),
     /// Reads from a device, then does so many turns; so many times.
-    Requests(u64, u64),
+    Requests([u64; 2]),
     /// A frame each so many µs, of about so many turns; so many.
-    Frames(u64, u64, u64),
+    Frames([u64; 3]),
     /// A run of rt-app.
     RtApp(RtApp),
     /// The rest is done by a new thread.
@@ -71,28 +71,13 @@ fn step(word: &str) -> Result<Step> {
         "sleep" => Step::Sleep(number()?),
         "mark" => Step::Mark(value.to_owned()),
         "busy" => Step::Busy(number()?),
-        "light" => {
-            let [busy, period, count] = numbers(word, value)?;
-            Step::Light(busy, period, u32::try_from(count)?)
-        }
-        "calm" => {
-            let [busy, period, count] = numbers(word, value)?;
-            Step::Calm(busy, period, u32::try_from(count)?)
-        }
-        "io" => {
-            let [busy, count] = numbers(word, value)?;
-            Step::Io(busy, u32::try_from(count)?)
-        }
+        "light" => Step::Light(numbers(word, value)?),
+        "calm" => Step::Calm(numbers(word, value)?),
+        "io" => Step::Io(numbers(word, value)?),
         "weights" => Step::Weights(usize::try_from(number()?)?),
         "infer" => Step::Infer(number()?),
-        "requests" => {
-            let [turns, count] = numbers(word, value)?;
-            Step::Requests(turns, count)
-        }
-        "frames" => {
-            let [period, turns, count] = numbers(word, value)?;
-            Step::Frames(period, turns, count)
-        }
+        "requests" => Step::Requests(numbers(word, value)?),
+        "frames" => Step::Frames(numbers(word, value)?),
         "rt-app" => {
             let [run_us, period_us, count] = numbers(word, value)?;
             Step::RtApp(RtApp {
@@ -128,15 +113,13 @@ impl LoadLog {
                 Step::Sleep(us) => sleep(Duration::from_micros(*us)),
                 Step::Mark(name) => self.mark(name),
                 Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
-                Step::Light(busy, period, count) => self.light(*busy, *period, *count),
-                Step::Calm(busy, period, count) => {
-                    Self::default().light(*busy, *period, *count);
-                }
-                Step::Io(busy, count) => self.io(*busy, *count)?,
+                Step::Light(times) => self.light(*times),
+                Step::Calm(times) => Self::default().light(*times),
+                Step::Io(times) => self.io(*times)?,
                 Step::Weights(kib) => weights = jobs::weights(*kib),
                 Step::Infer(count) => jobs::infer(self, &weights, *count),
-                Step::Requests(turns, count) => jobs::requests(self, *turns, *count)?,
-                Step::Frames(period, turns, count) => jobs::frames(self, *period, *turns, *count),
+                Step::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
+                Step::Frames([period, turns, count]) => jobs::frames(self, *period, *turns, *count),
                 Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 Step::Fresh => {
                     let rest = steps[at + 1..].to_vec();
@@ -148,7 +131,7 @@ impl LoadLog {
         Ok(())
     }
 
-    fn light(&mut self, busy_us: u64, period_us: u64, count: u32) {
+    fn light(&mut self, [busy_us, period_us, count]: [u64; 3]) {
         let mut next = now_ns();
         for _ in 0..count {
             next += period_us * 1000;
@@ -157,7 +140,7 @@ impl LoadLog {
         }
     }
 
-    fn io(&mut self, busy_us: u64, count: u32) -> Result<()> {
+    fn io(&mut self, [busy_us, count]: [u64; 2]) -> Result<()> {
         let mut device = Device::open()?;
         for _ in 0..count {
             device.read()?;
@@ -271,10 +254,10 @@ mod tests {
             Step::Pin(CpuList::from_iter([0, 2, 3])),
             Step::Sleep(5),
             Step::Mark("start".to_owned()),
-            Step::Light(1, 2, 3),
-            Step::Calm(4, 5, 6),
-            Step::Io(4, 5),
-            Step::Frames(6, 7, 8),
+            Step::Light([1, 2, 3]),
+            Step::Calm([4, 5, 6]),
+            Step::Io([4, 5]),
+            Step::Frames([6, 7, 8]),
             Step::RtApp(RtApp {
                 run_us: 9,
                 period_us: 10,

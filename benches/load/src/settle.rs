@@ -13,7 +13,6 @@ use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::CpuList;
 
-use crate::busiest;
 use crate::work::pin_to;
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -56,21 +55,6 @@ pub struct Above {
 /// The policies that aren't at their minimum, by name.
 pub fn above_minimum() -> Result<Vec<Above>> {
     above_in(Path::new("/"))
-}
-
-/// The same, with what runs on the CPUs of those that nothing holds:
-/// `policy0 at 1800000 kHz, lowest 600000: NAME runs 3100 us of 400 ms`.
-pub fn why_above() -> Result<String> {
-    let above = above_minimum()?.into_iter();
-    let lines = above.filter(|one| one.server.is_none()).map(|one| {
-        let cpus = cpus_of(&Path::new(CPU).join("cpufreq").join(&one.policy));
-        let (policy, now, min) = (one.policy, one.khz, one.min_khz);
-        format!(
-            "{policy} at {now} kHz, lowest {min}: {}",
-            busiest::on(&cpus)
-        )
-    });
-    Ok(lines.collect::<Vec<_>>().join("; "))
 }
 
 fn above_in(root: &Path) -> Result<Vec<Above>> {
