@@ -130,7 +130,7 @@ fn bound(report: &Value, of: (&str, &str), rule: Rule, ticks_us: u64) -> Option<
         Free => {
             let host = medians(report, of)
                 .map_or(String::new(), |[host, _]| format!(", host {}", is(host)));
-            (None, format!("{}{host}, no bound", is(guest)))
+            (None, format!("{}{host}", is(guest)))
         }
     };
     Some(Bound {

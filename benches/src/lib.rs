@@ -12,7 +12,6 @@
 
 mod bounds;
 mod chart;
-mod compare;
 mod derived;
 mod duty_cycle;
 mod energy;
@@ -28,7 +27,6 @@ mod measure_tests;
 mod metric;
 mod observed;
 mod page;
-mod perfetto;
 mod report;
 mod report_json;
 mod rest;
@@ -121,18 +119,12 @@ pub struct BenchArgs {
     /// Write a page with a chart of each scenario, which needs no network
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write the first repeats as a trace for Perfetto's viewer (ui.perfetto.dev)
-    #[arg(long, value_name = "FILE")]
-    pub perfetto: Option<PathBuf>,
     /// Where 1 switches on an emulated host's speed model, for scenarios of fixed work
     #[arg(long, value_name = "FILE", hide = true)]
     pub speed_switch: Option<PathBuf>,
     /// How far a ramp of the guest with the bridge may be from the host's, in us
     #[arg(long, value_name = "US", hide = true, default_value_t = bounds::TWO_TICKS_US)]
     pub within_us: u64,
-    /// Measure nothing; say what differs between two reports: exit code 1 if anything does
-    #[arg(long, value_names = ["A.json", "B.json"], num_args = 2)]
-    pub compare: Vec<PathBuf>,
 }
 
 /// Measures, and reports. `base` is the guest-physical address of the registers in the guests that
@@ -143,11 +135,6 @@ pub struct BenchArgs {
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
-    if let [first, second] = &args.compare[..] {
-        let changes = compare::files(first, second)?;
-        print(&changes.text())?;
-        return Ok(u8::from(changes.any()));
-    }
     let scenarios = chosen(&args.scenario)?;
     let machine = match Machine::check(args) {
         Ok(machine) => machine,
@@ -173,7 +160,6 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     }
     report.derive();
     let json = report.json();
-    write(args.perfetto.as_deref(), || format!("{}\n", report.trace()))?;
     write(args.out.as_deref(), || format!("{json:#}\n"))?;
     write(args.html.as_deref(), || page::page(&json))?;
     print(&text::text(&json))?;

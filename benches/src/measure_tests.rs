@@ -4,14 +4,13 @@
 
 use std::path::PathBuf;
 
-use crate::load_log::{Mark, Run};
+use crate::load_log::Mark;
 use crate::machine::{Cluster, GuestFiles, Machine};
 use crate::metric::Metric;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
-use crate::perfetto::Tracks;
 use crate::rest::settled;
-use crate::scenario::{PLAIN, Place, Scenario};
+use crate::scenario::{PLAIN, Place, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
 use crate::trace::{Change, Seen, Switch};
 
@@ -65,8 +64,6 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
         },
         marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
         figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),
-        runs: Vec::new(),
-        in_guest: false,
         threads: vec![LOAD],
         khz_before: vec![600, 700],
         clock_error_us: 0,
@@ -283,34 +280,31 @@ fn a_score_is_jobs_in_a_thousand_seconds() {
 }
 
 #[test]
-fn a_trace_has_a_track_for_each_task_thread_and_frequency() {
-    let mut load = observed(1, &[(2000, 2800)]);
-    let run = Run {
-        us: 1100,
-        lasted_us: 900,
-        cpu: 1,
-    };
-    load.runs = vec![vec![run]];
-    load.in_guest = true;
-    let mut tracks = Tracks::default();
-    tracks.add(&machine(), ("big-ramp", "vm"), &load);
-    tracks.add(&machine(), ("big-ramp", "vm+bridge"), &load);
-    let json = tracks.json();
-    let events = json["traceEvents"].as_array().unwrap();
-    let of = |kind: &str, name: &str| {
-        let mut own = events.iter().filter(|one| one["ph"] == kind);
-        let find = |one: &&serde_json::Value| one["name"] == name || one["args"]["name"] == name;
-        own.find(find).cloned().unwrap_or_default()
-    };
-    assert_eq!(of("M", "big-ramp · vm")["pid"], 1);
-    assert_eq!(of("M", "task 0")["name"], "thread_name");
-    assert_eq!(of("M", "vCPU 0")["name"], "thread_name");
-    // Shown from the trace's begin on, as 20 ms before the start are.
-    assert_eq!(of("X", "on CPU 1")["ts"], 1100);
-    assert_eq!(of("X", "pCPU 1")["dur"], 8000);
-    assert_eq!(of("C", "pCPU 1 MHz")["args"]["MHz"], 0.7);
-    // The variants of a scenario begin at the same time.
-    let starts = events.iter().filter(|one| one["name"] == "start (CPU 1)");
-    let starts: Vec<_> = starts.map(|one| one["ts"].clone()).collect();
-    assert_eq!(starts, [1050, 1050]);
+fn words_of_steps_become_this_machines() {
+    let of = |steps: &str| expanded(steps, &machine(), ("1", "0,1"));
+    let calm = "calm=20/10000/40";
+    assert_eq!(
+        of("weights=1 {start} busy=2"),
+        format!("weights=1 pin=1 {calm} sleep=500000 mark=start busy=2")
+    );
+    assert_eq!(
+        of("{start_unpinned}"),
+        format!("pin=1 {calm} sleep=400000 pin=0,1 sleep=100000 mark=start")
+    );
+    assert_eq!(
+        of("{edges/5}"),
+        format!(
+            "pin=1 {calm} sleep=300000 mark=start rt-app=4000/20000/5 \
+             {calm} sleep=300000 rt-app=12000/20000/5 mark=end"
+        )
+    );
+    assert_eq!(of("{duties/5}").matches("rt-app=").count(), 5);
+    for scenario in SCENARIOS {
+        let all = scenario.steps.iter().map(|steps| of(steps));
+        assert!(
+            all.clone().all(|steps| !steps.contains('{')),
+            "{}",
+            scenario.title()
+        );
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::load_log::{Mark, Run};
+use crate::load_log::Mark;
 use crate::trace::Seen;
 
 /// One repeat.
@@ -15,12 +15,8 @@ pub struct Observed {
     pub marks: Vec<Mark>,
     /// What its first thread did, by name.
     pub figures: BTreeMap<String, u64>,
-    /// The bursts of each of its threads, of the first repeat: in others there are none.
-    pub runs: Vec<Vec<Run>>,
     /// The threads that carried it: the load's own, or the vCPUs'.
     pub threads: Vec<i32>,
-    /// They are vCPUs', by number.
-    pub in_guest: bool,
     /// Each cluster's frequency when the trace began, in kHz.
     pub khz_before: Vec<u32>,
     /// What each cluster rests at, in kHz: its lowest frequency, or a server's reservation.

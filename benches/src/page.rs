@@ -3,13 +3,12 @@
 //! conditions, and for each scenario a chart and its figures. From the
 //! report's JSON.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use crate::chart::{LINES, chart, escaped, titles};
-use crate::report_json::{VARIANTS, cell, find, number, rows, unit};
+use crate::report_json::{VARIANTS, cell, find, metrics, number, rows, scenarios, with_unit};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
@@ -17,8 +16,10 @@ border-bottom:1px solid #ddd;vertical-align:top}td:first-child,th:first-child{te
 .wide{overflow-x:auto}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
 padding-left:.8em}.apart{color:#b45309}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
 fill:#444}.axis{stroke:#bbb}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
-@media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .4em}\
-.chart{overflow-x:auto}.chart svg{min-width:620px}}\
+.range{white-space:nowrap}\
+@media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .3em}\
+td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere}\
+.chart{overflow-x:auto}.chart svg{min-width:780px}}\
 @media print{body{max-width:none;margin:0}h2{break-before:auto;break-after:avoid}svg,tr{break-inside:avoid}}";
 
 /// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be said to be.
@@ -57,22 +58,6 @@ pub fn page(report: &Value) -> String {
     }
     page.push_str("</html>\n");
     page
-}
-
-/// The scenarios, in the report's order.
-fn scenarios(report: &Value) -> Vec<&str> {
-    distinct(rows(report, "results").map(|row| &row["scenario"]))
-}
-
-/// Each text once, in order.
-fn distinct<'a>(values: impl Iterator<Item = &'a Value>) -> Vec<&'a str> {
-    let mut found = Vec::new();
-    for name in values.filter_map(Value::as_str) {
-        if !found.contains(&name) {
-            found.push(name);
-        }
-    }
-    found
 }
 
 /// How many of the times are the host's within a tick, and which are not.
@@ -178,6 +163,7 @@ fn plain(value: &Value) -> String {
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
         Value::String(text) => escaped(text),
+        Value::Array(values) if values.is_empty() => "none".to_owned(),
         Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(", "),
         Value::Object(entries) => {
             let line =
@@ -197,8 +183,8 @@ fn legend() -> String {
     for (name, colour, dashes) in LINES {
         let _ = write!(
             text,
-            "<svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
-             stroke=\"{colour}\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/></svg>{name}"
+            "<span class=\"range\"><svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
+             stroke=\"{colour}\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/></svg>{name}</span>"
         );
     }
     text + ". A line is the frequency of the pCPU that the load runs on. A circle is a request of \
@@ -208,28 +194,21 @@ fn legend() -> String {
 
 /// A row for each metric, a column for each variant.
 fn figures(report: &Value, scenario: &str) -> String {
-    let of_scenario = rows(report, "results").filter(|row| row["scenario"] == scenario);
     let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min–max)</th>".to_owned();
     for name in VARIANTS {
         let _ = write!(text, "<th>{name}</th>");
     }
     text.push_str("</tr>\n");
-    let mut seen = BTreeSet::new();
-    for row in of_scenario {
-        let metric = row["metric"].as_str().unwrap_or("?");
-        if !seen.insert(metric) {
-            continue;
-        }
-        let (unit, ..) = unit(row["unit"].as_str().unwrap_or_default());
-        let unit = if unit.is_empty() {
-            String::new()
-        } else {
-            format!(" [{unit}]")
-        };
-        let _ = write!(text, "<tr><td>{}{unit}</td>", escaped(metric));
+    for metric in metrics(report, scenario) {
+        let name = escaped(&with_unit(report, (scenario, metric)));
+        let _ = write!(text, "<tr><td>{name}</td>");
         for variant in VARIANTS {
             let cell = find(report, (scenario, metric), variant).map_or("-".to_owned(), cell);
-            let cell = cell.replace('!', "from an unsettled state");
+            // On a phone the range is below the median.
+            let cell = cell
+                .replace('!', "from an unsettled state")
+                .replace('(', "<span class=\"range\">(")
+                .replace(')', ")</span>");
             let _ = write!(text, "<td>{cell}</td>");
         }
         text.push_str("</tr>\n");

@@ -11,7 +11,6 @@ use crate::derived;
 use crate::duty_cycle;
 use crate::machine::Machine;
 use crate::observed::Observed;
-use crate::perfetto::Tracks;
 use crate::row::Row;
 use crate::scenario::{Hold, PLAIN, Scenario};
 use crate::scenarios::SCENARIOS;
@@ -25,7 +24,6 @@ pub struct Report {
     failures: Vec<Value>,
     /// Of the first repeat, to draw.
     series: Vec<Value>,
-    tracks: Tracks,
     clock_error_us: u64,
     /// How far a ramp of the guest may be from the host's, in µs.
     within_us: u64,
@@ -64,7 +62,6 @@ impl Report {
             results: Vec::new(),
             failures: Vec::new(),
             series: Vec::new(),
-            tracks: Tracks::default(),
             clock_error_us: 0,
             within_us: args.within_us,
             rest: BTreeSet::new(),
@@ -125,7 +122,6 @@ impl Report {
             return;
         };
         let title = scenario.title();
-        self.tracks.add(machine, (&title, variant.name()), first);
         if let Some(series) = first.series(machine) {
             self.series.push(json!({
                 "scenario": scenario.name, "title": title,
@@ -139,12 +135,7 @@ impl Report {
         self.results.extend(derived::rows(&self.results));
     }
 
-    /// The first repeats for Perfetto's viewer.
-    pub fn trace(&self) -> Value {
-        self.tracks.json()
-    }
-
-    /// LoadLog that a scenario could not be measured.
+    /// Notes that a scenario could not be measured.
     pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
         let title = scenario.title();
         eprintln!("vcpufreq: {title} on {} failed: {why}", variant.name());

@@ -11,6 +11,42 @@ pub fn rows<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value>
     report[key].as_array().into_iter().flatten()
 }
 
+/// Each text once, in order.
+pub fn distinct<'a>(values: impl Iterator<Item = &'a Value>) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    for text in values.filter_map(Value::as_str) {
+        if !found.contains(&text) {
+            found.push(text);
+        }
+    }
+    found
+}
+
+/// The scenarios, in the report's order.
+pub fn scenarios(report: &Value) -> Vec<&str> {
+    distinct(rows(report, "results").map(|row| &row["scenario"]))
+}
+
+/// The metrics of a scenario, in the report's order.
+pub fn metrics<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
+    let own = rows(report, "results").filter(|row| row["scenario"] == scenario);
+    distinct(own.map(|row| &row["metric"]))
+}
+
+/// `to_fmax [ms]`.
+pub fn with_unit(report: &Value, (scenario, metric): (&str, &str)) -> String {
+    let mut own = VARIANTS
+        .iter()
+        .filter_map(|of| find(report, (scenario, metric), of));
+    let row = own
+        .next()
+        .map(|row| row["unit"].as_str().unwrap_or_default());
+    match row.map_or("", |of| unit(of).0) {
+        "" => metric.to_owned(),
+        unit => format!("{metric} [{unit}]"),
+    }
+}
+
 /// The row of a scenario's metric on a variant.
 pub fn find<'a>(
     report: &'a Value,
@@ -38,8 +74,8 @@ pub fn unit(of: &str) -> (&str, f64, usize) {
         "kHz" => ("MHz", 1e3, 0),
         "uJ" => ("mJ", 1e3, 1),
         "turns" => ("10⁶ turns", 1e6, 1),
-        "1/ks" => ("1/s", 1e3, 2),
-        "1/kJ" => ("1/J", 1e3, 2),
+        "1/ks" => ("1/s", 1e3, 1),
+        "1/kJ" => ("1/J", 1e3, 1),
         "share" => ("", 1.0, 0),
         other => (other, 1.0, 0),
     }

@@ -3,68 +3,49 @@
 //! server's reservation holds a small CPU; and what becomes of a repeat that
 //! didn't start from there. Pure: from what the load programs answer.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use vcpufreq_load::settle;
 
 use crate::observed::{Observed, Unsettled};
 
-/// A policy above its minimum, as a load program tells it (`settle.rs` there).
+/// A policy above its minimum, on the host or in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Above {
     /// `host` or `guest`.
     side: &'static str,
-    /// `policy0`.
-    policy: String,
-    /// What it runs at, in kHz.
-    khz: u32,
-    /// Its minimum.
-    min_khz: u32,
-    /// Of 1024, what a server reserves, and the capacity: nothing lower can be had.
-    server: Option<(u32, u32)>,
+    policy: settle::Above,
 }
 
 impl Above {
-    /// Reads `policy0:1800000>600000` and `policy0:574000>300000(51/161)`.
-    pub fn read(side: &'static str, answer: &str) -> Option<Vec<Self>> {
-        let word = |word: &str| {
-            let (policy, khz) = word.split_once(':')?;
-            let (now, min) = khz.split_once('>')?;
-            let (min, server) = min.split_once('(').unwrap_or((min, ""));
-            let server = match server.strip_suffix(')') {
-                Some(server) => {
-                    let (reserved, capacity) = server.split_once('/')?;
-                    Some((reserved.parse().ok()?, capacity.parse().ok()?))
-                }
-                None => None,
-            };
-            Some(Self {
-                side,
-                policy: policy.to_owned(),
-                khz: now.parse().ok()?,
-                min_khz: min.parse().ok()?,
-                server,
-            })
-        };
-        answer.split_whitespace().map(word).collect()
+    /// Reads what a load program of this side answers.
+    pub fn read(side: &'static str, answer: &str) -> Result<Vec<Self>> {
+        let policies: Vec<settle::Above> =
+            serde_json::from_str(answer).with_context(|| format!("not understood: '{answer}'"))?;
+        let above = policies.into_iter().map(|policy| Self { side, policy });
+        Ok(above.collect())
     }
 
     /// Whether it can't be lower.
     pub fn rests(&self) -> bool {
-        self.server.is_some()
+        self.policy.server.is_some()
     }
 
     /// What a policy of the host's rests at, in kHz.
     pub fn of_host(&self, policy: &str) -> Option<u32> {
-        (self.side == "host" && self.policy == policy && self.rests()).then_some(self.khz)
+        let own = self.side == "host" && self.policy.policy == policy && self.rests();
+        u32::try_from(self.policy.khz).ok().filter(|_| own)
     }
 
     /// In a line, with what to change.
     pub fn text(&self) -> String {
-        let (side, policy) = (self.side, &self.policy);
-        let where_ = format!(
-            "{side} {policy} at {} kHz, lowest {}",
-            self.khz, self.min_khz
-        );
-        match self.server {
+        let settle::Above {
+            policy,
+            khz,
+            min_khz,
+            server,
+        } = &self.policy;
+        let where_ = format!("{} {policy} at {khz} kHz, lowest {min_khz}", self.side);
+        match server {
             Some((reserved, capacity)) => format!(
                 "{where_}: the scheduler's fair or ext server reserves {reserved} of 1024, the CPUs' capacity is {capacity}; 0 in runtime of /sys/kernel/debug/sched/{{fair,ext}}_server/cpu*/ frees them"
             ),
@@ -130,19 +111,23 @@ pub fn settled(mut take: impl FnMut() -> Result<Observed>) -> Result<Observed> {
 mod tests {
     //! A reservation is a place to rest; what else stays up is soon told.
 
+    use serde_json::json;
+
     use super::*;
 
-    fn above(answer: &str) -> Vec<Above> {
-        Above::read("host", answer).unwrap()
+    fn above(policy: &str, khz: u64, server: Option<(u64, u64)>) -> Above {
+        let policy = json!({ "policy": policy, "khz": khz, "min_khz": 300_000, "server": server });
+        let read = Above::read("host", &json!([policy]).to_string());
+        read.unwrap().remove(0)
     }
 
     #[test]
     fn answers_are_read() {
-        let read = above("policy0:574000>300000(51/161) policy4:851000>500000");
-        assert_eq!(read[0].of_host("policy0"), Some(574_000));
-        assert_eq!(read[0].of_host("policy4"), None);
-        assert_eq!(read[1].of_host("policy4"), None, "it can be lower");
-        let text = read[0].text();
+        let held = above("policy0", 574_000, Some((51, 161)));
+        assert_eq!(held.of_host("policy0"), Some(574_000));
+        let high = above("policy4", 851_000, None);
+        assert_eq!(high.of_host("policy4"), None, "it can be lower");
+        let text = held.text();
         assert!(
             text.starts_with("host policy0 at 574000 kHz, lowest 300000: "),
             "{text}"
@@ -151,29 +136,32 @@ mod tests {
             text.contains("51 of 1024") && text.contains("capacity is 161"),
             "{text}"
         );
-        assert_eq!(read[1].text(), "host policy4 at 851000 kHz, lowest 500000");
-        assert_eq!(above(""), []);
-        assert_eq!(Above::read("guest", "policy0"), None);
+        assert_eq!(high.text(), "host policy4 at 851000 kHz, lowest 300000");
+        assert_eq!(Above::read("host", "[]").unwrap(), []);
+        assert!(Above::read("guest", "policy0").is_err());
     }
 
     #[test]
     fn a_reservation_is_settled_at_once() {
         let mut rounds = Rounds::default();
-        assert!(!rounds.go_on(above("policy0:574000>300000(51/161)")));
+        assert!(!rounds.go_on(vec![above("policy0", 574_000, Some((51, 161)))]));
         assert!(rounds.settled());
-        assert!(!Rounds::default().go_on(above("")));
+        assert!(!Rounds::default().go_on(vec![]));
     }
 
     #[test]
     fn what_changes_gets_more_rounds_and_what_stays_does_not() {
         let mut rounds = Rounds::default();
         for khz in [900_000, 800_000] {
-            assert!(rounds.go_on(above(&format!("policy0:{khz}>600000"))));
+            assert!(rounds.go_on(vec![above("policy0", khz, None)]));
         }
         for _ in 1..STEADY {
-            assert!(rounds.go_on(above("policy0:700000>600000")));
+            assert!(rounds.go_on(vec![above("policy0", 700_000, None)]));
         }
-        assert!(!rounds.go_on(above("policy0:700000>600000")), "all alike");
+        assert!(
+            !rounds.go_on(vec![above("policy0", 700_000, None)]),
+            "all alike"
+        );
         assert!(!rounds.settled());
     }
 }

@@ -2,6 +2,7 @@
 //! What a scenario is: a load, where it runs, under which conditions, and its
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
+use crate::duty_cycle::{self, DUTIES};
 use crate::machine::{Cluster, Machine};
 use crate::metric::Metric;
 use crate::variant::Variant;
@@ -15,8 +16,7 @@ pub struct Scenario {
     pub case: &'static str,
     /// Its CPUs.
     pub place: Place,
-    /// The steps of its threads, with `{first}`, the CPU that it starts on,
-    /// `{all}`, every CPU, and `{calm}`, [`CALM`]; the first one's marks count.
+    /// The steps of its threads, with the words of [`expanded`]; the first one's marks count.
     pub steps: &'static [&'static str],
     /// Steps of a thread on the host beside it, also when the load is in a guest.
     pub beside: Option<&'static str>,
@@ -55,10 +55,41 @@ pub const PLAIN: Scenario = Scenario {
     metrics: &[],
 };
 
+/// Steps with their words replaced: `{start}`, a start on the first CPU; `{start_unpinned}`, one
+/// from there to any; `{duties/N}` and `{edges/N}`, N periods of rt-app at each duty away from
+/// OPPs' edges, or at 20 and 60 % as they are; `{first}` and `{all}`, the CPUs; `{calm}`.
+pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str)) -> String {
+    let periods = |us: &[u32], count: &str| {
+        let period = |us: &u32| format!("{{calm}} sleep=300000 rt-app={us}/20000/{count}");
+        let all: Vec<String> = us.iter().map(period).collect();
+        let all = all.join(" ");
+        // The first one begins with the mark.
+        let all = all.replacen("rt-app", "mark=start rt-app", 1);
+        format!("pin={{first}} {all} mark=end")
+    };
+    let duties = DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big()));
+    let edges = [20, 60].map(duty_cycle::plain_us);
+    let count = |name: &str| steps.strip_prefix(name)?.strip_suffix('}');
+    let steps = match (count("{duties/"), count("{edges/")) {
+        (Some(count), _) => periods(&duties, count),
+        (_, Some(count)) => periods(&edges, count),
+        _ => steps.to_owned(),
+    };
+    steps
+        .replace("{start}", "pin={first} {calm} sleep=500000 mark=start")
+        .replace(
+            "{start_unpinned}",
+            "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start",
+        )
+        .replace("{first}", first)
+        .replace("{all}", all)
+        .replace("{calm}", CALM)
+}
+
 /// What a thread does first so that its own past counts no more: of the
 /// utilization that it is remembered with from earlier activations (util_est)
 /// each short one takes a quarter, so that of 1024 nothing is left after 40.
-pub const CALM: &str = "calm=20/10000/40";
+const CALM: &str = "calm=20/10000/40";
 
 /// Which CPUs a scenario is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,72 +2,15 @@
 //! The scenarios, in the order in which they are measured; each in words in
 //! `docs/bench.md`.
 
-use crate::metric::Metric;
+use crate::metric::Metric::{self, Met, Steady, Took};
 use crate::scenario::{Hold, PLAIN, Place, Scenario};
 use crate::variant::Variant;
-
-/// rt-app's work in µs at full speed of each 20 ms, at five duties that are
-/// away from an OPP's edge; and how often.
-macro_rules! period {
-    ($count:literal) => {
-        concat!(
-            "pin={first} {calm} sleep=300000 mark=start rt-app={duty10}/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app={duty20}/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app={duty40}/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app={duty60}/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app={duty80}/20000/",
-            $count,
-            " mark=end"
-        )
-    };
-}
-
-/// At 20 and 60 % as they are, where OPPs of the lab's CPUs have their edges.
-macro_rules! period_at_edge {
-    ($count:literal) => {
-        concat!(
-            "pin={first} {calm} sleep=300000 mark=start rt-app=4000/20000/",
-            $count,
-            " {calm} sleep=300000 rt-app=12000/20000/",
-            $count,
-            " mark=end"
-        )
-    };
-}
-
-/// A job that may run anywhere, begun on a little CPU.
-macro_rules! job {
-    ($before:literal, $job:literal) => {
-        &[concat!(
-            $before,
-            " pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start ",
-            $job,
-            " mark=end"
-        )]
-    };
-}
-
-/// The same on one CPU.
-macro_rules! pinned_job {
-    ($before:literal, $job:literal) => {
-        &[concat!(
-            $before,
-            " pin={first} {calm} sleep=500000 mark=start ",
-            $job,
-            " mark=end"
-        )]
-    };
-}
 
 /// All of them; those of one name are cases of one scenario.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "big-ramp",
-        steps: &["pin={first} {calm} sleep=500000 mark=start busy=300000 mark=end"],
+        steps: &["{start} busy=300000 mark=end"],
         metrics: &[Metric::ToFmax],
         ..PLAIN
     },
@@ -75,16 +18,12 @@ pub const SCENARIOS: &[Scenario] = &[
     // see docs/bench.md.
     step_down(
         "",
-        &[
-            "pin={first} {calm} sleep=500000 mark=start busy=600000 mark=end \
-                  light=50/5000/60 mark=done",
-        ],
+        &["{start} busy=600000 mark=end light=50/5000/60 mark=done"],
     ),
     step_down(
         "other_thread",
         &[
-            "pin={first} {calm} sleep=500000 mark=start busy=600000 mark=end \
-                  sleep=300000 mark=done",
+            "{start} busy=600000 mark=end sleep=300000 mark=done",
             // Begins some 20 ms after the first one's end.
             "pin={first} {calm} sleep=1120000 light=50/4000/70",
         ],
@@ -99,10 +38,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "little-to-big",
         place: Place::LittleToAll,
-        steps: &[
-            "pin={first} {calm} sleep=400000 pin={all} sleep=100000 mark=start \
-                  busy=600000 mark=end",
-        ],
+        steps: &["{start_unpinned} busy=600000 mark=end"],
         metrics: &[
             Metric::ToBigFmax,
             Metric::Migrate,
@@ -113,7 +49,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "io-wake",
-        steps: &["pin={first} {calm} sleep=500000 mark=start io=500/100 mark=end"],
+        steps: &["{start} io=500/100 mark=end"],
         metrics: &[Metric::TopKhz, Metric::ToHostTop],
         ..PLAIN
     },
@@ -126,30 +62,42 @@ pub const SCENARIOS: &[Scenario] = &[
         Some(Variant::VmBridge),
         Some(["/proc/sys/kernel/sched_energy_aware", "0", "1"]),
     ),
-    periodic(&[period!(12)], Hold::No, 3),
-    periodic(&[period!(5)], Hold::Min, 1),
-    periodic(&[period!(8)], Hold::Max, 1),
-    at_edge(&[period_at_edge!(12)], Hold::No, 3),
-    at_edge(&[period_at_edge!(5)], Hold::Min, 1),
-    at_edge(&[period_at_edge!(8)], Hold::Max, 1),
-    work("infer_cached", job!("weights=32", "infer=8")),
-    work_at_max("infer_cached", pinned_job!("weights=32", "infer=8")),
-    work("infer_small", job!("weights=1024", "infer=8")),
-    work_at_max("infer_small", pinned_job!("weights=1024", "infer=8")),
-    work("infer_large", job!("weights=32768", "infer=8")),
-    work_at_max("infer_large", pinned_job!("weights=32768", "infer=8")),
+    periodic(&["{duties/12}"], Hold::No, 3),
+    periodic(&["{duties/5}"], Hold::Min, 1),
+    periodic(&["{duties/8}"], Hold::Max, 1),
+    at_edge(&["{edges/12}"], Hold::No, 3),
+    at_edge(&["{edges/5}"], Hold::Min, 1),
+    at_edge(&["{edges/8}"], Hold::Max, 1),
+    work(
+        "infer_cached",
+        &["weights=32 {start_unpinned} infer=8 mark=end"],
+    ),
+    work_at_max("infer_cached", &["weights=32 {start} infer=8 mark=end"]),
+    work(
+        "infer_small",
+        &["weights=1024 {start_unpinned} infer=8 mark=end"],
+    ),
+    work_at_max("infer_small", &["weights=1024 {start} infer=8 mark=end"]),
+    work(
+        "infer_large",
+        &["weights=32768 {start_unpinned} infer=8 mark=end"],
+    ),
+    work_at_max("infer_large", &["weights=32768 {start} infer=8 mark=end"]),
     Scenario {
         // Where it runs is a matter of chance in each: of three the median differs by 5 %.
         repeats: 9,
         most: 9,
-        ..work("io", job!("", "requests=100000/60"))
+        ..work("io", &["{start_unpinned} requests=100000/60 mark=end"])
     },
     Scenario {
         most: 3,
-        ..work_at_max("io", pinned_job!("", "requests=100000/60"))
+        ..work_at_max("io", &["{start} requests=100000/60 mark=end"])
     },
-    work("frames", job!("", "frames=16667/400000/96")),
-    work_at_max("frames", pinned_job!("", "frames=16667/400000/96")),
+    work(
+        "frames",
+        &["{start_unpinned} frames=16667/400000/96 mark=end"],
+    ),
+    work_at_max("frames", &["{start} frames=16667/400000/96 mark=end"]),
 ];
 
 const fn step_down(case: &'static str, steps: &'static [&'static str]) -> Scenario {
@@ -166,7 +114,7 @@ const fn shared(case: &'static str, only: Option<Variant>, cmdline: &'static str
     Scenario {
         name: "shared-pcpu",
         case,
-        steps: &["pin={first} {calm} sleep=500000 mark=start busy=1000000 mark=end"],
+        steps: &["{start} busy=1000000 mark=end"],
         beside: Some("pin={first} light=5000/10000/250"),
         only,
         cmdline,
@@ -208,27 +156,20 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
         hold,
         speed: true,
         most,
-        metrics: if matches!(hold, Hold::No) {
-            &[
-                Metric::Met(10),
-                Metric::Took(10),
-                Metric::Met(20),
-                Metric::Took(20),
-                Metric::Met(40),
-                Metric::Took(40),
-                Metric::Met(60),
-                Metric::Took(60),
-                Metric::Met(80),
-                Metric::Took(80),
-            ]
-        } else {
-            &[
-                Metric::Steady(10),
-                Metric::Steady(20),
-                Metric::Steady(40),
-                Metric::Steady(60),
-                Metric::Steady(80),
-            ]
+        metrics: match hold {
+            Hold::No => &[
+                Met(10),
+                Met(20),
+                Met(40),
+                Met(60),
+                Met(80),
+                Took(10),
+                Took(20),
+                Took(40),
+                Took(60),
+                Took(80),
+            ],
+            Hold::Min | Hold::Max => &[Steady(10), Steady(20), Steady(40), Steady(60), Steady(80)],
         },
         ..PLAIN
     }
@@ -237,15 +178,9 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
 const fn at_edge(steps: &'static [&'static str], hold: Hold, most: u32) -> Scenario {
     Scenario {
         case: "at_edge",
-        metrics: if matches!(hold, Hold::No) {
-            &[
-                Metric::Met(20),
-                Metric::Took(20),
-                Metric::Met(60),
-                Metric::Took(60),
-            ]
-        } else {
-            &[Metric::Steady(20), Metric::Steady(60)]
+        metrics: match hold {
+            Hold::No => &[Met(20), Met(60), Took(20), Took(60)],
+            Hold::Min | Hold::Max => &[Steady(20), Steady(60)],
         },
         ..periodic(steps, hold, most)
     }

@@ -5,18 +5,18 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::{now_ns, pin_thread};
 
 use crate::BenchArgs;
-use crate::duty_cycle::{DUTIES, run_us};
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, runs_vcpu, threads};
 use crate::load_client::LoadClient;
-use crate::load_log::LoadLog;
+use crate::load_log::marks;
 use crate::machine::{Cluster, Machine};
 use crate::observed::{Observed, Unsettled};
 use crate::rest::{Above, Rounds, settled};
-use crate::scenario::{CALM, Hold, Scenario};
+use crate::scenario::{Hold, Scenario, expanded};
 use crate::trace::Trace;
 use crate::variant::Variant;
 
@@ -81,7 +81,7 @@ impl<'a> Session<'a> {
                     "vcpufreq: {variant}: {name}, repeat {} of {repeats}",
                     repeat + 1
                 );
-                settled(|| self.once(scenario, trace, repeat == 0))
+                settled(|| self.once(scenario, trace))
             })
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
@@ -108,9 +108,8 @@ impl<'a> Session<'a> {
         self.host.end()
     }
 
-    /// One repeat. The first is exported with its bursts; to tell those of the
-    /// others as well takes a guest's console longer than the load takes.
-    fn once(&mut self, scenario: &Scenario, trace: &Trace, first: bool) -> Result<Observed> {
+    /// One repeat.
+    fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
         let speed = FreqLimits::speed(scenario, self.machine)?;
         trace.start()?;
@@ -131,37 +130,31 @@ impl<'a> Session<'a> {
         trace.stop()?;
         // What follows isn't measured: it need not be as slow.
         drop(speed);
-        let how = if first { "" } else { " brief" };
         let client = self.client();
-        let all_notes = names
-            .iter()
-            .map(|name| client.ask(&format!("join {name}{how}")));
-        let all_notes = all_notes.collect::<Result<Vec<_>>>()?;
+        let joined = names.iter().map(|name| client.ask(&format!("join {name}")));
+        let joined = joined.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
             self.host.ask("join beside")?;
         }
         let (offset, clock_error_us) = self.clock()?;
-        let read = |words: &String| LoadLog::read(words, offset, |cpu| self.pcpu_of(cpu));
-        let mut notes = all_notes.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let read = |text: &String| serde_json::from_str::<LoadLog>(text).context(text.clone());
+        let logs = joined.iter().map(read).collect::<Result<Vec<_>>>()?;
         let threads = match &self.guest {
             Some(guest) => guest.vcpus.iter().map(|(_, tid)| *tid).collect(),
-            None => notes.iter().map(|notes| notes.tid).collect(),
+            None => logs.iter().map(|log| log.tid).collect(),
         };
-        let runs = notes.iter_mut().map(|one| std::mem::take(&mut one.runs));
-        let runs = runs.collect();
-        let first = notes.into_iter().next();
-        let first = first.context("a scenario without a thread")?;
+        let first = logs.into_iter().next();
+        let mut first = first.context("a scenario without a thread")?;
+        first.figure("turns", first.turns);
         let mut observed = Observed {
             seen,
-            marks: first.marks,
+            marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
             figures: first.figures,
-            runs,
             threads,
-            in_guest: self.guest.is_some(),
             khz_before,
             khz_at_rest: self.khz_at_rest(),
-            rest: self.rest.iter().map(Above::text).collect(),
+            rest: texts(&self.rest),
             clock_error_us,
             unsettled,
             put_away: Vec::new(),
@@ -220,14 +213,7 @@ impl<'a> Session<'a> {
             None => cpu.to_string(),
         };
         let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
-        let steps = steps
-            .replace("{first}", &number(first))
-            .replace("{all}", &all.join(","))
-            .replace("{calm}", CALM);
-        DUTIES.into_iter().fold(steps, |steps, duty| {
-            let us = run_us(duty, self.machine.big()).to_string();
-            steps.replace(&format!("{{duty{duty}}}"), &us)
-        })
+        expanded(steps, self.machine, (&number(first), &all.join(",")))
     }
 
     /// Brings every governor to where it rests, and lets all load decay; why
@@ -245,15 +231,11 @@ impl<'a> Session<'a> {
                 break;
             }
         }
-        if rounds.settled() {
-            self.rest = rounds.above();
-            return Ok(None);
-        }
-        let why = self.ask_both("why-above")?;
-        let named = why.into_iter().filter(|(_, one)| !one.is_empty());
-        let named: Vec<String> = named.map(|(side, why)| format!("{side} {why}")).collect();
-        Ok(Some(Unsettled {
-            why: named.join("; "),
+        let settled = rounds.settled();
+        let (rest, above) = rounds.above().into_iter().partition(Above::rests);
+        self.rest = rest;
+        Ok((!settled).then(|| Unsettled {
+            why: texts(&above).join("; "),
             lasting: true,
         }))
     }
@@ -262,8 +244,7 @@ impl<'a> Session<'a> {
     fn round(&mut self) -> Result<Vec<Above>> {
         let mut above = Vec::new();
         for (side, answer) in self.ask_both(&format!("settle {WAKES}"))? {
-            let read = Above::read(side, &answer);
-            above.extend(read.with_context(|| format!("not understood: '{answer}'"))?);
+            above.extend(Above::read(side, &answer)?);
         }
         Ok(above)
     }
@@ -324,4 +305,8 @@ impl<'a> Session<'a> {
             u64::try_from((most - least) / 2000)?,
         ))
     }
+}
+
+fn texts(above: &[Above]) -> Vec<String> {
+    above.iter().map(Above::text).collect()
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::report_json::{VARIANTS, cell, find, rows, unit};
+use crate::report_json::{VARIANTS, cell, find, metrics, rows, scenarios, with_unit};
 
 /// All of it.
 pub fn text(report: &Value) -> String {
@@ -16,23 +16,16 @@ pub fn text(report: &Value) -> String {
         let _ = write!(text, " {variant:>22}");
     }
     text.push('\n');
-    let mut seen = BTreeSet::new();
-    for row in rows(report, "results") {
-        let word = |key: &str| row[key].as_str().unwrap_or("?");
-        let of = (word("scenario"), word("metric"));
-        if !seen.insert(of) {
-            continue;
+    for scenario in scenarios(report) {
+        for metric in metrics(report, scenario) {
+            let of = (scenario, metric);
+            let _ = write!(text, "{scenario:<14} {:<34}", with_unit(report, of));
+            for variant in VARIANTS {
+                let cell = find(report, of, variant).map_or("-".to_owned(), cell);
+                let _ = write!(text, " {cell:>22}");
+            }
+            text.push('\n');
         }
-        let metric = match unit(word("unit")).0 {
-            "" => of.1.to_owned(),
-            unit => format!("{} [{unit}]", of.1),
-        };
-        let _ = write!(text, "{:<14} {metric:<34}", of.0);
-        for variant in VARIANTS {
-            let cell = find(report, of, variant).map_or("-".to_owned(), cell);
-            let _ = write!(text, " {cell:>22}");
-        }
-        text.push('\n');
     }
     text + &wrong(report) + &bounds(report)
 }

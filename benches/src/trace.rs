@@ -12,10 +12,9 @@ const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
 const BUFFER_KIB: &str = "2048";
-const NEEDED: [&str; 3] = [
+const NEEDED: [&str; 2] = [
     "events/power/cpu_frequency/enable",
     "events/sched/sched_switch/enable",
-    "events/sched/sched_migrate_task/enable",
 ];
 /// Requests as they arrive; a kernel without it shows none.
 const WISHED: &str = "events/kvm/kvm_mmio/enable";
@@ -83,8 +82,6 @@ pub struct Seen {
     pub changes: Vec<Change>,
     /// Who runs.
     pub switches: Vec<Switch>,
-    /// Moves of threads: when, which, to which pCPU.
-    pub moves: Vec<(u64, i32, u32)>,
     /// Requests of guests.
     pub requests: Vec<Request>,
 }
@@ -193,14 +190,6 @@ fn add(seen: &mut Seen, line: &str, base: u64) -> Result<()> {
             prev,
             next,
         });
-    } else if let Some((head, tail)) = line.split_once(": sched_migrate_task: ") {
-        let (us, _) = time_and_cpu(head)?;
-        let tail = last(tail, " pid=")?;
-        let (tid, to) = (
-            value(tail, "pid=")?.parse()?,
-            value(tail, "dest_cpu=")?.parse()?,
-        );
-        seen.moves.push((us, tid, to));
     } else if let Some((head, tail)) = line.split_once(": kvm_mmio: mmio write ") {
         let (us, _) = time_and_cpu(head)?;
         seen.requests.extend(request(us, tail, base)?);
@@ -262,9 +251,7 @@ mod tests {
         \x20         <idle>-0       [002] d..2.    12.000100: sched_switch: prev_comm=swapper/2 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=a pid=7 b next_pid=99 next_prio=120\n\
         \x20         vcpu2-99      [002] d.h2.    12.004000: cpu_frequency: state=1700000 cpu_id=2\n\
         \x20         vcpu2-99      [002] .....    12.004100: kvm_mmio: mmio write len 4 gpa 0xa002004 val 0x2ab980\n\
-        \x20         vcpu2-99      [002] .....    12.004200: kvm_mmio: mmio write len 1 gpa 0x9000000 val 0x40\n\
-        \x20         mig/0-20      [000] d..2.    12.005000: sched_migrate_task: comm=load a pid=44 prio=120 orig_cpu=0 dest_cpu=3\n";
-
+        \x20         vcpu2-99      [002] .....    12.004200: kvm_mmio: mmio write len 1 gpa 0x9000000 val 0x40\n";
     #[test]
     fn events_are_read() {
         let seen = parse(TEXT, 0x0a00_0000).unwrap();
@@ -291,7 +278,6 @@ mod tests {
                 khz: 2_800_000
             }]
         );
-        assert_eq!(seen.moves, [(12_005_000, 44, 3)]);
     }
 
     #[test]

@@ -45,7 +45,6 @@ pub fn run(
     json["conditions"]["emulated"] = true.into();
     json["conditions"]["topology"] = topology.into();
     out::text(repo, "ramp.html", text("html"))?;
-    out::text(repo, "ramp.trace.json", text("trace"))?;
     out::write(repo, "ramp.json", json.clone())?;
     if scenarios.is_empty() {
         out::write(repo, &format!("bench-{topology}.json"), json.clone())?;
@@ -57,9 +56,7 @@ pub fn run(
         json["conditions"]["repeats"],
         text("table")
     );
-    println!(
-        "out/ramp.json has the same figures, out/ramp.html shows them, out/ramp.trace.json opens in ui.perfetto.dev."
-    );
+    println!("out/ramp.json has the same figures, out/ramp.html shows them.");
     let bounds = json["bounds"].as_array();
     let within = bounds.is_some_and(|all| all.iter().all(|bound| bound["held"] != false));
     Ok(within && result["held"] == true)

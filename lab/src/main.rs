@@ -103,6 +103,7 @@ fn dispatch(command: Command) -> Result<bool> {
         .parent()
         .map(PathBuf::from)
         .unwrap_or_default();
+    out::build(&repo);
     let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
         Command::Setup => Ok(true),

@@ -2,8 +2,8 @@
 //! The line protocol: a line in, an answer out, `@ok ANSWER` or
 //! `@error WHY`, the same on a pipe and on a guest's console.
 //!
-//! `start NAME STEP...`, `wait NAME`, `join NAME`, `join NAME brief`, `settle WAKES GAP_US`,
-//! `why-above`, `now`, `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
+//! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`,
+//! `now`, `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
 
 use std::fs;
 use std::io::{BufRead as _, Write as _, stdin, stdout};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use nix::kmod::{ModuleInitFlags, finit_module};
 
 use crate::phases::{Workers, steps};
-use crate::settle::{above_minimum, wake_all, why_above};
+use crate::settle::{above_minimum, wake_all};
 use crate::work::now_ns;
 
 /// Serves lines until `quit` or the end of input.
@@ -46,13 +46,11 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     match words.as_slice() {
         ["start", name, rest @ ..] => workers.start(name, steps(rest)?).map(nothing),
         ["wait", name] => workers.wait(name).map(nothing),
-        ["join", name] => workers.join(name),
-        ["join", name, "brief"] => workers.join(name).map(|notes| without_runs(&notes)),
+        ["join", name] => Ok(serde_json::to_string(&workers.join(name)?)?),
         ["settle", wakes, gap_us] => {
             wake_all(wakes.parse()?, Duration::from_micros(gap_us.parse()?))?;
-            above_minimum()
+            Ok(serde_json::to_string(&above_minimum()?)?)
         }
-        ["why-above"] => why_above(),
         ["now"] => Ok(now_ns().to_string()),
         ["read", path] => {
             let text = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
@@ -69,12 +67,6 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
     }
 }
 
-/// LoadLog without their bursts, which are most of the text.
-fn without_runs(notes: &str) -> String {
-    let words = notes.split(' ').filter(|word| !word.starts_with("run="));
-    words.collect::<Vec<_>>().join(" ")
-}
-
 fn insmod(path: &str, options: &str) -> Result<()> {
     let file = fs::File::open(Path::new(path)).with_context(|| format!("opening {path}"))?;
     let options = std::ffi::CString::new(options)?;
@@ -84,20 +76,18 @@ fn insmod(path: &str, options: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! Brief notes have all but the bursts.
+    //! A joined thread's log is JSON.
 
     use super::*;
+    use crate::load_log::LoadLog;
 
     #[test]
-    fn brief_notes_have_no_runs() {
+    fn a_log_is_read_as_it_was_written() {
         let mut workers = Workers::default();
-        for (join, runs) in [("join a", 2), ("join a brief", 0)] {
-            carry_out(&mut workers, "start a mark=start light=1/1/2 mark=end").unwrap();
-            let notes = carry_out(&mut workers, join).unwrap();
-            assert_eq!(notes.matches("run=").count(), runs, "{notes}");
-            for word in ["tid=", " turns=", " start=", " end="] {
-                assert!(notes.contains(word), "{notes}");
-            }
-        }
+        carry_out(&mut workers, "start a mark=start light=1/1/2 mark=end").unwrap();
+        let log: LoadLog =
+            serde_json::from_str(&carry_out(&mut workers, "join a").unwrap()).unwrap();
+        assert!(log.tid > 0 && log.turns > 0);
+        assert_eq!([&log.marks[0].name, &log.marks[1].name], ["start", "end"]);
     }
 }

@@ -34,14 +34,13 @@ pub fn weights(kib: usize) -> Vec<f32> {
 }
 
 /// So many inferences, one after the other.
-pub fn infer(notes: &mut LoadLog, weights: &[f32], count: u64) {
+pub fn infer(log: &mut LoadLog, weights: &[f32], count: u64) {
     for _ in 0..count {
-        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        let cpu = sched_getcpu().unwrap_or(0);
         black_box(forward(weights));
-        notes.run(from, now_ns(), cpu);
-        on_if_moved(notes, cpu);
+        on_if_moved(log, cpu);
     }
-    notes.figure("done", count);
+    log.figure("done", count);
 }
 
 fn forward(weights: &[f32]) -> f32 {
@@ -57,22 +56,21 @@ fn forward(weights: &[f32]) -> f32 {
 }
 
 /// So many times: a read from the device, then work.
-pub fn requests(notes: &mut LoadLog, turns: u64, count: u64) -> Result<()> {
+pub fn requests(log: &mut LoadLog, turns: u64, count: u64) -> Result<()> {
     let mut device = Device::open()?;
     for _ in 0..count {
         device.read()?;
-        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        let cpu = sched_getcpu().unwrap_or(0);
         spin(turns);
-        notes.run(from, now_ns(), cpu);
-        on_if_moved(notes, cpu);
+        on_if_moved(log, cpu);
     }
-    notes.figure("done", count);
+    log.figure("done", count);
     Ok(())
 }
 
 /// So many frames, one each period; a frame that isn't finished when its
 /// period ends is late, and the next one begins with a period.
-pub fn frames(notes: &mut LoadLog, period_us: u64, turns: u64, count: u64) {
+pub fn frames(log: &mut LoadLog, period_us: u64, turns: u64, count: u64) {
     let period = period_us * 1000;
     let (mut begin, mut on_time) = (now_ns(), 0);
     for work in FRAMES
@@ -81,29 +79,28 @@ pub fn frames(notes: &mut LoadLog, period_us: u64, turns: u64, count: u64) {
         .take(usize::try_from(count).unwrap_or(usize::MAX))
     {
         sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
-        let (from, cpu) = (now_ns(), sched_getcpu().unwrap_or(0));
+        let cpu = sched_getcpu().unwrap_or(0);
         spin(turns * work / 8);
         let end = now_ns();
-        notes.run(from, end, cpu);
-        on_if_moved(notes, cpu);
+        on_if_moved(log, cpu);
         on_time += u64::from(end <= begin + period);
         begin += period * (end.saturating_sub(begin) / period + 1);
     }
     // The last one's period is part of the job.
     sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
-    notes.figure("done", count);
-    notes.figure("on_time", on_time);
+    log.figure("done", count);
+    log.figure("on_time", on_time);
 }
 
-fn on_if_moved(notes: &mut LoadLog, from: usize) {
+fn on_if_moved(log: &mut LoadLog, from: usize) {
     if sched_getcpu().is_ok_and(|cpu| cpu != from) {
-        notes.mark("on");
+        log.mark("on");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Weights fill what was asked for, all of them are used, and a job notes
+    //! Weights fill what was asked for, all of them are used, and a job logs
     //! what it did.
 
     use super::*;
@@ -117,17 +114,12 @@ mod tests {
     }
 
     #[test]
-    fn jobs_note_what_they_did() {
-        let mut notes = LoadLog::default();
-        infer(&mut notes, &weights(1), 2);
-        assert_eq!(notes.words(1).matches("run=").count(), 2);
-        assert!(notes.words(1).contains(" done=2"));
-        let mut notes = LoadLog::default();
-        frames(&mut notes, 10, 1, 3);
-        let words = notes.words(1);
-        assert!(
-            words.contains(" done=3") && words.contains(" on_time="),
-            "{words}"
-        );
+    fn jobs_log_what_they_did() {
+        let mut log = LoadLog::default();
+        infer(&mut log, &weights(1), 2);
+        assert_eq!(log.figures, [("done".to_owned(), 2)].into());
+        frames(&mut log, 10, 1, 3);
+        assert_eq!(log.figures["done"], 3);
+        assert!(log.figures.contains_key("on_time"));
     }
 }

@@ -6,11 +6,10 @@
 //! read from the host's trace by who started it.
 #![forbid(unsafe_code)]
 
-mod busiest;
 pub mod commands;
 mod device;
 mod jobs;
-mod load_log;
+pub mod load_log;
 pub mod phases;
 mod rt_app;
 pub mod settle;

@@ -2,11 +2,10 @@
 //! A load as a row of steps, and the threads that go through them.
 //!
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
-//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same without a note of
-//! it, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
+//! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same, not logged, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
 //! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
-//! that the thread is on. What is noted: `load_log.rs`.
+//! that the thread is on. What is logged: `load_log.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -31,24 +30,24 @@ pub enum Step {
     Pin(CpuList),
     /// Sleeps, in µs.
     Sleep(u64),
-    /// LoadLog the time under a name.
+    /// Logs the time under a name.
     Mark(String),
     /// Busy without a break, in µs.
     Busy(u64),
     /// Busy for the first of each of the second, in µs, so many times.
-    Light(u64, u64, u32),
-    /// The same, not noted: before the load begins.
-    Calm(u64, u64, u32),
+    Light([u64; 3]),
+    /// The same, not logged: before the load begins.
+    Calm([u64; 3]),
     /// Reads from a device, then is busy for so many µs; so many times.
-    Io(u64, u32),
+    Io([u64; 2]),
     /// Fills a working set of so many KiB.
     Weights(usize),
     /// So many inferences over it.
     Infer(u64),
     /// Reads from a device, then does so many turns; so many times.
-    Requests(u64, u64),
+    Requests([u64; 2]),
     /// A frame each so many µs, of about so many turns; so many.
-    Frames(u64, u64, u64),
+    Frames([u64; 3]),
     /// A run of rt-app.
     RtApp(RtApp),
     /// The rest is done by a new thread.
@@ -72,28 +71,13 @@ fn step(word: &str) -> Result<Step> {
         "sleep" => Step::Sleep(number()?),
         "mark" => Step::Mark(value.to_owned()),
         "busy" => Step::Busy(number()?),
-        "light" => {
-            let [busy, period, count] = numbers(word, value)?;
-            Step::Light(busy, period, u32::try_from(count)?)
-        }
-        "calm" => {
-            let [busy, period, count] = numbers(word, value)?;
-            Step::Calm(busy, period, u32::try_from(count)?)
-        }
-        "io" => {
-            let [busy, count] = numbers(word, value)?;
-            Step::Io(busy, u32::try_from(count)?)
-        }
+        "light" => Step::Light(numbers(word, value)?),
+        "calm" => Step::Calm(numbers(word, value)?),
+        "io" => Step::Io(numbers(word, value)?),
         "weights" => Step::Weights(usize::try_from(number()?)?),
         "infer" => Step::Infer(number()?),
-        "requests" => {
-            let [turns, count] = numbers(word, value)?;
-            Step::Requests(turns, count)
-        }
-        "frames" => {
-            let [period, turns, count] = numbers(word, value)?;
-            Step::Frames(period, turns, count)
-        }
+        "requests" => Step::Requests(numbers(word, value)?),
+        "frames" => Step::Frames(numbers(word, value)?),
         "rt-app" => {
             let [run_us, period_us, count] = numbers(word, value)?;
             Step::RtApp(RtApp {
@@ -129,20 +113,17 @@ impl LoadLog {
                 Step::Sleep(us) => sleep(Duration::from_micros(*us)),
                 Step::Mark(name) => self.mark(name),
                 Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
-                Step::Light(busy, period, count) => self.light(*busy, *period, *count),
-                Step::Calm(busy, period, count) => {
-                    Self::default().light(*busy, *period, *count);
-                }
-                Step::Io(busy, count) => self.io(*busy, *count)?,
+                Step::Light(times) => self.light(*times),
+                Step::Calm(times) => Self::default().light(*times),
+                Step::Io(times) => self.io(*times)?,
                 Step::Weights(kib) => weights = jobs::weights(*kib),
                 Step::Infer(count) => jobs::infer(self, &weights, *count),
-                Step::Requests(turns, count) => jobs::requests(self, *turns, *count)?,
-                Step::Frames(period, turns, count) => jobs::frames(self, *period, *turns, *count),
+                Step::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
+                Step::Frames([period, turns, count]) => jobs::frames(self, *period, *turns, *count),
                 Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 Step::Fresh => {
                     let rest = steps[at + 1..].to_vec();
-                    let words = by_new_thread(rest)?;
-                    self.add(&words);
+                    self.go_on_as(by_new_thread(rest)?);
                     return Ok(());
                 }
             }
@@ -150,7 +131,7 @@ impl LoadLog {
         Ok(())
     }
 
-    fn light(&mut self, busy_us: u64, period_us: u64, count: u32) {
+    fn light(&mut self, [busy_us, period_us, count]: [u64; 3]) {
         let mut next = now_ns();
         for _ in 0..count {
             next += period_us * 1000;
@@ -159,7 +140,7 @@ impl LoadLog {
         }
     }
 
-    fn io(&mut self, busy_us: u64, count: u32) -> Result<()> {
+    fn io(&mut self, [busy_us, count]: [u64; 2]) -> Result<()> {
         let mut device = Device::open()?;
         for _ in 0..count {
             device.read()?;
@@ -169,18 +150,20 @@ impl LoadLog {
     }
 }
 
-/// Goes through steps; the notes.
-fn notes_of(steps: &[Step]) -> Result<String> {
-    let mut notes = LoadLog::default();
-    notes.go_through(steps)?;
-    Ok(notes.words(gettid().as_raw()))
+/// Goes through steps; the log.
+fn log_of(steps: &[Step]) -> Result<LoadLog> {
+    let mut log = LoadLog {
+        tid: gettid().as_raw(),
+        ..LoadLog::default()
+    };
+    log.go_through(steps)?;
+    Ok(log)
 }
 
-/// The new thread's notes come last: its `tid` counts.
-fn by_new_thread(steps: Vec<Step>) -> Result<String> {
+fn by_new_thread(steps: Vec<Step>) -> Result<LoadLog> {
     let thread = Builder::new()
         .name("load-new".to_owned())
-        .spawn(move || notes_of(&steps))?;
+        .spawn(move || log_of(&steps))?;
     thread
         .join()
         .map_err(|_| anyhow!("the new thread panicked"))?
@@ -191,25 +174,25 @@ fn by_new_thread(steps: Vec<Step>) -> Result<String> {
 #[derive(Debug)]
 struct Worker {
     steps: Sender<Vec<Step>>,
-    notes: Receiver<Result<String>>,
-    /// LoadLog that were waited for and not asked for yet.
-    done: Option<Result<String>>,
+    logs: Receiver<Result<LoadLog>>,
+    /// A log that was waited for and not asked for yet.
+    done: Option<Result<LoadLog>>,
 }
 
 impl Worker {
     fn start(name: &str) -> Result<Self> {
         let (steps, todo) = channel::<Vec<Step>>();
-        let (done, notes) = channel();
+        let (done, logs) = channel();
         Builder::new().name(format!("load-{name}")).spawn(move || {
             for steps in todo {
-                if done.send(notes_of(&steps)).is_err() {
+                if done.send(log_of(&steps)).is_err() {
                     break;
                 }
             }
         })?;
         Ok(Self {
             steps,
-            notes,
+            logs,
             done: None,
         })
     }
@@ -229,18 +212,18 @@ impl Workers {
         worker.steps.send(steps).context("the thread has ended")
     }
 
-    /// Waits until it has gone through them. Its notes stay: to tell them takes a
+    /// Waits until it has gone through them. Its log stays: to tell it takes a
     /// guest's console a while, in which the load would still be measured.
     pub fn wait(&mut self, name: &str) -> Result<()> {
         let worker = self.0.get_mut(name).context("no such thread")?;
         if worker.done.is_none() {
-            worker.done = Some(worker.notes.recv().context("the thread has ended")?);
+            worker.done = Some(worker.logs.recv().context("the thread has ended")?);
         }
         Ok(())
     }
 
-    /// The same; its notes.
-    pub fn join(&mut self, name: &str) -> Result<String> {
+    /// The same; its log.
+    pub fn join(&mut self, name: &str) -> Result<LoadLog> {
         self.wait(name)?;
         let worker = self.0.get_mut(name).context("no such thread")?;
         worker.done.take().context("the thread has ended")?
@@ -249,7 +232,7 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
-    //! Steps are read as documented, and notes say what was done.
+    //! Steps are read as documented, and logs say what was done.
 
     use super::*;
 
@@ -271,10 +254,10 @@ mod tests {
             Step::Pin(CpuList::from_iter([0, 2, 3])),
             Step::Sleep(5),
             Step::Mark("start".to_owned()),
-            Step::Light(1, 2, 3),
-            Step::Calm(4, 5, 6),
-            Step::Io(4, 5),
-            Step::Frames(6, 7, 8),
+            Step::Light([1, 2, 3]),
+            Step::Calm([4, 5, 6]),
+            Step::Io([4, 5]),
+            Step::Frames([6, 7, 8]),
             Step::RtApp(RtApp {
                 run_us: 9,
                 period_us: 10,
@@ -296,36 +279,36 @@ mod tests {
     }
 
     #[test]
-    fn calm_is_not_noted() {
-        let mut notes = LoadLog::default();
-        let runs = |notes: &LoadLog| notes.words(1).matches("run=").count();
-        notes.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
-        assert_eq!((runs(&notes), notes.turns), (0, 0));
-        notes.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
-        assert_eq!(runs(&notes), 3);
+    fn calm_is_not_logged() {
+        let mut log = LoadLog::default();
+        log.go_through(&steps(&["calm=1/1/3"]).unwrap()).unwrap();
+        assert_eq!(log, LoadLog::default());
+        log.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
+        assert!(log.turns > 0);
     }
 
     #[test]
-    fn notes_stay_until_they_are_asked_for() {
+    fn a_log_stays_until_it_is_asked_for() {
         let mut workers = Workers::default();
         for mark in ["one", "two"] {
             let load = steps(&[&format!("mark={mark}")]).unwrap();
             workers.start("a", load).unwrap();
             workers.wait("a").unwrap();
             workers.wait("a").unwrap();
-            assert!(workers.join("a").unwrap().contains(mark));
+            assert_eq!(workers.join("a").unwrap().marks[0].name, mark);
         }
         assert!(workers.wait("b").is_err());
     }
 
     #[test]
-    fn a_new_thread_notes_its_own_tid() {
+    fn a_new_thread_logs_its_own_tid() {
         let mut workers = Workers::default();
         let load = steps(&["mark=before", "fresh", "mark=start", "busy=1"]).unwrap();
         workers.start("a", load).unwrap();
-        let notes = workers.join("a").unwrap();
-        let tids: Vec<&str> = notes.matches("tid=").collect();
-        assert_eq!(tids.len(), 2, "{notes}");
-        assert!(notes.contains(" before=") && notes.contains(" start="));
+        let log = workers.join("a").unwrap();
+        workers.start("a", steps(&["sleep=1"]).unwrap()).unwrap();
+        assert_ne!(log.tid, workers.join("a").unwrap().tid, "the worker's own");
+        let marks: Vec<_> = log.marks.iter().map(|mark| mark.name.as_str()).collect();
+        assert_eq!(marks, ["before", "start"]);
     }
 }

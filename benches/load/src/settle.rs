@@ -10,9 +10,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::CpuList;
 
-use crate::busiest;
 use crate::work::pin_to;
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -39,37 +39,28 @@ pub fn wake_all(wakes: u32, gap: Duration) -> Result<()> {
     })
 }
 
-/// The policies that aren't at their minimum, as `policy0:1800000>600000`;
-/// empty when all are, or there are none. One that is where a server's
-/// reservation holds it, and can't be lower, ends in `(51/161)`: that many of
-/// 1024 are reserved, and the CPUs have that capacity.
-pub fn above_minimum() -> Result<String> {
+/// A policy above its minimum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Above {
+    /// `policy0`.
+    pub policy: String,
+    /// What it runs at, in kHz.
+    pub khz: u64,
+    /// Its minimum.
+    pub min_khz: u64,
+    /// Of 1024, what a server reserves, and the CPUs' capacity: nothing lower can be had.
+    pub server: Option<(u64, u64)>,
+}
+
+/// The policies that aren't at their minimum, by name.
+pub fn above_minimum() -> Result<Vec<Above>> {
     above_in(Path::new("/"))
 }
 
-/// The same, with what runs on the CPUs of those that nothing holds:
-/// `policy0 at 1800000 kHz, lowest 600000: NAME runs 3100 us of 400 ms`.
-pub fn why_above() -> Result<String> {
-    let above = above_minimum()?;
-    let lines = above.split_whitespace().filter(|one| !one.contains('('));
-    let lines: Vec<String> = lines
-        .filter_map(|one| {
-            let (name, khz) = one.split_once(':')?;
-            let (now, min) = khz.split_once('>')?;
-            let cpus = cpus_of(&Path::new(CPU).join("cpufreq").join(name));
-            Some(format!(
-                "{name} at {now} kHz, lowest {min}: {}",
-                busiest::on(&cpus)
-            ))
-        })
-        .collect();
-    Ok(lines.join("; "))
-}
-
-fn above_in(root: &Path) -> Result<String> {
+fn above_in(root: &Path) -> Result<Vec<Above>> {
     let cpu = root.join(CPU.trim_start_matches('/'));
     let Ok(entries) = fs::read_dir(cpu.join("cpufreq")) else {
-        return Ok(String::new());
+        return Ok(Vec::new());
     };
     let mut above = Vec::new();
     for entry in entries {
@@ -81,18 +72,22 @@ fn above_in(root: &Path) -> Result<String> {
         ) && now > min
         {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let held = held_by_server(root, &path, now).unwrap_or_default();
-            above.push(format!("{name}:{now}>{min}{held}"));
+            above.push(Above {
+                policy: name.into_owned(),
+                khz: now,
+                min_khz: min,
+                server: held_by_server(root, &path, now),
+            });
         }
     }
-    above.sort();
-    Ok(above.join(" "))
+    above.sort_by(|one, other| one.policy.cmp(&other.policy));
+    Ok(above)
 }
 
 /// What the fair server of a CPU, or the ext server, reserves while it has a
 /// task, schedutil takes for a minimum (`cpu_bw_dl` in `effective_cpu_util`).
 /// `None` unless a policy is at the frequency that this asks for, or below.
-fn held_by_server(root: &Path, policy: &Path, now_khz: u64) -> Option<String> {
+fn held_by_server(root: &Path, policy: &Path, now_khz: u64) -> Option<(u64, u64)> {
     let cpus = cpus_of(policy);
     let reserved = cpus.iter().filter_map(|cpu| reserved(root, *cpu)).max()?;
     let first = root.join(CPU.trim_start_matches('/'));
@@ -104,7 +99,7 @@ fn held_by_server(root: &Path, policy: &Path, now_khz: u64) -> Option<String> {
     opps.sort_unstable();
     let highest = *opps.last()?;
     let floor = opps.into_iter().find(|khz| *khz >= wanted_khz);
-    (now_khz <= floor.unwrap_or(highest)).then(|| format!("({reserved}/{capacity})"))
+    (now_khz <= floor.unwrap_or(highest)).then_some((reserved, capacity))
 }
 
 /// Of 1024, on a CPU; `None` where the kernel has no servers, or doesn't show them.
@@ -164,12 +159,18 @@ mod tests {
         dir
     }
 
+    fn above(khz: u64, server: Option<(u64, u64)>) -> Above {
+        Above {
+            policy: "policy4".to_owned(),
+            khz,
+            min_khz: 300_000,
+            server,
+        }
+    }
+
     #[test]
     fn an_ext_server_counts_where_sched_ext_runs() {
-        for (state, told) in [
-            ("disabled", "policy4:574000>300000"),
-            ("enabled", "policy4:574000>300000(51/161)"),
-        ] {
+        for (state, told) in [("disabled", None), ("enabled", Some((51, 161)))] {
             let host = host(574_000, Some(0));
             let server = host.path().join("sys/kernel/debug/sched/ext_server/cpu4");
             let ext = host.path().join("sys/kernel/sched_ext");
@@ -178,24 +179,32 @@ mod tests {
             fs::write(server.join("runtime"), "50000000").unwrap();
             fs::write(server.join("period"), "1000000000").unwrap();
             fs::write(ext.join("state"), state).unwrap();
-            assert_eq!(above_in(host.path()).unwrap(), told, "{state}");
+            assert_eq!(
+                above_in(host.path()).unwrap(),
+                [above(574_000, told)],
+                "{state}"
+            );
         }
     }
 
     #[test]
     fn what_a_server_holds_is_told_from_what_stays_up() {
         for (khz, runtime_ns, told) in [
-            (300_000, Some(50_000_000), ""),
+            (300_000, Some(50_000_000), vec![]),
             // 51 of 161 is 571 MHz: the OPP above.
-            (574_000, Some(50_000_000), "policy4:574000>300000(51/161)"),
-            (738_000, Some(50_000_000), "policy4:738000>300000"),
-            (574_000, Some(0), "policy4:574000>300000"),
-            (574_000, None, "policy4:574000>300000"),
+            (
+                574_000,
+                Some(50_000_000),
+                vec![above(574_000, Some((51, 161)))],
+            ),
+            (738_000, Some(50_000_000), vec![above(738_000, None)]),
+            (574_000, Some(0), vec![above(574_000, None)]),
+            (574_000, None, vec![above(574_000, None)]),
             // More than the CPU has: its highest OPP.
             (
                 1_803_000,
                 Some(500_000_000),
-                "policy4:1803000>300000(512/161)",
+                vec![above(1_803_000, Some((512, 161)))],
             ),
         ] {
             let host = host(khz, runtime_ns);

@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::{head, row};
-use crate::report_json::{VARIANTS, cell, find, number, rows, unit};
+use crate::report_json::{
+    VARIANTS, cell, find, metrics as metrics_of, number, scenarios, unit, with_unit,
+};
 
 /// Metrics of README.md.
 const README: [(&str, &str); 5] = [
@@ -91,10 +93,10 @@ pub fn jobs(reports: &[Value]) -> Option<String> {
     (reports.len() == 2).then_some(table)
 }
 
-/// `big-ramp, to_fmax [ms]`.
+/// `big-ramp, to_fmax [ms]`, if the host has it.
 fn named(report: &Value, of: (&str, &str), between: &str) -> Option<String> {
-    let (unit, ..) = unit(find(report, of, "host")?["unit"].as_str()?);
-    Some(format!("{}{between}{} [{unit}]", of.0, of.1))
+    find(report, of, "host")?;
+    Some(format!("{}{between}{}", of.0, with_unit(report, of)))
 }
 
 fn shown(report: &Value, of: (&str, &str), variant: &str) -> String {
@@ -118,18 +120,21 @@ pub fn csv(reports: &[Value]) -> String {
     let mut text = "topology,scenario,metric,unit,variant,median,lowest,highest\n".to_owned();
     for report in reports {
         let topology = report["conditions"]["topology"].as_str().unwrap_or("?");
-        for row in rows(report, "results") {
-            let word = |key: &str| row[key].as_str().unwrap_or("?");
-            let figures = ["median", "min", "max"].map(|key| number(&row[key], word("unit")));
-            let _ = writeln!(
-                text,
-                "{topology},{},{},{},{},{}",
-                word("scenario"),
-                word("metric"),
-                unit(word("unit")).0,
-                word("variant"),
-                figures.join(",")
-            );
+        for scenario in scenarios(report) {
+            let all = metrics_of(report, scenario).into_iter();
+            let all = all.flat_map(|metric| VARIANTS.map(|variant| (metric, variant)));
+            for (metric, variant) in all {
+                let Some(row) = find(report, (scenario, metric), variant) else {
+                    continue;
+                };
+                let of = row["unit"].as_str().unwrap_or_default();
+                let figures = ["median", "min", "max"].map(|key| number(&row[key], of));
+                let (unit, figures) = (unit(of).0, figures.join(","));
+                let _ = writeln!(
+                    text,
+                    "{topology},{scenario},{metric},{unit},{variant},{figures}"
+                );
+            }
         }
     }
     text

@@ -17,7 +17,6 @@ use crate::harness::sysfs;
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
-const TRACE: &str = "/run/ramp.trace.json";
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// Of host and guest, HZ = 250.
 const TICK_US: u64 = 4_000;
@@ -31,7 +30,7 @@ const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
 /// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
 pub fn run(plan: &Plan, name: &str) -> Result<Value> {
-    let mut options = vec!["--html", HTML, "--perfetto", TRACE];
+    let mut options = vec!["--html", HTML];
     if let Some(path) = &plan.path {
         options.extend(["--path", path]);
     }
@@ -46,7 +45,6 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     Ok(json!({
         "held": output.status.success(), "exit_code": output.status.code(),
         "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
-        "trace": fs::read_to_string(TRACE).unwrap_or_default(),
         "table": text(&output.stdout), "said": text(&output.stderr),
     }))
 }
