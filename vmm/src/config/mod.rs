@@ -10,7 +10,6 @@ pub mod topology;
 
 use std::collections::BTreeSet;
 
-use thiserror::Error;
 use vcpufreq_device::{DomainId, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
@@ -84,92 +83,4 @@ impl RunConfig {
         let pins = self.vcpus.iter().flat_map(|vcpu| &vcpu.pin);
         pins.copied().collect::<BTreeSet<_>>().into_iter().collect()
     }
-}
-
-/// Why a configuration is no virtual machine. Each message is one line: the
-/// cause, then what to do.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// No kernel was named.
-    #[error("no kernel is given; name an arm64 Image with --kernel FILE")]
-    NoKernel,
-    /// Cgroups have a place and no use.
-    #[error(
-        "--cgroup-parent is where requests become clamps of cgroups; leave it or --actuator out"
-    )]
-    NoCgroups,
-    /// The device doesn't take these vCPUs.
-    #[error("{0}; correct --table, --capacity or --domain")]
-    Device(vcpufreq_device::ConfigError),
-    /// No vCPU, or too many.
-    #[error("{0} vCPUs; give --cpus a number from 1 to {MAX_VCPUS}")]
-    VcpuCount(u32),
-    /// An option for a vCPU that the guest hasn't got.
-    #[error(
-        "there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option"
-    )]
-    NoSuchVcpu {
-        /// Which one was named.
-        vcpu: u32,
-        /// How many there are.
-        count: u32,
-    },
-    /// A pin to a pCPU that the host hasn't got.
-    #[error(
-        "vCPU {vcpu} is pinned to CPU {pcpu}, which this host doesn't have; choose from its online CPUs {online}"
-    )]
-    NoSuchPcpu {
-        /// Which vCPU.
-        vcpu: u32,
-        /// Which pCPU.
-        pcpu: u32,
-        /// The host's online CPUs, as a list.
-        online: String,
-    },
-    /// A pin to a pCPU that is offline.
-    #[error(
-        "vCPU {vcpu} is pinned to CPU {pcpu}, which is offline; bring it online (echo 1 > /sys/devices/system/cpu/cpu{pcpu}/online) or choose from {online}"
-    )]
-    PcpuOffline {
-        /// Which vCPU.
-        vcpu: u32,
-        /// Which pCPU.
-        pcpu: u32,
-        /// The host's online CPUs, as a list.
-        online: String,
-    },
-    /// A performance table breaks a rule.
-    #[error("vCPU {vcpu}: {why}; give --table {vcpu}=KHZ,KHZ,... with 1 to 64 rising frequencies")]
-    Table {
-        /// Which vCPU.
-        vcpu: u32,
-        /// Which rule.
-        why: String,
-    },
-    /// The capacity is out of range.
-    #[error(
-        "vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio"
-    )]
-    Capacity {
-        /// Which vCPU.
-        vcpu: u32,
-        /// Its capacity.
-        capacity: u64,
-    },
-    /// Capacity and IPC ratio both say what a vCPU can do.
-    #[error("vCPU {vcpu} has both --capacity and --ipc-ratio; give one of them")]
-    CapacityAndRatio {
-        /// Which vCPU.
-        vcpu: u32,
-    },
-    /// The host doesn't tell the frequencies of the pCPU.
-    #[error(
-        "vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without"
-    )]
-    NoFrequencies {
-        /// Which vCPU.
-        vcpu: u32,
-        /// What the host is missing.
-        why: String,
-    },
 }

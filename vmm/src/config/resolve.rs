@@ -15,6 +15,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
     host::{ActuatorChoice, CpuList},
@@ -23,7 +24,7 @@ use vcpufreq_dt::Opp;
 
 use crate::{
     config::{
-        ConfigError, MAX_VCPUS, RunConfig, VcpuConfig,
+        MAX_VCPUS, RunConfig, VcpuConfig,
         likeness::{Likeness, policy_of_pin},
         rt,
     },
@@ -45,7 +46,8 @@ use vcpufreq_device::host::{HostCpus, HostOpp, Pcpu, Policy};
 pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
     let count = vcpu_count(&options.vcpus)?;
     check_named(values::largest(&options.floor), count)?;
-    let kernel = options.kernel.as_deref().ok_or(ConfigError::NoKernel)?;
+    let kernel = options.kernel.as_deref();
+    let kernel = kernel.context("no kernel is given; name an arm64 Image with --kernel FILE")?;
     image::check_cmdline(&options.cmdline)?;
     let mut kernel = Kernel::open(kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
@@ -75,28 +77,32 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
 }
 
 /// The number of vCPUs, checked; options for others than these are refused.
-pub fn vcpu_count(options: &VcpuArgs) -> Result<u32, ConfigError> {
+///
+/// # Errors
+/// Which rule is broken.
+pub fn vcpu_count(options: &VcpuArgs) -> anyhow::Result<u32> {
     let count = options.cpus.unwrap_or(1);
     if !(1..=MAX_VCPUS).contains(&count) {
-        return Err(ConfigError::VcpuCount(count));
+        bail!("{count} vCPUs; give --cpus a number from 1 to {MAX_VCPUS}");
     }
     check_named(options.largest_named(), count)?;
     Ok(count)
 }
 
-fn check_named(largest: Option<u32>, count: u32) -> Result<(), ConfigError> {
+fn check_named(largest: Option<u32>, count: u32) -> anyhow::Result<()> {
     match largest {
-        Some(vcpu) if vcpu >= count => Err(ConfigError::NoSuchVcpu { vcpu, count }),
+        Some(vcpu) if vcpu >= count => bail!(
+            "there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option"
+        ),
         _ => Ok(()),
     }
 }
 
 /// The vCPUs, checked, in their order.
-pub fn vcpus(
-    options: &VcpuArgs,
-    host: &HostCpus,
-    count: u32,
-) -> Result<Vec<VcpuConfig>, ConfigError> {
+///
+/// # Errors
+/// The first rule that is broken: the cause, then what to do.
+pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<Vec<VcpuConfig>> {
     let mut plan = Plan {
         host,
         options,
@@ -105,10 +111,11 @@ pub fn vcpus(
         clusters: BTreeMap::new(),
     };
     let vcpus = (0..count).map(|vcpu| plan.vcpu(vcpu));
-    let vcpus = vcpus.collect::<Result<Vec<_>, _>>()?;
+    let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
     if !options.no_bridge {
         let device = device_config(&vcpus, ClampMode::default(), Headroom::None)?;
-        device.check().map_err(ConfigError::Device)?;
+        let checked = device.check();
+        checked.map_err(|why| anyhow!("{why}; correct --table, --capacity or --domain"))?;
     }
     Ok(vcpus)
 }
@@ -118,9 +125,9 @@ pub fn device_config(
     vcpus: &[VcpuConfig],
     mode: ClampMode,
     headroom: Headroom,
-) -> Result<DeviceConfig, ConfigError> {
+) -> anyhow::Result<DeviceConfig> {
     let specs = (0_u32..).zip(vcpus).map(|(vcpu, config)| {
-        Ok(VcpuSpec {
+        anyhow::Ok(VcpuSpec {
             table: perf_table(vcpu, &config.opps)?,
             capacity: config.capacity,
             domain: config.domain,
@@ -135,18 +142,21 @@ pub fn device_config(
     })
 }
 
-fn perf_table(vcpu: u32, opps: &[Opp]) -> Result<PerfTable, ConfigError> {
+fn perf_table(vcpu: u32, opps: &[Opp]) -> anyhow::Result<PerfTable> {
     let khz: Vec<_> = opps.iter().map(|opp| Khz(opp.khz)).collect();
-    PerfTable::try_from(khz).map_err(|why| ConfigError::Table {
-        vcpu,
-        why: why.to_string(),
+    PerfTable::try_from(khz).map_err(|why| {
+        anyhow!(
+            "vCPU {vcpu}: {why}; give --table {vcpu}=KHZ,KHZ,... with 1 to 64 rising frequencies"
+        )
     })
 }
 
 /// A place that is named is the one, or there is an error.
-fn actuator_choice(options: &RunArgs) -> Result<ActuatorChoice, ConfigError> {
+fn actuator_choice(options: &RunArgs) -> anyhow::Result<ActuatorChoice> {
     match (options.actuator, &options.cgroup_parent) {
-        (ActuatorChoice::Thread | ActuatorChoice::Nothing, Some(_)) => Err(ConfigError::NoCgroups),
+        (ActuatorChoice::Thread | ActuatorChoice::Nothing, Some(_)) => bail!(
+            "--cgroup-parent is where requests become clamps of cgroups; leave it or --actuator out"
+        ),
         (ActuatorChoice::Auto, Some(_)) => Ok(ActuatorChoice::Cgroup),
         (choice, _) => Ok(choice),
     }
@@ -164,7 +174,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn vcpu(&mut self, vcpu: u32) -> Result<VcpuConfig, ConfigError> {
+    fn vcpu(&mut self, vcpu: u32) -> anyhow::Result<VcpuConfig> {
         let pin = of_vcpu(&self.options.pin, vcpu)
             .cloned()
             .unwrap_or_default();
@@ -182,18 +192,16 @@ impl<'a> Plan<'a> {
         })
     }
 
-    fn check_pin(&self, vcpu: u32, pin: &CpuList) -> Result<(), ConfigError> {
-        let online = || self.host.online().to_string();
+    fn check_pin(&self, vcpu: u32, pin: &CpuList) -> anyhow::Result<()> {
+        let online = self.host.online();
         for pcpu in pin.iter() {
             match self.host.cpu(pcpu) {
-                None => {
-                    let online = online();
-                    return Err(ConfigError::NoSuchPcpu { vcpu, pcpu, online });
-                }
-                Some(cpu) if !cpu.online => {
-                    let online = online();
-                    return Err(ConfigError::PcpuOffline { vcpu, pcpu, online });
-                }
+                None => bail!(
+                    "vCPU {vcpu} is pinned to CPU {pcpu}, which this host doesn't have; choose from its online CPUs {online}"
+                ),
+                Some(cpu) if !cpu.online => bail!(
+                    "vCPU {vcpu} is pinned to CPU {pcpu}, which is offline; bring it online (echo 1 > /sys/devices/system/cpu/cpu{pcpu}/online) or choose from {online}"
+                ),
                 Some(_) => {}
             }
         }
@@ -211,7 +219,7 @@ impl<'a> Plan<'a> {
             .max_by_key(|cpu| (cpu.capacity_or_full(), speed(cpu.id), Reverse(cpu.id)))
     }
 
-    fn opps(&self, vcpu: u32, policy: Option<&Policy>) -> Result<Vec<Opp>, ConfigError> {
+    fn opps(&self, vcpu: u32, policy: Option<&Policy>) -> anyhow::Result<Vec<Opp>> {
         if let Some(table) = of_vcpu(&self.options.table, vcpu) {
             perf_table(vcpu, &table.0)?;
             return Ok(table.0.clone());
@@ -228,7 +236,9 @@ impl<'a> Plan<'a> {
                 Some(policy) => format!("cpufreq policy {} doesn't tell its maximum", policy.id),
                 None => "its pCPU has no cpufreq policy".to_owned(),
             };
-            return Err(ConfigError::NoFrequencies { vcpu, why });
+            bail!(
+                "vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without"
+            );
         }
         if !opps.is_empty() {
             perf_table(vcpu, &opps)?;
@@ -268,11 +278,13 @@ impl<'a> Plan<'a> {
         vcpu: u32,
         opps: &[Opp],
         mirrored: Option<(&Pcpu, Option<&Policy>)>,
-    ) -> Result<Util, ConfigError> {
+    ) -> anyhow::Result<Util> {
         let own = of_vcpu(&self.options.capacity, vcpu);
         let ratio = of_vcpu(&self.options.ipc_ratio, vcpu);
         let capacity = match (own, ratio) {
-            (Some(_), Some(_)) => return Err(ConfigError::CapacityAndRatio { vcpu }),
+            (Some(_), Some(_)) => {
+                bail!("vCPU {vcpu} has both --capacity and --ipc-ratio; give one of them")
+            }
             (Some(capacity), None) => u64::from(*capacity),
             (None, ratio) => {
                 let of_pcpu = mirrored
@@ -291,7 +303,7 @@ impl<'a> Plan<'a> {
         };
         let util = u16::try_from(capacity).ok().and_then(Util::new);
         util.filter(|util| *util > Util::ZERO)
-            .ok_or(ConfigError::Capacity { vcpu, capacity })
+            .with_context(|| format!("vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio"))
     }
 }
 

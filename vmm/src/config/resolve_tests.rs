@@ -11,7 +11,7 @@ fn options(toml: &str) -> VcpuArgs {
     RunArgs::of_toml(toml).vcpus
 }
 
-fn resolve(toml: &str) -> Result<Vec<VcpuConfig>, ConfigError> {
+fn resolve(toml: &str) -> anyhow::Result<Vec<VcpuConfig>> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
     let options = options(toml);
     vcpus(&options, &host, vcpu_count(&options)?)
@@ -192,14 +192,8 @@ fn an_offline_pcpu_is_refused() {
     host.write("sys/devices/system/cpu/online", "0,2-3");
     let options = options("[vcpu.0]\npin = '0-1'");
     let error = vcpus(&options, &HostCpus::read(&host.root()), 1).unwrap_err();
-    assert!(matches!(
-        error,
-        ConfigError::PcpuOffline {
-            vcpu: 0,
-            pcpu: 1,
-            ..
-        }
-    ));
+    let line = "vCPU 0 is pinned to CPU 1, which is offline";
+    assert!(error.to_string().contains(line), "{error}");
     assert!(error.to_string().contains("choose from 0,2-3"), "{error}");
 }
 
@@ -209,10 +203,8 @@ fn without_cpufreq_only_the_bridge_needs_a_table() {
     host.remove("sys/devices/system/cpu/cpufreq");
     let host = HostCpus::read(&host.root());
     let error = vcpus(&options(""), &host, 1).unwrap_err();
-    assert!(
-        matches!(error, ConfigError::NoFrequencies { vcpu: 0, .. }),
-        "{error}"
-    );
+    let line = "vCPU 0 has no frequencies";
+    assert!(error.to_string().contains(line), "{error}");
     let bare = vcpus(&options("no-bridge = true"), &host, 1).unwrap();
     assert!(bare[0].opps.is_empty());
     let own = vcpus(&options("[vcpu.0]\ntable = [5]"), &host, 1).unwrap();

@@ -32,7 +32,7 @@ use crate::{
     message::warn,
     options::RunArgs,
     sys,
-    vm::{self, VmError, layout},
+    vm::{self, layout},
 };
 use vcpufreq_device::host::HostCpus;
 
@@ -63,8 +63,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         offer.notes.extend(offer::floors(&config, &host, &cpus));
     }
     if std::env::consts::ARCH != "aarch64" {
-        let arch = std::env::consts::ARCH;
-        return Err(VmError::NotThereYet { arch }.into());
+        return Err(vm::not_there_yet());
     }
     let applied = Applied::look(&config)?;
     let rt = RtGuest::of_host(&config, &host, applied.record())?;

@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use thiserror::Error;
+use anyhow::{Context, anyhow, bail};
+use linux_loader::cmdline::Cmdline;
 
 use super::banner;
-use super::image_header::{BLOCK, HeaderError, ImageHeader, PROBE_LEN};
+use super::image_header::{BLOCK, ImageHeader, PROBE_LEN};
 use super::layout::RAM_BASE;
 
 /// Linux refuses larger device trees.
@@ -21,76 +22,6 @@ pub const FDT_MAX: u64 = 2 << 20;
 /// (arm64 `COMMAND_LINE_SIZE`).
 const CMDLINE_MAX: usize = 2048;
 const MIB: u64 = 1 << 20;
-
-/// What is wrong with the files a guest shall boot from, or with its memory.
-#[derive(Debug, Error)]
-pub enum ImageError {
-    /// The file can't be opened or read.
-    #[error("{what} {} can't be read: {source}; check the path and its permissions", path.display())]
-    Unreadable {
-        /// `ioeventfd` or `initrd`.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the host said.
-        source: io::Error,
-    },
-    /// The kernel is not one that can be booted.
-    #[error("kernel {} {why}", path.display())]
-    Kernel {
-        /// The file.
-        path: PathBuf,
-        /// Which rule it breaks, and what to do.
-        why: HeaderError,
-    },
-    /// The initrd has no bytes.
-    #[error("initrd {} is empty; give an initramfs or leave --initrd out", path.display())]
-    EmptyInitrd {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The initrd alone is larger than the guest's memory.
-    #[error(
-        "initrd {} with {len} bytes is larger than the guest's {mem_mib} MiB of memory; give at least --mem {need_mib}",
-        path.display()
-    )]
-    InitrdTooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Bytes that it has.
-        len: u64,
-        /// The guest's memory in MiB.
-        mem_mib: u64,
-        /// Memory in MiB in which everything has a place.
-        need_mib: u64,
-    },
-    /// Kernel, device tree and initrd together don't fit.
-    #[error(
-        "{mem_mib} MiB of memory is too little for this kernel, its device tree and initrd; give at least --mem {need_mib}"
-    )]
-    MemTooSmall {
-        /// The guest's memory in MiB.
-        mem_mib: u64,
-        /// Memory in MiB in which everything has a place.
-        need_mib: u64,
-    },
-    /// The memory would end beyond the last address there is.
-    #[error(
-        "{mem_mib} MiB of memory is more than any address space has room for; give less with --mem"
-    )]
-    MemTooLarge {
-        /// The guest's memory in MiB.
-        mem_mib: u64,
-    },
-    /// Linux wouldn't take the command line as it is.
-    #[error("kernel command line of {len} bytes: {why}; correct or shorten --cmdline")]
-    Cmdline {
-        /// Bytes that it has.
-        len: usize,
-        /// What is wrong.
-        why: String,
-    },
-}
 
 /// A kernel that was found good.
 #[derive(Debug)]
@@ -117,7 +48,7 @@ pub struct BootFile {
 }
 
 impl BootFile {
-    fn open(what: &'static str, path: &Path) -> Result<Self, ImageError> {
+    fn open(what: &'static str, path: &Path) -> anyhow::Result<Self> {
         let opened = || -> io::Result<(File, u64)> {
             // Before it is opened: opening a pipe waits for its other end.
             if !std::fs::metadata(path)?.is_file() {
@@ -144,29 +75,33 @@ impl BootFile {
     }
 }
 
-fn unreadable(what: &'static str, path: &Path, source: io::Error) -> ImageError {
-    let path = path.to_owned();
-    ImageError::Unreadable { what, path, source }
+fn unreadable(what: &str, path: &Path, source: io::Error) -> anyhow::Error {
+    let path = path.display();
+    anyhow!("{what} {path} can't be read: {source}; check the path and its permissions")
 }
 
 impl Kernel {
     /// Opens `path` and checks that it is a whole arm64 Image.
-    pub fn open(path: &Path) -> Result<Self, ImageError> {
+    ///
+    /// # Errors
+    /// When it can't be read, or which rule it breaks.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
         let mut file = BootFile::open("kernel", path)?;
         let mut head = Vec::new();
         let probe = Read::by_ref(&mut file.file).take(PROBE_LEN);
         { probe }
             .read_to_end(&mut head)
             .map_err(|source| unreadable("kernel", path, source))?;
-        let header = ImageHeader::parse(&head, file.len).map_err(|why| ImageError::Kernel {
-            path: path.to_owned(),
-            why,
-        })?;
+        let header = ImageHeader::parse(&head, file.len)
+            .map_err(|why| anyhow!("kernel {} {why}", path.display()))?;
         Ok(Self { file, header })
     }
 
     /// Whether it is a `PREEMPT_RT` kernel; `None` where it doesn't say so.
-    pub fn preempt_rt(&mut self) -> Result<Option<bool>, ImageError> {
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn preempt_rt(&mut self) -> anyhow::Result<Option<bool>> {
         let said = self.file.rewound().and_then(banner::preempt_rt);
         said.map_err(|source| unreadable("kernel", self.file.path(), source))
     }
@@ -174,11 +109,16 @@ impl Kernel {
 
 impl Initrd {
     /// Opens `path` and checks that there is something in it.
-    pub fn open(path: &Path) -> Result<Self, ImageError> {
+    ///
+    /// # Errors
+    /// When it can't be read, or is empty.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = BootFile::open("initrd", path)?;
         if file.len == 0 {
-            let path = path.to_owned();
-            return Err(ImageError::EmptyInitrd { path });
+            bail!(
+                "initrd {} is empty; give an initramfs or leave --initrd out",
+                path.display()
+            );
         }
         Ok(Self { file })
     }
@@ -202,11 +142,14 @@ impl Placement {
     ///
     /// That keeps all of them within the 32 GiB window that Linux asks for, and
     /// the device tree in 2 MiB of its own.
-    pub fn new(kernel: &Kernel, initrd: Option<&Initrd>, mem_mib: u64) -> Result<Self, ImageError> {
+    ///
+    /// # Errors
+    /// When there is too little memory, or more than addresses.
+    pub fn new(kernel: &Kernel, initrd: Option<&Initrd>, mem_mib: u64) -> anyhow::Result<Self> {
         let ram_size = mem_mib
             .checked_mul(MIB)
             .filter(|size| size.checked_add(RAM_BASE).is_some())
-            .ok_or(ImageError::MemTooLarge { mem_mib })?;
+            .with_context(|| format!("{mem_mib} MiB of memory is more than any address space has room for; give less with --mem"))?;
         let ImageHeader { text_offset, size } = kernel.header;
         let kernel_end = text_offset.saturating_add(size);
         let fdt = kernel_end
@@ -227,26 +170,29 @@ impl Placement {
     }
 }
 
-fn no_room(initrd: Option<&Initrd>, mem_mib: u64, need_mib: u64) -> ImageError {
+fn no_room(initrd: Option<&Initrd>, mem_mib: u64, need_mib: u64) -> anyhow::Error {
     match initrd {
-        Some(Initrd { file }) if file.len / MIB >= mem_mib => ImageError::InitrdTooLarge {
-            path: file.path.clone(),
-            len: file.len,
-            mem_mib,
-            need_mib,
-        },
-        _ => ImageError::MemTooSmall { mem_mib, need_mib },
+        Some(Initrd { file }) if file.len / MIB >= mem_mib => anyhow!(
+            "initrd {} with {} bytes is larger than the guest's {mem_mib} MiB of memory; give at least --mem {need_mib}",
+            file.path.display(),
+            file.len
+        ),
+        _ => anyhow!(
+            "{mem_mib} MiB of memory is too little for this kernel, its device tree and initrd; give at least --mem {need_mib}"
+        ),
     }
 }
 
 /// Checks that Linux takes `text` as its command line.
-pub fn check_cmdline(text: &str) -> Result<(), ImageError> {
-    linux_loader::cmdline::Cmdline::new(CMDLINE_MAX)
-        .and_then(|mut cmdline| cmdline.insert_str(text))
-        .map_err(|error| ImageError::Cmdline {
-            len: text.len(),
-            why: error.to_string(),
-        })
+///
+/// # Errors
+/// Why it doesn't.
+pub fn check_cmdline(text: &str) -> anyhow::Result<()> {
+    let mut cmdline = Cmdline::new(CMDLINE_MAX)?;
+    cmdline.insert_str(text).map_err(|why| {
+        let len = text.len();
+        anyhow!("kernel command line of {len} bytes: {why}; correct or shorten --cmdline")
+    })
 }
 
 #[cfg(test)]
@@ -279,19 +225,19 @@ mod tests {
         assert!(error.starts_with("kernel /nonexistent/Image can't be read: "));
         let error = Initrd::open(Path::new("/")).unwrap_err().to_string();
         assert!(error.contains("not a regular file"), "{error}");
-        let error = Initrd::open(file(&[], 0).path()).unwrap_err();
-        assert!(matches!(error, ImageError::EmptyInitrd { .. }));
+        let error = Initrd::open(file(&[], 0).path()).unwrap_err().to_string();
+        assert!(error.contains("is empty"), "{error}");
     }
 
     #[test]
     fn a_truncated_kernel_is_refused() {
         let cut = file(&image(0x10000), FILE_LEN - 1);
-        let error = Kernel::open(cut.path()).unwrap_err();
-        let why = HeaderError::Truncated {
-            have: FILE_LEN - 1,
-            need: FILE_LEN,
-        };
-        assert!(matches!(error, ImageError::Kernel { why: w, .. } if w == why));
+        let error = Kernel::open(cut.path()).unwrap_err().to_string();
+        let why = format!(
+            "truncated: it has {} bytes of at least {FILE_LEN}",
+            FILE_LEN - 1
+        );
+        assert!(error.contains(&why), "{error}");
     }
 
     #[test]
@@ -315,30 +261,28 @@ mod tests {
         // 4 MiB for the kernel, 2 for the device tree, 8 and a bit for the initrd.
         let (kernel, initrd) = (kernel(3 << 20), initrd((8 << 20) + 1));
         let place = |mem_mib| Placement::new(&kernel, Some(&initrd), mem_mib);
-        let need_mib = 15;
-        for mem_mib in [0, 8] {
-            assert!(matches!(
-                place(mem_mib).unwrap_err(),
-                ImageError::InitrdTooLarge { mem_mib: m, need_mib: n, .. } if (m, n) == (mem_mib, need_mib)
-            ));
+        for (mem_mib, why) in [
+            (0, "larger than the guest's 0 MiB"),
+            (8, "larger than the guest's 8 MiB"),
+            (14, "14 MiB of memory is too little"),
+        ] {
+            let error = place(mem_mib).unwrap_err().to_string();
+            let enough = error.ends_with("give at least --mem 15");
+            assert!(error.contains(why) && enough, "{error}");
         }
-        assert!(matches!(
-            place(14).unwrap_err(),
-            ImageError::MemTooSmall { mem_mib: 14, need_mib: n } if n == need_mib
-        ));
-        assert!(place(need_mib).is_ok());
+        assert!(place(15).is_ok());
     }
 
     #[test]
     fn sizes_beyond_the_address_space_are_refused() {
-        let place = |size, mem_mib| Placement::new(&kernel(size), None, mem_mib).unwrap_err();
-        for mem_mib in [u64::MAX, u64::MAX >> 20] {
-            assert!(matches!(place(1, mem_mib), ImageError::MemTooLarge { .. }));
+        for (size, mem_mib, why) in [
+            (1, u64::MAX, "more than any address space"),
+            (1, u64::MAX >> 20, "more than any address space"),
+            (u64::MAX, 512, "512 MiB of memory is too little"),
+        ] {
+            let error = Placement::new(&kernel(size), None, mem_mib).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
         }
-        assert!(matches!(
-            place(u64::MAX, 512),
-            ImageError::MemTooSmall { .. }
-        ));
     }
 
     #[test]
@@ -347,8 +291,9 @@ mod tests {
         check_cmdline("").unwrap();
         check_cmdline(&"x".repeat(2047)).unwrap();
         for bad in ["x".repeat(2048), "a\0b".to_owned()] {
-            let error = check_cmdline(&bad).unwrap_err();
-            assert!(matches!(error, ImageError::Cmdline { len, .. } if len == bad.len()));
+            let error = check_cmdline(&bad).unwrap_err().to_string();
+            let len = format!("command line of {} bytes", bad.len());
+            assert!(error.contains(&len), "{error}");
         }
     }
 }

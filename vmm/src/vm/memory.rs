@@ -5,9 +5,9 @@
 //! slot number is its index, given out in the order of insertion. A guest may
 //! load from and store to all of it.
 
+use anyhow::{Context, anyhow};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use thiserror::Error;
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     MmapRegion, mmap::MmapRegionError,
@@ -37,54 +37,6 @@ impl PageSize {
             Self::Gib1 => 1 << 30,
         }
     }
-}
-
-/// Why memory can't be given to the guest.
-#[derive(Debug, Error)]
-pub enum MemoryError {
-    /// The host has no room, or a limit on address space is in force.
-    #[error("can't map {size:#x} bytes for the guest's memory at {base:#x}: {source}")]
-    Map {
-        /// First guest-physical address.
-        base: u64,
-        /// Bytes.
-        size: u64,
-        /// What the host said.
-        source: std::io::Error,
-    },
-    /// The host's pool of huge pages has too few of that size left.
-    #[error(
-        "the host has no {count} free huge pages of {page_kib} kB for the guest's memory: {source}; write \
-         more to /sys/kernel/mm/hugepages/hugepages-{page_kib}kB/nr_hugepages, or leave --hugepages out"
-    )]
-    HugePages {
-        /// Pages that are missing, at most.
-        count: u64,
-        /// Size of each in KiB.
-        page_kib: u64,
-        /// What the host said.
-        source: std::io::Error,
-    },
-    /// The region overlaps one that is there already, or wraps around.
-    #[error("guest memory at {base:#x} with {size:#x} bytes doesn't fit beside the other regions")]
-    Place {
-        /// First guest-physical address.
-        base: u64,
-        /// Bytes.
-        size: u64,
-    },
-    /// KVM refused the slot.
-    #[error("KVM refused memory slot {slot} at {base:#x} with {size:#x} bytes: {source}")]
-    Slot {
-        /// Slot number.
-        slot: u32,
-        /// First guest-physical address.
-        base: u64,
-        /// Bytes.
-        size: u64,
-        /// What KVM said.
-        source: kvm_ioctls::Error,
-    },
 }
 
 /// A piece of guest memory to be.
@@ -117,28 +69,21 @@ impl Memory {
     ///
     /// The slot lives as long as `vm`, so `self` has to outlive the last run of
     /// its vCPUs.
-    pub fn add(&mut self, vm: &VmFd, region: Region) -> Result<(), MemoryError> {
+    ///
+    /// # Errors
+    /// What the host or KVM refused, or that the region overlaps another.
+    pub fn add(&mut self, vm: &VmFd, region: Region) -> anyhow::Result<()> {
         let Region { base, size } = region;
-        let place = || MemoryError::Place { base, size };
-        let len = usize::try_from(size).map_err(|_| place())?;
-        let mapping = match self.huge_pages_of(size) {
-            Some(count) => self.map_huge(len).map_err(|error| MemoryError::HugePages {
-                count,
-                page_kib: self.pages.bytes() / 1024,
-                source: os_error(error),
-            }),
-            None => MmapRegion::new(len).map_err(|error| MemoryError::Map {
-                base,
-                size,
-                source: os_error(error),
-            }),
-        }?;
-        let mapping = GuestRegionMmap::new(mapping, GuestAddress(base)).ok_or_else(place)?;
+        let place = || {
+            format!(
+                "guest memory at {base:#x} with {size:#x} bytes doesn't fit beside the other regions"
+            )
+        };
+        let mapping = self.mapping(base, size).map_err(|why| anyhow!(why))?;
+        let mapping = GuestRegionMmap::new(mapping, GuestAddress(base)).with_context(place)?;
         let mapping = std::sync::Arc::new(mapping);
-        let map = self
-            .map
-            .insert_region(mapping.clone())
-            .map_err(|_| place())?;
+        let map = self.map.insert_region(mapping.clone());
+        let map = map.map_err(|_| anyhow!(place()))?;
         let slot = kvm_userspace_memory_region {
             slot: self.slots,
             flags: 0,
@@ -146,26 +91,37 @@ impl Memory {
             memory_size: mapping.len(),
             userspace_addr: sys::address_of(&mapping),
         };
-        sys::set_slot(vm, slot).map_err(|source| MemoryError::Slot {
-            slot: slot.slot,
-            base,
-            size,
-            source,
+        let number = self.slots;
+        sys::set_slot(vm, slot).with_context(|| {
+            format!("KVM refused memory slot {number} at {base:#x} with {size:#x} bytes")
         })?;
         self.map = map;
         self.slots += 1;
         Ok(())
     }
 
+    /// Host memory for a region, or why there is none.
+    fn mapping(&self, base: u64, size: u64) -> Result<MmapRegion, String> {
+        let len = usize::try_from(size).map_err(|_| format!("{size:#x} bytes are too many"))?;
+        let page = self.pages.bytes();
+        if page == 0 || !size.is_multiple_of(page) {
+            let mapped = MmapRegion::new(len).map_err(os_error);
+            return mapped.map_err(|error| {
+                format!("can't map {size:#x} bytes for the guest's memory at {base:#x}: {error}")
+            });
+        }
+        self.map_huge(len).map_err(os_error).map_err(|error| {
+            let (count, kib) = (size / page, page / 1024);
+            format!(
+                "the host has no {count} free huge pages of {kib} kB for the guest's memory: {error}; write \
+                 more to /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages, or leave --hugepages out"
+            )
+        })
+    }
+
     /// The number of the first slot that isn't taken.
     pub fn next_slot(&self) -> u32 {
         self.slots
-    }
-
-    /// How many huge pages a region of `size` bytes is made of, if it is.
-    fn huge_pages_of(&self, size: u64) -> Option<u64> {
-        let page = self.pages.bytes();
-        (page > 0 && size.is_multiple_of(page)).then(|| size / page)
     }
 
     /// Huge pages are set aside at once, so that there is no shortage later.

@@ -35,9 +35,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use kvm_ioctls::Kvm;
-use thiserror::Error;
 use vcpufreq_device::VcpuId;
 use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_dt::Machine;
@@ -163,57 +162,6 @@ impl ExitReason {
     }
 }
 
-/// Why there is no virtual machine.
-#[derive(Debug, Error)]
-pub enum VmError {
-    /// KVM can't be opened.
-    #[error("can't open {}: {source}; {next}", path.display())]
-    NoKvm {
-        /// The KVM device.
-        path: PathBuf,
-        /// What the host said.
-        source: io::Error,
-        /// What to do.
-        next: &'static str,
-    },
-    /// More vCPUs than this host's KVM can run.
-    #[error("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus")]
-    TooManyVcpus {
-        /// vCPUs asked for.
-        vcpus: usize,
-        /// What KVM has room for.
-        max: usize,
-    },
-    /// The device tree is larger than Linux takes.
-    #[error(
-        "the guest's device tree has {len} bytes, more than the {max} that Linux takes; give fewer vCPUs, or vCPUs that share OPP tables"
-    )]
-    FdtTooLarge {
-        /// Its bytes.
-        len: usize,
-        /// The limit.
-        max: u64,
-    },
-    /// The memory ends beyond the guest-physical addresses that KVM has.
-    #[error(
-        "{mem_mib} MiB of memory is more than the {max_mib} MiB that this host's KVM has addresses for; give less with --mem"
-    )]
-    AddressSpace {
-        /// The guest's memory in MiB.
-        mem_mib: u64,
-        /// What there is room for, in MiB.
-        max_mib: u64,
-    },
-    /// This architecture's part isn't written.
-    #[error(
-        "running a Linux guest on {arch} isn't there yet; use an arm64 host, or the emulated one (make lab-shell)"
-    )]
-    NotThereYet {
-        /// The architecture.
-        arch: &'static str,
-    },
-}
-
 /// What a virtual machine is made of: checked, and nothing of it in KVM.
 #[derive(Debug)]
 pub struct VmSpec {
@@ -250,8 +198,7 @@ pub struct LinuxBoot<'a> {
 /// was.
 ///
 /// # Errors
-/// [`VmError`], [`memory::MemoryError`] or what a hook returned; with a context
-/// that says what was being done.
+/// What the host or a hook refused, with what was being done.
 pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
     let fdt = build_fdt(&spec, machine)?;
     if let Some(path) = &spec.dump_dtb {
@@ -261,7 +208,7 @@ pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunRe
     let kvm = open_kvm(&spec.kvm_device)?;
     let (vcpus, max) = (spec.pins.len(), kvm.get_max_vcpus());
     if vcpus > max {
-        return Err(VmError::TooManyVcpus { vcpus, max }.into());
+        bail!("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus");
     }
     let pins = spec.pins.clone();
     let mut guest = arch::linux_guest(LinuxBoot {
@@ -281,7 +228,9 @@ fn build_fdt(spec: &VmSpec, machine: &Machine) -> anyhow::Result<Vec<u8>> {
     if u64::try_from(len).is_ok_and(|len| len <= max) {
         return Ok(fdt);
     }
-    Err(VmError::FdtTooLarge { len, max }.into())
+    bail!(
+        "the guest's device tree has {len} bytes, more than the {max} that Linux takes; give fewer vCPUs, or vCPUs that share OPP tables"
+    );
 }
 
 /// Checks that the KVM device at `path` can have a guest with so much memory; the guest's is opened
@@ -299,11 +248,11 @@ pub fn check_kvm(path: &Path, mem_mib: u64) -> anyhow::Result<()> {
             KvmFacts::API_VERSION
         );
     }
-    Ok(arch::check_memory(&kvm, mem_mib)?)
+    arch::check_memory(&kvm, mem_mib)
 }
 
 /// Opens the KVM device at `path`.
-pub fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
+pub fn open_kvm(path: &Path) -> anyhow::Result<Kvm> {
     probe::open(path).map_err(|source| {
         let next = match source.kind() {
             io::ErrorKind::NotFound => {
@@ -312,13 +261,20 @@ pub fn open_kvm(path: &Path) -> Result<Kvm, VmError> {
             io::ErrorKind::PermissionDenied => "join the group that owns it, usually kvm",
             _ => "see what vcpufreq doctor says",
         };
-        let path = path.to_owned();
-        VmError::NoKvm { path, source, next }
+        anyhow!("can't open {}: {source}; {next}", path.display())
     })
 }
 
+/// Why a Linux guest can't be booted on this architecture.
+pub fn not_there_yet() -> anyhow::Error {
+    anyhow!(
+        "running a Linux guest on {} isn't there yet; use an arm64 host, or the emulated one (make lab-shell)",
+        std::env::consts::ARCH
+    )
+}
+
 /// Puts the devices that every guest has on a bus.
-fn attach_cpufreq(bus: &mut Bus, host: &Host) -> Result<(), bus::BusError> {
+fn attach_cpufreq(bus: &mut Bus, host: &Host) -> anyhow::Result<()> {
     match &host.cpufreq {
         Some(Cpufreq { device, size, .. }) => {
             bus.insert(layout::CPUFREQ_BASE, *size, device.clone())

@@ -7,7 +7,7 @@ mod gic;
 mod pvtime;
 mod registers;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use kvm_bindings::{
     KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, kvm_enable_cap,
     kvm_vcpu_events, kvm_vcpu_init,
@@ -22,7 +22,7 @@ use super::exit::is_undecoded;
 use super::machine::{Boot, Machine};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
-use super::{LinuxBoot, VmError, VmSpec, layout};
+use super::{LinuxBoot, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
 
 /// A Linux guest to boot.
@@ -32,7 +32,7 @@ pub struct LinuxGuest<'a> {
 }
 
 /// The guest that `boot` describes.
-pub fn linux_guest(boot: LinuxBoot<'_>) -> Result<LinuxGuest<'_>, VmError> {
+pub fn linux_guest(boot: LinuxBoot<'_>) -> anyhow::Result<LinuxGuest<'_>> {
     let warned = false;
     Ok(LinuxGuest { boot, warned })
 }
@@ -70,18 +70,20 @@ impl Boot for LinuxGuest<'_> {
 /// Whether KVM has addresses for a guest with so much memory.
 ///
 /// # Errors
-/// [`VmError::AddressSpace`].
-pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> Result<(), VmError> {
+/// When the memory ends beyond the guest-physical addresses that KVM has.
+pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
     // Without the extension, KVM gives every guest 40 bits.
     let bits = match kvm.check_extension(Cap::ArmVmIPASize) {
         true => u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(40),
         false => 40,
     };
     let max_mib = (1u64 << bits.min(63)).saturating_sub(layout::RAM_BASE) >> 20;
-    match mem_mib <= max_mib {
-        true => Ok(()),
-        false => Err(VmError::AddressSpace { mem_mib, max_mib }),
+    if mem_mib > max_mib {
+        bail!(
+            "{mem_mib} MiB of memory is more than the {max_mib} MiB that this host's KVM has addresses for; give less with --mem"
+        );
     }
+    Ok(())
 }
 
 impl LinuxGuest<'_> {

@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::machine::{Boot, Machine};
 use super::vcpu::VcpuEnd;
-use super::{LinuxBoot, VmError};
+use super::{LinuxBoot, not_there_yet};
 
 /// A Linux guest: none can be made yet.
 pub enum LinuxGuest {}
@@ -20,15 +20,15 @@ impl Boot for LinuxGuest {
 }
 
 /// Says that a Linux guest can't be booted here.
-pub fn linux_guest(_boot: LinuxBoot<'_>) -> Result<LinuxGuest, VmError> {
-    Err(VmError::NotThereYet { arch: "x86-64" })
+pub fn linux_guest(_boot: LinuxBoot<'_>) -> anyhow::Result<LinuxGuest> {
+    Err(not_there_yet())
 }
 
 /// Whether KVM has addresses for a guest with so much memory: no Linux guest boots here.
 ///
 /// # Errors
 /// None.
-pub fn check_memory(_kvm: &Kvm, _mem_mib: u64) -> Result<(), VmError> {
+pub fn check_memory(_kvm: &Kvm, _mem_mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
