@@ -21,9 +21,9 @@ use super::cgroup::{self, CgroupTree, GroupRecord};
 use super::cgroup_error::CgroupError;
 use super::cgroup_fs::write;
 use super::placement::Placement;
-use super::sys::{self, Tid};
+use super::sys::Tid;
 use super::text::{errno, percent_bytes};
-use super::thread_actuator::{DEADLINE, DomainThreads, prepare_thread};
+use super::thread_actuator::{DomainThreads, prepare_thread};
 use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
@@ -134,6 +134,11 @@ impl CgroupActuator {
         prepare_thread(tid)
     }
 
+    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask.
+    pub fn look_at_policies(&self) {
+        self.threads.look_at_policies();
+    }
+
     /// Says that somebody else writes the clamps from now on: what they hold isn't known.
     pub fn forget(&self) {
         for group in &self.domains {
@@ -154,31 +159,13 @@ impl CgroupActuator {
         let index = found.map_err(|_| io::ErrorKind::NotFound)?;
         Ok(&self.domains[index])
     }
-
-    /// Whether all of the threads are of a kind that clamps mean nothing to. Normally looks at one.
-    fn check_applies(&self, domain: DomainId) -> Result<(), ActuateError> {
-        let mut none = true;
-        for tid in self.threads.of(domain) {
-            // A thread that has ended is no reason not to clamp the others.
-            if sys::sched_policy(tid).ok() != Some(libc::SCHED_DEADLINE) {
-                return Ok(());
-            }
-            none = false;
-        }
-        let reason = DEADLINE;
-        Err(if none {
-            ActuateError::NoThread { domain }
-        } else {
-            ActuateError::NotApplicable { domain, reason }
-        })
-    }
 }
 
 impl Actuator for CgroupActuator {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let group = self.group(domain);
         let group = group.map_err(|_| ActuateError::NoThread { domain })?;
-        self.check_applies(domain)?;
+        self.threads.check_applies(domain)?;
         group.set(clamp)
     }
 }

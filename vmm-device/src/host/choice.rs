@@ -242,12 +242,22 @@ impl HostActuator {
         }
     }
 
+    /// Asks the kernel again which threads are SCHED_DEADLINE, to which clamps mean nothing. Requests
+    /// don't ask: call it now and then.
+    pub fn look_at_policies(&self) {
+        match &self.on {
+            On::Groups(actuator) => actuator.look_at_policies(),
+            On::Threads(actuator) => actuator.look_at_policies(),
+            On::Nothing => {}
+        }
+    }
+
     /// Says that somebody else clamps from now on: what is in force isn't known.
     pub fn forget(&self) {
         match &self.on {
             On::Groups(actuator) => actuator.forget(),
-            // It remembers nothing.
-            On::Threads(_) | On::Nothing => {}
+            On::Threads(actuator) => actuator.forget(),
+            On::Nothing => {}
         }
     }
 

@@ -9,17 +9,17 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
 use std::thread;
 
-use super::sys::{SchedAttr, Tid};
+use super::sys::{SchedAttr, Tid, sched_policy};
 use super::text::errno;
 use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
 const CALL: &str = "sched_setattr";
-pub(super) const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their bandwidth";
+const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their bandwidth";
 
 /// Takes the calling thread out of the host's choice of frequency: with uclamp.max 0 it neither
 /// raises one nor lifts the ceiling of a vCPU beside it.
@@ -63,37 +63,43 @@ impl ThreadActuator {
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)
     }
+
+    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask.
+    pub fn look_at_policies(&self) {
+        self.threads.look_at_policies();
+    }
+
+    /// Says that somebody else clamps from now on: what is in force isn't known.
+    pub fn forget(&self) {
+        self.threads
+            .0
+            .iter()
+            .for_each(|thread| thread.clamp.put(None));
+    }
 }
 
 impl Actuator for ThreadActuator {
-    /// One call for each thread of the domain. When one fails, the others are clamped all the
-    /// same, and a failure is returned.
+    /// One call for each thread of the domain that hasn't the clamp yet: a call that changes nothing
+    /// makes the frequency dip all the same. When one fails, the others are clamped all the same,
+    /// and a failure is returned.
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
-        let mut first_error = None;
-        let mut clamped = 0;
-        for tid in self.threads.of(domain) {
-            match clamp_thread(tid, clamp) {
-                Ok(true) => clamped += 1,
-                Ok(false) => {
-                    let reason = DEADLINE;
-                    first_error.get_or_insert(ActuateError::NotApplicable { domain, reason });
-                }
-                Err(error) => {
-                    let (call, errno) = (CALL, errno(&error));
-                    first_error = Some(ActuateError::Refused {
-                        domain,
-                        call,
-                        errno,
-                    });
-                }
+        self.threads.check_applies(domain)?;
+        let mut refused = None;
+        for thread in self.threads.clampable(domain) {
+            let Some(tid) = thread.tid().filter(|_| thread.clamp.get() != Some(clamp)) else {
+                continue;
+            };
+            let set = set_clamp(tid, clamp);
+            thread.clamp.put(set.is_ok().then_some(clamp));
+            if let Err(error) = set {
+                refused = Some(ActuateError::Refused {
+                    domain,
+                    call: CALL,
+                    errno: errno(&error),
+                });
             }
         }
-        match first_error {
-            Some(ActuateError::NotApplicable { .. }) if clamped > 0 => Ok(()),
-            Some(error) => Err(error),
-            None if clamped > 0 => Ok(()),
-            None => Err(ActuateError::NoThread { domain }),
-        }
+        refused.map_or(Ok(()), Err)
     }
 }
 
@@ -116,21 +122,6 @@ pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
         ..attr
     };
     attr.set(tid)
-}
-
-/// Clamps `tid`, if it isn't yet; false when clamps mean nothing to it.
-fn clamp_thread(tid: Tid, clamp: Clamp) -> io::Result<bool> {
-    // The kernel accepts clamps for SCHED_DEADLINE and ignores them. The policy can change at any
-    // time, so it is looked at each time.
-    let attr = SchedAttr::of(tid)?;
-    if attr.policy == SchedAttr::DEADLINE {
-        return Ok(false);
-    }
-    // A call that changes nothing makes the frequency dip all the same.
-    if clamp_of(&attr) != clamp {
-        set_clamp(tid, clamp)?;
-    }
-    Ok(true)
 }
 
 fn set_clamp(tid: Tid, clamp: Clamp) -> io::Result<()> {
@@ -170,30 +161,115 @@ pub fn uclamp_available() -> io::Result<()> {
         .map_err(|_| io::Error::other("the probe panicked"))?
 }
 
-/// Which threads run the vCPUs of which domain. Fixed in size; registering is one store.
+/// Which threads run the vCPUs of which domain. Fixed in size; a request reads it without a call of
+/// the host.
 #[derive(Debug)]
-pub(super) struct DomainThreads(Box<[(DomainId, AtomicI32)]>);
+pub(super) struct DomainThreads(Box<[DomainThread]>);
+
+/// The thread of one vCPU.
+#[derive(Debug)]
+pub(super) struct DomainThread {
+    domain: DomainId,
+    /// 0 until it is registered.
+    tid: AtomicI32,
+    /// It is SCHED_DEADLINE: the kernel accepts its clamps and ignores them.
+    deadline: AtomicBool,
+    /// What it was clamped to last, if that is known.
+    clamp: LastClamp,
+}
+
+/// A clamp, or none, in one word.
+#[derive(Debug)]
+struct LastClamp(AtomicU32);
+
+impl LastClamp {
+    const UNKNOWN: u32 = u32::MAX;
+
+    fn get(&self) -> Option<Clamp> {
+        let word = self.0.load(Relaxed);
+        let [min, min_high, max, max_high] = word.to_le_bytes();
+        let util = |low, high| Util::new(u16::from_le_bytes([low, high]));
+        Some(Clamp {
+            min: util(min, min_high)?,
+            max: util(max, max_high)?,
+        })
+    }
+
+    fn put(&self, clamp: Option<Clamp>) {
+        let word = clamp.map_or(Self::UNKNOWN, |clamp| {
+            u32::from(clamp.min.get()) | u32::from(clamp.max.get()) << 16
+        });
+        self.0.store(word, Relaxed);
+    }
+}
+
+impl DomainThread {
+    fn tid(&self) -> Option<Tid> {
+        Tid::new(self.tid.load(Relaxed))
+    }
+
+    fn look_at_policy(&self, tid: Tid) {
+        // One that has ended is none of either kind.
+        if let Ok(policy) = sched_policy(tid) {
+            self.deadline.store(policy == libc::SCHED_DEADLINE, Relaxed);
+        }
+    }
+}
 
 impl DomainThreads {
     pub fn new(domains: &[DomainId]) -> Self {
-        let slots = domains.iter().map(|domain| (*domain, AtomicI32::new(0)));
-        Self(slots.collect())
+        let threads = domains.iter().map(|domain| DomainThread {
+            domain: *domain,
+            tid: AtomicI32::new(0),
+            deadline: AtomicBool::new(false),
+            clamp: LastClamp(AtomicU32::new(LastClamp::UNKNOWN)),
+        });
+        Self(threads.collect())
     }
 
     pub fn register(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
-        let (_, slot) = self.0.get(vcpu.index()).ok_or(io::ErrorKind::NotFound)?;
-        slot.store(tid.get(), Relaxed);
+        let thread = self.0.get(vcpu.index()).ok_or(io::ErrorKind::NotFound)?;
+        thread.look_at_policy(tid);
+        thread.clamp.put(None);
+        thread.tid.store(tid.get(), Relaxed);
         Ok(())
     }
 
     pub fn domain(&self, vcpu: VcpuId) -> Option<DomainId> {
-        self.0.get(vcpu.index()).map(|(domain, _)| *domain)
+        self.0.get(vcpu.index()).map(|thread| thread.domain)
+    }
+
+    /// Asks the kernel again which threads are SCHED_DEADLINE.
+    pub fn look_at_policies(&self) {
+        for thread in &self.0 {
+            if let Some(tid) = thread.tid() {
+                thread.look_at_policy(tid);
+            }
+        }
+    }
+
+    /// Whether a clamp means something to a thread of `domain`, by what is known.
+    pub fn check_applies(&self, domain: DomainId) -> Result<(), ActuateError> {
+        let mut error = ActuateError::NoThread { domain };
+        for thread in self.of(domain) {
+            if !thread.deadline.load(Relaxed) {
+                return Ok(());
+            }
+            let reason = DEADLINE;
+            error = ActuateError::NotApplicable { domain, reason };
+        }
+        Err(error)
+    }
+
+    fn clampable(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
+        let threads = self.of(domain);
+        threads.filter(|thread| !thread.deadline.load(Relaxed))
     }
 
     /// The registered threads of `domain`.
-    pub fn of(&self, domain: DomainId) -> impl Iterator<Item = Tid> {
-        let members = self.0.iter().filter(move |(d, _)| *d == domain);
-        members.filter_map(|(_, slot)| Tid::new(slot.load(Relaxed)))
+    fn of(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
+        let members = self.0.iter().filter(move |thread| thread.domain == domain);
+        members.filter(|thread| thread.tid().is_some())
     }
 }
 
@@ -206,6 +282,41 @@ mod tests {
     /// Makes the calling thread SCHED_DEADLINE, which needs privilege.
     fn become_deadline() -> io::Result<()> {
         SchedAttr::deadline(1_000_000, 100_000_000).set(Tid::current())
+    }
+
+    #[test]
+    fn a_clamp_is_what_was_put() {
+        let last = LastClamp(AtomicU32::new(LastClamp::UNKNOWN));
+        assert_eq!(last.get(), None);
+        for (min, max) in [(0, 1024), (329, 329), (1024, 1024), (0, 0)] {
+            let (min, max) = (Util::saturating(min), Util::saturating(max));
+            last.put(Some(Clamp { min, max }));
+            assert_eq!(last.get(), Some(Clamp { min, max }));
+        }
+    }
+
+    /// A request doesn't ask: what a thread is counts as it was at the last look.
+    #[test]
+    fn a_thread_that_becomes_sched_deadline_is_found_by_a_look() {
+        let threads = DomainThreads::new(&[DOMAIN]);
+        let answers = thread::scope(|scope| {
+            let vcpu = scope.spawn(|| {
+                threads.register(VcpuId(0), Tid::current())?;
+                become_deadline()?;
+                let before = threads.check_applies(DOMAIN);
+                threads.look_at_policies();
+                Ok::<_, io::Error>((before, threads.check_applies(DOMAIN)))
+            });
+            vcpu.join().unwrap()
+        });
+        match answers {
+            Err(error) => println!("SKIP: no SCHED_DEADLINE here: {error}"),
+            Ok(answers) => {
+                let (domain, reason) = (DOMAIN, DEADLINE);
+                let after = Err(ActuateError::NotApplicable { domain, reason });
+                assert_eq!(answers, (Ok(()), after));
+            }
+        }
     }
 
     #[test]

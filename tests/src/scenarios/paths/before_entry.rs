@@ -3,7 +3,7 @@
 //! what came first in the host's trace, the return of the kernel's function that
 //! sets the clamp or the vCPU's next entry. An order, not a time; by the path
 //! `ioeventfd`, whose worker is another thread, the entry comes first, which shows
-//! that the trace would tell.
+//! that the trace would tell. And how many system calls the vCPU's thread makes for it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -19,7 +19,14 @@ use crate::harness::trace::line::{Line, events};
 
 /// When the function returns, and what it was given.
 const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
-const EVENTS: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_entry", "lab/clamp"];
+const EVENTS: [&str; 4] = [
+    "kvm/kvm_mmio",
+    "kvm/kvm_entry",
+    "lab/clamp",
+    "raw_syscalls/sys_enter",
+];
+/// ioctl on arm64, by which the thread enters the guest again.
+const IOCTL: &str = "NR 29 ";
 /// Each with a new clamp.
 const WRITES: u64 = 100;
 
@@ -37,6 +44,11 @@ pub struct Order {
     /// The clamp that the last write asks for, in hundredths of a percent, and
     /// whether the vCPU was entered since.
     pending: Option<(u32, bool)>,
+    /// The vCPU has written, and was not entered since.
+    writing: bool,
+    /// System calls of the vCPU's thread between its writes and its next entries, but for the
+    /// one that enters.
+    host_calls: u64,
 }
 
 impl Order {
@@ -68,10 +80,16 @@ impl Order {
         self.writes == WRITES && self.after > 0
     }
 
+    /// So many system calls of the vCPU's thread for each write.
+    pub fn calls_a_write(&self, calls: u64) -> bool {
+        self.host_calls == calls * self.writes
+    }
+
     pub fn json(&self, path: &str) -> Value {
         json!({
             "path": path, "writes": self.writes, "clamp_before_entry": self.before,
             "clamp_after_entry": self.after, "strange_clamps": self.strange,
+            "host_calls": self.host_calls,
         })
     }
 
@@ -96,9 +114,14 @@ impl Order {
             "kvm_mmio" if own && is_write && line.hex("gpa")? == set_perf => {
                 let util = policy.util(u32::try_from(line.hex("val")?)?);
                 self.writes += 1;
+                self.writing = true;
                 self.pending = Some(((util * 10_000 + 512) / 1024, false));
             }
+            "sys_enter" if own && self.writing && !line.tail.starts_with(IOCTL) => {
+                self.host_calls += 1;
+            }
             "kvm_entry" if own => {
+                self.writing = false;
                 if let Some((_, entered)) = &mut self.pending {
                     *entered = true;
                 }
@@ -220,6 +243,17 @@ mod tests {
         assert_eq!(counts(&[WRITE, &refused, ENTRY]), [1, 0, 0, 1]);
         let another = CLAMP.replace("50.0", "50.1");
         assert_eq!(counts(&[WRITE, &another, CLAMP]), [1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn calls_are_of_the_vcpu_and_of_a_write() {
+        const CALL: &str = " vcpu1-9 [2] . 1.0: sys_enter: NR 68 (8, 1, 6, 0, 0, 0)";
+        const RUN: &str = " vcpu1-9 [2] . 1.0: sys_enter: NR 29 (8, ae80, 0, 0, 0, 0)";
+        const OTHER_CALL: &str = " vcpu0-8 [1] . 1.0: sys_enter: NR 68 (8, 1, 6, 0, 0, 0)";
+        let lines = [CALL, WRITE, OTHER_CALL, CALL, CLAMP, RUN, ENTRY, CALL];
+        let order = of(&lines);
+        assert!(order.calls_a_write(1), "{order:?}");
+        assert!(!order.calls_a_write(0), "{order:?}");
     }
 
     #[test]

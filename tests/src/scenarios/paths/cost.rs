@@ -35,7 +35,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
         in_order &= match path {
             // Its worker is another thread: this is to be seen by the trace too.
             "ioeventfd" => order.some_after(),
-            _ => order.all_before(),
+            "exit" => order.all_before() && order.calls_a_write(1),
+            _ => order.all_before() && order.calls_a_write(0),
         };
         orders.push(order.json(path));
         if path == "exit" {

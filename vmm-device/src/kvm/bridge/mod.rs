@@ -137,6 +137,7 @@ impl Bridge {
         let watched = inner.clone();
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
+            watched.device.actuator().look_at_policies();
             let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
         };
