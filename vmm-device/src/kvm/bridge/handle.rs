@@ -84,7 +84,7 @@ impl BridgeHandle {
     }
 
     /// Makes `vm` answer what it can of the registers: `offload`, first that of
-    /// [`Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
+    /// [`super::Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
     /// that makes a new virtual machine attaches that one with what was left of the last one.
     #[must_use]
     pub fn attach<'a>(
