@@ -184,9 +184,15 @@ const BOOTS: &[Boot] = &[
     ),
     boot(
         Long,
-        200,
+        240,
         "2+2",
-        &["opps-floor", "domain:both", "dip-by-actuator", "hotplug"],
+        &[
+            "opps-floor",
+            "domain:both",
+            "dip-by-actuator",
+            "hotplug",
+            "fallbacks:reset",
+        ],
     ),
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {

@@ -177,7 +177,7 @@ fn detached(plan: &Plan) -> Result<Value> {
 }
 
 /// A guest that is reset after it has lost the path: its last request is taken
-/// back, and what it asks for then is in force. By hand: it boots twice.
+/// back, and what it asks for then is in force.
 pub fn reset(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
