@@ -69,8 +69,6 @@ pub struct Switch {
 pub struct Request {
     /// When.
     pub us: u64,
-    /// The vCPU whose register was written.
-    pub vcpu: u64,
     /// What it asks for, in the unit of its table.
     pub khz: u64,
 }
@@ -211,11 +209,7 @@ fn request(us: u64, tail: &str, base: u64) -> Result<Option<Request>> {
     let offset = address.checked_sub(base);
     Ok(offset
         .filter(|offset| offset % PAGE == SET_PERF && offset / PAGE < 512)
-        .map(|offset| Request {
-            us,
-            vcpu: offset / PAGE,
-            khz,
-        }))
+        .map(|_| Request { us, khz }))
 }
 
 fn last<'a>(text: &'a str, name: &str) -> Result<&'a str> {
@@ -274,7 +268,6 @@ mod tests {
             seen.requests,
             [Request {
                 us: 12_004_100,
-                vcpu: 2,
                 khz: 2_800_000
             }]
         );
