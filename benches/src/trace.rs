@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's trace of frequencies, of who runs where, and of what guests
 //! write to the cpufreq registers: a tracefs instance of the bench's own, so
-//! that nobody else's tracing is touched, and nothing is left of it.
+//! that no other tracing is touched, and nothing is left of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -152,7 +152,7 @@ fn remove_stale() {
             .strip_prefix(PREFIX)
             .map(str::to_owned);
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Whoever can't remove it can't trace either, and is told so then.
+            // If this fails, making the new one fails too, with the reason.
             let _ = fs::remove_dir(entry.path());
         }
     }
