@@ -48,7 +48,7 @@ impl Observed {
         let mut since = None;
         for switch in self.seen.switches.iter().filter(|one| one.cpu == cpu) {
             let us = switch.us.clamp(from, to);
-            // Whoever the first switch is from has run since before the trace.
+            // The thread of the first switch has run since before the trace.
             if switch.prev != 0 {
                 busy += us - since.unwrap_or(from);
             }

@@ -75,7 +75,7 @@ impl Drop for FreqLimits {
 }
 
 /// Waits until a file reads as it was written: cpufreq's limits are changed by a
-/// work item (`cpufreq_notifier_min`), and who reads one before that has run takes
+/// work item (`cpufreq_notifier_min`), and a reader that comes before it has run takes
 /// the value that was to be changed for the one to put back.
 fn taken(path: &Path, value: &str) -> Result<()> {
     let read = || fs::read_to_string(path).unwrap_or_default();

@@ -220,7 +220,7 @@ fn measure_variant(
 }
 
 /// Measures scenarios until one fails, or one needs another guest; how many
-/// there were. Whoever failed may have left the guest unusable.
+/// there were. A scenario that fails may leave the guest unusable.
 fn measure_in(
     mut session: Session,
     (machine, trace, args): Setting,

@@ -39,13 +39,13 @@ impl LoadClient {
                 }
             }
         });
-        let mut peer = Self {
+        let mut client = Self {
             child,
             input,
             lines,
         };
-        peer.answer().context("waiting for the load program")?;
-        Ok(peer)
+        client.answer().context("waiting for the load program")?;
+        Ok(client)
     }
 
     /// The process.

@@ -83,11 +83,12 @@ impl Observed {
         self.figures.get(name).copied()
     }
 
-    /// What rt-app noted with this duty, as chosen for the machine or as it
+    /// What the log has of rt-app with this duty, as chosen for the machine or as it
     /// is, whichever the scenario has.
     fn of_duty(&self, machine: &Machine, name: &str, duty: u32) -> Option<u64> {
-        let noted = |us| self.figure(&format!("{name}/{us}"));
-        noted(duty_cycle::run_us(duty, machine.big())).or_else(|| noted(duty_cycle::plain_us(duty)))
+        let logged = |us| self.figure(&format!("{name}/{us}"));
+        logged(duty_cycle::run_us(duty, machine.big()))
+            .or_else(|| logged(duty_cycle::plain_us(duty)))
     }
 
     /// Frames on time, else jobs done.

@@ -20,7 +20,7 @@ fill:#444}.axis{stroke:#bbb}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 
 @media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .3em}\
 td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere}\
 .chart{overflow-x:auto}.chart svg{min-width:780px}}\
-@media print{body{max-width:none;margin:0}h2{break-before:auto;break-after:avoid}svg,tr{break-inside:avoid}}";
+@media print{body{max-width:none;margin:0}h2,h3{break-after:avoid}p,svg,tr,.chart{break-inside:avoid}}";
 
 /// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be said to be.
 const TICK_US: f64 = 4000.0;

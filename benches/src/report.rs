@@ -135,7 +135,7 @@ impl Report {
         self.results.extend(derived::rows(&self.results));
     }
 
-    /// Notes that a scenario could not be measured.
+    /// Adds a scenario that could not be measured, and why.
     pub fn failed(&mut self, scenario: &Scenario, variant: Variant, why: &str) {
         let title = scenario.title();
         eprintln!("vcpufreq: {title} on {} failed: {why}", variant.name());

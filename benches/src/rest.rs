@@ -109,7 +109,7 @@ pub fn settled(mut take: impl FnMut() -> Result<Observed>) -> Result<Observed> {
 
 #[cfg(test)]
 mod tests {
-    //! A reservation is a place to rest; what else stays up is soon told.
+    //! A reservation is a place to rest; any other policy that stays up ends the rounds.
 
     use serde_json::json;
 

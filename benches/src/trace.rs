@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host's trace of frequencies, of who runs where, and of what guests
 //! write to the cpufreq registers: a tracefs instance of the bench's own, so
-//! that nobody else's tracing is touched, and nothing is left of it.
+//! that no other tracing is touched, and nothing is left of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,8 +69,6 @@ pub struct Switch {
 pub struct Request {
     /// When.
     pub us: u64,
-    /// The vCPU whose register was written.
-    pub vcpu: u64,
     /// What it asks for, in the unit of its table.
     pub khz: u64,
 }
@@ -154,7 +152,7 @@ fn remove_stale() {
             .strip_prefix(PREFIX)
             .map(str::to_owned);
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Whoever can't remove it can't trace either, and is told so then.
+            // If this fails, making the new one fails too, with the reason.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -211,11 +209,7 @@ fn request(us: u64, tail: &str, base: u64) -> Result<Option<Request>> {
     let offset = address.checked_sub(base);
     Ok(offset
         .filter(|offset| offset % PAGE == SET_PERF && offset / PAGE < 512)
-        .map(|offset| Request {
-            us,
-            vcpu: offset / PAGE,
-            khz,
-        }))
+        .map(|_| Request { us, khz }))
 }
 
 fn last<'a>(text: &'a str, name: &str) -> Result<&'a str> {
@@ -274,7 +268,6 @@ mod tests {
             seen.requests,
             [Request {
                 us: 12_004_100,
-                vcpu: 2,
                 khz: 2_800_000
             }]
         );

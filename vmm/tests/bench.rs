@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `vcpufreq bench` promises where it can't measure: exit codes, and one clear line for each cause. That it
-//! measures is shown in the lab.
+//! What `vcpufreq bench` promises where it can't measure: exit codes, and one
+//! clear line for each cause. That it measures is shown in the lab.
 
 use std::process::{Command, Output};
 

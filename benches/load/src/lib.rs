@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Loads, the same on host and guest: the unit of work, and threads that go
-//! through phases of it as they are told.
+//! through its phases on command.
 //!
 //! It measures nothing but the time of its own marks; what the load got is
 //! read from the host's trace by who started it.

@@ -131,7 +131,7 @@ fn number(path: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! A policy above its minimum is told, and whether a server holds it there.
+    //! A policy above its minimum is found, and whether a server holds it there.
 
     use super::*;
 

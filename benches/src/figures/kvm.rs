@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The paths on this machine's KVM: criterion's benchmark of the crate
-//! `vcpufreq`, and its figures.
+//! The paths on this machine's KVM: this crate's criterion benchmark `paths`,
+//! and its figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ fn rows(criterion: &Path, said: &str) -> Result<Kvm> {
         let told = said.lines().filter(|line| line.starts_with('{'));
         let told = told.filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let told = told.into_iter().find(|line| line["bench"] == name);
-        let told = told.with_context(|| format!("the benchmark doesn't tell of {name}"))?;
+        let told = told.with_context(|| format!("the benchmark printed nothing of {name}"))?;
         // The last one ends a run; what leaves otherwise is nearly none or all.
         let each = told["exits_each"].as_f64().unwrap_or(0.0);
         let n = told["accesses"].as_u64().unwrap_or(0);
