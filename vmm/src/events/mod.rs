@@ -4,7 +4,7 @@
 //!
 //! A vCPU thread stamps an event and puts it into a bounded queue; it neither
 //! formats, writes nor wakes anybody. A writer thread looks at the queue every
-//! [`LOOK_EVERY`] and writes what it finds. When a guest makes events faster
+//! `LOOK_EVERY` and writes what it finds. When a guest makes events faster
 //! than that, those that find the queue full are dropped and counted.
 
 mod line;

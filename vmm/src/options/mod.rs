@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The options of `run` and `dt`, before they are checked against host and files: flags of the
-//! command line, after those that a TOML file stands for ([`file`]).
+//! command line, after those that a TOML file stands for ([`mod@file`]).
 
 mod console;
 pub mod file;
