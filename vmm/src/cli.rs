@@ -241,46 +241,6 @@ mod tests {
     }
 
     #[test]
-    fn flags_say_what_toml_says() {
-        let flags = run_options(&[
-            "--kernel=Image",
-            "--cpus=4",
-            "--mem=1G",
-            "--no-bridge",
-            "--clamp=exact",
-            "--pin=0-1=0",
-            "--table=0-1=600000,1000000",
-            "--table=2=700000:600000",
-            "--ipc-ratio=2=0.75",
-            "--capacity=2=512",
-            "--domain=3=9",
-            "--host-topology",
-            "--path=exit",
-            "--explain",
-            "--cur-perf=request",
-            "--rate-limit=100:3",
-            "--rt=2=fifo:3",
-            "--floor=2=600000",
-            "--resume-latency-us=50",
-            "--hugepages=2M",
-            "--console=file:log,max=2M",
-        ]);
-        let toml = "kernel='Image'\ncpus=4\nmem=1024\nno-bridge=true\nclamp='exact'\n\
-            host-topology=true\npath='exit'\nexplain=true\nreport='request'\n\
-            rate-limit='100:3'\nresume-latency-us='50'\nhugepages='2M'\n\
-            console='file:log,max=2'\n\
-            [vcpu.2]\nipc-ratio=0.75\ntable=[{khz=700000,uv=600000}]\ncapacity=512\n\
-            rt='fifo:3'\nfloor=600000\n[vcpu.3]\ndomain=9\n\
-            [vcpu.0-1]\npin=0\ntable=[600000, 1000000]\n";
-        let mut of_file = RunArgs::of_toml(toml);
-        // The order of tables doesn't matter where their lists don't overlap.
-        of_file.vcpus.table.sort_by_key(|flag| flag.value.0.len());
-        let mut flags = flags;
-        flags.vcpus.table.sort_by_key(|flag| flag.value.0.len());
-        assert_eq!(flags, of_file);
-    }
-
-    #[test]
     fn a_flag_wins_over_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let toml = "kernel='Image'\ncpus=4\nno-bridge=true\n\

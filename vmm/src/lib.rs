@@ -3,9 +3,11 @@
 //!
 //! ```text
 //! cli ─▶ options ─▶ config ─▶ run ─▶ vm
-//!                              ├──▶ lifecycle, stats, events
-//!         doctor, dt ◀─ path, floors ─┘
+//!                              ├───▶ path, floors: what the host offers
+//!                              ├───▶ lifecycle: what is made on the host, and removed
+//!                              └───▶ stats, events: what is counted and written
 //! ```
+//! `doctor` and `dt` are commands of their own, on the same facts of the host.
 
 pub mod cli;
 pub mod config;

@@ -58,6 +58,14 @@ fn cgroups_or_skip() -> Option<PathBuf> {
     found
 }
 
+/// Where cgroups can be made, and a directory with that of the records in it.
+fn scene_or_skip() -> Option<(PathBuf, TempDir, StateDir)> {
+    let cgroups = cgroups_or_skip()?;
+    let runtime = TempDir::new().expect("a temporary directory");
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    Some((cgroups, runtime, dir))
+}
+
 /// A process that stands for a VMM, and how far it got.
 struct Vmm {
     child: Child,
@@ -151,11 +159,9 @@ fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
 
 #[test]
 fn whenever_a_vmm_is_killed_nothing_is_left() {
-    let Some(cgroups) = cgroups_or_skip() else {
+    let Some((cgroups, runtime, dir)) = scene_or_skip() else {
         return;
     };
-    let runtime = TempDir::new().unwrap();
-    let dir = StateDir::at(runtime.path().join("vcpufreq"));
     let mut slowest = Duration::ZERO;
     for round in 0..KILLS {
         let (mut vmm, mut guardian) = guarded(&cgroups, &dir);
@@ -186,11 +192,9 @@ fn whenever_a_vmm_is_killed_nothing_is_left() {
 
 #[test]
 fn the_guardian_outlives_signals_to_the_group() {
-    let Some(cgroups) = cgroups_or_skip() else {
+    let Some((cgroups, _runtime, dir)) = scene_or_skip() else {
         return;
     };
-    let runtime = TempDir::new().unwrap();
-    let dir = StateDir::at(runtime.path().join("vcpufreq"));
     let (mut vmm, mut guardian) = guarded(&cgroups, &dir);
     vmm.make(&dir, 5);
     for signal in ["-HUP", "-INT", "-QUIT", "-TERM", "-TSTP"] {
@@ -237,11 +241,9 @@ fn terminal() -> (File, File, String) {
 
 #[test]
 fn a_terminal_in_raw_mode_is_put_back() {
-    let Some(cgroups) = cgroups_or_skip() else {
+    let Some((cgroups, _runtime, dir)) = scene_or_skip() else {
         return;
     };
-    let runtime = TempDir::new().unwrap();
-    let dir = StateDir::at(runtime.path().join("vcpufreq"));
     let (_master, slave, name) = terminal();
     let stty = |arguments: &[&str]| {
         let output = Command::new("stty")

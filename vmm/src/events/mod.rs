@@ -218,16 +218,22 @@ mod tests {
         }
     }
 
-    fn lines(events: &[Event]) -> Vec<serde_json::Value> {
+    /// What is written of so many events that `record` puts into the queue.
+    fn recorded(count: usize, record: impl Fn(&EventQueue)) -> Vec<serde_json::Value> {
         let output = Shared::default();
         let (queue, writer) = start(output.clone(), 16).unwrap();
-        events.iter().for_each(|event| queue.record(event));
+        record(&queue);
         let report = writer.finish().unwrap();
-        assert_eq!(usize::try_from(report.written), Ok(events.len()));
+        assert_eq!(usize::try_from(report.written), Ok(count));
         let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
-        text.lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        let lines = text.lines().map(serde_json::from_str);
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+
+    fn lines(events: &[Event]) -> Vec<serde_json::Value> {
+        recorded(events.len(), |queue| {
+            events.iter().for_each(|event| queue.record(event));
+        })
     }
 
     #[test]
@@ -282,22 +288,18 @@ mod tests {
 
     #[test]
     fn a_change_of_the_host_says_what_and_whether_it_is_lost() {
-        let output = Shared::default();
-        let (queue, writer) = start(output.clone(), 4).unwrap();
-        queue.record_change(HostChange::Governor {
+        let governor = HostChange::Governor {
             policy: 2,
             schedutil: false,
-        });
-        queue.record_change(HostChange::Pin {
+        };
+        let pin = HostChange::Pin {
             vcpu: VCPU,
             pinned: true,
+        };
+        let lines = recorded(2, |queue| {
+            queue.record_change(governor);
+            queue.record_change(pin);
         });
-        assert_eq!(writer.finish().unwrap().written, 2);
-        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
-        let lines: Vec<serde_json::Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
         assert_eq!(lines[0]["event"], "governor");
         assert_eq!(lines[0]["policy"], 2);
         assert_eq!(lines[0]["result"], "lost");

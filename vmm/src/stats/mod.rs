@@ -130,6 +130,7 @@ mod tests {
         fs,
         io::Read,
         os::unix::{fs::PermissionsExt, net::UnixStream},
+        path::PathBuf,
         sync::{Arc, Mutex},
         time::Duration,
     };
@@ -138,11 +139,12 @@ mod tests {
 
     use super::*;
 
-    struct Fixed(Stats);
+    /// Counts under a lock, as the bridge does.
+    struct Fixed(Mutex<Stats>);
 
     impl Measured for Fixed {
         fn stats(&self) -> Stats {
-            self.0.clone()
+            self.0.lock().unwrap().clone()
         }
     }
 
@@ -175,11 +177,17 @@ mod tests {
         }
     }
 
-    #[test]
-    fn sent_is_read() {
+    /// A server, and its socket.
+    fn served(measured: Arc<dyn Measured>) -> (tempfile::TempDir, PathBuf, Server) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
-        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        let server = Server::start(&path, measured).unwrap();
+        (dir, path, server)
+    }
+
+    #[test]
+    fn sent_is_read() {
+        let (_dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
         for _ in 0..3 {
             assert_eq!(ask(&path).unwrap(), sample());
         }
@@ -191,9 +199,7 @@ mod tests {
 
     #[test]
     fn a_client_that_says_nothing_holds_nobody_up() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("42.sock");
-        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        let (_dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
         let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path).unwrap().pid, 42);
         drop(idle);
@@ -213,9 +219,7 @@ mod tests {
     #[test]
     fn another_user_is_told_nothing() {
         const NOBODY: u32 = 65534;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("42.sock");
-        let server = Server::start(&path, Arc::new(Fixed(sample()))).unwrap();
+        let (dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
         // What keeps others off is neither directory nor socket.
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
@@ -231,28 +235,17 @@ mod tests {
         server.stop();
     }
 
-    /// Counts under a lock, as the bridge does.
-    struct Locked(Mutex<Stats>);
-
-    impl Measured for Locked {
-        fn stats(&self) -> Stats {
-            self.0.lock().unwrap().clone()
-        }
-    }
-
     // Each write had a deadline of its own, so that a client that read a little now and then
     // held the thread, and the end of the VMM, for as long as it liked.
     #[test]
     fn a_slow_reader_gets_what_fits_the_deadline_and_holds_no_lock() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("42.sock");
         let many = Stats {
             vcpus: vec![sample().vcpus[0].clone(); 5_000],
             ..sample()
         };
         let whole = serde_json::to_string(&many).unwrap().len();
-        let measured = Arc::new(Locked(Mutex::new(many)));
-        let server = Server::start(&path, measured.clone()).unwrap();
+        let measured = Arc::new(Fixed(Mutex::new(many)));
+        let (_dir, path, server) = served(measured.clone());
         let mut slow = UnixStream::connect(&path).unwrap();
         let mut piece = [0; 32 << 10];
         let mut got = slow.read(&mut piece).unwrap();
@@ -269,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_vcpu() {
+    fn a_line_for_each_vcpu_and_one_for_what_is_lost() {
         let text = table(&sample());
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3);
@@ -279,20 +272,13 @@ mod tests {
         assert_eq!(cells[..5], start, "{text}");
         // Requests, applied, coalesced, limited, refused.
         assert_eq!(cells[6..11], ["7", "0", "3", "1", "0"], "{text}");
-    }
-
-    #[test]
-    fn what_is_lost_on_the_host_has_a_line_of_its_own() {
-        let stats = Stats {
+        let lost = Stats {
             governors_lost: 2,
             ..sample()
         };
-        let text = table(&stats);
-        assert_eq!(text.lines().count(), 4, "{text}");
-        assert!(
-            text.ends_with("governors lost 2, pinnings lost 0\n"),
-            "{text}"
-        );
+        let lost = table(&lost);
+        let line = "governors lost 2, pinnings lost 0\n";
+        assert_eq!(lost, text + line, "a line for what is lost on the host");
     }
 
     #[test]

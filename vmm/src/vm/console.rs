@@ -358,6 +358,13 @@ mod tests {
         (console, interrupt, written)
     }
 
+    /// A console whose driver takes input.
+    fn driven() -> Console {
+        let (console, ..) = console();
+        console.write(u64::from(IER), &[IER_RECEIVED]);
+        console
+    }
+
     fn read(console: &Console, register: u64) -> u8 {
         let mut byte = [0xaa];
         MmioDevice::read(console, register, &mut byte);
@@ -401,8 +408,7 @@ mod tests {
 
     #[test]
     fn input_beyond_the_fifo_is_asked_for_once_the_fifo_is_empty() {
-        let (console, ..) = console();
-        console.write(u64::from(IER), &[IER_RECEIVED]);
+        let console = driven();
         let mut input = input(&[b'x'; 100]);
         input.feed(&console);
         let in_fifo = 100 - input.queue.len();
@@ -431,30 +437,23 @@ mod tests {
     }
 
     #[test]
-    fn input_waits_while_the_divisor_is_set() {
-        let (console, ..) = console();
-        console.write(u64::from(IER), &[IER_RECEIVED]);
-        console.write(u64::from(LCR), &[LCR_DIVISOR]);
-        let mut input = input(b"hi");
-        input.feed(&console);
-        assert_eq!(input.queue.len(), 2);
-        console.write(u64::from(LCR), &[3]);
-        input.feed(&console);
-        assert_eq!(input.queue.len(), 0);
-    }
-
-    #[test]
-    fn input_waits_while_the_port_is_turned_back_on_itself() {
-        let (console, ..) = console();
-        console.write(u64::from(IER), &[IER_RECEIVED]);
-        console.write(u64::from(MCR), &[MCR_LOOP]);
-        let mut input = input(b"hi");
-        input.feed(&console);
-        assert_eq!(read(&console, LSR) & 1, 0);
-        console.write(u64::from(MCR), &[0]);
-        assert!(console.room_event().read().is_ok(), "to be asked again");
-        input.feed(&console);
-        assert_eq!([read(&console, 0), read(&console, 0)], *b"hi");
+    fn input_waits_while_the_port_has_another_use() {
+        let uses = [
+            ("the divisor is set", LCR, LCR_DIVISOR, 3),
+            ("it is turned back on itself", MCR, MCR_LOOP, 0),
+        ];
+        for (name, register, busy, free) in uses {
+            let console = driven();
+            console.write(u64::from(register), &[busy]);
+            let mut input = input(b"hi");
+            input.feed(&console);
+            assert_eq!(input.queue.len(), 2, "{name}");
+            console.write(u64::from(register), &[free]);
+            assert!(is_woken(&console), "{name}: to be asked again");
+            input.feed(&console);
+            let got = [read(&console, 0), read(&console, 0)];
+            assert_eq!(got, *b"hi", "{name}");
+        }
     }
 
     /// An output that takes nothing until it is told to.
@@ -496,8 +495,7 @@ mod tests {
 
     #[test]
     fn a_long_input_arrives_whole_and_in_order() {
-        let (console, ..) = console();
-        console.write(u64::from(IER), &[IER_RECEIVED]);
+        let console = driven();
         let sent: Vec<_> = (0..=255).collect();
         let mut input = input(&sent);
         let mut arrived = Vec::new();
@@ -515,8 +513,7 @@ mod tests {
     // than the thread that brings input.
     #[test]
     fn data_that_a_driver_leaves_stays_a_cause() {
-        let (console, ..) = console();
-        console.write(u64::from(IER), &[IER_RECEIVED]);
+        let console = driven();
         input(b"hi").feed(&console);
         assert_eq!([cause(&console), cause(&console)], [4, 4]);
         assert_eq!(read(&console, 0), b'h');

@@ -15,8 +15,6 @@ use std::sync::atomic::{
 use anyhow::Context;
 use nix::{errno::Errno, unistd};
 
-use super::Hooks;
-
 /// What is at the other end of the console.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ConsoleEnd {
@@ -34,6 +32,9 @@ pub enum ConsoleEnd {
     },
 }
 
+/// Tells the user something that ends nothing.
+pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
+
 /// The output of one guest.
 pub struct Output {
     to: Option<File>,
@@ -43,7 +44,7 @@ pub struct Output {
     /// What to say when the first byte is dropped.
     full: String,
     stop: Arc<AtomicBool>,
-    hooks: Arc<dyn Hooks>,
+    warn: Warn,
 }
 
 impl Output {
@@ -52,11 +53,7 @@ impl Output {
     ///
     /// # Errors
     /// When the file can't be made, or the process has no more open files.
-    pub fn new(
-        end: &ConsoleEnd,
-        stop: Arc<AtomicBool>,
-        hooks: Arc<dyn Hooks>,
-    ) -> anyhow::Result<Self> {
+    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, warn: Warn) -> anyhow::Result<Self> {
         let (to, max, full) = match end {
             ConsoleEnd::Stdio => {
                 let stdout = io::stdout().as_fd().try_clone_to_owned();
@@ -83,7 +80,7 @@ impl Output {
             dropped: AtomicU64::new(0),
             full,
             stop,
-            hooks,
+            warn,
         })
     }
 
@@ -95,7 +92,7 @@ impl Output {
     fn drop_all(&self, bytes: &[u8]) -> usize {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if self.dropped.fetch_add(len, Relaxed) == 0 {
-            self.hooks.on_warning(&self.full);
+            (self.warn)(&self.full);
         }
         bytes.len()
     }
@@ -143,41 +140,15 @@ mod tests {
 
     use std::sync::Mutex;
 
-    use vcpufreq_device::VcpuId;
-
     use super::*;
-    use vcpufreq_device::kvm::KvmOffload;
 
-    #[derive(Default)]
-    struct Said(Mutex<Vec<String>>);
+    type Said = Arc<Mutex<Vec<String>>>;
 
-    impl Hooks for Said {
-        fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-            Ok(())
-        }
-
-        fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-            Ok(())
-        }
-
-        fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-        fn on_reset(&self) {}
-
-        fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-            None
-        }
-
-        fn on_end(&self) {}
-
-        fn on_warning(&self, text: &str) {
-            self.0.lock().unwrap().push(text.to_owned());
-        }
-    }
-
-    fn output(end: &ConsoleEnd) -> (Arc<Output>, Arc<Said>) {
-        let said = Arc::new(Said::default());
-        let output = Output::new(end, Arc::default(), said.clone()).unwrap();
+    fn output(end: &ConsoleEnd) -> (Arc<Output>, Said) {
+        let said = Said::default();
+        let heard = said.clone();
+        let warn: Warn = Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
+        let output = Output::new(end, Arc::default(), warn).unwrap();
         (Arc::new(output), said)
     }
 
@@ -191,7 +162,7 @@ mod tests {
         };
         let (output, said) = output(&end);
         Writer(output.clone()).write_all(b"ab").unwrap();
-        assert!(said.0.lock().unwrap().is_empty());
+        assert!(said.lock().unwrap().is_empty());
         // After a reset.
         let mut port = Writer(output.clone());
         for _ in 0..3 {
@@ -199,7 +170,7 @@ mod tests {
         }
         assert_eq!(std::fs::read(&path).unwrap(), b"abcde");
         assert_eq!(output.dropped(), 9);
-        let said = said.0.lock().unwrap();
+        let said = said.lock().unwrap();
         let [line] = &said[..] else {
             panic!("{said:?}")
         };
@@ -213,6 +184,6 @@ mod tests {
         let (output, said) = output(&ConsoleEnd::Nothing);
         Writer(output.clone()).write_all(b"abc").unwrap();
         assert_eq!(output.dropped(), 0);
-        assert!(said.0.lock().unwrap().is_empty());
+        assert!(said.lock().unwrap().is_empty());
     }
 }

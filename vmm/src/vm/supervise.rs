@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
-use super::console_output::{ConsoleEnd, Output, Writer};
+use super::console_output::{ConsoleEnd, Output, Warn, Writer};
 use super::machine::Boot;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
@@ -38,7 +38,9 @@ pub fn supervise(
     threads: VcpuThreads,
     host: &Host,
 ) -> anyhow::Result<RunReport> {
-    let output = Output::new(&host.console, threads.stopping(), host.hooks.clone())?;
+    let hooks = host.hooks.clone();
+    let warn: Warn = Box::new(move |text| hooks.on_warning(text));
+    let output = Output::new(&host.console, threads.stopping(), warn)?;
     let mut life = Life {
         kvm,
         host,
