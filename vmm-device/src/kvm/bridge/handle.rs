@@ -53,7 +53,8 @@ impl BridgeHandle {
     /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
     /// page shows is true again before the guest's next look at it.
     pub fn vcpu_moved(&self, vcpu: VcpuId) {
-        if self.0.active().ioeventfd.is_some() {
+        // Without the lock, under which the maintenance thread follows pCPUs that come and go.
+        if self.0.keeps_pages.load(Relaxed) {
             self.0.device.refresh(vcpu);
         }
     }
@@ -75,12 +76,6 @@ impl BridgeHandle {
     /// The guest has ended; its threads end next, and where one is can't be read any more then.
     pub fn guest_ended(&self) {
         self.0.guest.threads.store(0, Relaxed);
-    }
-
-    /// Whether a backend answers the guest now.
-    #[must_use]
-    pub fn by_backend(&self) -> bool {
-        self.0.active().backend.is_some()
     }
 
     /// Makes `vm` answer what it can of the registers: `offload`, first that of

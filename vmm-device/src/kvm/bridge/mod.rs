@@ -14,10 +14,9 @@ mod handle;
 mod ioeventfd;
 mod pcpus;
 mod snapshot;
-mod swappable;
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context;
@@ -28,7 +27,7 @@ use crate::kvm::{
     host_watch::Watch,
     hotplug::Hotplug,
     maintenance::MaintenanceThread,
-    mmio_device::MmioDevice,
+    mmio_device::{MmioDevice, SwappableDevice},
     offload::{KvmOffload, OffloadState, SlotMemory},
     page_mapping::PageMapping,
 };
@@ -41,7 +40,6 @@ pub use handle::BridgeHandle;
 use ioeventfd::IoeventfdPath;
 pub use ioeventfd::IoeventfdPlan;
 pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
-use swappable::SwappableDevice;
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
@@ -97,6 +95,8 @@ struct BridgeInner {
     on_bus: Arc<SwappableDevice>,
     tids: Box<[OnceLock<Tid>]>,
     path: Mutex<CurrentPath>,
+    /// The path is `ioeventfd`: cur_perf in the pages is the device's to keep true.
+    keeps_pages: AtomicBool,
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
     ioeventfd: Option<IoeventfdPlan>,
@@ -223,6 +223,7 @@ impl BridgeInner {
             region,
             tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
             path: Mutex::default(),
+            keeps_pages: AtomicBool::new(false),
             pages: OnceLock::new(),
             ioeventfd: config.ioeventfd,
         })
@@ -297,10 +298,12 @@ impl BridgeInner {
             }
         }
         self.active().ioeventfd = Some(path);
+        self.keeps_pages.store(true, Relaxed);
         Ok(offload)
     }
 
     fn ioeventfd_lost(&self, path: IoeventfdPath) {
+        self.keeps_pages.store(false, Relaxed);
         path.drain(&self.device);
         self.on_bus.exchange(self.region.clone());
         path.stop(&self.device);
