@@ -171,7 +171,7 @@ impl Hooks for BridgeHooks {
     }
 
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        self.bridge.register_thread(vcpu, tid)
+        Ok(self.bridge.register_thread(vcpu, tid)?)
     }
 
     fn on_vcpu_moved(&self, vcpu: VcpuId) {

@@ -16,6 +16,7 @@
 mod bridge;
 pub mod budget;
 mod diagnostics;
+mod error;
 mod event_stats;
 mod host_watch;
 mod hotplug;
@@ -30,6 +31,7 @@ pub use bridge::{
     IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
+pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostChange};
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};

@@ -4,11 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::Context;
-
 use super::{BridgeInner, BridgeSnapshot};
 use crate::VcpuId;
 use crate::host::Tid;
+use crate::kvm::error::PathError;
 use crate::kvm::offload::{Attachment, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
@@ -25,14 +24,14 @@ impl BridgeHandle {
     ///
     /// # Errors
     /// Why the thread can't be clamped, or its requests not be seen.
-    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> Result<(), PathError> {
         let inner = &self.0;
-        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
+        let tid = Tid::new(tid).ok_or(PathError::NoThread { vcpu })?;
         inner
             .device
             .actuator()
             .register_thread(vcpu, tid)
-            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
+            .map_err(|error| PathError::NotClamped { vcpu, error })?;
         inner.device.source().register_thread(vcpu, tid)?;
         let active = inner.active();
         if let Some(path) = &active.ioeventfd {
