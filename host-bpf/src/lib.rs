@@ -20,12 +20,12 @@
 
 #[cfg(feature = "load")]
 mod backend;
-mod cause;
 mod error;
 mod event;
 #[cfg(feature = "load")]
 mod host;
 mod layout;
+mod libbpf_log;
 #[cfg(feature = "load")]
 mod mapped;
 #[cfg(feature = "load")]
@@ -34,8 +34,6 @@ mod module;
 mod object;
 mod policy;
 mod probe;
-#[cfg(feature = "load")]
-mod said;
 #[cfg(feature = "load")]
 mod worker;
 
@@ -54,4 +52,4 @@ pub use probe::{KFUNC, probe};
 pub use worker::Worker;
 
 #[cfg(feature = "load")]
-pub use said::verify;
+pub use libbpf_log::verify;

@@ -17,7 +17,7 @@ use libbpf_rs::{
 
 use crate::error::BpfError;
 use crate::layout::{CALL_SIZE, LAYOUT};
-use crate::said;
+use crate::libbpf_log::explained;
 
 /// The programs that are attached as they are; the stub only once for a VM.
 const ATTACHED: [&str; 2] = ["vcpufreq_switch", "vcpufreq_frequency"];
@@ -83,7 +83,7 @@ impl Loaded {
                 }
             }
         }
-        let object = said::explained("loading the BPF programs", || open.load())?;
+        let object = explained("loading the BPF programs", || open.load())?;
         Ok(Self {
             links: Vec::new(),
             object,

@@ -20,7 +20,7 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
 use vcpufreq_device::kvm::{
-    Backend, BridgeDevice, Diagnostics, Guest, KvmOffload, RunningBackend, SlotMemory,
+    Backend, BackendError, BridgeDevice, Diagnostics, Guest, KvmOffload, RunningBackend, SlotMemory,
 };
 use vcpufreq_device::{DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
@@ -129,13 +129,26 @@ impl Backend for BpfBackend {
         "bpf"
     }
 
-    /// Loads and attaches the programs, and starts the worker.
     fn start(
         &self,
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Box<dyn RunningBackend>, KvmOffload)> {
+    ) -> Result<(Box<dyn RunningBackend>, KvmOffload), BackendError> {
+        let started = self.start_path(device, guest, diagnostics);
+        let (path, offload) = started.map_err(|error| format!("{error:#}"))?;
+        Ok((Box::new(path), offload))
+    }
+}
+
+impl BpfBackend {
+    /// Loads and attaches the programs, and starts the worker.
+    fn start_path(
+        &self,
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> anyhow::Result<(BpfPath, KvmOffload)> {
         let domains = device.config().domains();
         let module = open_module(device, &domains);
         let module = module.unwrap_or_else(|error| {
@@ -190,7 +203,7 @@ impl Backend for BpfBackend {
             shared,
             worker: Mutex::new(Some(thread)),
         };
-        Ok((Box::new(path), offload))
+        Ok((path, offload))
     }
 }
 

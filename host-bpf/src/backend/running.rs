@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
 use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::{AccessPath, MmioDevice, RunningBackend, VcpuSnapshot};
+use vcpufreq_device::kvm::{AccessPath, BackendError, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
     Clamp, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF,
     REGION_STRIDE, VcpuId,
@@ -28,14 +28,14 @@ impl RunningBackend for BpfPath {
         })
     }
 
-    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
+    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError> {
         if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
             known.tid.store(tid.get(), Relaxed);
         }
         Ok(self.shared.host.register_thread(vcpu)?)
     }
 
-    fn follow_pcpus(&self) -> anyhow::Result<()> {
+    fn follow_pcpus(&self) -> Result<(), BackendError> {
         let source = self.shared.device.source();
         let khz = |pcpu| source.khz(pcpu);
         Ok(self.shared.host.set_pcpus(&pcpus(source), khz)?)

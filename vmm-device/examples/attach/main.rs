@@ -72,7 +72,7 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
         ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
-    Bridge::start(device, &config, backends, &diagnostics)
+    Ok(Bridge::start(device, &config, backends, &diagnostics)?)
 }
 
 /// 64 KiB of RAM at address 0, in memory slot 0.

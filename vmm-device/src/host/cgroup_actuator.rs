@@ -22,7 +22,7 @@ use super::cgroup_error::CgroupError;
 use super::cgroup_fs::write;
 use super::placement::Placement;
 use super::sys::Tid;
-use super::text::{errno, percent_bytes};
+use super::text::errno;
 use super::thread_actuator::{DomainThreads, prepare_thread};
 use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
@@ -216,5 +216,50 @@ impl ClampFile {
             self.value.store(util.get(), Relaxed);
         }
         Ok(())
+    }
+}
+
+/// `util` as `cpu.uclamp.min` and `.max` take it: percent with two decimals, at a fixed width
+/// (`032.13`), without an allocation on a guest's path. The kernel reads decimal numbers, leading
+/// zeros or not.
+///
+/// The kernel reads `p` hundredths of a percent as `DIV_ROUND_CLOSEST(p * 1024, 10000)`. Rounding
+/// to the nearest here is off by half a hundredth at most, that is by 0.0512 of a utilization
+/// step, so the kernel's own rounding lands on `util` again: 329 is written as 32.13, which is
+/// 329.01.
+fn percent_bytes(util: Util) -> [u8; 6] {
+    let hundredths = (u32::from(util.get()) * 10_000 + 512) / 1024;
+    let digit = |scale: u32| b'0' + (hundredths / scale % 10).to_le_bytes()[0];
+    [
+        digit(10_000),
+        digit(1_000),
+        digit(100),
+        b'.',
+        digit(10),
+        digit(1),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    //! The clamp that the kernel reads is the clamp.
+    use super::*;
+
+    /// What the kernel makes of a text (`capacity_from_percent` with `cgroup_parse_float`).
+    fn kernel_reads(text: &str) -> u64 {
+        let (whole, frac) = text.split_once('.').unwrap();
+        assert_eq!(frac.len(), 2);
+        let hundredths = whole.parse::<u64>().unwrap() * 100 + frac.parse::<u64>().unwrap();
+        assert!(hundredths <= 10_000, "ERANGE for {text}");
+        (hundredths * 1024 + 5_000) / 10_000
+    }
+
+    #[test]
+    fn every_utilization_comes_back_from_the_kernel_exactly() {
+        for util in (0..=1024).filter_map(Util::new) {
+            let bytes = percent_bytes(util);
+            let text = std::str::from_utf8(&bytes).unwrap();
+            assert_eq!(kernel_reads(text), u64::from(util.get()));
+        }
     }
 }

@@ -49,7 +49,6 @@ pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{SchedAttr, Tid, is_within, monotonic_ns, pin, stay_off, thread_cpu_time};
-pub use text::util_percent;
 pub use thread_actuator::{
     ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
 };

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle, park_timeout, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-
+use crate::kvm::error::{Doing, PathError};
 use crate::kvm::event_stats::EventStats;
 use crate::{Actuator, Device, host, host::SysfsSource};
 
@@ -36,7 +35,7 @@ impl MaintenanceThread {
     pub fn start<A: Actuator + 'static>(
         device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
         mut look: impl FnMut() + Send + 'static,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, PathError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let stats = device.events().clone();
@@ -63,7 +62,7 @@ impl MaintenanceThread {
             }
         };
         let thread = Builder::new().name("maintenance".to_owned());
-        let thread = thread.spawn(keep).context("can't start a thread")?;
+        let thread = thread.spawn(keep).doing("can't start a thread")?;
         stats.wake_when_limited(thread.thread().clone());
         Ok(Self { stop, thread })
     }

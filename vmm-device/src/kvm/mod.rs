@@ -16,6 +16,7 @@
 mod bridge;
 pub mod budget;
 mod diagnostics;
+mod error;
 mod event_stats;
 #[cfg(feature = "kvm-ioctls")]
 mod free_slot;
@@ -32,6 +33,7 @@ pub use bridge::{
     IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
+pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostChange};
 #[cfg(feature = "kvm-ioctls")]
 pub use free_slot::FreeSlot;

@@ -27,7 +27,7 @@ impl Hooks for GuestHooks {
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
         self.rt.schedule(vcpu, tid)?;
         match &self.bridge {
-            Some(bridge) => bridge.register_thread(vcpu, tid),
+            Some(bridge) => Ok(bridge.register_thread(vcpu, tid)?),
             None => Ok(()),
         }
     }

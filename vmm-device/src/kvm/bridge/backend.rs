@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{BridgeDevice, Guest, VcpuSnapshot};
 use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::error::BackendError;
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::KvmOffload;
 use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
@@ -23,7 +24,7 @@ pub trait Backend: Send + Sync {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Box<dyn RunningBackend>, KvmOffload)>;
+    ) -> Result<(Box<dyn RunningBackend>, KvmOffload), BackendError>;
 }
 
 /// A path that runs. No method has a default: a backend that wraps another one would lose what it
@@ -39,13 +40,13 @@ pub trait RunningBackend: Send + Sync {
     ///
     /// # Errors
     /// What the kernel said.
-    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
+    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError>;
 
     /// pCPUs have come or gone; the device's source has been refreshed.
     ///
     /// # Errors
     /// What the kernel said.
-    fn follow_pcpus(&self) -> anyhow::Result<()>;
+    fn follow_pcpus(&self) -> Result<(), BackendError>;
 
     /// Takes the guest's requests back: it resets, and no vCPU runs.
     fn reset(&self);

@@ -4,11 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::Context;
-
 use super::{BridgeInner, BridgeSnapshot};
 use crate::VcpuId;
 use crate::host::Tid;
+use crate::kvm::error::PathError;
 use crate::kvm::offload::{Attachment, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
@@ -25,14 +24,14 @@ impl BridgeHandle {
     ///
     /// # Errors
     /// Why the thread can't be clamped, or its requests not be seen.
-    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> Result<(), PathError> {
         let inner = &self.0;
-        let tid = Tid::new(tid).with_context(|| format!("vCPU {vcpu} has no thread"))?;
+        let tid = Tid::new(tid).ok_or(PathError::NoThread { vcpu })?;
         inner
             .device
             .actuator()
             .register_thread(vcpu, tid)
-            .with_context(|| format!("the thread of vCPU {vcpu} can't be clamped"))?;
+            .map_err(|error| PathError::NotClamped { vcpu, error })?;
         inner.device.source().register_thread(vcpu, tid)?;
         let active = inner.active();
         if let Some(path) = &active.ioeventfd {
@@ -53,7 +52,8 @@ impl BridgeHandle {
     /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
     /// page shows is true again before the guest's next look at it.
     pub fn vcpu_moved(&self, vcpu: VcpuId) {
-        if self.0.active().ioeventfd.is_some() {
+        // Without the lock, under which the maintenance thread follows pCPUs that come and go.
+        if self.0.keeps_pages.load(Relaxed) {
             self.0.device.refresh(vcpu);
         }
     }
@@ -75,12 +75,6 @@ impl BridgeHandle {
     /// The guest has ended; its threads end next, and where one is can't be read any more then.
     pub fn guest_ended(&self) {
         self.0.guest.threads.store(0, Relaxed);
-    }
-
-    /// Whether a backend answers the guest now.
-    #[must_use]
-    pub fn by_backend(&self) -> bool {
-        self.0.active().backend.is_some()
     }
 
     /// Makes `vm` answer what it can of the registers: `offload`, first that of

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::Context;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BridgeDevice, Guest};
 use crate::host::{CpuList, Tid, present_pcpus};
 use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::error::{Doing, PathError};
 use crate::kvm::ioeventfd::{
     DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
     WriteOrder,
@@ -44,10 +44,12 @@ impl IoeventfdPath {
         guest: &Guest,
         pages: Arc<dyn SlotMemory>,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<(Self, KvmOffload)> {
+    ) -> Result<(Self, KvmOffload), PathError> {
         let host = device.source().root();
         let config = device.config();
-        let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+        let vcpus = u16::try_from(config.vcpus.len())
+            .ok()
+            .doing("too many vCPUs")?;
         let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
         let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
         diagnostics.explain(&order(trace.as_ref().err()));
@@ -144,13 +146,13 @@ impl IoeventfdPath {
 
 /// An eventfd for each entry of each vCPU's table. One entry is no table: any
 /// value up to it may be asked for, so that requests exit.
-fn doorbells(config: &DeviceConfig) -> anyhow::Result<Vec<Doorbell>> {
+fn doorbells(config: &DeviceConfig) -> Result<Vec<Doorbell>, PathError> {
     let mut doorbells = Vec::new();
     for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
         if let entries @ [_, _, ..] = spec.table.entries() {
             for khz in entries.iter().map(|khz| khz.0) {
                 let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-                let event = event.context("can't make an eventfd for each table entry")?;
+                let event = event.doing("can't make an eventfd for each table entry")?;
                 doorbells.push(Doorbell {
                     vcpu,
                     khz: Some(khz),
@@ -166,7 +168,7 @@ fn pending(
     config: &DeviceConfig,
     doorbells: &[Doorbell],
     write_order: &Arc<dyn WriteOrder>,
-) -> anyhow::Result<Arc<PendingWrites>> {
+) -> Result<Arc<PendingWrites>, PathError> {
     let domains = config.domains();
     let mut bells: BTreeMap<DomainId, Vec<_>> = BTreeMap::new();
     for domain in &domains {
@@ -183,27 +185,27 @@ fn pending(
     let pending = pending.map(|bells| DomainWrites::new(bells, write_order.clone()));
     let pending = pending
         .collect::<Result<Vec<_>, _>>()
-        .context("can't watch the guest's requests")?;
+        .doing("can't watch the guest's requests")?;
     let of_vcpu = config.vcpus.iter();
     let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
     Ok(PendingWrites::new(pending, of_vcpu.collect()))
 }
 
 /// How requests of one table entry that comes back are put in order.
-fn order(unknown: Option<&anyhow::Error>) -> String {
+fn order(unknown: Option<&PathError>) -> String {
     match unknown {
         None => {
             "path ioeventfd: the order of requests that come together is kvm:kvm_mmio's".to_owned()
         }
         Some(why) => format!(
             "path ioeventfd: of requests that come together the highest counts when an earlier one \
-             comes back, until the next one: {why:#}"
+             comes back, until the next one: {why}"
         ),
     }
 }
 
 /// How soon cur_perf is true again.
-fn freshness(perf_watch: Result<&PerfWatch, &anyhow::Error>) -> String {
+fn freshness(perf_watch: Result<&PerfWatch, &PathError>) -> String {
     match perf_watch.map(PerfWatch::watched) {
         Ok(pcpus) if pcpus.is_empty() => {
             "path ioeventfd: cur_perf follows migrations; frequencies are looked after every 4 ms"
@@ -214,7 +216,7 @@ fn freshness(perf_watch: Result<&PerfWatch, &anyhow::Error>) -> String {
             pcpus.into_iter().collect::<CpuList>()
         ),
         Err(why) => {
-            format!("path ioeventfd: cur_perf is looked after every 4 ms or less often: {why:#}")
+            format!("path ioeventfd: cur_perf is looked after every 4 ms or less often: {why}")
         }
     }
 }

@@ -14,21 +14,19 @@ mod handle;
 mod ioeventfd;
 mod pcpus;
 mod snapshot;
-mod swappable;
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-use anyhow::Context;
 
 use crate::kvm::{
     diagnostics::Diagnostics,
+    error::{Doing, PathError},
     event_stats::EventStats,
     host_watch::Watch,
     hotplug::Hotplug,
     maintenance::MaintenanceThread,
-    mmio_device::MmioDevice,
+    mmio_device::{MmioDevice, SwappableDevice},
     offload::{KvmOffload, OffloadState, SlotMemory},
     page_mapping::PageMapping,
 };
@@ -41,7 +39,6 @@ pub use handle::BridgeHandle;
 use ioeventfd::IoeventfdPath;
 pub use ioeventfd::IoeventfdPlan;
 pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
-use swappable::SwappableDevice;
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
@@ -97,6 +94,8 @@ struct BridgeInner {
     on_bus: Arc<SwappableDevice>,
     tids: Box<[OnceLock<Tid>]>,
     path: Mutex<CurrentPath>,
+    /// The path is `ioeventfd`: cur_perf in the pages is the device's to keep true.
+    keeps_pages: AtomicBool,
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
     ioeventfd: Option<IoeventfdPlan>,
@@ -123,7 +122,7 @@ impl Bridge {
         config: &BridgeConfig,
         backends: &[Offered],
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, PathError> {
         let device = Arc::new(device);
         let region = MmioRegion::new(device.clone());
         let size = region.size();
@@ -223,6 +222,7 @@ impl BridgeInner {
             region,
             tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
             path: Mutex::default(),
+            keeps_pages: AtomicBool::new(false),
             pages: OnceLock::new(),
             ioeventfd: config.ioeventfd,
         })
@@ -245,7 +245,7 @@ impl BridgeInner {
         tid.get().copied()
     }
 
-    fn start_best(&self, backends: &[Offered], size: u64) -> anyhow::Result<Option<KvmOffload>> {
+    fn start_best(&self, backends: &[Offered], size: u64) -> Result<Option<KvmOffload>, PathError> {
         for Offered { backend, required } in backends {
             let name = backend.name();
             match backend.start(&self.device, &self.guest, &self.diagnostics) {
@@ -256,11 +256,12 @@ impl BridgeInner {
                     return Ok(Some(offload));
                 }
                 Err(why) => {
-                    if let Some(required) = required {
-                        return Err(why.context(required.clone()));
+                    if let Some(required) = required.clone() {
+                        let error = why;
+                        return Err(PathError::Required { required, error });
                     }
                     self.diagnostics.warn(&format!(
-                        "not by the path {name}, but by the next one: {why:#}; see vcpufreq doctor"
+                        "not by the path {name}, but by the next one: {why}; see vcpufreq doctor"
                     ));
                 }
             }
@@ -269,14 +270,20 @@ impl BridgeInner {
             return Ok(None);
         };
         let pages = PageMapping::new(size, plan.clean);
-        let pages = Arc::new(pages.context("can't map the register pages")?);
+        let pages = Arc::new(pages.doing("can't map the register pages")?);
         self.show(Box::new(pages.clone()), pages)?;
         self.start_ioeventfd().map(Some)
     }
 
     /// Has the device store what guests read in `memory`, too.
-    fn show(&self, memory: Box<dyn PageMemory>, pages: Arc<dyn SlotMemory>) -> anyhow::Result<()> {
-        let vcpus = u16::try_from(self.tids.len()).context("too many vCPUs")?;
+    fn show(
+        &self,
+        memory: Box<dyn PageMemory>,
+        pages: Arc<dyn SlotMemory>,
+    ) -> Result<(), PathError> {
+        let vcpus = u16::try_from(self.tids.len())
+            .ok()
+            .doing("too many vCPUs")?;
         self.device
             .attach_pages(RegisterPages::new(memory, vcpus)?)?;
         // Nobody has shown any before.
@@ -285,8 +292,8 @@ impl BridgeInner {
     }
 
     /// Starts the path `ioeventfd` on the pages that there are.
-    fn start_ioeventfd(&self) -> anyhow::Result<KvmOffload> {
-        let pages = self.pages.get().context("no register pages")?.clone();
+    fn start_ioeventfd(&self) -> Result<KvmOffload, PathError> {
+        let pages = self.pages.get().doing("no register pages")?.clone();
         let (path, offload) =
             IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
         self.on_bus
@@ -297,10 +304,12 @@ impl BridgeInner {
             }
         }
         self.active().ioeventfd = Some(path);
+        self.keeps_pages.store(true, Relaxed);
         Ok(offload)
     }
 
     fn ioeventfd_lost(&self, path: IoeventfdPath) {
+        self.keeps_pages.store(false, Relaxed);
         path.drain(&self.device);
         self.on_bus.exchange(self.region.clone());
         path.stop(&self.device);
@@ -318,7 +327,7 @@ impl BridgeInner {
         let next = self.ioeventfd.map(|_| self.start_ioeventfd());
         let (next, how) = match next {
             Some(Ok(next)) => (Some(next), "by the path ioeventfd".to_owned()),
-            Some(Err(error)) => (None, format!("by exits to the VMM ({error:#})")),
+            Some(Err(error)) => (None, format!("by exits to the VMM ({error})")),
             None => (None, "by exits to the VMM".to_owned()),
         };
         self.diagnostics.warn(&format!(

@@ -19,7 +19,7 @@ impl BridgeInner {
         };
         if let Err(error) = path.follow_pcpus() {
             self.diagnostics.warn(&format!(
-                "the path {name} doesn't know pCPUs that came online since its start ({error:#}): \
+                "the path {name} doesn't know pCPUs that came online since its start ({error}): \
                  cur_perf isn't true on them; restart the guest"
             ));
         }

@@ -9,11 +9,10 @@
 
 use std::sync::OnceLock;
 
-use anyhow::{Context, bail};
-
 use super::perf::{PerfEvent, Read, Whose};
 use super::tracepoint_text;
 use crate::host::{HostRoot, Tid};
+use crate::kvm::error::{Doing, PathError};
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 /// Who knows what was written last.
@@ -74,18 +73,18 @@ impl MmioTrace {
     ///
     /// # Errors
     /// Why nothing can be recorded on this host.
-    pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> anyhow::Result<Self> {
+    pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> Result<Self, PathError> {
         let text = |name| tracepoint_text(host, TRACEPOINT, name);
-        let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
+        let id = text("id").doing("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
         let format = text("format").unwrap_or_default();
         let fields = Fields {
-            gpa: offset(&format, "gpa").context("kvm:kvm_mmio has no gpa")?,
-            value: offset(&format, "val").context("kvm:kvm_mmio has no val")?,
+            gpa: offset(&format, "gpa").doing("kvm:kvm_mmio has no gpa")?,
+            value: offset(&format, "val").doing("kvm:kvm_mmio has no val")?,
             base,
         };
         let end = base + size;
         let trace = Self {
-            id: id.parse().context("kvm:kvm_mmio has no number")?,
+            id: id.parse().ok().doing("kvm:kvm_mmio has no number")?,
             fields,
             // KVM_TRACE_MMIO_WRITE
             filter: format!("type == 2 && len == 4 && gpa >= {base:#x} && gpa < {end:#x}"),
@@ -96,20 +95,20 @@ impl MmioTrace {
         Ok(trace)
     }
 
-    fn open(&self, tid: Tid) -> anyhow::Result<PerfEvent> {
+    fn open(&self, tid: Tid) -> Result<PerfEvent, PathError> {
         PerfEvent::recording(self.id, Whose::Thread(tid), &self.filter)
-            .context("perf events aren't permitted (CAP_PERFMON)")
+            .doing("perf events aren't permitted (CAP_PERFMON)")
     }
 
     /// Records what the thread of `vcpu` writes.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = self.open(tid)?;
         match self.threads.get(vcpu.index()) {
             Some(slot) if slot.set(event).is_ok() => Ok(()),
-            _ => bail!("vCPU {vcpu} can't be recorded"),
+            _ => Err(PathError::NotRecorded { vcpu }),
         }
     }
 }

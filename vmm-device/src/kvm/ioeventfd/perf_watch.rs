@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose};
 use super::tracepoint_text;
 use crate::VcpuId;
 use crate::host::{HostRoot, Tid};
+use crate::kvm::error::{Doing, PathError};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
 
@@ -46,10 +46,10 @@ impl PerfWatch {
         epoll: &Arc<Epoll>,
         pcpus: Vec<u32>,
         (vcpus, kick): (u16, c_int),
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, PathError> {
         let id = tracepoint_text(host, TRACEPOINT, "id");
         let id = id.and_then(|id| id.parse().ok());
-        let id = id.context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
+        let id = id.doing("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
         let watch = Self {
             epoll: epoll.clone(),
             id,
@@ -67,7 +67,7 @@ impl PerfWatch {
     ///
     /// # Errors
     /// What the kernel said of one of them; the others are watched.
-    pub fn follow(&self, changed: &[u32]) -> anyhow::Result<()> {
+    pub fn follow(&self, changed: &[u32]) -> Result<(), PathError> {
         let mut all = Ok(());
         let mut frequencies = self.frequencies();
         for pcpu in changed.iter().filter(|pcpu| self.pcpus.contains(pcpu)) {
@@ -87,10 +87,10 @@ impl PerfWatch {
     }
 
     /// `None` while it is offline.
-    fn frequency(&self, pcpu: u32) -> anyhow::Result<Option<PerfEvent>> {
+    fn frequency(&self, pcpu: u32) -> Result<Option<PerfEvent>, PathError> {
         let event = match PerfEvent::waking(self.id, Whose::Pcpu(pcpu)) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
-            event => event.context("perf events aren't permitted (CAP_PERFMON)")?,
+            event => event.doing("perf events aren't permitted (CAP_PERFMON)")?,
         };
         hear(&self.epoll, &event)?;
         Ok(Some(event))
@@ -107,10 +107,10 @@ impl PerfWatch {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
-        let event = PerfEvent::migrations(tid).context("migrations can't be watched")?;
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
+        let event = PerfEvent::migrations(tid).doing("migrations can't be watched")?;
         let signalled = event.signal(tid, self.kick);
-        signalled.context("migrations can't be signalled")?;
+        signalled.doing("migrations can't be signalled")?;
         hear(&self.epoll, &event)?;
         if let Some(slot) = self.threads.get(vcpu.index()) {
             // A vCPU has one thread.
@@ -120,9 +120,9 @@ impl PerfWatch {
     }
 }
 
-fn hear(epoll: &Epoll, event: &PerfEvent) -> anyhow::Result<()> {
+fn hear(epoll: &Epoll, event: &PerfEvent) -> Result<(), PathError> {
     let when = EpollEvent::new(EventSet::IN, CHANGED);
     epoll
         .ctl(ControlOperation::Add, event.fd(), when)
-        .context("can't watch a perf event")
+        .doing("can't watch a perf event")
 }

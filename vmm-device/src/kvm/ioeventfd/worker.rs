@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -22,6 +21,7 @@ use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use super::{PendingWrites, Requests};
 use crate::kvm::budget::Budget;
+use crate::kvm::error::{Doing, PathError};
 use crate::{VcpuId, host};
 
 /// Requests may take one part in this many of the time.
@@ -56,17 +56,17 @@ impl Worker {
     ///
     /// # Errors
     /// What the host said: no more threads or open files.
-    pub fn start(plan: Plan) -> anyhow::Result<Self> {
+    pub fn start(plan: Plan) -> Result<Self, PathError> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        let stop = Arc::new(event().context("can't make an eventfd")?);
-        let lost = Arc::new(event().context("can't make an eventfd")?);
-        let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
+        let stop = Arc::new(event().doing("can't make an eventfd")?);
+        let lost = Arc::new(event().doing("can't make an eventfd")?);
+        let turns = Turns::new(plan, &stop).doing("can't watch the guest's requests")?;
         let epoll = turns.epoll.clone();
         let last_words = LastWords(lost.clone());
         let thread = Builder::new().name("requests".to_owned());
         let thread = thread
             .spawn(move || last_words.unless_stopped(|| turns.run()))
-            .context("can't start the thread that carries out requests")?;
+            .doing("can't start the thread that carries out requests")?;
         Ok(Self {
             stop,
             lost,

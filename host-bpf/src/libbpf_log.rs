@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What libbpf prints when it or the kernel's verifier refuses something: kept off stderr, and
+//! its cause put into the error.
+
+#![forbid(unsafe_code)]
+// Without the loader, nothing is printed.
+#![cfg_attr(not(feature = "load"), allow(dead_code))]
+
+#[cfg(feature = "load")]
+pub(crate) use capture::explained;
+#[cfg(feature = "load")]
+pub use capture::verify;
+
+/// The verifier's last word, or libbpf's: what is neither a frame, a program's instruction nor a
+/// count.
+pub(crate) fn reason(lines: &[String]) -> Option<String> {
+    let noise = |line: &str| {
+        line.trim().is_empty()
+            || line.starts_with("processed ")
+            || line.contains("END PROG LOAD LOG")
+            || line.contains("failed to load")
+            || line.contains("BPF program load failed")
+    };
+    let line = lines.iter().rev().find(|line| !noise(line))?;
+    Some(line.trim().trim_start_matches("libbpf: ").to_owned())
+}
+
+#[cfg(feature = "load")]
+mod capture {
+    use std::path::Path;
+    use std::sync::{Mutex, PoisonError};
+
+    use libbpf_rs::{ObjectBuilder, PrintLevel, set_print};
+
+    use crate::error::BpfError;
+
+    use super::reason;
+
+    /// One at a time: libbpf's way to print is the process's.
+    static LOADING: Mutex<()> = Mutex::new(());
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    /// A verifier's log can be long; its end tells.
+    const KEPT: usize = 64;
+
+    /// Does what may be refused; the error has the reason in it, on one line.
+    pub(crate) fn explained<T>(
+        what: &'static str,
+        work: impl FnOnce() -> libbpf_rs::Result<T>,
+    ) -> Result<T, BpfError> {
+        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        lines().clear();
+        let before = set_print(Some((PrintLevel::Warn, keep)));
+        let result = work();
+        set_print(before);
+        result.map_err(|error| BpfError::Refused {
+            what,
+            why: match reason(&lines()) {
+                Some(reason) => format!("{error:#}: {reason}"),
+                None => format!("{error:#}"),
+            },
+        })
+    }
+
+    /// Whether the running kernel takes the programs of an object file; none of them is attached.
+    ///
+    /// # Errors
+    /// What is wrong with the file, or what the kernel said.
+    pub fn verify(object: &Path) -> Result<(), BpfError> {
+        let wrong = |why: String| BpfError::Object {
+            path: object.to_path_buf(),
+            why,
+        };
+        let bytes = std::fs::read(object).map_err(|error| wrong(error.to_string()))?;
+        let open = ObjectBuilder::default().open_memory(&bytes);
+        let open = open.map_err(|error| wrong(format!("{error:#}")))?;
+        explained("loading the BPF programs", || open.load()).map(drop)
+    }
+
+    fn lines() -> std::sync::MutexGuard<'static, Vec<String>> {
+        LINES.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(_level: PrintLevel, text: String) {
+        let mut kept = lines();
+        kept.extend(text.lines().map(str::to_owned));
+        let over = kept.len().saturating_sub(KEPT);
+        kept.drain(..over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: of all that is printed, the cause is told.
+    use super::*;
+
+    #[test]
+    fn the_verifiers_last_word() {
+        let log = "libbpf: prog 'caller': BPF program load failed: -EACCES\n\
+                   libbpf: prog 'caller': -- BEGIN PROG LOAD LOG --\n\
+                   0: (b7) r1 = 0\n\
+                   calling kernel function x is not allowed\n\
+                   processed 5 insns (limit 1000000)\n\
+                   -- END PROG LOAD LOG --\n\
+                   libbpf: prog 'caller': failed to load: -EACCES\n";
+        let lines: Vec<String> = log.lines().map(str::to_owned).collect();
+        let told = reason(&lines).unwrap();
+        assert_eq!(told, "calling kernel function x is not allowed");
+        assert_eq!(reason(&[]), None);
+    }
+}
