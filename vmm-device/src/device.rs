@@ -10,21 +10,24 @@
 
 #![forbid(unsafe_code)]
 
-mod shown;
+mod counts;
+mod reads;
+
+pub use counts::DomainStatus;
 
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::config::{ConfigError, CurPerfVisibility, DeviceConfig, VcpuSpec};
-use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
+use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
+use crate::counters::{Counter, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
-use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
-use crate::regs::{FEATURE_ANY_CPU, ReadReg, WriteReg};
+use crate::ports::{ActuateError, Actuator, Event, Events, Source};
+use crate::regs::{FEATURE_ANY_CPU, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// A virtual cpufreq device of 1 to 512 vCPUs.
@@ -51,17 +54,6 @@ impl fmt::Debug for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ns", self.0.now_ns())
     }
-}
-
-/// Where a vCPU's domain stands at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DomainStatus {
-    /// What the domain's newest request asks for; `None` when there is none.
-    pub asked: Option<Khz>,
-    /// What that request is to the host's scheduler.
-    pub clamp: Clamp,
-    /// What the vCPU was last told that it gets.
-    pub cur_perf: Khz,
 }
 
 /// What a vCPU's page remembers. A cache line of its own, for vCPUs write it all the time.
@@ -148,25 +140,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self.events
     }
 
-    /// Reads a register of `vcpu`; 0 when there is no such vCPU. May make one host call, for
-    /// cur_perf.
-    pub fn read(&self, vcpu: VcpuId, reg: ReadReg) -> u32 {
-        let index = vcpu.index();
-        let (Some(spec), Some(page)) = (self.config.vcpus.get(index), self.vcpus.get(index)) else {
-            return 0;
-        };
-        match reg {
-            ReadReg::CurPerf => self.cur_perf(vcpu, spec, page).0,
-            ReadReg::PerftblLen => spec.table.register_len(),
-            ReadReg::PerftblRd => spec
-                .table
-                .entry(page.selected.load(Relaxed))
-                .map_or(0, |khz| khz.0),
-            ReadReg::PerfDomain => spec.domain.0,
-            ReadReg::Features => self.features(),
-        }
-    }
-
     /// Writes a register of `vcpu` for a writer that isn't known: [`Self::write_by`], where the
     /// limit charges the domain.
     pub fn write(&self, vcpu: VcpuId, reg: WriteReg, value: u32) {
@@ -198,31 +171,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Counts `count` writes to the set_perf of `vcpu` that ended in the kernel. What they ask for
-    /// comes by [`Self::write`] and [`Self::count_coalesced`].
-    pub fn count_in_kernel(&self, vcpu: VcpuId, count: u64) {
-        if let Some(page) = self.vcpus.get(vcpu.index()) {
-            page.counters.writes_in_kernel.add(count);
-        }
-    }
-
-    /// Counts an access of `vcpu` that came over a bus: for a bus that answers it without this
-    /// device.
-    pub fn count_exit(&self, vcpu: Option<VcpuId>, write: bool) {
-        let Some(page) = vcpu.and_then(|vcpu| self.vcpus.get(vcpu.index())) else {
-            return;
-        };
-        match write {
-            true => page.counters.writes_exited.bump(),
-            false => page.counters.reads_exited.bump(),
-        }
-    }
-
-    /// Says when the guest wrote what is written here next for `vcpu`: in ns of CLOCK_MONOTONIC.
-    pub fn written_at(&self, vcpu: VcpuId, at_ns: u64) {
-        self.events.record(&Event::Written { vcpu, at_ns });
-    }
-
     /// Makes `khz` the request of the domain of `vcpu`, unless that has had one: what another way
     /// to the host has carried out, or left undone, before this device got the guest's requests.
     pub fn adopt_request(&self, vcpu: VcpuId, khz: Khz) {
@@ -235,21 +183,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             page.counters.requests.bump();
             self.apply_pending(domain);
         }
-    }
-
-    /// Counts `count` requests of `vcpu` that a newer one of its domain has overtaken before they
-    /// got here.
-    pub fn count_coalesced(&self, vcpu: VcpuId, count: u64) {
-        let Some(page) = self.vcpus.get(vcpu.index()).filter(|_| count > 0) else {
-            return;
-        };
-        page.counters.requests.add(count);
-        page.counters.coalesced.add(count);
-        self.events.record(&Event::Coalesced {
-            vcpu,
-            domain: self.domains[page.domain].id(),
-            count,
-        });
     }
 
     /// Puts the requests into force that waited for a token and now have one. Returns how long the
@@ -286,51 +219,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 self.request(domain, Request { khz, ..newest });
             }
         }
-    }
-
-    /// The counters of `vcpu`, if there is one.
-    #[must_use]
-    pub fn counters(&self, vcpu: VcpuId) -> Option<CounterSnapshot> {
-        let page = self.vcpus.get(vcpu.index())?;
-        Some(page.counters.snapshot())
-    }
-
-    /// How the registers of `vcpu` were reached, if there is one.
-    #[must_use]
-    pub fn accesses(&self, vcpu: VcpuId) -> Option<Accesses> {
-        let page = self.vcpus.get(vcpu.index())?;
-        Some(page.counters.accesses())
-    }
-
-    /// Where `vcpu` stands, if there is one. Calls nobody.
-    #[must_use]
-    pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
-        let page = self.vcpus.get(vcpu.index())?;
-        let newest = self.domains[page.domain].newest().filter(Request::asks);
-        Some(DomainStatus {
-            asked: newest.map(|request| request.khz),
-            clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
-            cur_perf: Khz(page.cur_perf.load(Relaxed)),
-        })
-    }
-
-    /// Accesses to the padding behind the last vCPU's page.
-    #[must_use]
-    pub fn accesses_outside(&self) -> u64 {
-        self.outside.get()
-    }
-
-    /// Counts an access that means nothing.
-    pub(crate) fn illegal(&self, event: &Event) {
-        let page = match event {
-            Event::IllegalAccess {
-                vcpu: Some(vcpu), ..
-            } => self.vcpus.get(vcpu.index()),
-            _ => None,
-        };
-        page.map_or(&self.outside, |page| &page.counters.illegal)
-            .bump();
-        self.events.record(event);
     }
 
     /// A guest's request: into force if there is a token for it, or when there is one.
@@ -433,48 +321,6 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let spec = config.vcpus.get(request.vcpu.index());
         spec.map_or(Clamp::NONE, |spec| {
             policy::clamp(spec, request.khz, config.mode, config.headroom).clamp
-        })
-    }
-
-    fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        let told = match self.config.visibility {
-            CurPerfVisibility::Exact => self.learn(vcpu, spec),
-            CurPerfVisibility::Table => self
-                .learn(vcpu, spec)
-                .map(|khz| policy::nearest_entry(spec, khz)),
-            CurPerfVisibility::Request => Ok(self.asked(spec, page)),
-        };
-        match told {
-            Ok(khz) => {
-                let before = page.cur_perf.swap(khz.0, Relaxed);
-                self.show(vcpu, ReadReg::CurPerf, khz.0);
-                if before != khz.0 {
-                    self.events.record(&Event::Moved { vcpu, khz });
-                }
-                khz
-            }
-            Err(error) => {
-                page.counters.source_failures.bump();
-                self.events.record(&Event::SourceFailed { vcpu, error });
-                Khz(page.cur_perf.load(Relaxed))
-            }
-        }
-    }
-
-    /// What the vCPU's domain asks for, and its maximum when it asks for nothing.
-    fn asked(&self, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        let newest = self.domains[page.domain].newest().filter(Request::asks);
-        newest.map_or(spec.table.max(), |request| {
-            request.khz.min(spec.table.max())
-        })
-    }
-
-    fn learn(&self, vcpu: VcpuId, spec: &VcpuSpec) -> Result<Khz, SourceError> {
-        let pcpu = self.source.sample(vcpu)?;
-        policy::performance(spec, &pcpu).ok_or(SourceError::Implausible {
-            pcpu: pcpu.pcpu,
-            khz: pcpu.khz,
-            khz_max: pcpu.khz_max,
         })
     }
 

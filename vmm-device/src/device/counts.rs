@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is counted of a device, by it and by what serves it, and where its vCPUs stand.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Device;
+use crate::counters::{Accesses, CounterSnapshot};
+use crate::domain::Request;
+use crate::policy::Clamp;
+use crate::ports::{Actuator, Event, Events, Source};
+use crate::units::{Khz, VcpuId};
+
+/// Where a vCPU's domain stands at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainStatus {
+    /// What the domain's newest request asks for; `None` when there is none.
+    pub asked: Option<Khz>,
+    /// What that request is to the host's scheduler.
+    pub clamp: Clamp,
+    /// What the vCPU was last told that it gets.
+    pub cur_perf: Khz,
+}
+
+impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
+    /// Counts `count` writes to the set_perf of `vcpu` that ended in the kernel. What they ask for
+    /// comes by [`Self::write`] and [`Self::count_coalesced`].
+    pub fn count_in_kernel(&self, vcpu: VcpuId, count: u64) {
+        if let Some(page) = self.vcpus.get(vcpu.index()) {
+            page.counters.writes_in_kernel.add(count);
+        }
+    }
+
+    /// Counts an access of `vcpu` that came over a bus: for a bus that answers it without this
+    /// device.
+    pub fn count_exit(&self, vcpu: Option<VcpuId>, write: bool) {
+        let Some(page) = vcpu.and_then(|vcpu| self.vcpus.get(vcpu.index())) else {
+            return;
+        };
+        match write {
+            true => page.counters.writes_exited.bump(),
+            false => page.counters.reads_exited.bump(),
+        }
+    }
+
+    /// Says when the guest wrote what is written here next for `vcpu`: in ns of CLOCK_MONOTONIC.
+    pub fn written_at(&self, vcpu: VcpuId, at_ns: u64) {
+        self.events.record(&Event::Written { vcpu, at_ns });
+    }
+
+    /// Counts `count` requests of `vcpu` that a newer one of its domain has overtaken before they
+    /// got here.
+    pub fn count_coalesced(&self, vcpu: VcpuId, count: u64) {
+        let Some(page) = self.vcpus.get(vcpu.index()).filter(|_| count > 0) else {
+            return;
+        };
+        page.counters.requests.add(count);
+        page.counters.coalesced.add(count);
+        self.events.record(&Event::Coalesced {
+            vcpu,
+            domain: self.domains[page.domain].id(),
+            count,
+        });
+    }
+
+    /// The counters of `vcpu`, if there is one.
+    #[must_use]
+    pub fn counters(&self, vcpu: VcpuId) -> Option<CounterSnapshot> {
+        let page = self.vcpus.get(vcpu.index())?;
+        Some(page.counters.snapshot())
+    }
+
+    /// How the registers of `vcpu` were reached, if there is one.
+    #[must_use]
+    pub fn accesses(&self, vcpu: VcpuId) -> Option<Accesses> {
+        let page = self.vcpus.get(vcpu.index())?;
+        Some(page.counters.accesses())
+    }
+
+    /// Where `vcpu` stands, if there is one. Calls nobody.
+    #[must_use]
+    pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
+        let page = self.vcpus.get(vcpu.index())?;
+        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        Some(DomainStatus {
+            asked: newest.map(|request| request.khz),
+            clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
+            cur_perf: Khz(page.cur_perf.load(Relaxed)),
+        })
+    }
+
+    /// Accesses to the padding behind the last vCPU's page.
+    #[must_use]
+    pub fn accesses_outside(&self) -> u64 {
+        self.outside.get()
+    }
+
+    /// Counts an access that means nothing.
+    pub(crate) fn illegal(&self, event: &Event) {
+        let page = match event {
+            Event::IllegalAccess {
+                vcpu: Some(vcpu), ..
+            } => self.vcpus.get(vcpu.index()),
+            _ => None,
+        };
+        page.map_or(&self.outside, |page| &page.counters.illegal)
+            .bump();
+        self.events.record(event);
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a guest reads, by an exit or without one: from the register pages, in which the device shows
+//! it too.
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{Device, Vcpu};
+use crate::config::{CurPerfVisibility, VcpuSpec};
+use crate::domain::Request;
+use crate::pages::{PagesError, RegisterPages};
+use crate::policy;
+use crate::ports::{Actuator, Event, Events, Source, SourceError};
+use crate::regs::ReadReg;
+use crate::units::{Khz, VcpuId};
+
+impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
+    /// Reads a register of `vcpu`; 0 when there is no such vCPU. May make one host call, for
+    /// cur_perf.
+    pub fn read(&self, vcpu: VcpuId, reg: ReadReg) -> u32 {
+        let index = vcpu.index();
+        let (Some(spec), Some(page)) = (self.config.vcpus.get(index), self.vcpus.get(index)) else {
+            return 0;
+        };
+        match reg {
+            ReadReg::CurPerf => self.cur_perf(vcpu, spec, page).0,
+            ReadReg::PerftblLen => spec.table.register_len(),
+            ReadReg::PerftblRd => spec
+                .table
+                .entry(page.selected.load(Relaxed))
+                .map_or(0, |khz| khz.0),
+            ReadReg::PerfDomain => spec.domain.0,
+            ReadReg::Features => self.features(),
+        }
+    }
+
+    fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
+        let told = match self.config.visibility {
+            CurPerfVisibility::Exact => self.learn(vcpu, spec),
+            CurPerfVisibility::Table => self
+                .learn(vcpu, spec)
+                .map(|khz| policy::nearest_entry(spec, khz)),
+            CurPerfVisibility::Request => Ok(self.asked(spec, page)),
+        };
+        match told {
+            Ok(khz) => {
+                let before = page.cur_perf.swap(khz.0, Relaxed);
+                self.show(vcpu, ReadReg::CurPerf, khz.0);
+                if before != khz.0 {
+                    self.events.record(&Event::Moved { vcpu, khz });
+                }
+                khz
+            }
+            Err(error) => {
+                page.counters.source_failures.bump();
+                self.events.record(&Event::SourceFailed { vcpu, error });
+                Khz(page.cur_perf.load(Relaxed))
+            }
+        }
+    }
+
+    /// What the vCPU's domain asks for, and its maximum when it asks for nothing.
+    fn asked(&self, spec: &VcpuSpec, page: &Vcpu) -> Khz {
+        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        newest.map_or(spec.table.max(), |request| {
+            request.khz.min(spec.table.max())
+        })
+    }
+
+    fn learn(&self, vcpu: VcpuId, spec: &VcpuSpec) -> Result<Khz, SourceError> {
+        let pcpu = self.source.sample(vcpu)?;
+        policy::performance(spec, &pcpu).ok_or(SourceError::Implausible {
+            pcpu: pcpu.pcpu,
+            khz: pcpu.khz,
+            khz_max: pcpu.khz_max,
+        })
+    }
+
+    /// From now on, what a guest would read is in `pages` too. cur_perf there is what
+    /// [`Device::refresh`] found last.
+    ///
+    /// # Errors
+    /// When the device has pages already.
+    pub fn attach_pages(&self, pages: RegisterPages) -> Result<(), PagesError> {
+        self.pages.set(pages).map_err(|_| PagesError::Twice)?;
+        for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
+            self.show(vcpu, ReadReg::PerftblLen, spec.table.register_len());
+            self.show(vcpu, ReadReg::PerfDomain, spec.domain.0);
+            self.show(vcpu, ReadReg::Features, self.features());
+            self.show_memory(vcpu);
+        }
+        Ok(())
+    }
+
+    /// Learns cur_perf of `vcpu` and shows it in its page. Does nothing when there is no such
+    /// vCPU.
+    pub fn refresh(&self, vcpu: VcpuId) {
+        self.read(vcpu, ReadReg::CurPerf);
+    }
+
+    pub(crate) fn show(&self, vcpu: VcpuId, reg: ReadReg, value: u32) {
+        if let Some(pages) = self.pages.get() {
+            pages.store(vcpu, reg, value);
+        }
+    }
+
+    /// Shows what a vCPU's page remembers.
+    pub(crate) fn show_memory(&self, vcpu: VcpuId) {
+        if self.pages.get().is_some()
+            && let Some(page) = self.vcpus.get(vcpu.index())
+        {
+            let cur_perf = page.cur_perf.load(Relaxed);
+            self.show(vcpu, ReadReg::CurPerf, cur_perf);
+            self.show_selected(vcpu);
+        }
+    }
+
+    /// Shows the table entry that is selected. Not cur_perf: somebody may be about to show a
+    /// newer one.
+    pub(crate) fn show_selected(&self, vcpu: VcpuId) {
+        if self.pages.get().is_some() {
+            let entry = self.read(vcpu, ReadReg::PerftblRd);
+            self.show(vcpu, ReadReg::PerftblRd, entry);
+        }
+    }
+}
