@@ -110,7 +110,7 @@ const BOOTS: &[Boot] = &[
         Short,
         200,
         "2+2",
-        &["no-exit", "stats", "memory", "paths", "fallbacks", "attach"],
+        &["no-exit", "stats", "memory", "attach", "paths", "fallbacks"],
     ),
     Boot {
         path: Some("ioeventfd"),
