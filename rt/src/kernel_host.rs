@@ -158,7 +158,7 @@ impl Host for KernelHost {
         let attr = SchedAttr {
             policy,
             priority,
-            nice: SchedAttr::of(tid)?.nice,
+            nice: SchedAttr::nice_of(tid)?,
             ..SchedAttr::default()
         };
         attr.set(tid)

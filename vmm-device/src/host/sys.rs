@@ -115,6 +115,18 @@ impl SchedAttr {
         check(ret).map(|()| attr)
     }
 
+    /// The nice value that `tid` has or, under another policy than SCHED_OTHER and SCHED_BATCH, goes
+    /// back to: sched_getattr has 0 for that.
+    ///
+    /// # Errors
+    /// ESRCH when there is no such thread.
+    pub fn nice_of(tid: Tid) -> io::Result<i32> {
+        // SAFETY: getpriority touches no memory. The system call returns 20 less the nice value.
+        let ret = unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, tid.get()) };
+        check(ret)?;
+        Ok(20 - i32::try_from(ret).map_err(io::Error::other)?)
+    }
+
     /// Gives them to `tid`.
     ///
     /// # Errors
