@@ -221,6 +221,19 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
+    /// Puts the newest request of the domain of `vcpu` into force again: what it means to the host
+    /// has changed. It counts as a request.
+    pub fn apply_again(&self, vcpu: VcpuId) {
+        let Some(page) = self.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let domain = &self.domains[page.domain];
+        if let Some(request) = domain.renew() {
+            self.of(request).requests.bump();
+            self.apply_pending(domain);
+        }
+    }
+
     /// A guest's request: into force if there is a token for it, or when there is one.
     fn limited_request(&self, domain: &Domain, request: Request) {
         let now = self.clock.0.now_ns();

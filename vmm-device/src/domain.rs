@@ -99,6 +99,12 @@ impl Domain {
         self.newest.put_first(request)
     }
 
+    /// Has the newest request put into force once more by [`Domain::apply_pending`]; the request,
+    /// unless it is still to be put into force anyway.
+    pub fn renew(&self) -> Option<Request> {
+        self.newest.renew()
+    }
+
     /// Sees to it that the newest request is put into force, by this thread or by another one that
     /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
     pub fn apply_pending(&self, mut apply: impl FnMut(Request, Option<Clamp>) -> Option<Clamp>) {
@@ -164,6 +170,12 @@ impl Newest {
     fn put_first(&self, request: Request) -> bool {
         let word = pack(request) | PENDING;
         self.0.compare_exchange(0, word, SeqCst, SeqCst).is_ok()
+    }
+
+    fn renew(&self) -> Option<Request> {
+        let pending = |word| (word & SOME != 0).then_some(word | PENDING);
+        let before = self.0.fetch_update(SeqCst, SeqCst, pending).ok()?;
+        (before & PENDING == 0).then(|| unpack(before))
     }
 
     fn take(&self) -> Option<Request> {

@@ -74,7 +74,7 @@ pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
     nearest.copied().unwrap_or(khz)
 }
 
-/// What a request for `asked` by a vCPU like `spec` clamps of the host.
+/// The clamp that a request for `asked` by a vCPU like `spec` stands for.
 ///
 /// `util = floor(capacity * perf / perf_max)`: floor, because the host rounds the frequency up to
 /// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one

@@ -312,6 +312,31 @@ fn after_a_refusal_going_back_is_a_change_too() {
 }
 
 #[test]
+fn a_request_that_had_no_effect_is_applied_again() {
+    let bench = bench(ClampMode::Floor);
+    let reason = "a test";
+    bench.actuator.fail_with(Some(ActuateError::NotApplicable {
+        domain: DomainId(7),
+        reason,
+    }));
+    bench.write(0, REG_SET_PERF, 1_200_000);
+    bench.actuator.fail_with(None);
+    bench.region.device().apply_again(VcpuId(1));
+    bench.region.device().apply_again(VcpuId(1));
+    assert_eq!(bench.floors(), [(7, 219)]);
+    let counters = bench.counters(0);
+    assert_eq!(
+        (
+            counters.requests,
+            counters.not_applicable,
+            counters.applied,
+            counters.unchanged
+        ),
+        (3, 1, 1, 1)
+    );
+}
+
+#[test]
 fn what_clamps_mean_nothing_to_is_counted_apart() {
     let bench = bench(ClampMode::Floor);
     bench.actuator.fail_with(Some(ActuateError::NotApplicable {

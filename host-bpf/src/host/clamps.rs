@@ -114,7 +114,7 @@ impl HostBpf {
     }
 
     /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
-    /// is still to be put into force ([`Self::settle`]).
+    /// is still to be put into force ([`Self::apply_pending`]).
     ///
     /// # Errors
     /// What the kernel said.
@@ -141,7 +141,7 @@ impl HostBpf {
 
     /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
     /// (CLOCK_MONOTONIC), unless it has written since `count` requests; still to be put into force
-    /// ([`Self::settle`]). What waits for a token since before is not served any more.
+    /// ([`Self::apply_pending`]). What waits for a token since before is not served any more.
     pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64, now_ns: u64) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let Some(policy) = policies.get(vcpu.index()) else {
@@ -156,7 +156,7 @@ impl HostBpf {
         let assumed = self.assumed_ns.get(index(policy.domain));
         let assume = |ns| assumed.map(|assumed| assumed.store(ns, SeqCst));
         assume(now_ns);
-        store_demand(domain, policy, khz);
+        store_clamp(domain, policy, khz);
         self.show_granted(&policies, policy.domain);
         let number = policy.domain;
         drop(policies);
@@ -193,7 +193,7 @@ impl HostBpf {
             let Some(policy) = policies.get(writer.index()) else {
                 return;
             };
-            store_demand(domain, policy, latest.khz);
+            store_clamp(domain, policy, latest.khz);
             granted = true;
             // A program may have stored a newer one's before this did.
             if self.newest(&policies, number) == Some((writer, latest)) {
@@ -242,7 +242,7 @@ impl HostBpf {
 }
 
 /// Makes what `khz` stands for what a domain wants.
-fn store_demand(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
+fn store_clamp(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
     let decision = clamp(&policy.spec, khz, policy.clamp, policy.headroom);
     domain.granted_khz.store(decision.granted.0, SeqCst);
     domain

@@ -134,9 +134,10 @@ impl CgroupActuator {
         prepare_thread(tid)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask.
-    pub fn look_at_policies(&self) {
-        self.threads.look_at_policies();
+    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask. Returns the vCPUs
+    /// whose thread is so no longer: their requests had no effect.
+    pub fn look_at_policies(&self) -> Vec<VcpuId> {
+        self.threads.look_at_policies()
     }
 
     /// Says that somebody else writes the clamps from now on: what they hold isn't known.

@@ -243,12 +243,13 @@ impl HostActuator {
     }
 
     /// Asks the kernel again which threads are SCHED_DEADLINE, to which clamps mean nothing. Requests
-    /// don't ask: call it now and then.
-    pub fn look_at_policies(&self) {
+    /// don't ask: call it now and then. Returns the vCPUs whose thread is so no longer: give them to
+    /// [`Device::apply_again`](crate::Device::apply_again).
+    pub fn look_at_policies(&self) -> Vec<VcpuId> {
         match &self.on {
             On::Groups(actuator) => actuator.look_at_policies(),
             On::Threads(actuator) => actuator.look_at_policies(),
-            On::Nothing => {}
+            On::Nothing => Vec::new(),
         }
     }
 

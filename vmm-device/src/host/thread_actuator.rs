@@ -64,9 +64,10 @@ impl ThreadActuator {
         prepare_thread(tid)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask.
-    pub fn look_at_policies(&self) {
-        self.threads.look_at_policies();
+    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask. Returns the vCPUs
+    /// whose thread is so no longer: their requests had no effect.
+    pub fn look_at_policies(&self) -> Vec<VcpuId> {
+        self.threads.look_at_policies()
     }
 
     /// Says that somebody else clamps from now on: what is in force isn't known.
@@ -208,11 +209,14 @@ impl DomainThread {
         Tid::new(self.tid.load(Relaxed))
     }
 
-    fn look_at_policy(&self, tid: Tid) {
+    /// Whether it was SCHED_DEADLINE and is so no longer.
+    fn look_at_policy(&self, tid: Tid) -> bool {
         // One that has ended is none of either kind.
-        if let Ok(policy) = sched_policy(tid) {
-            self.deadline.store(policy == libc::SCHED_DEADLINE, Relaxed);
-        }
+        let Ok(policy) = sched_policy(tid) else {
+            return false;
+        };
+        let deadline = policy == libc::SCHED_DEADLINE;
+        self.deadline.swap(deadline, Relaxed) && !deadline
     }
 }
 
@@ -239,13 +243,15 @@ impl DomainThreads {
         self.0.get(vcpu.index()).map(|thread| thread.domain)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE.
-    pub fn look_at_policies(&self) {
-        for thread in &self.0 {
-            if let Some(tid) = thread.tid() {
-                thread.look_at_policy(tid);
-            }
-        }
+    /// Asks the kernel again which threads are SCHED_DEADLINE; the vCPUs whose thread is so no
+    /// longer.
+    pub fn look_at_policies(&self) -> Vec<VcpuId> {
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.0);
+        let clampable = vcpus.filter(|(_, thread)| {
+            let tid = thread.tid();
+            tid.is_some_and(|tid| thread.look_at_policy(tid))
+        });
+        clampable.map(|(vcpu, _)| vcpu).collect()
     }
 
     /// Whether a clamp means something to a thread of `domain`, by what is known.
@@ -304,8 +310,12 @@ mod tests {
                 threads.register(VcpuId(0), Tid::current())?;
                 become_deadline()?;
                 let before = threads.check_applies(DOMAIN);
-                threads.look_at_policies();
-                Ok::<_, io::Error>((before, threads.check_applies(DOMAIN)))
+                assert_eq!(threads.look_at_policies(), []);
+                let after = threads.check_applies(DOMAIN);
+                SchedAttr::default().set(Tid::current())?;
+                assert_eq!(threads.look_at_policies(), [VcpuId(0)]);
+                assert_eq!(threads.check_applies(DOMAIN), Ok(()));
+                Ok::<_, io::Error>((before, after))
             });
             vcpu.join().unwrap()
         });

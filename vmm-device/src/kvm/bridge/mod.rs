@@ -136,7 +136,9 @@ impl Bridge {
         let watched = inner.clone();
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
-            watched.device.actuator().look_at_policies();
+            for vcpu in watched.device.actuator().look_at_policies() {
+                watched.device.apply_again(vcpu);
+            }
             let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
         };
