@@ -17,6 +17,7 @@ pub enum Path {
     #[default]
     Exit,
     /// Reads from memory, writes by ioeventfd.
+    #[serde(alias = "kernel")]
     Ioeventfd,
     /// Reads from memory that BPF keeps true, writes handled by BPF.
     Bpf,

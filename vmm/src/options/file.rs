@@ -144,6 +144,26 @@ fn flag(
             let message = format!("`{name}` is true or false");
             return Err(Wrong(value.span(), message));
         }
+        (_, of_other_type @ (DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Table(_)))
+            if arg
+                .get_num_args()
+                .is_none_or(|values| values.min_values() > 0) =>
+        {
+            let message = format!(
+                "`{name}` is text or a number, not a {}",
+                of_other_type.type_str()
+            );
+            return Err(Wrong(value.span(), message));
+        }
+        (_, DeValue::Array(entries))
+            if name != "table"
+                || entries
+                    .iter()
+                    .any(|entry| matches!(entry.get_ref(), DeValue::Array(_))) =>
+        {
+            let message = format!("`{name}` takes no such array");
+            return Err(Wrong(value.span(), message));
+        }
         (_, value) => {
             let vcpus = vcpus.map(|vcpus| format!("{vcpus}="));
             format!("--{name}={}{}", vcpus.unwrap_or_default(), written(value))
@@ -177,15 +197,18 @@ fn written(value: &DeValue<'_>) -> String {
 
 /// An entry of a performance table; another key makes it no entry.
 fn opp_written(opp: &DeTable<'_>) -> String {
-    let value = |name| Some(written(opp.get(name)?.get_ref()));
-    let fields: Vec<_> = ["khz", "uv", "uw"].into_iter().map_while(value).collect();
-    match fields.len() == opp.len() {
-        true => fields.join(":"),
-        false => {
-            let keys: Vec<_> = opp.keys().map(|key| key.get_ref().as_ref()).collect();
-            format!("{{{}}}", keys.join(" "))
-        }
+    let value = |name| opp.get(name).map(|value| written(value.get_ref()));
+    let known = ["khz", "uv", "uw"].map(value);
+    if known.iter().flatten().count() != opp.len() {
+        let keys: Vec<_> = opp.keys().map(|key| key.get_ref().as_ref()).collect();
+        return format!("{{{}}}", keys.join(" "));
     }
+    let last = known.iter().rposition(Option::is_some).unwrap_or(0);
+    let fields = known.into_iter().take(last + 1);
+    fields
+        .map(Option::unwrap_or_default)
+        .collect::<Vec<_>>()
+        .join(":")
 }
 
 #[cfg(test)]
@@ -226,6 +249,10 @@ mod tests {
             ),
             ("[vcpu.0]\ntable = '1:2:3'", &["--table=0=1:2:3"]),
             (
+                "[vcpu.0]\ntable = [{ khz = 1, uw = 5 }]",
+                &["--table=0=1::5"],
+            ),
+            (
                 // Of overlapping lists the first wins.
                 "[vcpu.0-1]\nfloor = 1\n[vcpu.1]\nfloor = 2",
                 &["--floor=1=2", "--floor=0-1=1"],
@@ -261,6 +288,10 @@ mod tests {
             ("mem = 'much'", 1, "'much' is no memory size"),
             ("clamp = 'soft'", 1, "'soft'"),
             ("explain = 'yes'", 1, "explain"),
+            ("events = true", 1, "events"),
+            ("cmdline = ['a', 'b']", 1, "cmdline"),
+            ("kernel = 2026-01-01", 1, "kernel"),
+            ("[vcpu.0]\ntable=[[1, 2], [3]]", 2, "table"),
             ("[vcpu.0]\npin='x'", 2, "'x'"),
             ("[vcpu.0]\ntable=[{khz=1,mv=2}]", 2, "table"),
         ] {

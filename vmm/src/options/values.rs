@@ -58,17 +58,18 @@ impl FromStr for Table {
     }
 }
 
+/// KHZ, KHZ:UV or KHZ:UV:UW; UV may be empty where UW is known alone.
 fn opp(entry: &str) -> Result<Opp, String> {
     let number = |text: &str| {
         text.trim().parse::<u32>().map_err(|_| {
             format!("'{entry}' is no table entry; write KHZ, KHZ:UV or KHZ:UV:UW as whole numbers")
         })
     };
-    let parts = entry.split(':').map(number);
-    let (khz, uv, uw) = match parts.collect::<Result<Vec<_>, _>>()?[..] {
-        [khz] => (khz, None, None),
-        [khz, uv] => (khz, Some(uv), None),
-        [khz, uv, uw] => (khz, Some(uv), Some(uw)),
+    let known = |text: &str| (!text.is_empty()).then(|| number(text)).transpose();
+    let (khz, uv, uw) = match entry.split(':').collect::<Vec<_>>()[..] {
+        [khz] => (number(khz)?, None, None),
+        [khz, uv] => (number(khz)?, Some(number(uv)?), None),
+        [khz, uv, uw] => (number(khz)?, known(uv)?, Some(number(uw)?)),
         _ => return Err(format!("'{entry}' has more than KHZ:UV:UW")),
     };
     Ok(Opp { khz, uv, uw })

@@ -30,8 +30,9 @@ const HOME: &str = "\x1b[H";
 /// The rest of the line, or of the screen, is empty.
 const CLEAR_LINE: &str = "\x1b[K\n";
 const CLEAR_REST: &str = "\x1b[J";
-/// Keys that end it: q, Ctrl-C, escape.
-const QUIT: [u8; 3] = [b'q', 3, 0x1b];
+/// Keys that end it: q and Ctrl-C; and escape, which begins other keys' sequences too.
+const QUIT: [u8; 2] = [b'q', 3];
+const ESCAPE: u8 = 0x1b;
 
 /// Shows the VMM at `path` until `q`, Ctrl-C or the VMM's end.
 ///
@@ -39,7 +40,7 @@ const QUIT: [u8; 3] = [b'q', 3, 0x1b];
 /// When there is no terminal, or no VMM any more.
 pub fn top(path: &Path, every: Duration) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        bail!("top needs a terminal; use vcpufreq stats for output to files and pipes");
+        bail!("top needs a terminal for input and output; vcpufreq stats needs none");
     }
     let mut now = ask(path)?;
     let mut before = now.clone();
@@ -97,7 +98,11 @@ fn quits_within(every: Duration) -> io::Result<bool> {
     let mut keys = [0; 16];
     let len = io::stdin().lock().read(&mut keys)?;
     // The end of the input is the end of the terminal.
-    Ok(len == 0 || keys[..len].iter().any(|key| QUIT.contains(key)))
+    Ok(match &keys[..len] {
+        [] | [ESCAPE] => true,
+        [ESCAPE, ..] => false,
+        keys => keys.iter().any(|key| QUIT.contains(key)),
+    })
 }
 
 /// The headline, the titles, and a line for each vCPU.

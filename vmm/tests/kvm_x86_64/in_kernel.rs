@@ -291,11 +291,11 @@ fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
     };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     let mut guest = Reboots { codes, boots: 0 };
-    let visibility = supervise(&mut guest, kvm, threads, &host).unwrap();
-    assert_eq!(visibility.reason, ExitReason::PowerOff);
+    let report = supervise(&mut guest, kvm, threads, &host).unwrap();
+    assert_eq!(report.reason, ExitReason::PowerOff);
     path.pending.drain(&**path.bench.region.device());
     let lost = *hooks.lost.lock().unwrap();
-    (lost, visibility.resets)
+    (lost, report.resets)
 }
 
 #[test]

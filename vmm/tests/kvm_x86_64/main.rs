@@ -7,7 +7,7 @@
 //! - Memory slots are where they are said to be.
 //! - vCPUs run at the same time; a vCPU that never exits can be stopped.
 //! - A guest that resets starts again, on the same threads; one that halts ends.
-//! - What KVM can't run ends the machine with a visibility, not with a panic.
+//! - What KVM can't run ends the machine with a report, not with a panic.
 //!
 //! Without a usable /dev/kvm each test says that it is skipped.
 #![cfg(target_arch = "x86_64")]
@@ -555,9 +555,9 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
         boots: 0,
     };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-    let visibility = supervise(&mut guest, &kvm, threads, &host).unwrap();
-    assert_eq!(visibility.reason, ExitReason::PowerOff);
-    assert_eq!(visibility.resets, 2);
+    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    assert_eq!(report.reason, ExitReason::PowerOff);
+    assert_eq!(report.resets, 2);
     assert_eq!(told.resets.load(Ordering::Relaxed), 2);
     assert_eq!(told.threads.lock().unwrap().len(), 1);
     assert_eq!(bench.actuator.applied().len(), 3);
@@ -622,8 +622,8 @@ fn a_guest_that_only_resets_slows_down_and_costs_no_more_each_time() {
     let mut guest = Reboots { codes, boots: 0 };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     let started = std::time::Instant::now();
-    let visibility = supervise(&mut guest, &kvm, threads, &host).unwrap();
-    assert_eq!(visibility.resets, u64::try_from(RESETS).unwrap());
+    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    assert_eq!(report.resets, u64::try_from(RESETS).unwrap());
     // Seven of them made it wait: 10 ms, 20 ms and so on.
     assert!(started.elapsed() >= 127 * Duration::from_millis(10));
     let costs = costs.0.lock().unwrap();
