@@ -146,6 +146,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::scenarios::SCENARIOS;
 
     fn row(scenario: &str, variant: &str, metric: &str, median: Option<u64>) -> Value {
         json!({ "scenario": scenario, "variant": variant, "metric": metric,
@@ -160,6 +161,17 @@ mod tests {
     fn held(rows: &[Value]) -> Vec<bool> {
         let held = all(rows).into_iter().map(|held| held.expect("a bound"));
         held.collect()
+    }
+
+    #[test]
+    fn each_job_has_a_rule_for_score_and_energy() {
+        for scenario in SCENARIOS.iter().filter(|scenario| scenario.name == "work") {
+            for what in ["score", "energy"] {
+                let metric = format!("{}.{what}_to_host_normalised", scenario.case);
+                let rule = |(of, name, _): &(&str, &str, Rule)| *of == "work" && *name == metric;
+                assert!(RULES.iter().any(rule), "{metric}");
+            }
+        }
     }
 
     #[test]

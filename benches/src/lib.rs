@@ -52,25 +52,6 @@ use session::Session;
 use trace::Trace;
 use variant::Variant;
 
-/// The clamp mode of the guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ClampArg {
-    /// The host runs at what the guest asks for, or faster.
-    Floor,
-    /// The host runs at what the guest asks for.
-    Exact,
-}
-
-impl ClampArg {
-    /// Its name on command lines and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Floor => "floor",
-            Self::Exact => "exact",
-        }
-    }
-}
-
 /// Options of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {

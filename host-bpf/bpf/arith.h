@@ -18,7 +18,7 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
 
 	*granted = khz;
 	if (!khz)
-		return VCPUFREQ_BPF_DEMAND(p->floor, 1024);
+		return VCPUFREQ_BPF_CLAMP(p->floor, 1024);
 	if (khz > p->perf_max_khz)
 		*granted = p->perf_max_khz;
 	num = (__u64)p->capacity * *granted * p->headroom_num;
@@ -29,7 +29,7 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
 	if (min < p->floor)
 		min = p->floor;
 	max = p->clamp == VCPUFREQ_BPF_EXACT ? min : 1024;
-	return VCPUFREQ_BPF_DEMAND(min, max);
+	return VCPUFREQ_BPF_CLAMP(min, max);
 }
 
 /*

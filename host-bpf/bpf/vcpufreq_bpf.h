@@ -15,8 +15,8 @@
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
 #define VCPUFREQ_BPF_NO_CLAMP	0xffffffff	/* nothing in force, or not known */
 
-/* Demands are a number: uclamp.min in the low half, uclamp.max in the high. */
-#define VCPUFREQ_BPF_DEMAND(min, max)	((min) | (max) << 16)
+/* A clamp is a number: uclamp.min in the low half, uclamp.max in the high. */
+#define VCPUFREQ_BPF_CLAMP(min, max)	((min) | (max) << 16)
 
 enum vcpufreq_bpf_clamp {
 	VCPUFREQ_BPF_FLOOR,	/* uclamp.min */

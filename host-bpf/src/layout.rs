@@ -199,7 +199,7 @@ impl VcpuEntry {
     }
 }
 
-/// `VCPUFREQ_BPF_DEMAND`.
+/// `VCPUFREQ_BPF_CLAMP`.
 pub(crate) fn pack(clamp: Clamp) -> u32 {
     u32::from(clamp.min.get()) | u32::from(clamp.max.get()) << 16
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What cur_perf tells, as `--report` says: with the host held at each of its
+//! What cur_perf shows, by `--cur-perf`: with the host held at each of its
 //! frequencies in turn, a vCPU with a coarser table reads the nearest entry of
 //! that, and one with `request` what it asked for, whatever the host runs at.
 
@@ -17,7 +17,7 @@ pub fn coarse_table(vcpu: usize, policy: &Policy) -> [String; 2] {
     ["--table".to_owned(), table]
 }
 
-/// A vCPU with that table and `--report table`: between its entries it reads the
+/// A vCPU with that table and `--cur-perf table`: between its entries it reads the
 /// nearer one.
 pub fn nearest_entries(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Value> {
     let (min, max) = (policy.min(), policy.max());
@@ -33,7 +33,7 @@ pub fn nearest_entries(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Valu
     Ok(json!({ "held": tried && right, "host_and_read_khz": rows }))
 }
 
-/// A vCPU with `--report request` that has asked for `asked` last.
+/// A vCPU with `--cur-perf request` that has asked for `asked` last.
 pub fn asked_for(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<Value> {
     let rows = at_each_opp(vm, vcpu, policy)?;
     let right = rows.iter().all(|&(_, read)| read == asked);

@@ -79,23 +79,6 @@ pub fn set_policy_of(tid: i32, (policy, priority, nice): (i32, i32, i32)) -> Res
     Ok(())
 }
 
-/// A thread's policy, priority and nice value.
-#[cfg_attr(
-    not(feature = "bpf"),
-    expect(dead_code, reason = "for those scenarios")
-)]
-pub fn policy_of(tid: i32) -> (i32, i32, i32) {
-    let mut param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: takes and returns plain numbers.
-    let policy = unsafe { libc::sched_getscheduler(tid) };
-    // SAFETY: `param` is this function's own, and written by the call alone.
-    unsafe { libc::sched_getparam(tid, &raw mut param) };
-    // SAFETY: takes and returns plain numbers.
-    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.cast_unsigned()) };
-    let policy = policy & !libc::SCHED_RESET_ON_FORK;
-    (policy, param.sched_priority, nice)
-}
-
 /// Sets an open file of the host module up, for so many vCPUs and domains.
 #[cfg_attr(
     not(feature = "bpf"),
