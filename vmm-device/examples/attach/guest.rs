@@ -7,6 +7,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use vcpufreq_device::PageMemory;
 use vcpufreq_device::kvm::PageMapping;
 
+#[cfg(target_arch = "x86_64")]
 use super::BASE;
 
 const CODE: u64 = 0x1000;

@@ -2,22 +2,19 @@
 //! Reads that don't leave the guest and writes that don't leave the kernel: what they do, and what
 //! one costs the vCPU. On a host without uclamp reads are the same, and requests are counted.
 
-use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
-use vcpufreq_device::{RateLimit, VcpuId};
-use vcpufreq_host_bpf::{
-    ActuateBy, Counters, Event, HostBpf, HostModule, Settled, VcpuPolicy, Waiting,
-};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host_bpf::{ActuateBy, Counters, Event, HostModule, Settled};
 
 use super::group::{Group, write_util};
-use super::tiny_vm::{Deed, Outcome, RAM, TinyVm};
+use super::tiny_vm::{Deed, RAM, TinyVm};
 use super::vcpu::{
     FLOOD, FROM_KHZ, ONE, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, Vcpu, by_other, others_counters,
-    own_clamp, own_clamps, set_limit, stores, the_one_that_waits,
+    own_clamp, set_limit, stores, the_one_that_waits,
 };
 use super::{BASE, Policy, like, settled, start};
 use crate::harness::sys::set_deadline;

@@ -10,10 +10,8 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::kvm::{AccessPath, Offered};
 use vcpufreq_host_bpf::BpfBackend;
 
-// A VMM links all of it.
-#[expect(dead_code)]
 #[path = "../../../../vmm-device/examples/attach/main.rs"]
-mod attach;
+mod example;
 
 const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
 
@@ -32,7 +30,7 @@ pub fn run() -> Result<Value> {
         (&[], false, AccessPath::Exit, 2),
     ] {
         let (path, khz, exits, totals) =
-            attach::run(&kvm, attach::bridge(&host, backends, ioeventfd)?)?;
+            example::run(&kvm, example::bridge(&host, backends, ioeventfd)?)?;
         let counted = totals.counters;
         held &= path == wanted
             && exits == exits_wanted
