@@ -39,7 +39,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("drawn", &["test-long.json"], lab::drawn),
     ("demo", &["demo.json"], lab::demo),
     ("paths", &["paths.json"], paths::table),
-    ("in-force", &["test-long.json"], lab::in_force),
+    ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
 ];
 
