@@ -30,7 +30,7 @@ enum vcpufreq_bpf_report {
 	VCPUFREQ_BPF_REPORT_REQUEST,	/* what the domain asked for last */
 };
 
-/* Who puts clamps into force. */
+/* What puts clamps into force. */
 enum vcpufreq_bpf_actuator {
 	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */

@@ -90,7 +90,7 @@ mod capture {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: of all that is printed, the cause is told.
+    //! Promise: the cause is found in all that libbpf prints.
     use super::*;
 
     #[test]

@@ -11,7 +11,7 @@ use vcpufreq_device::{
 
 use crate::layout::{self, PolicyEntry, TABLE_MAX};
 
-/// Who puts clamps into force.
+/// What puts clamps into force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActuateBy {
     /// The VMM, which gets an [`Event`](crate::Event).

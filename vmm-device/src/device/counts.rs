@@ -78,7 +78,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         Some(page.counters.accesses())
     }
 
-    /// Where `vcpu` stands, if there is one. Calls nobody.
+    /// The request, clamp and cur_perf of `vcpu`, if there is one. Makes no host call.
     #[must_use]
     pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
         let page = self.vcpus.get(vcpu.index())?;

@@ -116,8 +116,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Shows the table entry that is selected. Not cur_perf: somebody may be about to show a
-    /// newer one.
+    /// Shows the table entry that is selected. Not cur_perf: another thread may be about to
+    /// show a newer one.
     pub(crate) fn show_selected(&self, vcpu: VcpuId) {
         if self.pages.get().is_some() {
             let entry = self.read(vcpu, ReadReg::PerftblRd);

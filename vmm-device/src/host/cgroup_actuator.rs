@@ -140,7 +140,7 @@ impl CgroupActuator {
         self.threads.look_at_policies()
     }
 
-    /// Says that somebody else writes the clamps from now on: what they hold isn't known.
+    /// Forgets what the clamps hold, for another part of the host writes them from now on.
     pub fn forget(&self) {
         for group in &self.domains {
             for file in [&group.min, &group.max] {

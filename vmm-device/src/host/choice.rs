@@ -253,7 +253,7 @@ impl HostActuator {
         }
     }
 
-    /// Says that somebody else clamps from now on: what is in force isn't known.
+    /// Forgets what is in force, for another part of the host clamps from now on.
     pub fn forget(&self) {
         match &self.on {
             On::Groups(actuator) => actuator.forget(),

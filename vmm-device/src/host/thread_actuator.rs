@@ -70,7 +70,7 @@ impl ThreadActuator {
         self.threads.look_at_policies()
     }
 
-    /// Says that somebody else clamps from now on: what is in force isn't known.
+    /// Forgets what is in force, for another part of the host clamps from now on.
     pub fn forget(&self) {
         self.threads
             .0

@@ -288,7 +288,7 @@ impl Input {
 }
 
 /// Whether this process may read from and set up a terminal without being stopped for it. A
-/// terminal that doesn't control this session stops nobody.
+/// terminal that doesn't control this session stops no process.
 fn in_foreground(terminal: &Stdin) -> bool {
     unistd::tcgetpgrp(terminal).map_or(true, |group| group == unistd::getpgrp())
 }

@@ -117,7 +117,7 @@ fn one(count: u16) -> Result<Value> {
     }))
 }
 
-/// KVM's part of the path `ioeventfd`: an eventfd for each entry, and nobody waits.
+/// KVM's part of the path `ioeventfd`: an eventfd for each entry, without a waiter.
 fn ioeventfds(count: u16, set_perf: impl Fn(u16) -> u64) -> Result<f64> {
     let mut vm = TinyVm::with_vcpus(None, count.into())?;
     for vcpu in 0..count {
