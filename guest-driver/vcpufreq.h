@@ -2,11 +2,15 @@
 /*
  * Guest side of the vcpufreq bridge: what the files of the driver share.
  *
- * vcpufreq_of.c     finds the registers in the device tree
- * vcpufreq_probe.c  reads what the host tells, and checks all of it
- * vcpufreq_core.c   the cpufreq driver: requests to the host
- * vcpufreq_scale.c  frequency invariance: what the host gives, each tick
- * vcpufreq_em.c     energy model from the device tree's OPPs
+ * vcpufreq_main.c      registers the ways to find a device
+ * vcpufreq_of.c        finds the registers, or memory, in the device tree
+ * vcpufreq_pci.c       finds them as memory and doorbell of a PCI device
+ * vcpufreq_shm.c       maps memory that the host shares, once it is checked
+ * vcpufreq_probe.c     reads what the host tells, and checks all of it
+ * vcpufreq_core.c      the cpufreq driver: requests to the host
+ * vcpufreq_scale.c     frequency invariance: what the host gives, each tick
+ * vcpufreq_capacity.c  CPU capacities from a device that gives them
+ * vcpufreq_em.c        energy model from the device tree's OPPs, or the device
  */
 #ifndef VCPUFREQ_H
 #define VCPUFREQ_H
@@ -16,9 +20,12 @@
 #include <linux/io.h>
 #include <linux/types.h>
 
-#include "vcpufreq-abi.h"
+#include "vcpufreq-shm.h"
 
 struct device;
+struct pci_driver;
+struct platform_driver;
+struct resource;
 struct vcpufreq;
 
 /**
@@ -28,8 +35,11 @@ struct vcpufreq;
  * @nr_perf:	entries in @table; 1 means that any value up to it can be asked
  * @cpus:	possible CPUs with this number; they form one cpufreq policy
  * @has_opps:	the CPUs' OPPs were added from the device tree
- * @em_usable:	those OPPs agree with @table, so an energy model can be made
+ * @has_power:	the device gives the power of each level
+ * @em_usable:	those OPPs agree with @table, or there are none and the device
+ *		gives power, so an energy model can be made
  * @table:	performance levels in kHz, rising, closed by CPUFREQ_TABLE_END
+ * @power:	of each level in microwatts, above 0; only if @has_power
  */
 struct vcpufreq_domain {
 	const struct vcpufreq *vf;
@@ -37,40 +47,86 @@ struct vcpufreq_domain {
 	unsigned int nr_perf;
 	cpumask_t cpus;
 	bool has_opps;
+	bool has_power;
 	bool em_usable;
 	struct cpufreq_frequency_table table[VCPUFREQ_PERFTBL_MAX + 1];
+	u32 power[VCPUFREQ_PERFTBL_MAX];
+};
+
+/**
+ * struct vcpufreq_io - how a way of attaching reaches the registers
+ * @regs:	register pages, one per CPU, by CPU number; unless @cells is set
+ * @cells:	those pages as memory that the host shares, or NULL
+ * @doorbell:	tells the host of a store to @cells
+ * @peer:	the host's number at @doorbell
+ * @size:	bytes at @regs or @cells
+ */
+struct vcpufreq_io {
+	void __iomem *regs;
+	__le32 *cells;
+	void __iomem *doorbell;
+	u32 peer;
+	resource_size_t size;
 };
 
 /**
  * struct vcpufreq - one device, as found by a way of attaching
  * @dev:	where messages and allocations go
- * @regs:	register pages, one per CPU, by CPU number
+ * @io:		its registers
  * @any_cpu:	a CPU may ask for a domain that it isn't of
+ * @capacity_set: the CPUs' capacities are those of @capacity
+ * @capacity:	of each possible CPU, 1 to SCHED_CAPACITY_SCALE, by CPU number;
+ *		NULL if the device doesn't give them
  * @driver:	the cpufreq driver registered for this device
  * @domain:	the domain of each possible CPU, by CPU number
  */
 struct vcpufreq {
 	struct device *dev;
-	void __iomem *regs;
+	struct vcpufreq_io io;
 	bool any_cpu;
+	bool capacity_set;
+	u32 *capacity;
 	struct cpufreq_driver driver;
 	struct vcpufreq_domain **domain;
 };
 
+static inline __le32 *vcpufreq_cell(const struct vcpufreq_io *io,
+				    unsigned int cpu, unsigned int reg)
+{
+	return io->cells + (cpu * VCPUFREQ_STRIDE + reg) / sizeof(*io->cells);
+}
+
 /*
- * The only two places that form a register's address. Relaxed, because no
- * memory of the guest is ordered against these registers.
+ * The only two places that reach a register. Relaxed, because no memory of
+ * the guest is ordered against these registers.
  */
 static inline u32 vcpufreq_read(const struct vcpufreq *vf, unsigned int cpu,
 				unsigned int reg)
 {
-	return readl_relaxed(vf->regs + cpu * VCPUFREQ_STRIDE + reg);
+	const struct vcpufreq_io *io = &vf->io;
+
+	if (io->cells)
+		return le32_to_cpu(READ_ONCE(*vcpufreq_cell(io, cpu, reg)));
+
+	return readl_relaxed(io->regs + cpu * VCPUFREQ_STRIDE + reg);
 }
 
+/*
+ * A store to a cell reaches the host without a trap, so the doorbell has to
+ * follow. Not relaxed: the host must see the store when the bell rings.
+ */
 static inline void vcpufreq_write(const struct vcpufreq *vf, unsigned int cpu,
 				  unsigned int reg, u32 value)
 {
-	writel_relaxed(value, vf->regs + cpu * VCPUFREQ_STRIDE + reg);
+	const struct vcpufreq_io *io = &vf->io;
+
+	if (io->cells) {
+		WRITE_ONCE(*vcpufreq_cell(io, cpu, reg), cpu_to_le32(value));
+		writel(VCPUFREQ_SHM_RING(io->peer, cpu), io->doorbell);
+		return;
+	}
+
+	writel_relaxed(value, io->regs + cpu * VCPUFREQ_STRIDE + reg);
 }
 
 /* Highest performance of a CPU in @domain, in kHz; checked to be above 0. */
@@ -84,14 +140,32 @@ static inline bool vcpufreq_has_table(const struct vcpufreq_domain *domain)
 	return domain->nr_perf > 1;
 }
 
-struct vcpufreq *vcpufreq_register(struct device *dev, void __iomem *regs,
-				   resource_size_t size);
+extern struct platform_driver vcpufreq_of_driver;
+extern struct pci_driver vcpufreq_pci_driver;
+
+int vcpufreq_map_shared(struct device *dev, const struct resource *memory,
+			struct vcpufreq_io *io);
+
+struct vcpufreq *vcpufreq_register(struct device *dev,
+				   const struct vcpufreq_io *io);
 void vcpufreq_unregister(struct vcpufreq *vf);
 
-int vcpufreq_read_host(struct vcpufreq *vf, resource_size_t size);
+int vcpufreq_read_host(struct vcpufreq *vf);
 
+#ifdef CONFIG_GENERIC_ARCH_TOPOLOGY
 void vcpufreq_scale_start(const struct vcpufreq_domain *domain);
 void vcpufreq_scale_stop(const struct vcpufreq_domain *domain);
+
+void vcpufreq_capacity_set(struct vcpufreq *vf);
+void vcpufreq_capacity_restore(struct vcpufreq *vf);
+#else
+/* As on x86: the architecture alone says how fast and how big a CPU is. */
+static inline void vcpufreq_scale_start(const struct vcpufreq_domain *domain) {}
+static inline void vcpufreq_scale_stop(const struct vcpufreq_domain *domain) {}
+
+static inline void vcpufreq_capacity_set(struct vcpufreq *vf) {}
+static inline void vcpufreq_capacity_restore(struct vcpufreq *vf) {}
+#endif
 
 void vcpufreq_em_init(struct vcpufreq_domain *domain);
 void vcpufreq_em_register(struct cpufreq_policy *policy);

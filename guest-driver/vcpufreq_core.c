@@ -18,6 +18,10 @@
 #include <linux/module.h>
 #include <linux/smp.h>
 
+#ifdef CONFIG_X86
+#include <asm/cpufeature.h>
+#endif
+
 #include "vcpufreq.h"
 
 #define VCPUFREQ_NO_REQUEST 0
@@ -25,8 +29,16 @@
 static void vcpufreq_request(struct cpufreq_policy *policy, u32 perf)
 {
 	const struct vcpufreq_domain *domain = policy->driver_data;
+	unsigned int cpu = policy->cpu;
 
-	vcpufreq_write(domain->vf, policy->cpu, VCPUFREQ_REG_SET_PERF, perf);
+	/*
+	 * Memory keeps each request, and a server that takes over carries out all:
+	 * a domain has one, whichever of its CPUs is online.
+	 */
+	if (domain->vf->io.cells)
+		cpu = cpumask_first(&domain->cpus);
+
+	vcpufreq_write(domain->vf, cpu, VCPUFREQ_REG_SET_PERF, perf);
 }
 
 struct vcpufreq_remote_request {
@@ -66,6 +78,32 @@ static unsigned int vcpufreq_fast_switch(struct cpufreq_policy *policy,
 }
 
 /*
+ * A notifier of x86 takes each transition for one of the TSC, unless that is
+ * constant, and marks it unstable. Many CPU models of VMMs don't have it so,
+ * and no request changes the TSC.
+ */
+static bool vcpufreq_can_notify(void)
+{
+#ifdef CONFIG_X86
+	return boot_cpu_has(X86_FEATURE_CONSTANT_TSC);
+#else
+	return true;
+#endif
+}
+
+/* The statistics don't see it. */
+static int vcpufreq_target_unnotified(struct cpufreq_policy *policy,
+				      unsigned int target_freq)
+{
+	int ret = vcpufreq_request_on_cpu(policy, target_freq);
+
+	if (!ret)
+		policy->cur = target_freq;
+
+	return ret;
+}
+
+/*
  * For governors without fast switch. The core has already brought the target
  * onto the table, if there is one, so this serves CPUs with and without.
  */
@@ -77,6 +115,9 @@ static int vcpufreq_target(struct cpufreq_policy *policy,
 		.new = target_freq,
 	};
 	int ret;
+
+	if (!vcpufreq_can_notify())
+		return vcpufreq_target_unnotified(policy, target_freq);
 
 	cpufreq_freq_transition_begin(policy, &freqs);
 	ret = vcpufreq_request_on_cpu(policy, target_freq);
@@ -151,6 +192,14 @@ static int vcpufreq_renew(struct cpufreq_policy *policy)
 	return vcpufreq_request_on_cpu(policy, policy->cur);
 }
 
+/* 0: the host doesn't know, or has gone. */
+static u32 vcpufreq_host_khz(const struct vcpufreq *vf, unsigned int cpu)
+{
+	u32 perf = vcpufreq_read(vf, cpu, VCPUFREQ_REG_CUR_PERF);
+
+	return perf == VCPUFREQ_SHM_GONE ? 0 : perf;
+}
+
 /*
  * host_cur_freq: what the host gives each of affected_cpus now, in kHz and in
  * that order. Not cpufreq's cpuinfo_cur_freq, because the core takes what
@@ -165,8 +214,7 @@ static ssize_t show_host_cur_freq(struct cpufreq_policy *policy, char *buf)
 
 	for_each_cpu(cpu, policy->cpus)
 		len += sysfs_emit_at(buf, len, "%s%u", len ? " " : "",
-				     vcpufreq_read(domain->vf, cpu,
-						   VCPUFREQ_REG_CUR_PERF));
+				     vcpufreq_host_khz(domain->vf, cpu));
 
 	return len + sysfs_emit_at(buf, len, "\n");
 }
@@ -197,14 +245,13 @@ static const struct cpufreq_driver vcpufreq_driver = {
 /**
  * vcpufreq_register() - check a device and make it the system's cpufreq driver
  * @dev:	device that it was found through
- * @regs:	its registers
- * @size:	bytes mapped at @regs
+ * @io:		its registers
  *
  * Return: the device, or an error pointer: -EINVAL when a check failed,
  * -EEXIST when the system has a cpufreq driver already. The cause is logged.
  */
-struct vcpufreq *vcpufreq_register(struct device *dev, void __iomem *regs,
-				   resource_size_t size)
+struct vcpufreq *vcpufreq_register(struct device *dev,
+				   const struct vcpufreq_io *io)
 {
 	struct vcpufreq *vf;
 	int ret;
@@ -214,19 +261,27 @@ struct vcpufreq *vcpufreq_register(struct device *dev, void __iomem *regs,
 		return ERR_PTR(-ENOMEM);
 
 	vf->dev = dev;
-	vf->regs = regs;
-	ret = vcpufreq_read_host(vf, size);
+	vf->io = *io;
+	ret = vcpufreq_read_host(vf);
 	if (ret)
 		return ERR_PTR(ret);
+
+	/* Energy models are made of them when the policies are. */
+	vcpufreq_capacity_set(vf);
 
 	vf->driver = vcpufreq_driver;
 	vf->driver.driver_data = vf;
 	ret = cpufreq_register_driver(&vf->driver);
+	if (ret)
+		vcpufreq_capacity_restore(vf);
 	if (ret == -EEXIST)
 		return dev_err_ptr_probe(dev, ret, "the cpufreq driver %s is in use\n",
 					 cpufreq_get_current_driver() ?: "(gone)");
 	if (ret)
 		return dev_err_ptr_probe(dev, ret, "cannot register with cpufreq\n");
+
+	if (!IS_ENABLED(CONFIG_GENERIC_ARCH_TOPOLOGY))
+		dev_info(dev, "no frequency invariance: this architecture takes none from a driver\n");
 
 	return vf;
 }
@@ -235,13 +290,15 @@ struct vcpufreq *vcpufreq_register(struct device *dev, void __iomem *regs,
  * vcpufreq_unregister() - undo vcpufreq_register()
  * @vf:		the device
  *
- * Requests are withdrawn and load tracking is as without a driver. Two things
- * stay, as the kernel can't take them back: energy models, and the CPU
- * capacities that it derived from the highest frequencies.
+ * Requests are withdrawn, load tracking and capacities that came from the device
+ * are as without a driver. Two things stay, as the kernel can't take them back:
+ * energy models, and the CPU capacities that it derived from the highest
+ * frequencies.
  */
 void vcpufreq_unregister(struct vcpufreq *vf)
 {
 	cpufreq_unregister_driver(&vf->driver);
+	vcpufreq_capacity_restore(vf);
 }
 
 MODULE_DESCRIPTION("Guest driver of the vcpufreq bridge");

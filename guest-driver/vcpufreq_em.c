@@ -2,7 +2,8 @@
 /*
  * Energy model, so that the guest can schedule energy-aware: power per OPP
  * from the device tree (opp-microwatt, or dynamic-power-coefficient with
- * opp-microvolt). Without OPPs or power in the device tree all else works.
+ * opp-microvolt); without OPPs there, power per level from a device that gives
+ * it. Without power all else works.
  *
  * The kernel never drops the energy model of a CPU. One that an earlier load
  * of this driver registered is kept if it still describes these CPUs.
@@ -86,6 +87,8 @@ static bool vcpufreq_opps_agree(const struct vcpufreq_domain *domain,
 /**
  * vcpufreq_em_init() - add the OPPs of a domain's CPUs, if there are any
  * @domain:	the domain
+ *
+ * -EOPNOTSUPP is that of a kernel without device trees.
  */
 void vcpufreq_em_init(struct vcpufreq_domain *domain)
 {
@@ -95,7 +98,8 @@ void vcpufreq_em_init(struct vcpufreq_domain *domain)
 	domain->em_usable = false;
 	ret = dev_pm_opp_of_cpumask_add_table(&domain->cpus);
 	domain->has_opps = !ret;
-	if (ret == -ENODEV) {
+	if (ret == -ENODEV || ret == -EOPNOTSUPP) {
+		domain->em_usable = domain->has_power;
 		dev_dbg(domain->vf->dev, "CPU%u: no OPPs in the device tree\n",
 			cpu);
 		return;
@@ -167,6 +171,49 @@ static void vcpufreq_em_reuse(struct cpufreq_policy *policy,
 						      state[i].frequency);
 }
 
+/* Of the lowest level that isn't below the frequency. */
+static int __maybe_unused vcpufreq_em_power(struct device *cpu_dev,
+					    unsigned long *uw,
+					    unsigned long *khz)
+{
+	const struct vcpufreq *vf = cpufreq_get_driver_data();
+	const struct vcpufreq_domain *domain = vf->domain[cpu_dev->id];
+	unsigned int i;
+
+	for (i = 0; i < domain->nr_perf; i++) {
+		if (domain->table[i].frequency < *khz)
+			continue;
+		*khz = domain->table[i].frequency;
+		*uw = domain->power[i];
+		return 0;
+	}
+
+	return -EINVAL;
+}
+
+static void vcpufreq_em_from_opps(struct vcpufreq_domain *domain,
+				  struct device *cpu_dev)
+{
+	int ret = dev_pm_opp_of_register_em(cpu_dev, &domain->cpus);
+
+	if (ret)
+		dev_info(domain->vf->dev, "%s: no energy model: %pe; it needs opp-microwatt, or dynamic-power-coefficient and opp-microvolt, for each OPP\n",
+			 dev_name(cpu_dev), ERR_PTR(ret));
+}
+
+static void vcpufreq_em_from_device(struct vcpufreq_domain *domain,
+				    struct device *cpu_dev)
+{
+	struct em_data_callback power = EM_DATA_CB(vcpufreq_em_power);
+	int ret;
+
+	ret = em_dev_register_perf_domain(cpu_dev, domain->nr_perf, &power,
+					  &domain->cpus, true);
+	if (ret)
+		dev_info(domain->vf->dev, "%s: no energy model: %pe with the device's power\n",
+			 dev_name(cpu_dev), ERR_PTR(ret));
+}
+
 /**
  * vcpufreq_em_register() - give the CPUs of a new policy an energy model
  * @policy:	the policy
@@ -176,7 +223,6 @@ void vcpufreq_em_register(struct cpufreq_policy *policy)
 	struct vcpufreq_domain *domain = policy->driver_data;
 	struct device *cpu_dev = get_cpu_device(policy->cpu);
 	struct em_perf_domain *pd = em_pd_get(cpu_dev);
-	int ret;
 
 	if (pd) {
 		if (vcpufreq_em_fits(pd, domain))
@@ -190,8 +236,8 @@ void vcpufreq_em_register(struct cpufreq_policy *policy)
 	if (!domain->em_usable)
 		return;
 
-	ret = dev_pm_opp_of_register_em(cpu_dev, &domain->cpus);
-	if (ret)
-		dev_info(domain->vf->dev, "%s: no energy model: %pe; it needs opp-microwatt, or dynamic-power-coefficient and opp-microvolt, for each OPP\n",
-			 dev_name(cpu_dev), ERR_PTR(ret));
+	if (domain->has_opps)
+		vcpufreq_em_from_opps(domain, cpu_dev);
+	else
+		vcpufreq_em_from_device(domain, cpu_dev);
 }

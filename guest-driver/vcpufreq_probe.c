@@ -6,21 +6,22 @@
  */
 
 #include <linux/device.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "vcpufreq.h"
 
-static int vcpufreq_check_size(const struct vcpufreq *vf, resource_size_t size)
+static int vcpufreq_check_size(const struct vcpufreq *vf)
 {
 	unsigned int pages = cpumask_last(cpu_possible_mask) + 1;
 	resource_size_t need = (resource_size_t)pages * VCPUFREQ_STRIDE;
 
-	if (size >= need)
+	if (vf->io.size >= need)
 		return 0;
 
 	return dev_err_probe(vf->dev, -EINVAL,
 			     "register region has %pap bytes, %u CPUs need %pap\n",
-			     &size, pages, &need);
+			     &vf->io.size, pages, &need);
 }
 
 static int vcpufreq_check_entry(const struct vcpufreq_domain *domain,
@@ -49,6 +50,18 @@ static int vcpufreq_check_entry(const struct vcpufreq_domain *domain,
 	return 0;
 }
 
+static u32 vcpufreq_read_level(const struct vcpufreq *vf, unsigned int cpu,
+			       unsigned int i)
+{
+	if (vf->io.cells)
+		return vcpufreq_read(vf, cpu, VCPUFREQ_SHM_PERFTBL +
+					      i * VCPUFREQ_REG_WIDTH);
+
+	vcpufreq_write(vf, cpu, VCPUFREQ_REG_PERFTBL_SEL, i);
+
+	return vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERFTBL_RD);
+}
+
 static int vcpufreq_read_table(struct vcpufreq_domain *domain, unsigned int cpu)
 {
 	const struct vcpufreq *vf = domain->vf;
@@ -62,9 +75,7 @@ static int vcpufreq_read_table(struct vcpufreq_domain *domain, unsigned int cpu)
 				     cpu, len, VCPUFREQ_PERFTBL_MAX);
 
 	for (i = 0; i < len; i++) {
-		vcpufreq_write(vf, cpu, VCPUFREQ_REG_PERFTBL_SEL, i);
-		domain->table[i].frequency =
-			vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERFTBL_RD);
+		domain->table[i].frequency = vcpufreq_read_level(vf, cpu, i);
 		ret = vcpufreq_check_entry(domain, cpu, i);
 		if (ret)
 			return ret;
@@ -72,6 +83,56 @@ static int vcpufreq_read_table(struct vcpufreq_domain *domain, unsigned int cpu)
 
 	domain->table[len].frequency = CPUFREQ_TABLE_END;
 	domain->nr_perf = len;
+
+	return 0;
+}
+
+/* Of use only if each level's is known. */
+static void vcpufreq_read_power(struct vcpufreq_domain *domain,
+				unsigned int cpu)
+{
+	const struct vcpufreq *vf = domain->vf;
+	unsigned int i;
+
+	if (!vf->io.cells)
+		return;
+
+	for (i = 0; i < domain->nr_perf; i++) {
+		domain->power[i] = vcpufreq_read(vf, cpu, VCPUFREQ_SHM_POWER +
+							  i * VCPUFREQ_REG_WIDTH);
+		if (!domain->power[i])
+			return;
+	}
+
+	domain->has_power = true;
+}
+
+/* Of use only if each CPU's is known. */
+static int vcpufreq_read_capacities(struct vcpufreq *vf)
+{
+	unsigned int cpu;
+	u32 *capacity;
+
+	if (!vf->io.cells)
+		return 0;
+
+	capacity = devm_kcalloc(vf->dev, nr_cpu_ids, sizeof(*capacity),
+				GFP_KERNEL);
+	if (!capacity)
+		return -ENOMEM;
+
+	for_each_possible_cpu(cpu) {
+		capacity[cpu] = vcpufreq_read(vf, cpu, VCPUFREQ_SHM_CAPACITY);
+		if (!capacity[cpu])
+			return 0;
+		if (capacity[cpu] > SCHED_CAPACITY_SCALE)
+			return dev_err_probe(vf->dev, -EINVAL,
+					     "CPU%u: capacity is %u, above %lu\n",
+					     cpu, capacity[cpu],
+					     SCHED_CAPACITY_SCALE);
+	}
+
+	vf->capacity = capacity;
 
 	return 0;
 }
@@ -129,6 +190,7 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
 	ret = vcpufreq_read_table(domain, cpu);
 	if (ret)
 		return ret;
+	vcpufreq_read_power(domain, cpu);
 
 	known = vcpufreq_find_domain(vf, domain->id);
 	if (known) {
@@ -146,17 +208,16 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
 /**
  * vcpufreq_read_host() - read the tables and domains of all possible CPUs
  * @vf:		device whose registers are mapped; gets its domains
- * @size:	size of the register region in bytes
  *
  * Return: 0, -ENOMEM, or -EINVAL when a check failed, with a message that
  * says which one and for which CPU.
  */
-int vcpufreq_read_host(struct vcpufreq *vf, resource_size_t size)
+int vcpufreq_read_host(struct vcpufreq *vf)
 {
 	unsigned int cpu;
 	int ret;
 
-	ret = vcpufreq_check_size(vf, size);
+	ret = vcpufreq_check_size(vf);
 	if (ret)
 		return ret;
 
@@ -175,5 +236,5 @@ int vcpufreq_read_host(struct vcpufreq *vf, resource_size_t size)
 	vf->any_cpu = vcpufreq_read(vf, 0, VCPUFREQ_REG_FEATURES) &
 		      VCPUFREQ_FEATURE_ANY_CPU;
 
-	return 0;
+	return vcpufreq_read_capacities(vf);
 }

@@ -47,7 +47,13 @@ static void vcpufreq_scale_tick(void)
 	if (!perf)
 		return;
 
-	/* At most 2^42 + perf_max, as perf is at most perf_max. */
+	/*
+	 * All ones: the device or its server has gone. That is full scale, as
+	 * without a driver: the last value may be an idle moment's, and with it
+	 * every load would look small until another server comes.
+	 *
+	 * At most 2^42 + perf_max, as perf is at most perf_max.
+	 */
 	scale = (min(perf, s->perf_max) * s->factor) >> VCPUFREQ_FACTOR_SHIFT;
 
 	/* At 0 no load would ever be seen again, and nothing asked for. */

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""An emulated arm64 guest with a shell, whose memory the test can reach.
+"""An emulated guest with a shell, whose memory the test can reach.
 
 The device's registers are pages of guest memory that the device tree takes
 away from the kernel. The test reads and writes them through the file that
 backs the memory. Such registers are memory: what is written to set_perf can be
 read, and perftbl_rd gives the same value for every selection, which is a
-complete device when the table has one entry.
+complete device when the table has one entry. A guest for x86-64 has no device
+tree, and devices of memory alone.
 
 Time in the guest follows the instructions that it runs, so that loads are as
 long on a busy machine as on an idle one.
@@ -23,6 +24,11 @@ REGS_BASE = 0x4F000000
 REGS_SIZE = 0x100000
 STRIDE = 0x1000
 CPUS = 3
+
+ARM64 = {"emulator": ["qemu-system-aarch64", "-cpu", "neoverse-v1"],
+         "board": "virt,gic-version=3", "console": "ttyAMA0", "busybox": "/usr/bin/busybox"}
+X86_64 = {"emulator": ["qemu-system-x86_64", "-cpu", "max"],
+          "board": "q35", "console": "ttyS0", "busybox": "/opt/amd64/busybox"}
 
 CUR_PERF, SET_PERF, PERFTBL_LEN, PERFTBL_SEL, PERFTBL_RD, PERF_DOMAIN = range(0, 24, 4)
 
@@ -50,8 +56,11 @@ done
 class Guest:
     """Boots on entry; the emulator has ended when the block is left."""
 
-    def __init__(self, kernel, modules, folder, nodes, limit_s=300):
+    def __init__(self, kernel, modules, folder, nodes, memories=(), machine=ARM64,
+                 limit_s=300):
         self.kernel, self.modules, self.nodes = kernel, modules, nodes
+        self.machine = machine
+        self.memories = memories
         self.path = f"{folder}/guest-{os.getpid()}"
         self.limit_s = limit_s
         self.seen = ""
@@ -59,7 +68,7 @@ class Guest:
 
     def _machine(self):
         return [
-            "qemu-system-aarch64", "-cpu", "neoverse-v1", "-smp", str(CPUS),
+            *self.machine["emulator"], "-smp", str(CPUS),
             "-m", str(RAM_SIZE >> 20), "-icount", "shift=1,sleep=off",
             "-display", "none", "-monitor", "none",
             "-object", f"memory-backend-file,id=ram,size={RAM_SIZE},"
@@ -74,7 +83,7 @@ class Guest:
     def _initramfs(self):
         tree = f"{self.path}/tree"
         os.makedirs(f"{tree}/bin")
-        for source in ["/usr/bin/busybox", *self.modules]:
+        for source in [self.machine["busybox"], *self.modules]:
             target = "bin" if source.endswith("busybox") else "."
             subprocess.run(["cp", source, f"{tree}/{target}/"], check=True)
         os.symlink("busybox", f"{tree}/bin/sh")
@@ -86,8 +95,10 @@ class Guest:
                        shell=True, cwd=tree, check=True)
 
     def _device_tree(self):
-        """The emulator's own, with the test's nodes added."""
-        machine = f"virt,gic-version=3,memory-backend=ram,dumpdtb={self.path}/base.dtb"
+        """The emulator's own, with the test's nodes added; what it needs for that."""
+        if self.machine is not ARM64:
+            return []
+        machine = f"{self.machine['board']},memory-backend=ram,dumpdtb={self.path}/base.dtb"
         subprocess.run([*self._machine(), "-M", machine], check=True, capture_output=True)
         source = subprocess.run(["dtc", "-q", "-O", "dts", f"{self.path}/base.dtb"],
                                 check=True, capture_output=True, text=True).stdout
@@ -97,14 +108,14 @@ class Guest:
         }}; }}; {self.nodes}"""
         subprocess.run(["dtc", "-q", "-o", f"{self.path}/guest.dtb"],
                        input=source, check=True, text=True)
+        return ["-dtb", f"{self.path}/guest.dtb"]
 
     def __enter__(self):
         os.makedirs(self.path)
         try:
             self._memory()
             self._initramfs()
-            self._device_tree()
-            self._boot()
+            self._boot(self._device_tree())
         except BaseException:
             self.__exit__()
             raise
@@ -116,17 +127,21 @@ class Guest:
             self.emulator.wait()
         if self.ram:
             self.ram.close()
+        for memory in self.memories:
+            memory.close()
         subprocess.run(["rm", "-rf", self.path], check=True)
 
-    def _boot(self):
+    def _boot(self, tree):
         self.deadline = time.monotonic() + self.limit_s
+        devices = [word for memory in self.memories for word in memory.listen()]
         self.emulator = subprocess.Popen(
-            [*self._machine(), "-M", "virt,gic-version=3,memory-backend=ram",
-             "-kernel", self.kernel, "-initrd", f"{self.path}/initrd",
-             "-dtb", f"{self.path}/guest.dtb", "-serial", "stdio",
-             "-append", "console=ttyAMA0 quiet loglevel=0 rdinit=/init nokaslr "
+            [*self._machine(), *devices, *tree, "-M", f"{self.machine['board']},memory-backend=ram",
+             "-kernel", self.kernel, "-initrd", f"{self.path}/initrd", "-serial", "stdio",
+             "-append", f"console={self.machine['console']} quiet loglevel=0 rdinit=/init nokaslr "
              "cpufreq.default_governor=performance"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        for memory in self.memories:
+            memory.serve()
         self._until("@ready\n")
 
     def _until(self, mark):

@@ -9,24 +9,25 @@ tells; hotplug, suspend and removal withdraw requests and leave the system as it
 was; a second load works; an energy model is there if and only if the device
 tree's OPPs are the host's levels.
 
-usage: test_driver.py KERNEL MODULE.ko FAKEHOST.ko FOLDER [TEST...]
-FOLDER is for the guest's memory and images, emptied afterwards. Needs qemu-system-aarch64, dtc, cpio, and an arm64 static /usr/bin/busybox.
+usage: test_driver.py [--x86_64] KERNEL FOLDER MODULE.ko [FAKEHOST.ko]
+FOLDER is for the guest's memory and images, emptied afterwards. Needs dtc, cpio, and of the
+guest's architecture a qemu-system and a static busybox, at the path that guest.py has.
 """
 
-import re
 import sys
 import time
 import traceback
 
+import pci_device
+import tree_memory
+from checks import (CPUFREQ, MAX, busy, expect, expect_calm, expect_said, expect_speed, governor,
+                    has_model, suspend, until, utilization)
 from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BASE, SET_PERF,
                    STRIDE, Guest)
 
-CPUFREQ = "/sys/devices/system/cpu/cpufreq"
 FAKE = "/sys/module/vcpufreq_fakehost/parameters"
-MAX = 2_000_000
 # VCPUFREQ_FEATURE_ANY_CPU
 ANY_CPU = 1
-SAMPLES = 8
 
 # Page, bytes of the region, registers of each CPU, what the driver says.
 # A register that isn't given is 0, but perf_domain is the CPU's number.
@@ -77,60 +78,8 @@ def good_host(guest):
     fill(guest, GOOD, {PERFTBL_LEN: 1, PERFTBL_RD: MAX, CUR_PERF: MAX})
 
 
-def expect(what, got, wanted):
-    if got != wanted:
-        raise AssertionError(f"{what}: {got!r}, expected {wanted!r}")
-
-
-def expect_said(log, text):
-    if not re.search(text, log):
-        raise AssertionError(f"the kernel didn't say {text!r} but:\n{log}")
-
-
-def expect_calm(guest):
-    """No warning, oops or lock-up in the kernel's log since it was last read."""
-    log = guest.dmesg()
-    if re.search("WARNING:|BUG:|Oops|Call trace|stall", log):
-        raise AssertionError(f"the kernel complains:\n{log}")
-    return log
-
-
-def until(what, condition):
-    end = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within 10 s: {what}")
-        time.sleep(0.02)
-
-
 def set_perf(guest, cpu):
     return guest.page(GOOD + cpu)[SET_PERF]
-
-
-def governor(guest, policy, name):
-    guest.run(f"echo {name} > {CPUFREQ}/policy{policy}/scaling_governor")
-
-
-def utilization(guest, cpu):
-    """Mean util_avg, 0 to 1024, of a load that works some 5 ms of each 15.
-
-    Not of a busy loop: load tracking makes time go slower on a slow CPU, so a
-    task that never sleeps reaches 1024 everywhere, only later.
-    """
-    guest.run(f"busybox taskset {1 << cpu:x} /load & echo $! > /pid; busybox sleep 0.5")
-    total = 0
-    for _ in range(SAMPLES):
-        text = guest.run("busybox sleep 0.07; busybox cat /proc/$(busybox cat /pid)/sched")
-        total += int(re.search(r"se\.avg\.util_avg\s*:\s*(\d+)", text)[1])
-    guest.run("kill $(busybox cat /pid)")
-    return total / SAMPLES
-
-
-def expect_speed(guest, cpu, full, share):
-    """The load's utilization is the given share of what it is at full speed."""
-    got = utilization(guest, cpu)
-    if not 0.7 * share * full <= got <= 1.4 * share * full:
-        raise AssertionError(f"CPU{cpu}: utilization {got}, expected {share} of {full}")
 
 
 def wrong_hosts_are_refused(args):
@@ -168,7 +117,7 @@ def requests_and_speed_without_table(args):
         governors(guest)
         full = speed(guest)
         hotplug(guest)
-        suspend(guest)
+        suspend(guest, lambda cpu: set_perf(guest, cpu))
         removal(guest, full)
         expect_calm(guest)
 
@@ -213,16 +162,6 @@ def hotplug(guest):
         expect("renewed when online", set_perf(guest, cpu), MAX)
 
 
-def suspend(guest):
-    """The kernel's own test: devices are suspended, and resumed after 1 s."""
-    guest.run("echo 1 > /sys/module/suspend/parameters/pm_test_delay")
-    guest.run("echo devices > /sys/power/pm_test")
-    guest.send("echo freeze > /sys/power/state")
-    until("withdrawn in suspend", lambda: all(set_perf(guest, cpu) == 0 for cpu in (0, 1, 2)))
-    expect("suspend", guest.finish()[1], 0)
-    expect("renewed after suspend", [set_perf(guest, cpu) for cpu in (1, 2)], [MAX, MAX])
-
-
 def removal(guest, full):
     guest.page(GOOD + 1)[CUR_PERF] = MAX // 4
     for _ in range(3):
@@ -236,15 +175,6 @@ def removal(guest, full):
     guest.run("busybox rmmod vcpufreq_guest")
     guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")
     expect_speed(guest, 1, full, 1)
-
-
-def busy(guest, cpu):
-    loop = "busybox timeout 0.2 sh -c 'while :; do :; done'"
-    guest.run(f"busybox taskset {1 << cpu:x} {loop} || true")
-
-
-def has_model(guest, cpu):
-    return not guest.fails(f"busybox ls /sys/kernel/debug/energy_model/cpu{cpu}")
 
 
 def energy_model_without_table(args):
@@ -379,16 +309,25 @@ TESTS = [
     energy_model_without_table,
     opps_that_are_of_no_use,
     tables_and_domains,
+    pci_device.memories_that_are_refused,
+    pci_device.memory_and_doorbell,
+    pci_device.domain_in_one_page,
+    tree_memory.nodes_that_are_refused,
+    tree_memory.memory_of_the_device_tree,
 ]
+# Of a kernel for x86-64.
+TESTS_X86_64 = [pci_device.on_x86_64]
 
 
 class Arguments:
     def __init__(self, argv):
-        if len(argv) < 5:
+        x86_64 = argv[1:2] == ["--x86_64"]
+        words = argv[2:] if x86_64 else argv[1:]
+        if len(words) < 3:
             print(__doc__, file=sys.stderr)
             sys.exit(2)
-        self.kernel, self.modules, self.folder = argv[1], argv[2:4], argv[4]
-        self.tests = [test for test in TESTS if test.__name__ in argv[5:] or not argv[5:]]
+        self.kernel, self.folder, *self.modules = words
+        self.tests = TESTS_X86_64 if x86_64 else TESTS
 
 
 def main():

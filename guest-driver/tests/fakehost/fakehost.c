@@ -3,7 +3,7 @@
  * A host with performance tables, played by a module in the guest: for tests
  * of the driver on a kernel that no VMM gives the device. The driver's own
  * files are included as they are, with register accesses that come here;
- * this file takes the place of vcpufreq_of.c.
+ * this file takes the place of vcpufreq_of.c and vcpufreq_pci.c.
  *
  * Parameters say what the host has; those that begin with asked_ tell what
  * the driver wrote, each by CPU number.
@@ -24,6 +24,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 
 #include "../../vcpufreq_probe.c"
 #include "../../vcpufreq_scale.c"
+#include "../../vcpufreq_capacity.c"
 #include "../../vcpufreq_em.c"
 #include "../../vcpufreq_core.c"
 
@@ -119,6 +120,11 @@ static void fakehost_write(u32 value, void __iomem *addr)
 
 static int __init fakehost_init(void)
 {
+	const struct vcpufreq_io io = {
+		.regs = FAKE_BASE,
+		.size = FAKE_CPUS * VCPUFREQ_STRIDE,
+	};
+
 	if (nr_cpu_ids > FAKE_CPUS)
 		return -E2BIG;
 
@@ -126,8 +132,7 @@ static int __init fakehost_init(void)
 	if (IS_ERR(fakehost_pdev))
 		return PTR_ERR(fakehost_pdev);
 
-	fakehost_vf = vcpufreq_register(&fakehost_pdev->dev, FAKE_BASE,
-					FAKE_CPUS * VCPUFREQ_STRIDE);
+	fakehost_vf = vcpufreq_register(&fakehost_pdev->dev, &io);
 	if (IS_ERR(fakehost_vf)) {
 		platform_device_unregister(fakehost_pdev);
 		return PTR_ERR(fakehost_vf);

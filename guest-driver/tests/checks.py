@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What the driver's tests do and check on a guest, whichever device it has."""
+
+import re
+import time
+
+CPUFREQ = "/sys/devices/system/cpu/cpufreq"
+MAX = 2_000_000
+SAMPLES = 8
+
+
+def expect(what, got, wanted):
+    if got != wanted:
+        raise AssertionError(f"{what}: {got!r}, expected {wanted!r}")
+
+
+def expect_said(log, text):
+    if not re.search(text, log):
+        raise AssertionError(f"the kernel didn't say {text!r} but:\n{log}")
+
+
+def expect_calm(guest):
+    """No warning, oops or lock-up in the kernel's log since it was last read."""
+    log = guest.dmesg()
+    if re.search("WARNING:|BUG:|Oops|Call trace|stall", log):
+        raise AssertionError(f"the kernel complains:\n{log}")
+    return log
+
+
+def until(what, condition):
+    end = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within 10 s: {what}")
+        time.sleep(0.02)
+
+
+def governor(guest, policy, name):
+    guest.run(f"echo {name} > {CPUFREQ}/policy{policy}/scaling_governor")
+
+
+def utilization(guest, cpu):
+    """Mean util_avg, 0 to 1024, of a load that works some 5 ms of each 15.
+
+    Not of a busy loop: load tracking makes time go slower on a slow CPU, so a
+    task that never sleeps reaches 1024 everywhere, only later.
+    """
+    guest.run(f"busybox taskset {1 << cpu:x} /load & echo $! > /pid; busybox sleep 0.5")
+    total = 0
+    for _ in range(SAMPLES):
+        text = guest.run("busybox sleep 0.07; busybox cat /proc/$(busybox cat /pid)/sched")
+        total += int(re.search(r"se\.avg\.util_avg\s*:\s*(\d+)", text)[1])
+    guest.run("kill $(busybox cat /pid)")
+    return total / SAMPLES
+
+
+def expect_speed(guest, cpu, full, share):
+    """The load's utilization is the given share of what it is at full speed."""
+    got = utilization(guest, cpu)
+    if not 0.7 * share * full <= got <= 1.4 * share * full:
+        raise AssertionError(f"CPU{cpu}: utilization {got}, expected {share} of {full}")
+
+
+def suspend(guest, asked):
+    """The kernel's own test: devices are suspended, and resumed after 1 s."""
+    guest.run("echo 1 > /sys/module/suspend/parameters/pm_test_delay")
+    guest.run("echo devices > /sys/power/pm_test")
+    guest.send("echo freeze > /sys/power/state")
+    until("withdrawn in suspend", lambda: all(asked(cpu) == 0 for cpu in (0, 1, 2)))
+    expect("suspend", guest.finish()[1], 0)
+    expect("renewed after suspend", [asked(cpu) for cpu in (1, 2)], [MAX, MAX])
+
+
+def busy(guest, cpu):
+    loop = "busybox timeout 0.2 sh -c 'while :; do :; done'"
+    guest.run(f"busybox taskset {1 << cpu:x} {loop} || true")
+
+
+def has_model(guest, cpu):
+    return not guest.fails(f"busybox ls /sys/kernel/debug/energy_model/cpu{cpu}")
