@@ -112,6 +112,7 @@ fn facts() -> MachineFacts {
         cpufreq: Some(CpufreqRegion {
             base: 0x0a00_0000,
             size: 0x1_0000,
+            shared: false,
         }),
     }
 }

@@ -12,15 +12,7 @@
 //! here, comes out right.
 
 use crate::error::FactsError;
-
-/// A CPU at its maximum: capacity 1 to 1024, frequency from 1 kHz.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MaxPerf {
-    /// In 1/1024 of the fastest CPU of the host.
-    pub capacity: u16,
-    /// The highest frequency in kHz.
-    pub khz: u32,
-}
+use crate::facts::CpuFacts;
 
 /// What goes into the tree, and what the guest makes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,11 +30,12 @@ const PRODUCT_LIMIT: u64 = 1 << (u64::BITS - CAPACITY_SHIFT);
 /// Scales that are tried for the CPU with the most performance per MHz.
 const SCALE_BITS: std::ops::RangeInclusive<u32> = CAPACITY_SHIFT..=u32::BITS - 1;
 
-/// Finds the numbers for these CPUs (at least one; no zero in them).
+/// Finds the numbers for these CPUs: at least one, each with a capacity of 1 to 1024 and a highest
+/// frequency from 1 kHz.
 ///
 /// The first scale wins at which every CPU is exact; if none is, the first of
 /// those that come nearest, which must be within 1.
-pub(crate) fn scale(cpus: &[MaxPerf]) -> Result<Scaled, FactsError> {
+pub(crate) fn scale(cpus: &[CpuFacts]) -> Result<Scaled, FactsError> {
     let wanted = wanted(cpus);
     let mut best: Option<(u16, Scaled)> = None;
     for bits in SCALE_BITS {
@@ -66,7 +59,7 @@ pub(crate) fn scale(cpus: &[MaxPerf]) -> Result<Scaled, FactsError> {
 }
 
 /// What the guest should come to: Linux calls its own largest CPU 1024.
-fn wanted(cpus: &[MaxPerf]) -> Vec<u16> {
+fn wanted(cpus: &[CpuFacts]) -> Vec<u16> {
     let largest = cpus.iter().map(|cpu| cpu.capacity).max().unwrap_or(1);
     cpus.iter()
         .map(|cpu| {
@@ -81,24 +74,24 @@ fn wanted(cpus: &[MaxPerf]) -> Vec<u16> {
 /// The largest CPU is rounded down and the others up: the guest rounds down
 /// once more, and a CPU a hair under its capacity would lose a whole unit.
 /// `None` where one would be 0 or the guest's 64 bits would overflow.
-fn dmips_at(cpus: &[MaxPerf], bits: u32) -> Option<Vec<u32>> {
+fn dmips_at(cpus: &[CpuFacts], bits: u32) -> Option<Vec<u32>> {
     let largest = cpus.iter().map(|cpu| cpu.capacity).max()?;
     // The most performance per MHz, as a fraction: compared by cross product.
     let best = cpus
         .iter()
-        .max_by_key(|cpu| (u128::from(cpu.capacity) << 64) / u128::from(cpu.khz))?;
+        .max_by_key(|cpu| (u128::from(cpu.capacity) << 64) / u128::from(cpu.khz_max))?;
     cpus.iter()
         .map(|cpu| {
             // At most 2^10 × 2^32 × 2^31, and 2^32 × 2^10 below.
-            let over = (u128::from(cpu.capacity) * u128::from(best.khz)) << bits;
-            let under = u128::from(cpu.khz) * u128::from(best.capacity);
+            let over = (u128::from(cpu.capacity) * u128::from(best.khz_max)) << bits;
+            let under = u128::from(cpu.khz_max) * u128::from(best.capacity);
             let raw = if cpu.capacity == largest {
                 over / under
             } else {
                 over.div_ceil(under)
             };
             let raw = u32::try_from(raw).ok().filter(|&raw| raw != 0)?;
-            (u64::from(raw) * u64::from(cpu.khz) < PRODUCT_LIMIT).then_some(raw)
+            (u64::from(raw) * u64::from(cpu.khz_max) < PRODUCT_LIMIT).then_some(raw)
         })
         .collect()
 }
@@ -106,11 +99,11 @@ fn dmips_at(cpus: &[MaxPerf], bits: u32) -> Option<Vec<u32>> {
 /// `topology_normalize_cpu_scale()` of Linux' `drivers/base/arch_topology.c`
 /// after every CPU has its cpufreq policy, whose highest frequency in kHz is
 /// `capacity_freq_ref`. Kernels before 6.8 count that frequency in MHz.
-fn linux_cpu_capacity(dmips_mhz: &[u32], cpus: &[MaxPerf]) -> Vec<u16> {
+fn linux_cpu_capacity(dmips_mhz: &[u32], cpus: &[CpuFacts]) -> Vec<u16> {
     let products: Vec<u64> = dmips_mhz
         .iter()
         .zip(cpus)
-        .map(|(&raw, cpu)| u64::from(raw) * u64::from(cpu.khz))
+        .map(|(&raw, cpu)| u64::from(raw) * u64::from(cpu.khz_max))
         .collect();
     let largest = products.iter().copied().max().unwrap_or(1).max(1);
     products
@@ -130,12 +123,12 @@ fn worst(wanted: &[u16], guest: &[u16]) -> (usize, u16) {
         .unwrap_or((0, 0))
 }
 
-fn out_of_reach(cpus: &[MaxPerf], wanted: &[u16], guest: &[u16]) -> FactsError {
+fn out_of_reach(cpus: &[CpuFacts], wanted: &[u16], guest: &[u16]) -> FactsError {
     let (cpu, _) = worst(wanted, guest);
     FactsError::CapacityOutOfReach {
         cpu,
         wanted: wanted[cpu],
-        khz_max: cpus[cpu].khz,
+        khz_max: cpus[cpu].khz_max,
         nearest: guest[cpu],
     }
 }

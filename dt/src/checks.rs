@@ -158,16 +158,18 @@ fn check_complete(
 }
 
 fn check_region(region: CpufreqRegion, cpus: usize) -> Result<(), FactsError> {
-    let CpufreqRegion { base, size } = region;
+    let CpufreqRegion { base, size, shared } = region;
     if !base.is_multiple_of(REGION_ALIGN) {
         return Err(FactsError::RegionMisaligned { base });
     }
-    // At most MAX_CPUS were counted before, so this is at most 2 MiB.
-    let needed = cpus as u64 * REGION_STRIDE;
+    // At most MAX_CPUS were counted before, so this is at most 2 MiB and a header.
+    let needed = (cpus as u64 + u64::from(shared)) * REGION_STRIDE;
     if size < needed {
         return Err(FactsError::RegionTooSmall { size, needed, cpus });
     }
-    if base.checked_add(size - 1).is_none() {
+    let behind = if shared { REGION_STRIDE } else { 0 };
+    let all = size.checked_add(behind);
+    if all.and_then(|all| base.checked_add(all - 1)).is_none() {
         return Err(FactsError::RegionWraps { base, size });
     }
     Ok(())

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
+use crate::error::REGION_STRIDE;
 use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable};
 use crate::machine::Machine;
 use crate::node::{Node, Target, Value};
@@ -20,15 +21,34 @@ use crate::power;
 pub struct Nodes<'a> {
     machine: &'a Machine,
     first: u32,
+    cpus: Option<&'a [u32]>,
 }
+
+/// The properties of a CPU's node that [`Nodes::with_performance`] gives it.
+pub(crate) const PERFORMANCE: [&str; 4] = [
+    "cpu-idle-states",
+    "capacity-dmips-mhz",
+    "operating-points-v2",
+    "dynamic-power-coefficient",
+];
 
 impl<'a> Nodes<'a> {
     /// Allots phandles from `first` on. `None` if they would leave 1 to
     /// 0xffff_fffe, what a phandle can be.
     pub fn new(machine: &'a Machine, first: u32) -> Option<Self> {
-        let nodes = Self { machine, first };
+        let nodes = Self {
+            machine,
+            first,
+            cpus: None,
+        };
         first.checked_add(nodes.count())?;
         (first != 0).then_some(nodes)
+    }
+
+    /// The same for CPUs whose nodes have these phandles, one for each.
+    pub(crate) fn with_cpu_phandles(self, cpus: &'a [u32]) -> Self {
+        let cpus = Some(cpus);
+        Self { cpus, ..self }
     }
 
     fn count(&self) -> u32 {
@@ -53,9 +73,10 @@ impl<'a> Nodes<'a> {
     }
 
     fn cpu_target(&self, cpu: usize) -> Target {
+        let given = self.cpus.and_then(|cpus| cpus.get(cpu));
         Target {
             label: format!("cpu{cpu}"),
-            phandle: self.nth(cpu),
+            phandle: given.copied().unwrap_or_else(|| self.nth(cpu)),
         }
     }
 
@@ -79,7 +100,7 @@ impl<'a> Nodes<'a> {
     /// has it. The times are plausible for a VM: two exits. A real-time CPU does
     /// without wherever a timer is nearer than its residency (`menu_select`), and
     /// waits by WFI.
-    fn idle_states(&self) -> Option<Node> {
+    pub(crate) fn idle_states(&self) -> Option<Node> {
         if !self.machine.facts().standby {
             return None;
         }
@@ -116,7 +137,7 @@ impl<'a> Nodes<'a> {
 
     /// Linux reads capacities on its walk through this map, so it isn't only
     /// there for the clusters. It wants names numbered from 0 without a gap.
-    fn cpu_map(&self) -> Node {
+    pub(crate) fn cpu_map(&self) -> Node {
         let mut clusters: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (index, cpu) in self.machine.facts().cpus.iter().enumerate() {
             clusters.entry(cpu.cluster).or_default().push(index);
@@ -131,6 +152,22 @@ impl<'a> Nodes<'a> {
     }
 
     fn cpu(&self, index: usize, cpu: &CpuFacts) -> Node {
+        let node = Node::new(format!("cpu@{:x}", cpu.reg))
+            .target(self.cpu_target(index))
+            .with("device_type", Value::Text("cpu"))
+            .with("compatible", Value::Text("arm,armv8"))
+            .with("reg", Value::Addresses(vec![cpu.reg]))
+            .with("enable-method", Value::Text("psci"));
+        self.with_performance(node, index, cpu)
+    }
+
+    /// Only what says how fast the CPU is, with the phandle.
+    pub(crate) fn performance(&self, index: usize, cpu: &CpuFacts) -> Node {
+        let node = Node::new("").target(self.cpu_target(index));
+        self.with_performance(node, index, cpu)
+    }
+
+    fn with_performance(&self, node: Node, index: usize, cpu: &CpuFacts) -> Node {
         let dmips_mhz = self.machine.capacity_dmips_mhz()[index];
         let table = cpu.opp_table;
         let coefficient = table
@@ -138,29 +175,22 @@ impl<'a> Nodes<'a> {
             .map(Value::Number);
         let standby = self.machine.facts().standby;
         let standby = standby.then(|| Value::Reference(self.standby_target(cpu.real_time)));
-        Node::new(format!("cpu@{:x}", cpu.reg))
-            .target(self.cpu_target(index))
-            .with("device_type", Value::Text("cpu"))
-            .with("compatible", Value::Text("arm,armv8"))
-            .with("reg", Value::Addresses(vec![cpu.reg]))
-            .with("enable-method", Value::Text("psci"))
-            .with_some("cpu-idle-states", standby)
-            .with("capacity-dmips-mhz", Value::Number(dmips_mhz))
-            .with_some(
-                "operating-points-v2",
-                table.map(|table| Value::Reference(self.table_target(table))),
-            )
-            .with_some("dynamic-power-coefficient", coefficient)
+        let table = table.map(|table| Value::Reference(self.table_target(table)));
+        let [idle_states, capacity, operating_points, power] = PERFORMANCE;
+        node.with_some(idle_states, standby)
+            .with(capacity, Value::Number(dmips_mhz))
+            .with_some(operating_points, table)
+            .with_some(power, coefficient)
     }
 
-    fn opp_tables(&self) -> impl Iterator<Item = Node> {
+    pub(crate) fn opp_tables(&self) -> impl Iterator<Item = Node> {
         let tables = self.machine.facts().opp_tables.iter();
         tables
             .enumerate()
             .map(|(index, table)| opp_table(index, table).target(self.table_target(index)))
     }
 
-    fn cpufreq(&self) -> Option<Node> {
+    pub(crate) fn cpufreq(&self) -> Option<Node> {
         self.machine.facts().cpufreq.map(cpufreq)
     }
 
@@ -189,10 +219,18 @@ fn opp(opp: &Opp) -> Node {
         .with_some("opp-microwatt", opp.uw.map(Value::Number))
 }
 
-fn cpufreq(region: CpufreqRegion) -> Node {
-    Node::new(format!("cpufreq@{:x}", region.base))
-        .with("compatible", Value::Text("qemu,virtual-cpufreq"))
-        .with("reg", Value::Addresses(vec![region.base, region.size]))
+fn cpufreq(CpufreqRegion { base, size, shared }: CpufreqRegion) -> Node {
+    let (compatible, reg) = match shared {
+        false => ("qemu,virtual-cpufreq", vec![base, size]),
+        // Checked facts: the doorbell's page is below 2^64.
+        true => (
+            "vcpufreq,shm",
+            vec![base, size, base.wrapping_add(size), REGION_STRIDE],
+        ),
+    };
+    Node::new(format!("cpufreq@{base:x}"))
+        .with("compatible", Value::Text(compatible))
+        .with("reg", Value::Addresses(reg))
 }
 
 /// Writes `/cpus`. The writer must be in the root node, past its properties.
@@ -239,5 +277,10 @@ pub fn dts(machine: &Machine) -> String {
 }
 
 fn standalone(machine: &Machine) -> Node {
-    Nodes { machine, first: 1 }.root()
+    let nodes = Nodes {
+        machine,
+        first: 1,
+        cpus: None,
+    };
+    nodes.root()
 }

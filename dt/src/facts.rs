@@ -21,7 +21,8 @@ pub struct MachineFacts {
     /// asks for less (`sugov_hold_freq`). Any other kernel is better off without:
     /// on the way into an idle state and back Linux sends the GICv3's
     /// redistributor to sleep and wakes it (`gic_cpu_pm_notifier`), by eight
-    /// accesses which each are an exit.
+    /// accesses which each are an exit. QEMU's own GICv3, which it has without
+    /// KVM, then never wakes the CPU.
     pub standby: bool,
     /// The virtual cpufreq device's registers; `None` leaves its node out.
     pub cpufreq: Option<CpufreqRegion>,
@@ -81,11 +82,14 @@ pub struct Opp {
     pub uw: Option<u32>,
 }
 
-/// Where the virtual cpufreq device's registers are in the guest's memory.
+/// Where the virtual cpufreq device is in the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpufreqRegion {
     /// Guest physical address, a multiple of 64 KiB.
     pub base: u64,
     /// Size in bytes: at least one 4 KiB page for each CPU.
     pub size: u64,
+    /// It is shared memory (`abi/vcpufreq-shm.h`), and the doorbell's page is behind it; else
+    /// registers.
+    pub shared: bool,
 }

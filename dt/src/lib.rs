@@ -7,8 +7,9 @@
 //! The way through is [`MachineFacts`] (plain data from the host or the user,
 //! not trusted) → [`Machine`] (checked; every rule that was broken is a
 //! [`FactsError`] with the values in it) → nodes, either into a VMM's own tree
-//! ([`write_cpus`], [`write_opp_tables`], [`write_cpufreq`]) or as a tree of
-//! their own ([`dtb`], [`dts`]). Both come from the same node model.
+//! ([`write_cpus`], [`write_opp_tables`], [`write_cpufreq`]), or into the tree
+//! that another VMM made ([`merge`]), or as a tree of their own ([`dtb`],
+//! [`dts`]). All come from the same node model.
 //!
 //! Nothing here reads a file or asks the host: whoever has the facts brings
 //! them. The rest of a guest's tree (memory, interrupt controller, timer,
@@ -28,7 +29,7 @@
 //!         shared: true,
 //!     }],
 //!     standby: true,
-//!     cpufreq: Some(CpufreqRegion { base: 0x0b00_0000, size: 0x1_0000 }),
+//!     cpufreq: Some(CpufreqRegion { base: 0x0b00_0000, size: 0x1_0000, shared: false }),
 //! })?;
 //! assert_eq!(machine.guest_capacities(), [329, 1024]);
 //! println!("{}", vcpufreq_dt::dts(&machine));
@@ -53,6 +54,7 @@ mod emit;
 mod error;
 mod facts;
 mod machine;
+mod merge;
 mod node;
 mod power;
 
@@ -60,4 +62,5 @@ pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
 pub use machine::Machine;
+pub use merge::{MAX_TREE, MergeError, Seeds, merge};
 pub use vm_fdt;

@@ -2,7 +2,7 @@
 
 //! A machine after its facts were checked.
 
-use crate::capacity::{self, MaxPerf};
+use crate::capacity;
 use crate::checks;
 use crate::error::FactsError;
 use crate::facts::MachineFacts;
@@ -19,6 +19,14 @@ impl Machine {
     /// The facts as they were given.
     pub fn facts(&self) -> &MachineFacts {
         &self.facts
+    }
+
+    /// The same machine without the node of its registers, for a guest that
+    /// finds them by other means.
+    #[must_use]
+    pub fn without_cpufreq(mut self) -> Self {
+        self.facts.cpufreq = None;
+        self
     }
 
     /// `capacity-dmips-mhz` of every CPU, in the order of the CPUs.
@@ -41,15 +49,7 @@ impl TryFrom<MachineFacts> for Machine {
 
     fn try_from(facts: MachineFacts) -> Result<Self, FactsError> {
         checks::check(&facts)?;
-        let perf: Vec<MaxPerf> = facts
-            .cpus
-            .iter()
-            .map(|cpu| MaxPerf {
-                capacity: cpu.capacity,
-                khz: cpu.khz_max,
-            })
-            .collect();
-        let scaled = capacity::scale(&perf)?;
+        let scaled = capacity::scale(&facts.cpus)?;
         Ok(Self {
             facts,
             dmips_mhz: scaled.dmips_mhz,

@@ -75,19 +75,29 @@ impl Node {
         self
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Writes the node where the writer is.
     pub(crate) fn write(&self, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
         let open = fdt.begin_node(&self.name)?;
-        for (name, value) in &self.properties {
-            value.write(name, fdt)?;
-        }
-        if let Some(target) = &self.target {
-            fdt.property_phandle(target.phandle)?;
-        }
+        self.write_properties(fdt)?;
         for child in &self.children {
             child.write(fdt)?;
         }
         fdt.end_node(open)
+    }
+
+    /// Writes the properties alone, the phandle with them.
+    pub(crate) fn write_properties(&self, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
+        for (name, value) in &self.properties {
+            value.write(name, fdt)?;
+        }
+        match &self.target {
+            Some(target) => fdt.property_phandle(target.phandle),
+            None => Ok(()),
+        }
     }
 
     /// Prints the node as source, `depth` tabs in.

@@ -9,6 +9,8 @@ mod capacity;
 #[cfg(test)]
 mod facts;
 #[cfg(test)]
+mod merge;
+#[cfg(test)]
 mod nodes;
 #[cfg(test)]
 mod samples;

@@ -137,6 +137,20 @@ fn the_device_is_where_the_facts_say() {
     );
 }
 
+#[test]
+fn behind_shared_memory_is_its_doorbell() {
+    let mut facts = little_big();
+    let region = facts.cpufreq.as_mut().unwrap();
+    (region.size, region.shared) = (0x2_0000, true);
+    let tree = tree(facts);
+    let node = &tree["/cpufreq@b000000"];
+    assert_eq!(node["compatible"], b"vcpufreq,shm\0");
+    let header = include_str!("../../../abi/vcpufreq-shm.h");
+    assert!(header.contains("_COMPATIBLE\t\t\"vcpufreq,shm\"\n"));
+    let cells: [u64; 4] = [0xb00_0000, 0x2_0000, 0xb02_0000, 0x1000];
+    assert_eq!(node["reg"], cells.map(u64::to_be_bytes).concat());
+}
+
 /// P = C · f · V² holds with C = 100 for these powers, as Linux computes it.
 #[test]
 fn the_power_coefficient_is_the_one_that_powers_follow() {

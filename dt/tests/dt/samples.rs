@@ -7,6 +7,7 @@ use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable}
 pub const REGION: CpufreqRegion = CpufreqRegion {
     base: 0x0b00_0000,
     size: 0x1_0000,
+    shared: false,
 };
 
 /// An OPP with voltage and power.
@@ -122,6 +123,7 @@ pub fn largest() -> MachineFacts {
     facts.cpufreq = Some(CpufreqRegion {
         base: 0x1_0000_0000,
         size: 0x20_0000,
+        shared: false,
     });
     facts
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Promises: the device tree compiler takes blob and source without a word,
-//! and they are the same tree; Linux' bindings have nothing against the nodes
+//! and they are the same tree, also when merged with QEMU's; Linux' bindings have nothing against the nodes
 //! in a guest's tree, and would have if something were misspelt.
 //!
 //! dtc is looked for on the PATH, then in the toolchain root that
@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
-use vcpufreq_dt::{Machine, Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
+use vcpufreq_dt::{Machine, Nodes, Seeds, dtb, dts, merge};
+use vcpufreq_dt::{write_cpufreq, write_cpus, write_opp_tables};
 
-use crate::blob::read_resolved;
+use crate::blob::{read, read_resolved};
 use crate::samples::{all, little_big, machine};
 
 /// dtc here, or the root's run by the root's own loader.
@@ -79,6 +80,30 @@ fn dtc_takes_source_and_blob_for_the_same_tree() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn dtc_takes_what_is_merged_with_the_tree_of_qemu() {
+    let (Some(mut first), Some(second)) = (dtc(), dtc()) else {
+        println!("SKIP: no dtc on the PATH or in VCPUFREQ_LAB_ROOT");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qemu-virt.dts");
+    // QEMU pads to 1 MiB; some of its nodes have no unit address for dtc's taste.
+    first.args(["-q", "-S", "0x100000"]);
+    let base = compile(first, "dts", &source);
+    assert_eq!(base.len(), 1 << 20);
+    let machine = machine(little_big()).without_cpufreq();
+    let merged = merge(&base, &machine, Seeds::Drop).unwrap();
+    assert!(merged.len() < 8 << 10, "{} bytes", merged.len());
+    let file = dir.path().join("dtb");
+    fs::write(&file, &merged).unwrap();
+    assert_eq!(read(&compile(second, "dtb", &file)), read(&merged));
+    let tree = read_resolved(&merged);
+    assert_eq!(tree["/cpus/cpu-map/cluster1/core1"]["cpu"], b"/cpus/cpu@3");
+    assert_eq!(tree["/cpus/cpu@3"]["operating-points-v2"], b"/opp-table-1");
+    assert_eq!(tree["/cpus/cpu@0"]["compatible"], b"arm,cortex-a57\0");
 }
 
 /// A guest's tree: the nodes with what a binding wants beside them.

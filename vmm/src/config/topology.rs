@@ -54,7 +54,11 @@ pub fn machine(
         cpus,
         opp_tables: tables,
         standby,
-        cpufreq: base.map(|base| CpufreqRegion { base, size }),
+        cpufreq: base.map(|base| CpufreqRegion {
+            base,
+            size,
+            shared: false,
+        }),
     })
 }
 

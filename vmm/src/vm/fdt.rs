@@ -140,6 +140,7 @@ mod tests {
             cpufreq: Some(CpufreqRegion {
                 base: CPUFREQ_BASE,
                 size: u64::from(vcpus).next_multiple_of(16) * 0x1000,
+                shared: false,
             }),
         };
         Machine::try_from(facts).unwrap()

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Promises: a merged tree has the machine's CPU performance and all else of
+//! the base; a base that is wrong, whatever is in it, is one line.
+
+use proptest::collection::vec;
+use proptest::prelude::{any, proptest};
+use vcpufreq_dt::vm_fdt::{Error, FdtReserveEntry, FdtWriter, FdtWriterResult};
+use vcpufreq_dt::{MAX_TREE, Machine, MergeError, Seeds, dtb, merge};
+
+use crate::blob::{Tree, cell, read, read_resolved};
+use crate::samples::{all, little_big, machine};
+
+const GIC_PHANDLE: u32 = 0x8005;
+const BOOT_CPU: u32 = 2;
+const BOOT_CPU_AT: usize = 28;
+const RESERVED: (u64, u64) = (0x4800_0000, 0x1_0000);
+
+/// A CPU of the base: name, reg in one cell, phandle.
+type Cpu = (&'static str, Option<u32>, Option<u32>);
+
+/// As QEMU writes them: phandles fall, the last one has none here.
+const CPUS: [Cpu; 4] = [
+    ("cpu@0", Some(0), Some(0x8004)),
+    ("cpu@1", Some(1), Some(0x8003)),
+    ("cpu@100", Some(0x100), Some(0x8002)),
+    ("cpu@101", Some(0x101), None),
+];
+
+fn write_base(fdt: &mut FdtWriter, cpus: &[Cpu]) -> FdtWriterResult<()> {
+    let gic = fdt.begin_node("intc@8000000")?;
+    fdt.property_phandle(GIC_PHANDLE)?;
+    let its = fdt.begin_node("its@8080000")?;
+    fdt.property_null("msi-controller")?;
+    fdt.end_node(its)?;
+    fdt.end_node(gic)?;
+    let node = fdt.begin_node("cpus")?;
+    fdt.property_u32("#address-cells", 1)?;
+    fdt.property_u32("#size-cells", 0)?;
+    let map = fdt.begin_node("cpu-map")?;
+    let socket = fdt.begin_node("socket0")?;
+    fdt.end_node(socket)?;
+    fdt.end_node(map)?;
+    for &(name, reg, phandle) in cpus {
+        let cpu = fdt.begin_node(name)?;
+        fdt.property_string("compatible", "arm,cortex-a57")?;
+        reg.map_or(Ok(()), |reg| fdt.property_u32("reg", reg))?;
+        fdt.property_u32("capacity-dmips-mhz", 7)?;
+        phandle.map_or(Ok(()), |phandle| fdt.property_phandle(phandle))?;
+        fdt.end_node(cpu)?;
+    }
+    fdt.end_node(node)?;
+    let chosen = fdt.begin_node("chosen")?;
+    fdt.property_string("bootargs", "quiet")?;
+    fdt.property_u64("kaslr-seed", 1)?;
+    fdt.property_u64("rng-seed", 2)?;
+    fdt.end_node(chosen)
+}
+
+/// A tree whose root has these children, and addresses of so many cells.
+fn tree_of(cells: u32, write: impl FnOnce(&mut FdtWriter) -> FdtWriterResult<()>) -> Vec<u8> {
+    let reserved = FdtReserveEntry::new(RESERVED.0, RESERVED.1).unwrap();
+    let mut fdt = FdtWriter::new_with_mem_reserv(&[reserved]).unwrap();
+    fdt.set_boot_cpuid_phys(BOOT_CPU);
+    let root = fdt.begin_node("").unwrap();
+    fdt.property_u32("#address-cells", cells).unwrap();
+    fdt.property_u32("#size-cells", cells).unwrap();
+    write(&mut fdt).unwrap();
+    fdt.end_node(root).unwrap();
+    fdt.finish().unwrap()
+}
+
+fn base_of(cpus: &[Cpu]) -> Vec<u8> {
+    tree_of(2, |fdt| write_base(fdt, cpus))
+}
+
+/// The sample with four CPUs, for a guest that finds the registers itself.
+fn four() -> Machine {
+    machine(little_big()).without_cpufreq()
+}
+
+fn merged(base: &[u8]) -> Vec<u8> {
+    merge(base, &four(), Seeds::Drop).unwrap()
+}
+
+/// `tree` below `/cpus`, without what describes a CPU itself, and its OPP
+/// tables; CPUs are numbered in the order of their nodes.
+fn performance(blob: &[u8], names: [&str; 4]) -> Tree {
+    let numbered = |text: &str| {
+        let numbers = names.iter().enumerate();
+        numbers.fold(format!("{text}\0"), |text, (number, name)| {
+            text.replace(&format!("/{name}\0"), &format!("/cpu {number}\0"))
+        })
+    };
+    let ours = |path: &str| path.starts_with("/cpus/") || path.starts_with("/opp-table");
+    let own = ["compatible", "device_type", "enable-method", "reg"];
+    let mut tree = read_resolved(blob);
+    tree.retain(|path, _| ours(path));
+    tree.into_iter()
+        .map(|(path, mut node)| {
+            if path.starts_with("/cpus/cpu@") {
+                node.retain(|name, _| !own.contains(&name.as_str()));
+            }
+            if let Some(cpu) = node.get_mut("cpu") {
+                *cpu = numbered(&String::from_utf8(cpu.clone()).unwrap()).into_bytes();
+            }
+            (numbered(&path), node)
+        })
+        .collect()
+}
+
+#[test]
+fn a_merged_tree_has_what_dt_makes() {
+    let alone = performance(&dtb(&four()).unwrap(), ["cpu@0", "cpu@1", "cpu@2", "cpu@3"]);
+    let merged = performance(&merged(&base_of(&CPUS)), CPUS.map(|cpu| cpu.0));
+    assert_eq!(merged, alone);
+}
+
+#[test]
+fn all_else_of_the_base_stays() {
+    let base = base_of(&CPUS);
+    let merged = merge(&base, &four(), Seeds::Keep).unwrap();
+    assert_eq!(merged[BOOT_CPU_AT..][..4], BOOT_CPU.to_be_bytes());
+    let reserved = [RESERVED.0, RESERVED.1, 0, 0].map(u64::to_be_bytes);
+    assert_eq!(&merged[40..72], reserved.as_flattened());
+    let merged = read(&merged);
+    for (path, node) in read(&base) {
+        if path.starts_with("/cpus/cpu-map") {
+            assert!(!merged.contains_key(&path) || path == "/cpus/cpu-map");
+            continue;
+        }
+        for (name, value) in node
+            .iter()
+            .filter(|(name, _)| *name != "capacity-dmips-mhz")
+        {
+            assert_eq!(merged[&path].get(name), Some(value), "{path} {name}");
+        }
+    }
+}
+
+#[test]
+fn new_phandles_are_above_those_of_the_base() {
+    let tree = read(&merged(&base_of(&CPUS)));
+    assert_eq!(cell(&tree, "/cpus/cpu@0", "phandle"), 0x8004);
+    let new = ["/cpus/cpu@101", "/opp-table-0", "/opp-table-1"];
+    for path in new {
+        assert!(cell(&tree, path, "phandle") > GIC_PHANDLE, "{path}");
+    }
+    let last = "/cpus/cpu-map/cluster1/core1";
+    let cpu = cell(&tree, "/cpus/cpu@101", "phandle");
+    assert_eq!(cell(&tree, last, "cpu"), cpu);
+}
+
+#[test]
+fn random_seeds_are_for_one_boot() {
+    for (seeds, kept) in [(Seeds::Keep, true), (Seeds::Drop, false)] {
+        let tree = read(&merge(&base_of(&CPUS), &four(), seeds).unwrap());
+        let chosen = &tree["/chosen"];
+        let has = ["kaslr-seed", "rng-seed"].map(|name| chosen.contains_key(name));
+        assert_eq!(has, [kept; 2]);
+        assert_eq!(chosen["bootargs"], b"quiet\0");
+    }
+}
+
+#[test]
+fn padding_is_left_out() {
+    let mut base = base_of(&CPUS);
+    let whole = merged(&base);
+    base.resize(1 << 20, 0);
+    assert_eq!(merged(&base), whole, "behind the tree");
+    base[4..8].copy_from_slice(&(1_u32 << 20).to_be_bytes());
+    assert_eq!(merged(&base), whole, "within it");
+}
+
+#[test]
+fn a_merged_tree_can_be_merged_again() {
+    let once = merged(&base_of(&CPUS));
+    let twice = merged(&once);
+    assert_eq!(read_resolved(&twice), read_resolved(&once));
+    let mut bare = little_big();
+    bare.cpus.iter_mut().for_each(|cpu| cpu.opp_table = None);
+    (bare.opp_tables, bare.standby, bare.cpufreq) = (vec![], false, None);
+    let tree = read(&merge(&once, &machine(bare), Seeds::Drop).unwrap());
+    let left = |path: &&String| path.contains("opp") || path.contains("standby");
+    assert_eq!(tree.keys().find(left), None);
+    assert!(!tree["/cpus/cpu@0"].contains_key("operating-points-v2"));
+}
+
+#[test]
+fn registers_get_a_node_if_the_machine_has_them() {
+    let with = machine(little_big());
+    let tree = read(&merge(&base_of(&CPUS), &with, Seeds::Drop).unwrap());
+    assert!(tree.contains_key("/cpufreq@b000000"));
+    assert!(!read(&merged(&base_of(&CPUS))).contains_key("/cpufreq@b000000"));
+    let narrow = tree_of(1, |fdt| write_base(fdt, &CPUS));
+    let error = merge(&narrow, &with, Seeds::Drop).unwrap_err();
+    assert_eq!(error, MergeError::RootCells);
+    assert!(merge(&narrow, &four(), Seeds::Drop).is_ok());
+}
+
+#[test]
+fn every_machine_goes_into_its_own_tree() {
+    for (name, machine) in all() {
+        let base = dtb(&machine).unwrap();
+        let merged = merge(&base, &machine, Seeds::Drop).unwrap();
+        assert_eq!(read_resolved(&merged), read_resolved(&base), "{name}");
+        assert!(merged.len() <= MAX_TREE, "{name}");
+    }
+}
+
+fn nested(fdt: &mut FdtWriter, depth: usize) -> FdtWriterResult<()> {
+    if depth == 0 {
+        return Ok(());
+    }
+    let node = fdt.begin_node("n")?;
+    nested(fdt, depth - 1)?;
+    fdt.end_node(node)
+}
+
+fn phandle_node(fdt: &mut FdtWriter, name: &str, phandle: u32) -> FdtWriterResult<()> {
+    let node = fdt.begin_node(name)?;
+    fdt.property_u32("phandle", phandle)?;
+    fdt.end_node(node)
+}
+
+#[test]
+fn a_wrong_base_is_one_line() {
+    let [zero, one, two, three] = CPUS;
+    let order = |node: &str| MergeError::CpuOrder {
+        node: node.to_owned(),
+    };
+    let count = MergeError::CpuCount {
+        found: 3,
+        wanted: 4,
+    };
+    let large = u32::try_from(MAX_TREE).unwrap() + 1;
+    let mut too_large = base_of(&CPUS);
+    too_large[4..8].copy_from_slice(&large.to_be_bytes());
+    let rows = [
+        ("no /cpus", tree_of(2, |_| Ok(())), MergeError::NoCpus),
+        ("three CPUs", base_of(&[zero, one, two]), count),
+        (
+            "out of order",
+            base_of(&[zero, two, one, three]),
+            order("cpu@1"),
+        ),
+        (
+            "the same reg twice",
+            base_of(&[zero, one, two, ("cpu@9", Some(0x100), None)]),
+            order("cpu@9"),
+        ),
+        (
+            "no reg",
+            base_of(&[("cpu@0", None, None), one, two, three]),
+            order("cpu@0"),
+        ),
+        (
+            "all phandles in use",
+            tree_of(2, |fdt| {
+                phandle_node(fdt, "a", u32::MAX - 1)?;
+                write_base(fdt, &CPUS)
+            }),
+            MergeError::NoPhandles {
+                largest: u32::MAX - 1,
+            },
+        ),
+        (
+            "a phandle twice",
+            tree_of(2, |fdt| {
+                phandle_node(fdt, "a", 0x8004)?;
+                write_base(fdt, &CPUS)
+            }),
+            MergeError::Write(Error::DuplicatePhandle),
+        ),
+        (
+            "too large",
+            too_large,
+            MergeError::TooLarge { size: MAX_TREE + 1 },
+        ),
+    ];
+    for (name, base, error) in rows {
+        let found = merge(&base, &four(), Seeds::Drop).unwrap_err();
+        assert_eq!(found, error, "{name}");
+        assert!(!found.to_string().contains('\n'), "{name}: {found}");
+    }
+    assert_eq!(
+        MergeError::TooLarge { size: MAX_TREE + 1 }.to_string(),
+        "a tree of 2097153 bytes, Linux takes 2097152"
+    );
+}
+
+/// The root and 15 below it.
+#[test]
+fn nodes_are_nested_to_a_limit() {
+    let deep = |depth| {
+        tree_of(2, |fdt| {
+            nested(fdt, depth).and_then(|()| write_base(fdt, &CPUS))
+        })
+    };
+    assert!(merge(&deep(15), &four(), Seeds::Drop).is_ok());
+    let deepest = with_nodes_at_the_end((MAX_TREE - 10_000) / 16);
+    for base in [deep(16), deepest] {
+        let error = merge(&base, &four(), Seeds::Drop).unwrap_err();
+        assert_eq!(error, MergeError::TooDeep);
+    }
+}
+
+/// The base with so many nodes in each other, more than a writer makes.
+fn with_nodes_at_the_end(depth: usize) -> Vec<u8> {
+    let mut base = base_of(&CPUS);
+    let word = |base: &[u8], at: usize| u32::from_be_bytes(base[at..at + 4].try_into().unwrap());
+    // The strings come behind the root's end and that of the tree.
+    let strings = usize::try_from(word(&base, 12)).unwrap();
+    let begin = [1_u32.to_be_bytes(), *b"n\0\0\0"].concat().repeat(depth);
+    let end = 2_u32.to_be_bytes().repeat(depth);
+    let added = u32::try_from(begin.len() + end.len()).unwrap();
+    base.splice(strings - 8..strings - 8, [begin, end].concat());
+    for size in [4, 12, 36] {
+        let grown = word(&base, size) + added;
+        base[size..size + 4].copy_from_slice(&grown.to_be_bytes());
+    }
+    base
+}
+
+/// A tree that is a base itself, or one line.
+fn survives(base: &[u8], machine: &Machine) {
+    let merged = merge(base, machine, Seeds::Drop);
+    let again = merged.and_then(|merged| merge(&merged, machine, Seeds::Drop));
+    if let Err(error) = again {
+        assert!(!error.to_string().contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn a_truncated_base_is_refused() {
+    let base = base_of(&CPUS);
+    for len in 0..base.len() {
+        let error = merge(&base[..len], &four(), Seeds::Drop).unwrap_err();
+        assert!(matches!(error, MergeError::NotATree(_)), "{len}: {error}");
+    }
+}
+
+#[test]
+fn any_byte_may_be_wrong() {
+    let (base, machine) = (base_of(&CPUS), four());
+    for at in 0..base.len() {
+        let mut wrong = base.clone();
+        let values = match at {
+            0..40 => (0..=255).collect(),
+            _ => vec![0, 1, 3, 9, 0xff],
+        };
+        for value in values {
+            wrong[at] = value;
+            survives(&wrong, &machine);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_may_be_wrong(changes in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..12)) {
+        let mut wrong = base_of(&CPUS);
+        for (at, value) in changes {
+            let at = at.index(wrong.len());
+            wrong[at] = value;
+        }
+        survives(&wrong, &four());
+    }
+
+    #[test]
+    fn any_words_may_be_wrong(changes in vec((any::<proptest::sample::Index>(), 0..12_u32), 1..12)) {
+        let mut wrong = base_of(&CPUS);
+        for (at, value) in changes {
+            let at = at.index(wrong.len() / 4) * 4;
+            wrong[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        }
+        survives(&wrong, &four());
+    }
+}
