@@ -3,10 +3,13 @@
 
 LAB = lab/start
 
-.PHONY: demo bench test test-long bench-paths figures lab-shell lab-setup book
+.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
+
+demo-qemu: ## the same with guests of Debian's own QEMU
+	@$(LAB) demo --vmm qemu
 
 bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
 	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
@@ -23,6 +26,9 @@ bench-paths: ## what an access costs by each path: out/paths.json, and its table
 
 figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
 	@cargo run --quiet --locked -p vcpufreq-bench --bin figures
+
+packages: ## Debian's packages of program and kernel modules, in out/packages
+	@$(LAB) packages
 
 lab-shell: ## a console on the emulated host
 	@$(LAB) shell

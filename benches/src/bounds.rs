@@ -41,34 +41,22 @@ const RULES: [(&str, &str, Rule); 19] = [
     ("little-to-big", "ends_on_big", Always),
     ("periodic", "efficiency", Points(30)),
     ("periodic", "at_edge.efficiency", Points(30)),
-    (
-        "work",
-        "infer_cached.score_to_host_normalised",
-        AtLeast(950),
-    ),
-    (
-        "work",
-        "infer_cached.energy_to_host_normalised",
-        AtMost(1_050),
-    ),
-    ("work", "infer_small.score_to_host_normalised", AtLeast(950)),
-    (
-        "work",
-        "infer_small.energy_to_host_normalised",
-        AtMost(1_050),
-    ),
-    ("work", "infer_large.score_to_host_normalised", AtLeast(950)),
-    (
-        "work",
-        "infer_large.energy_to_host_normalised",
-        AtMost(1_050),
-    ),
-    ("work", "io.score_to_host_normalised", AtLeast(950)),
+    ("work", "infer_cached.score_to_host_normalised", SCORE),
+    ("work", "infer_cached.energy_to_host_normalised", ENERGY),
+    ("work", "infer_small.score_to_host_normalised", SCORE),
+    ("work", "infer_small.energy_to_host_normalised", ENERGY),
+    ("work", "infer_large.score_to_host_normalised", SCORE),
+    ("work", "infer_large.energy_to_host_normalised", ENERGY),
+    ("work", "io.score_to_host_normalised", SCORE),
     // A request takes a guest more CPU time, and governors answer more work with a costlier OPP.
     ("work", "io.energy_to_host_normalised", Free),
-    ("work", "frames.score_to_host_normalised", AtLeast(950)),
-    ("work", "frames.energy_to_host_normalised", AtMost(1_050)),
+    ("work", "frames.score_to_host_normalised", SCORE),
+    ("work", "frames.energy_to_host_normalised", ENERGY),
 ];
+
+/// Of a job.
+const SCORE: Rule = AtLeast(950);
+const ENERGY: Rule = AtMost(1_050);
 
 /// A bound, and whether a report keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,6 +141,12 @@ mod tests {
             "median": median, "values": [median] })
     }
 
+    /// Of a job of the guest with the bridge, against the host.
+    fn work(metric: &str, median: Option<u64>) -> Value {
+        let metric = format!("{metric}_to_host_normalised");
+        row("work", "vm+bridge", &metric, median)
+    }
+
     fn all(rows: &[Value]) -> Vec<Option<bool>> {
         let bounds = of(&json!({ "results": rows }), TWO_TICKS_US);
         bounds.iter().map(|bound| bound.held).collect()
@@ -220,24 +214,9 @@ mod tests {
             row("periodic", "vm+bridge", "efficiency", Some(470)),
             row("periodic", "host", "at_edge.efficiency", Some(500)),
             row("periodic", "vm+bridge", "at_edge.efficiency", Some(531)),
-            row(
-                "work",
-                "vm+bridge",
-                "io.score_to_host_normalised",
-                Some(949),
-            ),
-            row(
-                "work",
-                "vm+bridge",
-                "frames.energy_to_host_normalised",
-                Some(1050),
-            ),
-            row(
-                "work",
-                "vm+bridge",
-                "infer_small.energy_to_host_normalised",
-                Some(1051),
-            ),
+            work("io.score", Some(949)),
+            work("frames.energy", Some(1050)),
+            work("infer_small.energy", Some(1051)),
             row("work", "vm+bridge", "io.energy", Some(9999)),
         ];
         // In the order of the rules: infer_small, io, frames.
@@ -250,13 +229,8 @@ mod tests {
         let rows = [
             row("periodic", "host", "efficiency", Some(500)),
             row("periodic", "vm+bridge", "efficiency", None),
-            row(
-                "work",
-                "vm+bridge",
-                "frames.energy_to_host_normalised",
-                None,
-            ),
-            row("work", "vm+bridge", "io.score_to_host_normalised", None),
+            work("frames.energy", None),
+            work("io.score", None),
         ];
         assert_eq!(held(&rows), [false, false, false]);
     }
@@ -267,7 +241,7 @@ mod tests {
             let rows = [
                 row("step-down", "host", "other_thread.to_fmin", Some(80_000)),
                 row("step-down", "vm+bridge", "other_thread.to_fmin", figure),
-                row("work", "vm+bridge", "io.energy_to_host_normalised", figure),
+                work("io.energy", figure),
             ];
             assert_eq!(all(&rows), [None, None], "{figure:?}");
         }

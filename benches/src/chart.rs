@@ -7,10 +7,12 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// A variant's name, colour, and dashes.
-pub const LINES: [(&str, &str, &str); 3] = [
+pub const LINES: [(&str, &str, &str); 5] = [
     ("host", "#444444", "none"),
     ("vm", "#d97706", "7 4"),
     ("vm+bridge", "#2563eb", "none"),
+    ("max", "#15803d", "none"),
+    ("scx", "#9333ea", "none"),
 ];
 
 /// In the SVG's own units.
@@ -80,7 +82,7 @@ pub fn chart(report: &Value, title: &str) -> String {
         to_us: ends.fold(1000.0, f64::max),
         top_khz: tops.fold(1.0, f64::max) * 1.05,
     };
-    let height = BOTTOM + 40.0 + BAND * 3.0 + 20.0;
+    let height = BOTTOM + 40.0 + BAND * 4.0 + 20.0;
     let mut svg = format!(
         "<svg viewBox=\"0 0 960 {height}\" role=\"img\" aria-label=\"frequency over time, {}\">\n",
         escaped(title)

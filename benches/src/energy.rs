@@ -23,7 +23,7 @@ impl Observed {
     }
 
     /// A cluster's frequencies with their spans, in order.
-    fn at_frequencies(
+    pub fn at_frequencies(
         &self,
         machine: &Machine,
         cluster: &Cluster,

@@ -14,6 +14,7 @@ use crate::scenario::{Hold, Scenario};
 
 /// Looks at a file for what was written to it, and the pause between two.
 const LOOKS: u32 = 50;
+const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Changed files with what they held; dropping it puts that back.
@@ -21,9 +22,16 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct FreqLimits(Vec<(PathBuf, String)>);
 
 impl FreqLimits {
-    /// Holds frequencies where the scenario wants them.
+    /// Holds frequencies, and the limit on real-time threads, where the scenario wants them.
     pub fn frequencies(scenario: &Scenario, machine: &Machine) -> Result<Self> {
         let mut held = Self::default();
+        if scenario
+            .beside
+            .is_some_and(|steps| steps.contains("deadline="))
+        {
+            // Else the kernel refuses a SCHED_DEADLINE thread that is pinned.
+            held.set(RT_RUNTIME.into(), "-1")?;
+        }
         for cluster in &machine.clusters {
             let (file, khz) = match scenario.hold {
                 Hold::No => continue,

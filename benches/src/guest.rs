@@ -2,14 +2,17 @@
 //! A guest with the load program as its first process.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use vcpufreq_load::work::pin_thread;
 
 use crate::BenchArgs;
 use crate::load_client::LoadClient;
 use crate::machine::Machine;
+use crate::piped::{child, threads};
+use crate::variant::Variant;
 
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
@@ -18,19 +21,36 @@ pub struct Guest {
     pub console: LoadClient,
     /// pCPU and thread of each vCPU.
     pub vcpus: Vec<(u32, i32)>,
+    /// The VMM, and QEMU's prefix if there is one.
+    pub processes: Vec<u32>,
 }
 
 impl Guest {
     /// Boots it, with more words for its command line.
-    pub fn boot(machine: &Machine, bridge: bool, words: &str, args: &BenchArgs) -> Result<Self> {
+    pub fn boot(
+        machine: &Machine,
+        variant: Variant,
+        words: &str,
+        args: &BenchArgs,
+    ) -> Result<Self> {
+        let bridge = variant.bridge();
         let words = format!("{} {words}", args.guest_cmdline);
         let mut console = LoadClient::start(command(machine, bridge, words.trim(), args)?)?;
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
-        let threads = threads(console.pid())?;
+        let program = console.pid();
+        let behind = args
+            .qemu
+            .as_ref()
+            .and_then(|_| child(program, "qemu-system"));
+        let processes = behind.into_iter().chain([program]).collect::<Vec<_>>();
+        let threads = threads(behind.unwrap_or(program))?;
         let vcpu = |(number, cpu): (usize, u32)| -> Result<(u32, i32)> {
-            let name = format!("vcpu{number}");
+            let name = match args.qemu {
+                Some(_) => format!("CPU {number}/KVM"),
+                None => format!("vcpu{number}"),
+            };
             let found = threads.iter().find(|(_, own)| *own == name);
             Ok((
                 cpu,
@@ -44,10 +64,20 @@ impl Guest {
             .into_iter()
             .enumerate()
             .map(vcpu)
-            .collect::<Result<_>>()?;
-        let mut guest = Self { console, vcpus };
+            .collect::<Result<Vec<_>>>()?;
+        if args.qemu.is_some() && bridge.is_none() {
+            // Nothing else binds them.
+            for (pcpu, tid) in &vcpus {
+                pin_thread(*tid, &[*pcpu])?;
+            }
+        }
+        let mut guest = Self {
+            console,
+            vcpus,
+            processes,
+        };
         guest.reserve_as_host();
-        if bridge {
+        if bridge.is_some() {
             guest.console.ask("read /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")
                 .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name the driver with --guest-module")?;
         }
@@ -78,57 +108,82 @@ fn fair_server(cpu: impl std::fmt::Display) -> String {
     format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime")
 }
 
-/// `vcpufreq run` with a vCPU pinned to each pCPU, mirroring it.
-fn command(machine: &Machine, bridge: bool, cmdline: &str, args: &BenchArgs) -> Result<Command> {
+/// `vcpufreq run`, or `vcpufreq qemu`, with a vCPU pinned to each pCPU, mirroring it.
+fn command(
+    machine: &Machine,
+    bridge: Option<&[&str]>,
+    cmdline: &str,
+    args: &BenchArgs,
+) -> Result<Command> {
     let program: PathBuf = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     let cpus = machine.cpus();
-    command
-        .args(["run", "--mem", "256", "--host-topology", "--kernel"])
-        .arg(&machine.guest.kernel)
-        .arg("--initrd")
-        .arg(&machine.guest.initrd)
-        .arg("--cmdline")
-        .arg(format!(
-            "console=ttyS0 quiet panic=-1 rdinit=/bin/vcpufreq-load {cmdline}"
-        ))
-        .args(["--cpus", &cpus.len().to_string()]);
+    let cmdline = format!("quiet panic=-1 rdinit=/bin/vcpufreq-load {cmdline}");
+    let qemu = args.qemu.as_deref();
+    let qemu = qemu.map(|qemu| qemu_command(qemu, machine, &cmdline));
+    match qemu {
+        Some(qemu) if bridge.is_none() => return Ok(qemu),
+        Some(_) => {
+            command.arg("qemu");
+        }
+        None => {
+            command
+                .args(["run", "--mem", "256", "--kernel"])
+                .arg(&machine.guest.kernel)
+                .arg("--initrd")
+                .arg(&machine.guest.initrd)
+                .args(["--cmdline", &format!("console=ttyS0 {cmdline}")]);
+        }
+    }
+    command.args(["--host-topology", "--cpus", &cpus.len().to_string()]);
     for (vcpu, pcpu) in cpus.iter().enumerate() {
         command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
     }
-    if bridge {
-        command.args(["--path", &args.path, "--clamp", &args.clamp]);
+    if let Some(options) = bridge {
+        command.args(["--clamp", &args.clamp]).args(options);
+        if qemu.is_none() {
+            command.args(["--path", &args.path]);
+        }
         if let Some(parent) = &args.cgroup_parent {
             command.arg("--cgroup-parent").arg(parent);
         }
     } else {
         command.arg("--no-bridge");
     }
+    if let Some(qemu) = qemu {
+        command
+            .arg("--")
+            .arg(qemu.get_program())
+            .args(qemu.get_args());
+    }
     Ok(command)
 }
 
-/// Whether a thread of this name runs a vCPU: `vcpu` and its number. The VMM's own
-/// first thread is called `vcpufreq`.
-pub fn runs_vcpu(name: &str) -> bool {
-    let number = name.strip_prefix("vcpu");
-    number.is_some_and(|number| number.parse::<u16>().is_ok())
+/// QEMU with as many vCPUs as there are pCPUs.
+fn qemu_command(program: &Path, machine: &Machine, cmdline: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(["-accel", "kvm", "-machine", "virt,gic-version=3"])
+        .args(["-cpu", "host", "-smp", &machine.cpus().len().to_string()])
+        .args(["-m", "256", "-nodefaults", "-display", "none"])
+        .arg("-kernel")
+        .arg(&machine.guest.kernel)
+        .arg("-initrd")
+        .arg(&machine.guest.initrd)
+        .args(["-append", &format!("console=ttyAMA0 {cmdline}")])
+        .args(["-serial", "stdio", "-name", "debug-threads=on"])
+        // It is no one's when a failed bench ends.
+        .args(["-run-with", "exit-with-parent=on"]);
+    command
 }
 
-/// The threads of a process, with their names.
-pub fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
-    let tasks = format!("/proc/{pid}/task");
-    let mut found = Vec::new();
-    for entry in fs::read_dir(&tasks)
-        .with_context(|| tasks.clone())?
-        .flatten()
-    {
-        let tid = entry.file_name().to_string_lossy().parse()?;
-        // A thread that ends meanwhile has no name any more.
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        found.push((tid, name.trim().to_owned()));
-    }
-    found.sort_unstable();
-    Ok(found)
+/// Whether a thread of this name runs a vCPU: `vcpu` and its number, or QEMU's `CPU 0/KVM`. The
+/// VMM's own first thread is called `vcpufreq`.
+pub fn runs_vcpu(name: &str) -> bool {
+    let of_qemu = name.strip_prefix("CPU ");
+    let of_qemu = of_qemu.and_then(|name| name.strip_suffix("/KVM"));
+    let number = of_qemu.or(name.strip_prefix("vcpu"));
+    number.is_some_and(|number| number.parse::<u16>().is_ok())
 }
 
 #[cfg(test)]
@@ -139,7 +194,12 @@ mod tests {
 
     #[test]
     fn the_program_is_no_vcpu() {
-        let rows = [("vcpu0", true), ("vcpu17", true), ("vcpufreq", false)];
+        let rows = [
+            ("vcpu0", true),
+            ("vcpu17", true),
+            ("CPU 3/KVM", true),
+            ("vcpufreq", false),
+        ];
         for (name, runs) in rows {
             assert_eq!(runs_vcpu(name), runs, "{name}");
         }

@@ -25,14 +25,17 @@ mod measure;
 #[cfg(test)]
 mod measure_tests;
 mod metric;
+mod needed;
 mod observed;
 mod page;
+pub mod piped;
 mod report;
 mod report_json;
 mod rest;
 mod row;
 mod scenario;
 mod scenarios;
+mod scx;
 mod series;
 mod session;
 mod text;
@@ -78,16 +81,20 @@ pub struct BenchArgs {
     /// How the guest's accesses reach the device, as --path of vcpufreq run
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: String,
+    /// Guests of this QEMU, behind vcpufreq qemu with the bridge, in place of vcpufreq run's; its
+    /// path is its own
+    #[arg(long, value_name = "FILE", conflicts_with = "path")]
+    pub qemu: Option<PathBuf>,
     /// How a request becomes a clamp, as --clamp of vcpufreq run
     #[arg(long, value_name = "MODE", default_value = "floor", value_parser = ["floor", "exact"])]
     pub clamp: String,
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,
-    /// Measure this scenario alone; may be repeated
+    /// Measure this scenario alone, or as NAME.CASE one case of it; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
-    /// Measure on this variant alone; may be repeated
+    /// Measure on this variant alone; may be repeated [default: all but max]
     #[arg(long, value_name = "VARIANT")]
     pub variant: Vec<Variant>,
     /// Times that each scenario is measured, but for those that have a maximum [default: 5; 9 for
@@ -129,7 +136,7 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     let mut report = Report::new(&machine, args);
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
-        let asked = |one: &Variant| args.variant.is_empty() || args.variant.contains(one);
+        let asked = |one: &Variant| one.is_asked(&args.variant);
         let variants = Variant::ALL.into_iter().filter(asked);
         eprintln!(
             "vcpufreq: {} repeats",
@@ -184,13 +191,13 @@ fn measure_variant(
     let own = scenarios.iter().filter(|one| one.is_for(variant));
     let mut todo: Vec<&Scenario> = own.copied().collect();
     // Those that share a guest one after the other.
-    todo.sort_by_key(|scenario| scenario.cmdline);
+    todo.sort_by_key(|scenario| scenario.guests());
     while let Some(first) = todo.first() {
-        let words = first.cmdline;
-        let done = match Session::start(setting.0, variant, words, setting.2) {
-            Ok(session) => measure_in(session, setting, (variant, words, &todo), report),
+        let guests = first.guests();
+        let done = match Session::start(setting.0, variant, guests, setting.2) {
+            Ok(session) => measure_in(session, setting, (variant, &todo), report),
             Err(error) => {
-                let alike = todo.iter().filter(|one| one.cmdline == words);
+                let alike = todo.iter().filter(|one| one.guests() == guests);
                 alike
                     .map(|one| report.failed(one, variant, &format!("{error:#}")))
                     .count()
@@ -205,11 +212,12 @@ fn measure_variant(
 fn measure_in(
     mut session: Session,
     (machine, trace, args): Setting,
-    (variant, words, todo): (Variant, &str, &[&'static Scenario]),
+    (variant, todo): (Variant, &[&'static Scenario]),
     report: &mut Report,
 ) -> usize {
     let mut done = 0;
-    for scenario in todo.iter().filter(|one| one.cmdline == words) {
+    let alike = |one: &&&Scenario| one.guests() == todo[0].guests();
+    for scenario in todo.iter().filter(alike) {
         done += 1;
         match session.measure(scenario, trace, args.repeats) {
             Ok(observed) => report.add(machine, scenario, variant, &observed),
@@ -234,9 +242,10 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scenario>> {
     }
     let mut known: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
     known.dedup();
-    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+    let called = |name: &&String| SCENARIOS.iter().any(|one| one.is_called(name));
+    if let Some(unknown) = names.iter().find(|name| !called(name)) {
         anyhow::bail!("no scenario '{unknown}'; there are: {}", known.join(", "));
     }
-    let asked = |one: &&Scenario| names.iter().any(|name| *name == one.name);
+    let asked = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
     Ok(SCENARIOS.iter().filter(asked).collect())
 }

@@ -11,6 +11,7 @@ use crate::duty_cycle;
 use crate::load_log::Mark;
 use crate::machine::{Cluster, Machine};
 use crate::metric::Metric;
+use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
 use crate::scenario::Scenario;
@@ -20,8 +21,7 @@ const WAKE_US: u64 = 2_000;
 
 impl Metric {
     /// The figure; `None` when it doesn't come about while the load lasts.
-    /// `host_top` is the frequency that the host alone reached.
-    pub fn of(self, machine: &Machine, observed: &Observed, host_top: Option<u32>) -> Option<u64> {
+    pub fn of(self, machine: &Machine, observed: &Observed, host: Option<HostKhz>) -> Option<u64> {
         let start = observed.start()?;
         let from = |us: u64| us.saturating_sub(start.us);
         let own = machine.cluster_of(start.cpu)?;
@@ -33,7 +33,24 @@ impl Metric {
         let off_little = || places().find(|mark| !machine.little().cpus.contains(&mark.cpu));
         match self {
             Self::ToFmax => reached(own.khz.1),
-            Self::ToHostTop => reached(host_top?),
+            Self::ToHostTop => reached(host?.top),
+            Self::ToNeeded => observed.needed(machine, host?).map(from),
+            Self::Below => {
+                let needed = host?.settled;
+                let since = observed.needed(machine, host?)?;
+                let spans = observed.load_spans(machine)?;
+                let late = spans.filter(|(khz, ..)| *khz < needed);
+                Some(
+                    late.map(|(_, from, to)| to.saturating_sub(from.max(since)))
+                        .sum(),
+                )
+            }
+            Self::Above => {
+                let top = host?.top;
+                let spans = observed.load_spans(machine)?;
+                let over = spans.filter(|(khz, ..)| *khz > top);
+                Some(over.map(|(_, from, to)| to - from).sum())
+            }
             Self::ToFmin => {
                 // The load's thread wakes for the last mark.
                 let until = observed.marks.last()?.us.saturating_sub(WAKE_US);
@@ -97,7 +114,7 @@ impl Observed {
     }
 
     /// The first mark of this name.
-    fn mark(&self, name: &str) -> Option<&Mark> {
+    pub fn mark(&self, name: &str) -> Option<&Mark> {
         self.marks.iter().find(|mark| mark.name == name)
     }
 

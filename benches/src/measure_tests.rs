@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use crate::load_log::Mark;
 use crate::machine::{Cluster, GuestFiles, Machine};
 use crate::metric::Metric;
+use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
 use crate::rest::settled;
@@ -40,19 +41,24 @@ fn machine() -> Machine {
     }
 }
 
-/// The load gets its CPU at 1000, marks its start at 1050, ends at 9000.
-fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
-    let mark = |name: &str, us| Mark {
-        name: name.to_owned(),
-        us,
-        cpu,
-    };
-    let switch = |us, prev, next| Switch {
+fn mark(name: &str, us: u64, cpu: u32) -> Mark {
+    let name = name.to_owned();
+    Mark { name, us, cpu }
+}
+
+fn switch(us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
+    Switch {
         us,
         cpu,
         prev,
         next,
-    };
+    }
+}
+
+/// The load gets its CPU at 1000, marks its start at 1050, ends at 9000.
+fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
+    let mark = |name, us| mark(name, us, cpu);
+    let switch = |us, prev, next| switch(us, cpu, (prev, next));
     Observed {
         seen: Seen {
             changes: changes
@@ -75,7 +81,11 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
 }
 
 fn figure(metric: Metric, observed: &Observed) -> Option<u64> {
-    metric.of(&machine(), observed, Some(1700))
+    let host = HostKhz {
+        top: 1700,
+        settled: 1700,
+    };
+    metric.of(&machine(), observed, Some(host))
 }
 
 #[test]
@@ -84,6 +94,30 @@ fn a_ramp_counts_from_the_switch_not_from_the_mark() {
     assert_eq!(figure(Metric::ToFmax, &ramp), Some(3000));
     assert_eq!(figure(Metric::ToHostTop, &ramp), Some(1000));
     assert_eq!(figure(Metric::TopKhz, &ramp), Some(2800));
+}
+
+#[test]
+fn a_load_needs_what_the_host_settles_at() {
+    let changes = [
+        (1500, 1700),
+        (2000, 2800),
+        (2500, 1700),
+        (4000, 700),
+        (4500, 1700),
+    ];
+    let load = observed(1, &changes);
+    let host = HostKhz {
+        top: 2800,
+        settled: 1700,
+    };
+    let found = HostKhz::of(&machine(), &PLAIN, &[observed(1, &changes)]);
+    assert_eq!(found, Some(host));
+    assert_eq!(figure(Metric::ToNeeded, &load), Some(500));
+    assert_eq!(figure(Metric::Below, &load), Some(500));
+    assert_eq!(figure(Metric::Above, &load), Some(500), "1700 is the top");
+    let higher = observed(1, &[(1500, 2800)]);
+    assert_eq!(figure(Metric::ToNeeded, &higher), Some(500));
+    assert_eq!(figure(Metric::ToNeeded, &observed(1, &[])), None);
 }
 
 #[test]
@@ -112,30 +146,12 @@ fn a_dip_to_the_minimum_is_not_the_step_down() {
 #[test]
 fn migration_counts_from_the_switch_on_the_big_cpu() {
     let mut moved = observed(0, &[]);
-    moved.marks.insert(
-        1,
-        Mark {
-            name: "on".to_owned(),
-            us: 4010,
-            cpu: 1,
-        },
-    );
+    moved.marks.insert(1, mark("on", 4010, 1));
     moved.marks[2].cpu = 1;
     moved.marks[3].cpu = 1;
-    moved.seen.switches.insert(
-        1,
-        Switch {
-            us: 4000,
-            cpu: 1,
-            prev: 0,
-            next: LOAD,
-        },
-    );
-    moved.seen.changes.push(Change {
-        us: 6000,
-        cpu: 1,
-        khz: 2800,
-    });
+    moved.seen.switches.insert(1, switch(4000, 1, (0, LOAD)));
+    let (us, cpu, khz) = (6000, 1, 2800);
+    moved.seen.changes.push(Change { us, cpu, khz });
     assert_eq!(figure(Metric::Migrate, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBig, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBigFmax, &moved), Some(5000));
@@ -153,19 +169,9 @@ fn of_three_clusters_either_larger_one_is_a_migration() {
     let mut moved = observed(0, &[]);
     moved.khz_before = vec![600, 700, 700];
     for (at, us, cpu) in [(1, 2010, 2), (2, 4010, 1)] {
-        let mark = Mark {
-            name: "on".to_owned(),
-            us,
-            cpu,
-        };
-        moved.marks.insert(at, mark);
-        let switch = Switch {
-            us: us - 10,
-            cpu,
-            prev: 0,
-            next: LOAD,
-        };
-        moved.seen.switches.insert(at, switch);
+        moved.marks.insert(at, mark("on", us, cpu));
+        let arrives = switch(us - 10, cpu, (0, LOAD));
+        moved.seen.switches.insert(at, arrives);
     }
     let figure = |metric: Metric| metric.of(&three, &moved, None);
     assert_eq!(figure(Metric::Migrate), Some(1000));
@@ -281,7 +287,8 @@ fn a_score_is_jobs_in_a_thousand_seconds() {
 
 #[test]
 fn words_of_steps_become_this_machines() {
-    let of = |steps: &str| expanded(steps, &machine(), ("1", "0,1"));
+    let of = |steps: &str| expanded(steps, &machine(), ("1", "0,1"), 6);
+    assert_eq!(of("sleep={phase}"), "sleep=2000");
     let calm = "calm=20/10000/40";
     assert_eq!(
         of("weights=1 {start} busy=2"),

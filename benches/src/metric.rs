@@ -14,6 +14,12 @@ pub enum Metric {
     TopKhz,
     /// Until it runs at the frequency that was highest on the host.
     ToHostTop,
+    /// Until it runs at the frequency that the host settled at, or above.
+    ToNeeded,
+    /// Time below that afterwards.
+    Below,
+    /// Time above the frequency that was highest on the host.
+    Above,
     /// Turns of work that the load's first thread did.
     Work,
     /// Of the time that the load's threads ran, per mille on CPUs of the most
@@ -53,6 +59,9 @@ impl Metric {
             Self::FirstFmin => ("first_fmin", "us"),
             Self::TopKhz => ("top_khz", "kHz"),
             Self::ToHostTop => ("to_host_top", "us"),
+            Self::ToNeeded => ("to_needed", "us"),
+            Self::Below => ("below", "us"),
+            Self::Above => ("above", "us"),
             Self::Work => ("work", "turns"),
             Self::OnBig => ("on_big", "permille"),
             Self::Migrate => ("migrate", "us"),

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use crate::chart::{LINES, chart, escaped, titles};
-use crate::report_json::{VARIANTS, cell, find, metrics, number, rows, scenarios, with_unit};
+use crate::report_json::{cell, find, metrics, number, rows, scenarios, variants, with_unit};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
@@ -195,14 +195,14 @@ fn legend() -> String {
 /// A row for each metric, a column for each variant.
 fn figures(report: &Value, scenario: &str) -> String {
     let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min–max)</th>".to_owned();
-    for name in VARIANTS {
+    for name in variants(report) {
         let _ = write!(text, "<th>{name}</th>");
     }
     text.push_str("</tr>\n");
     for metric in metrics(report, scenario) {
         let name = escaped(&with_unit(report, (scenario, metric)));
         let _ = write!(text, "<tr><td>{name}</td>");
-        for variant in VARIANTS {
+        for variant in variants(report) {
             let cell = find(report, (scenario, metric), variant).map_or("-".to_owned(), cell);
             // On a phone the range is below the median.
             let cell = cell

@@ -10,6 +10,7 @@ use crate::bounds;
 use crate::derived;
 use crate::duty_cycle;
 use crate::machine::Machine;
+use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::row::Row;
 use crate::scenario::{Hold, PLAIN, Scenario};
@@ -29,8 +30,8 @@ pub struct Report {
     within_us: u64,
     /// What rests above its lowest frequency, and why.
     rest: BTreeSet<String>,
-    /// The highest frequency of each scenario on the host, in kHz.
-    host_top: BTreeMap<&'static str, u32>,
+    /// The frequencies of each scenario's cases on the host.
+    host: BTreeMap<String, HostKhz>,
 }
 
 impl Report {
@@ -47,7 +48,7 @@ impl Report {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
-            "path": args.path, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
+            "path": args.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
@@ -65,7 +66,7 @@ impl Report {
             clock_error_us: 0,
             within_us: args.within_us,
             rest: BTreeSet::new(),
-            host_top: BTreeMap::new(),
+            host: BTreeMap::new(),
         }
     }
 
@@ -77,17 +78,12 @@ impl Report {
         variant: Variant,
         observed: &[Observed],
     ) {
-        if variant == Variant::Host {
-            let own = machine.cluster_of(scenario.first(machine));
-            let top = |one: &Observed| one.top(machine, own?);
-            let mut tops: Vec<_> = observed.iter().filter_map(top).collect();
-            tops.sort_unstable();
-            // Of two in the middle the lower one: half of those that have one reach it at least.
-            if let Some(&top) = tops.get(tops.len().saturating_sub(1) / 2) {
-                self.host_top.insert(scenario.name, top);
-            }
+        if variant == Variant::Host
+            && let Some(khz) = HostKhz::of(machine, scenario, observed)
+        {
+            self.host.insert(scenario.title(), khz);
         }
-        let host_top = self.host_top.get(scenario.name).copied();
+        let host = self.host.get(&scenario.title()).copied();
         for metric in scenario.metrics {
             let (_, unit) = metric.name();
             self.results.push(Row {
@@ -97,7 +93,7 @@ impl Report {
                 unit,
                 values: observed
                     .iter()
-                    .map(|one| metric.of(machine, one, host_top))
+                    .map(|one| metric.of(machine, one, host))
                     .collect(),
                 unsettled: observed
                     .iter()

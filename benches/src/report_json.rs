@@ -6,6 +6,11 @@ use serde_json::Value;
 /// Each variant's name in reports, in the order of columns.
 pub const VARIANTS: [&str; 3] = ["host", "vm", "vm+bridge"];
 
+/// The names of the variants that the report has, in the order of columns.
+pub fn variants(report: &Value) -> Vec<&str> {
+    distinct(rows(report, "results").map(|row| &row["variant"]))
+}
+
 /// The elements of the array `key`; none where there is no such array.
 pub fn rows<'a>(report: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     report[key].as_array().into_iter().flatten()
@@ -35,8 +40,8 @@ pub fn metrics<'a>(report: &'a Value, scenario: &str) -> Vec<&'a str> {
 
 /// `to_fmax [ms]`.
 pub fn with_unit(report: &Value, (scenario, metric): (&str, &str)) -> String {
-    let mut own = VARIANTS
-        .iter()
+    let mut own = variants(report)
+        .into_iter()
         .filter_map(|of| find(report, (scenario, metric), of));
     let row = own
         .next()

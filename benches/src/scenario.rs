@@ -20,6 +20,8 @@ pub struct Scenario {
     pub steps: &'static [&'static str],
     /// Steps of a thread on the host beside it, also when the load is in a guest.
     pub beside: Option<&'static str>,
+    /// That thread is in a second guest, where the load is in a guest.
+    pub beside_in_guest: bool,
     /// What the frequencies of all pCPUs are held at.
     pub hold: Hold,
     /// Speed follows frequency, where that has to be switched on.
@@ -45,6 +47,7 @@ pub const PLAIN: Scenario = Scenario {
     place: Place::Big,
     steps: &[],
     beside: None,
+    beside_in_guest: false,
     hold: Hold::No,
     speed: false,
     only: None,
@@ -57,8 +60,9 @@ pub const PLAIN: Scenario = Scenario {
 
 /// Steps with their words replaced: `{start}`, a start on the first CPU; `{start_unpinned}`, one
 /// from there to any; `{duties/N}` and `{edges/N}`, N periods of rt-app at each duty away from
-/// OPPs' edges, or at 20 and 60 % as they are; `{first}` and `{all}`, the CPUs; `{calm}`.
-pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str)) -> String {
+/// OPPs' edges, or at 20 and 60 % as they are; `{first}` and `{all}`, the CPUs; `{calm}`. `{phase}`,
+/// µs that change from repeat to repeat through 10 ms.
+pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str), repeat: u32) -> String {
     let periods = |us: &[u32], count: &str| {
         let period = |us: &u32| format!("{{calm}} sleep=300000 rt-app={us}/20000/{count}");
         let all: Vec<String> = us.iter().map(period).collect();
@@ -83,6 +87,7 @@ pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str)) -> S
         )
         .replace("{first}", first)
         .replace("{all}", all)
+        .replace("{phase}", &(repeat % 5 * 2000).to_string())
         .replace("{calm}", CALM)
 }
 
@@ -130,6 +135,11 @@ impl Scenario {
         self.only.is_none_or(|only| only == variant)
     }
 
+    /// The guests that it needs: more words for the command line, and whether there are two.
+    pub fn guests(&self) -> (&'static str, bool) {
+        (self.cmdline, self.beside_in_guest)
+    }
+
     /// How often it is measured where so many repeats are asked for.
     pub fn repeats_of(&self, wanted: Option<u32>) -> u32 {
         wanted.unwrap_or(self.repeats).min(self.most)
@@ -165,6 +175,12 @@ impl Scenario {
         let dot = if self.case.is_empty() { "" } else { "." };
         let (name, _) = metric.name();
         format!("{}{dot}{name}{}", self.case, self.hold.suffix())
+    }
+
+    /// Whether a name is the scenario's, or with a point and the case's this case's.
+    pub fn is_called(&self, name: &str) -> bool {
+        let case = name.strip_prefix(self.name);
+        case.is_some_and(|case| case.is_empty() || case.strip_prefix('.') == Some(self.case))
     }
 
     /// What it is called in messages.

@@ -31,7 +31,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "new-thread",
         place: Place::Little,
-        steps: &["pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end"],
+        steps: &[
+            "pin={first} {calm} sleep=500000 sleep={phase} fresh mark=start busy=300000 mark=end",
+        ],
         metrics: &[Metric::ToFmax],
         ..PLAIN
     },
@@ -53,9 +55,42 @@ pub const SCENARIOS: &[Scenario] = &[
         metrics: &[Metric::TopKhz, Metric::ToHostTop],
         ..PLAIN
     },
-    shared("", None, ""),
-    // The kernel's word for: don't use the stolen time that you are told.
-    shared("steal_untold", Some(Variant::VmBridge), "no-steal-acc"),
+    contended("new25", NEW, QUARTER),
+    contended("new50", NEW, HALF),
+    contended("new75", NEW, THREE_QUARTERS),
+    contended("woken25", WOKEN, QUARTER),
+    contended("woken50", WOKEN, HALF),
+    contended("woken75", WOKEN, THREE_QUARTERS),
+    contended_part("part25", QUARTER),
+    contended_part("part50", HALF),
+    contended(
+        "fifo25",
+        WOKEN,
+        "fresh pin={first} fifo even=10000/208000/160",
+    ),
+    contended(
+        "deadline25",
+        WOKEN,
+        // It reserves more than it uses, so that it isn't throttled.
+        "fresh pin={first} deadline=3000/10000 even=10000/208000/160",
+    ),
+    Scenario {
+        beside_in_guest: true,
+        ..contended("guest50", WOKEN, HALF)
+    },
+    Scenario {
+        // The kernel's word for: don't use the stolen time that you are told.
+        only: Some(Variant::VmBridge),
+        cmdline: "no-steal-acc",
+        metrics: &[Metric::ToFmax, Metric::Work],
+        ..contended("steal_untold", WOKEN, HALF)
+    },
+    Scenario {
+        metrics: &[Metric::TopKhz, Metric::ToHostTop, Metric::Energy],
+        ..contended("io50", &["{start} io=500/100 mark=end"], HALF)
+    },
+    contended_work("infer50", &["weights=1024 {start} infer=8 mark=end"]),
+    contended_work("frames50", &["{start} frames=16667/400000/96 mark=end"]),
     placement("", None, None),
     placement(
         "no_energy_model",
@@ -110,16 +145,62 @@ const fn step_down(case: &'static str, steps: &'static [&'static str]) -> Scenar
     }
 }
 
-const fn shared(case: &'static str, only: Option<Variant>, cmdline: &'static str) -> Scenario {
+/// A thread that has no past becomes busy.
+const NEW: &[&str] = &["pin={first} {calm} sleep=500000 fresh mark=start busy=300000 mark=end"];
+/// One that had 1 ms of each 10 becomes busy.
+const WOKEN: &[&str] = &[
+    "pin={first} {calm} sleep=300000 sleep={phase} calm=1000/10000/20 sleep=9000 mark=start busy=300000 mark=end",
+];
+/// One that has rested gets 40 % of each 20 ms.
+const PART: &[&str] =
+    &["pin={first} {calm} sleep=500000 sleep={phase} mark=start even=20000/667000/20 mark=end"];
+/// Of a big CPU of the emulated host at its highest frequency, which does 83 turns in a µs; until
+/// after the load's end.
+const QUARTER: &str = "pin={first} even=10000/208000/160";
+const HALF: &str = "pin={first} even=10000/417000/160";
+const THREE_QUARTERS: &str = "pin={first} even=10000/625000/160";
+
+const fn contended(
+    case: &'static str,
+    steps: &'static [&'static str],
+    beside: &'static str,
+) -> Scenario {
     Scenario {
-        name: "shared-pcpu",
+        name: "contended",
         case,
-        steps: &["{start} busy=1000000 mark=end"],
-        beside: Some("pin={first} light=5000/10000/250"),
-        only,
-        cmdline,
-        metrics: &[Metric::ToFmax, Metric::Work],
+        steps,
+        beside: Some(beside),
+        speed: true,
+        most: 3,
+        metrics: &[
+            Metric::ToNeeded,
+            Metric::Below,
+            Metric::Above,
+            Metric::Work,
+            Metric::Energy,
+        ],
         ..PLAIN
+    }
+}
+
+const fn contended_part(case: &'static str, beside: &'static str) -> Scenario {
+    Scenario {
+        metrics: &[
+            Metric::ToNeeded,
+            Metric::Below,
+            Metric::Above,
+            Metric::Score,
+            Metric::Energy,
+        ],
+        ..contended(case, PART, beside)
+    }
+}
+
+const fn contended_work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
+    Scenario {
+        most: 3,
+        metrics: &[Metric::Score, Metric::Energy],
+        ..contended(case, steps, "pin={first} even=10000/417000/270")
     }
 }
 

@@ -10,13 +10,15 @@ use vcpufreq_load::work::{now_ns, pin_thread};
 
 use crate::BenchArgs;
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, runs_vcpu, threads};
+use crate::guest::{Guest, runs_vcpu};
 use crate::load_client::LoadClient;
 use crate::load_log::marks;
 use crate::machine::{Cluster, Machine};
 use crate::observed::{Observed, Unsettled};
+use crate::piped::threads;
 use crate::rest::{Above, Rounds, settled};
 use crate::scenario::{Hold, Scenario, expanded};
+use crate::scx::Service;
 use crate::trace::Trace;
 use crate::variant::Variant;
 
@@ -35,31 +37,39 @@ pub struct Session<'a> {
     variant: Variant,
     host: LoadClient,
     guest: Option<Guest>,
+    /// What runs beside the load in a guest of its own.
+    second: Option<Guest>,
     /// What the last settled state left above its minimum.
     rest: Vec<Above>,
+    // Ended after its guests.
+    _service: Option<Service>,
 }
 
 impl<'a> Session<'a> {
-    /// Starts the load program on the host, and the guest if there is one,
-    /// with more words for its command line.
+    /// Starts the load program on the host, and the guest if there is one, or two, with more
+    /// words for the command line.
     pub fn start(
         machine: &'a Machine,
         variant: Variant,
-        words: &str,
+        (words, two): (&str, bool),
         args: &BenchArgs,
     ) -> Result<Self> {
+        let service = (variant == Variant::Scx).then(Service::start).transpose()?;
         let host = LoadClient::start(Command::new(&machine.guest.load))?;
-        let guest = match variant {
-            Variant::Host => None,
-            Variant::Vm => Some(Guest::boot(machine, false, words, args)?),
-            Variant::VmBridge => Some(Guest::boot(machine, true, words, args)?),
+        let guest = |wanted: bool| -> Result<_> {
+            let wanted = wanted && variant != Variant::Host;
+            let guest = wanted.then(|| Guest::boot(machine, variant, words, args));
+            guest.transpose()
         };
+        let (guest, second) = (guest(true)?, guest(two)?);
         Ok(Self {
             machine,
             variant,
             host,
             guest,
+            second,
             rest: Vec::new(),
+            _service: service,
         })
     }
 
@@ -81,7 +91,7 @@ impl<'a> Session<'a> {
                     "vcpufreq: {variant}: {name}, repeat {} of {repeats}",
                     repeat + 1
                 );
-                settled(|| self.once(scenario, trace))
+                settled(|| self.once(scenario, trace, repeat))
             })
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
@@ -102,14 +112,14 @@ impl<'a> Session<'a> {
 
     /// Ends it all.
     pub fn end(self) -> Result<()> {
-        if let Some(guest) = self.guest {
+        for guest in [self.guest, self.second].into_iter().flatten() {
             guest.console.end()?;
         }
         self.host.end()
     }
 
     /// One repeat.
-    fn once(&mut self, scenario: &Scenario, trace: &Trace) -> Result<Observed> {
+    fn once(&mut self, scenario: &Scenario, trace: &Trace, repeat: u32) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
         let speed = FreqLimits::speed(scenario, self.machine)?;
         trace.start()?;
@@ -120,13 +130,10 @@ impl<'a> Session<'a> {
             .filter_map(Cluster::now_khz)
             .collect();
         if let Some(beside) = scenario.beside {
-            let first = scenario.first(self.machine).to_string();
-            self.host.ask(&format!(
-                "start beside {}",
-                beside.replace("{first}", &first)
-            ))?;
+            let steps = Self::steps(self.machine, self.second.as_ref(), scenario, (beside, 0));
+            self.client_beside().ask(&format!("start beside {steps}"))?;
         }
-        let names = self.carry_out(scenario)?;
+        let names = self.carry_out(scenario, repeat)?;
         trace.stop()?;
         // What follows isn't measured: it need not be as slow.
         drop(speed);
@@ -135,7 +142,7 @@ impl<'a> Session<'a> {
         let joined = joined.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
-            self.host.ask("join beside")?;
+            self.client_beside().ask("join beside")?;
         }
         let (offset, clock_error_us) = self.clock()?;
         let read = |text: &String| serde_json::from_str::<LoadLog>(text).context(text.clone());
@@ -172,11 +179,11 @@ impl<'a> Session<'a> {
     }
 
     /// Starts the scenario's threads, and waits for all; their names.
-    fn carry_out(&mut self, scenario: &Scenario) -> Result<Vec<String>> {
+    fn carry_out(&mut self, scenario: &Scenario, repeat: u32) -> Result<Vec<String>> {
         let rows: Vec<String> = scenario
             .steps
             .iter()
-            .map(|steps| self.steps(scenario, steps))
+            .map(|steps| Self::steps(self.machine, self.guest.as_ref(), scenario, (steps, repeat)))
             .collect();
         let client = self.client();
         let names: Vec<String> = (0..rows.len())
@@ -199,12 +206,25 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The load program that carries what runs beside it.
+    fn client_beside(&mut self) -> &mut LoadClient {
+        match &mut self.second {
+            Some(guest) => &mut guest.console,
+            None => &mut self.host,
+        }
+    }
+
     /// The steps with this machine's CPUs in them; vCPU n is pinned to the
     /// n-th CPU.
-    fn steps(&self, scenario: &Scenario, steps: &str) -> String {
-        let cpus = self.machine.cpus();
-        let first = scenario.first(self.machine);
-        let number = |cpu: u32| match &self.guest {
+    fn steps(
+        machine: &Machine,
+        guest: Option<&Guest>,
+        scenario: &Scenario,
+        (steps, repeat): (&str, u32),
+    ) -> String {
+        let cpus = machine.cpus();
+        let first = scenario.first(machine);
+        let number = |cpu: u32| match guest {
             Some(_) => cpus
                 .iter()
                 .position(|one| *one == cpu)
@@ -213,7 +233,7 @@ impl<'a> Session<'a> {
             None => cpu.to_string(),
         };
         let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
-        expanded(steps, self.machine, (&number(first), &all.join(",")))
+        expanded(steps, machine, (&number(first), &all.join(",")), repeat)
     }
 
     /// Brings every governor to where it rests, and lets all load decay; why
@@ -249,10 +269,10 @@ impl<'a> Session<'a> {
         Ok(above)
     }
 
-    /// The answers of the guest, if there is one, and of the host.
+    /// The answers of the guests, if there are any, and of the host.
     fn ask_both(&mut self, line: &str) -> Result<Vec<(&'static str, String)>> {
         let mut answers = Vec::new();
-        if let Some(guest) = &mut self.guest {
+        for guest in [&mut self.guest, &mut self.second].into_iter().flatten() {
             answers.push(("guest", guest.console.ask(line)?));
         }
         answers.push(("host", self.host.ask(line)?));
@@ -271,8 +291,9 @@ impl<'a> Session<'a> {
     /// Binds this program, the VMM but its vCPUs, and the load programs'
     /// first threads to a CPU: what they do is a load that governors answer.
     fn keep_aside(&self, cpu: u32) -> Result<()> {
-        let guest = self.guest.iter().map(|guest| guest.console.pid());
-        for pid in guest.chain([std::process::id(), self.host.pid()]) {
+        let guests = [&self.guest, &self.second].into_iter().flatten();
+        let guests = guests.flat_map(|guest| guest.processes.clone());
+        for pid in guests.chain([std::process::id(), self.host.pid()]) {
             for (tid, name) in threads(pid)? {
                 if !runs_vcpu(&name) {
                     pin_thread(tid, &[cpu])?;

@@ -7,12 +7,12 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::report_json::{VARIANTS, cell, find, metrics, rows, scenarios, with_unit};
+use crate::report_json::{cell, find, metrics, rows, scenarios, variants, with_unit};
 
 /// All of it.
 pub fn text(report: &Value) -> String {
     let mut text = format!("{:<14} {:<34}", "scenario", "metric, median (min–max)");
-    for variant in VARIANTS {
+    for variant in variants(report) {
         let _ = write!(text, " {variant:>22}");
     }
     text.push('\n');
@@ -20,7 +20,7 @@ pub fn text(report: &Value) -> String {
         for metric in metrics(report, scenario) {
             let of = (scenario, metric);
             let _ = write!(text, "{scenario:<14} {:<34}", with_unit(report, of));
-            for variant in VARIANTS {
+            for variant in variants(report) {
                 let cell = find(report, of, variant).map_or("-".to_owned(), cell);
                 let _ = write!(text, " {cell:>22}");
             }

@@ -11,18 +11,58 @@ pub enum Variant {
     /// In one with both.
     #[value(name = "vm+bridge")]
     VmBridge,
+    /// The same, without what else runs on a vCPU's pCPU added to its requests.
+    Max,
+    /// The same, with requests by the service `vcpufreq scx`.
+    Scx,
+}
+
+/// A variant's row in the table below.
+struct Row {
+    name: &'static str,
+    /// Whether it is measured where no variant is asked for.
+    by_default: bool,
+    /// More options of the VMM for a guest with the bridge.
+    bridge: Option<&'static [&'static str]>,
+}
+
+const fn row(name: &'static str, by_default: bool, bridge: Option<&'static [&'static str]>) -> Row {
+    Row {
+        name,
+        by_default,
+        bridge,
+    }
 }
 
 impl Variant {
     /// In the order in which they are measured.
-    pub const ALL: [Self; 3] = [Self::Host, Self::Vm, Self::VmBridge];
+    pub const ALL: [Self; 5] = [Self::Host, Self::Vm, Self::VmBridge, Self::Max, Self::Scx];
+
+    fn row(self) -> Row {
+        match self {
+            Self::Host => row("host", true, None),
+            Self::Vm => row("vm", true, None),
+            Self::VmBridge => row("vm+bridge", true, Some(&[])),
+            Self::Max => row("max", false, Some(&["--sum=false"])),
+            Self::Scx => row("scx", false, Some(&["--actuator", "scx"])),
+        }
+    }
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Vm => "vm",
-            Self::VmBridge => "vm+bridge",
+        self.row().name
+    }
+
+    /// Whether it is measured where so many are asked for.
+    pub fn is_asked(self, asked: &[Self]) -> bool {
+        match asked {
+            [] => self.row().by_default,
+            asked => asked.contains(&self),
         }
+    }
+
+    /// More options of the VMM for a guest with the bridge; `None` without the bridge.
+    pub fn bridge(self) -> Option<&'static [&'static str]> {
+        self.row().bridge
     }
 }

@@ -33,6 +33,20 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
 }
 
 /*
+ * A request's lower bound and what else the pCPU has to do, but no more than the
+ * vCPU could ask for by itself.
+ */
+static __always_inline __u32 summed(const struct vcpufreq_bpf_policy *p, __u32 min, __u32 others)
+{
+	__u32 limit = (__u32)p->capacity * p->headroom_num / (p->headroom_den ?: 1);
+	__u32 sum = min + others;
+
+	if (sum > limit)
+		sum = limit;
+	return sum > min ? sum : min;
+}
+
+/*
  * perf_max * capacity(pCPU) * khz / (khz_max * capacity(vCPU)), at least 1;
  * 0 when it can't be told. The product has up to 74 bits: khz is taken in two
  * halves, and what the first leaves goes into the second.

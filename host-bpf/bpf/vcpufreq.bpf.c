@@ -10,10 +10,9 @@
  * works out the clamp, and has it put into force by the kernel module, before the
  * guest goes on, or by the VMM.
  *
- * There is one set of programs and maps for a VM, and they go with the VMM's
- * process. Cost: each VM adds a call and two comparisons to every switch of
- * the host's; see docs/bpf.md. kvm_mmio has a stub that calls the program
- * in `slots`: exchanging that entry replaces the program between two writes.
+ * There is one set of these programs and maps for a VM, and they go with the
+ * VMM's process. The programs of dispatch.bpf.c call them with events of the VM's
+ * own threads and of the pCPUs that these run on.
  *
  * Wrong when: a driver changes frequencies without telling cpu_frequency
  * (hardware that decides by itself); the CPU lacks FEAT_S2FWB, whose guest
@@ -28,120 +27,25 @@
 #include <bpf/bpf_tracing.h>
 
 #include "kernel.h"
-#include "vcpufreq_bpf.h"
-#include "arith.h"
 #include "vcpufreq-abi.h"
+#include "vcpufreq_bpf.h"
+#include "dispatch.h"
+#include "arith.h"
+#include "maps.h"
+#include "scx.h"
+#include "sum.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Set before loading, but for the layout, which is checked. */
-const volatile struct vcpufreq_bpf_setup setup SEC(".rodata.setup") = {
-	.layout = VCPUFREQ_BPF_LAYOUT,
-	.generation = 1,
-};
+/* Checked before loading. */
+const __u32 layout SEC(".rodata.setup") = VCPUFREQ_BPF_LAYOUT;
 
-/* Input: the VM, its pCPUs and policies. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct vcpufreq_bpf_vm);
-} vm SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);		/* possible CPUs */
-	__type(key, __u32);
-	__type(value, struct vcpufreq_bpf_cpu);
-} cpus SEC(".maps");
-
-/*
- * A map for each vCPU: a new policy is a new map, and a reader keeps the old one
- * until it is done with it. Both look-ups are a few instructions in place; one
- * in a hash is a hundred.
- */
-struct one_policy {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct vcpufreq_bpf_policy);
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);		/* vCPUs */
-	__type(key, __u32);
-	__array(values, struct one_policy);
-} policies SEC(".maps");
-
-/* Threads of the VMM that are vCPUs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, VCPUFREQ_VCPUS_MAX);
-	__type(key, __u32);
-	__type(value, __u32);
-} threads SEC(".maps");
-
-/* Output: what the guest reads, the VMM's copy of each request, and events. */
-struct page {
-	__u32 reg[1024];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 16);	/* vCPUs, padded to 64 KiB */
-	__type(key, __u32);
-	__type(value, struct page);
-} pages SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);		/* vCPUs */
-	__type(key, __u32);
-	__type(value, struct vcpufreq_bpf_vcpu);
-} vcpus SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);		/* domains */
-	__type(key, __u32);
-	__type(value, struct vcpufreq_bpf_domain);
-} domains SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 262144);
-} events SEC(".maps");
-
-/* The program that is in force, for the stub. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} slots SEC(".maps");
+struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
+void bpf_task_release(struct task_struct *p) __ksym;
 
 /* The module's, see host-bpf/module/. */
 extern int vcpufreq_host_request(__u32 domain, __u32 vcpu, __u32 min, __u32 max,
 				 __u64 since_ns) __ksym __weak;
-
-static __always_inline void count(__u64 *counter)
-{
-	__sync_fetch_and_add(counter, 1);
-}
-
-static __always_inline const struct vcpufreq_bpf_policy *policy_of(__u32 id)
-{
-	void *own = bpf_map_lookup_elem(&policies, &id);
-	__u32 zero = 0;
-
-	return own ? bpf_map_lookup_elem(own, &zero) : NULL;
-}
 
 static __always_inline __u32 bucket(__u64 ns)
 {
@@ -167,6 +71,7 @@ __noinline int refresh(__u32 id)
 	const struct vcpufreq_bpf_policy *policy = policy_of(id);
 	struct vcpufreq_bpf_vcpu *vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	struct page *page = bpf_map_lookup_elem(&pages, &id);
+	struct vcpufreq_dispatch_cpu *here;
 	struct vcpufreq_bpf_domain *domain;
 	struct vcpufreq_bpf_cpu *cpu;
 	__u32 key, khz, asked, perf;
@@ -180,7 +85,8 @@ __noinline int refresh(__u32 id)
 		asked = READ_ONCE(domain->granted_khz);
 		key = READ_ONCE(vcpu->cpu) - 1;
 		cpu = bpf_map_lookup_elem(&cpus, &key);
-		khz = cpu ? READ_ONCE(cpu->khz) : 0;
+		here = dispatch_cpu(key);
+		khz = here ? READ_ONCE(here->khz) : 0;
 		if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
 			perf = asked ?: policy->perf_max_khz;
 		else
@@ -192,59 +98,40 @@ __noinline int refresh(__u32 id)
 			__sync_lock_test_and_set(&page->reg[VCPUFREQ_REG_CUR_PERF / 4], perf);
 		if (asked == READ_ONCE(domain->granted_khz) &&
 		    key == READ_ONCE(vcpu->cpu) - 1 &&
-		    khz == (cpu ? READ_ONCE(cpu->khz) : 0))
+		    khz == (here ? READ_ONCE(here->khz) : 0))
 			return 0;
 	}
 	count(&vcpu->unsettled);
 	return 0;
 }
 
+/* One of the VM's threads comes onto this pCPU. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(vcpufreq_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	__u32 zero = 0, key = bpf_get_smp_processor_id(), pid, *id;
-	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	__u32 key = bpf_get_smp_processor_id(), id = vcpu_on(key);
 	struct vcpufreq_bpf_vcpu *vcpu;
-	struct vcpufreq_bpf_cpu *cpu;
-	__u32 tgid = v ? v->tgid : 0;
-	bool leaves = prev->tgid == tgid, comes = next->tgid == tgid;
 
-	/* The idle threads are of process 0, as a VM without a thread. */
-	if ((!leaves && !comes) || !tgid)
+	if (!id--)
 		return 0;
-	cpu = bpf_map_lookup_elem(&cpus, &key);
-	if (!cpu)
-		return 0;
-	if (leaves)
-		__sync_lock_test_and_set(&cpu->running, 0);
-	if (!comes)
-		return 0;
-	pid = next->pid;
-	id = bpf_map_lookup_elem(&threads, &pid);
-	vcpu = id ? bpf_map_lookup_elem(&vcpus, id) : NULL;
+	vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	if (!vcpu)
 		return 0;
 	count(&vcpu->switches);
-	__sync_lock_test_and_set(&cpu->running, *id + 1);
 	__sync_lock_test_and_set(&vcpu->cpu, key + 1);
-	refresh(*id);
+	refresh(id);
+	refresh_sum(vcpu, id, next);
 	return 0;
 }
 
-/* The kernel tells each CPU of a policy, also on a fast switch. */
+/* A pCPU on which one of the VM's threads runs has another frequency. */
 SEC("tp_btf/cpu_frequency")
 int BPF_PROG(vcpufreq_frequency, unsigned int khz, unsigned int number)
 {
-	__u32 key = number, id;
-	struct vcpufreq_bpf_cpu *cpu = bpf_map_lookup_elem(&cpus, &key);
+	__u32 id = vcpu_on(number), n;
 	struct vcpufreq_bpf_vcpu *vcpu;
 	__u64 since;
-	__u32 n;
 
-	if (!cpu)
-		return 0;
-	__sync_lock_test_and_set(&cpu->khz, khz);
-	id = READ_ONCE(cpu->running);
 	if (!id--)
 		return 0;
 	refresh(id);
@@ -260,11 +147,8 @@ int BPF_PROG(vcpufreq_frequency, unsigned int khz, unsigned int number)
 	return 0;
 }
 
-/*
- * Takes a token of a bucket, of which vCPUs may take at the same time: each
- * exchange that fails is another's that didn't. Returns 0, or when to try again.
- */
-static __noinline __u64 take_token(__u64 *due_ns, __u64 interval, __u64 burst, __u64 now)
+/* Where others take tokens at the same time: each exchange that fails is another's that didn't. */
+static __noinline __u64 take_token_again(__u64 *due_ns, __u64 interval, __u64 burst, __u64 now)
 {
 	__u64 due = READ_ONCE(*due_ns), from, seen;
 
@@ -281,19 +165,28 @@ static __noinline __u64 take_token(__u64 *due_ns, __u64 interval, __u64 burst, _
 	return now;
 }
 
+/* Takes a token of a bucket. Returns 0, or when to try again. */
+static __always_inline __u64 take_token(__u64 *due_ns, __u64 interval, __u64 burst, __u64 now)
+{
+	__u64 due = READ_ONCE(*due_ns), from = due < now ? now : due;
+
+	if (from - now > burst)
+		return due - burst;
+	if (__sync_val_compare_and_swap(due_ns, due, from + interval) == due)
+		return 0;
+	return take_token_again(due_ns, interval, burst, now);
+}
+
 /*
  * 0 if a request may pass, which the vCPU that writes it and the VM pay for;
  * else when it may, and the worker gets the last one.
  */
-static __always_inline __u64 limited(__u32 writer, const struct vcpufreq_bpf_policy *policy,
-				     __u64 now)
+static __always_inline __u64 limited(struct vcpufreq_bpf_vm *v, struct vcpufreq_bpf_vcpu *payer,
+				     const struct vcpufreq_bpf_policy *policy, __u64 now)
 {
-	struct vcpufreq_bpf_vcpu *payer = bpf_map_lookup_elem(&vcpus, &writer);
-	__u32 zero = 0;
-	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	__u64 when;
 
-	if (!policy->interval_ns || !payer || !v)
+	if (!policy->interval_ns)
 		return 0;
 	when = take_token(&payer->due_ns, policy->interval_ns, policy->burst_ns, now);
 	if (when)
@@ -337,27 +230,32 @@ static __always_inline bool asks_for_own(const struct vcpufreq_bpf_event *event)
  * wanted by then. Returns an outcome.
  */
 static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
+				     const struct vcpufreq_bpf_policy *policy,
 				     struct vcpufreq_bpf_domain *domain,
 				     struct vcpufreq_bpf_event *event)
 {
 	bool settled = false;
-	__u32 clamp, now;
+	__u32 clamp, now, sum;
+	__u64 others;
 	int result = 0;
 
 	for (int i = 0; i < 4 && !settled; i++) {
+		others = READ_ONCE(domain->others);
 		clamp = READ_ONCE(domain->clamp);
 		/* Another's failure has taken it back; this one has not been tried. */
 		if (clamp == VCPUFREQ_BPF_NO_CLAMP)
 			clamp = event->clamp;
+		sum = with_others(policy, domain, clamp);
 		if (bpf_ksym_exists(vcpufreq_host_request))
 			result = vcpufreq_host_request(event->domain, event->writer,
-						       clamp & 0xffff, clamp >> 16, event->ns);
+						       sum & 0xffff, sum >> 16, event->ns);
 		else
 			result = -ENOENT;
 		if (result < 0)
 			break;
 		now = READ_ONCE(domain->clamp);
-		settled = now == clamp || now == VCPUFREQ_BPF_NO_CLAMP;
+		settled = (now == clamp && READ_ONCE(domain->others) == others) ||
+			  now == VCPUFREQ_BPF_NO_CLAMP;
 	}
 	if (settled && result) {
 		count(&vcpu->unchanged);
@@ -386,15 +284,52 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	return VCPUFREQ_BPF_IS_REFUSED;
 }
 
+/*
+ * Has every vCPU of a domain ask for what the domain wants, or for nothing.
+ * Returns 1; 0 when the service's scheduler is gone, and clamps are to do it, or
+ * others ask as fast as this can follow, and the worker is to try.
+ */
+__noinline int ask_scx(__u32 number, __u32 nothing)
+{
+	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	const struct vcpufreq_bpf_policy *policy;
+	__u32 zero = 0, id, clamp, *tid;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct task_struct *p;
+
+	if (!v || !domain || !scx_is_on())
+		return 0;
+	for (int i = 0; i < 4; i++) {
+		clamp = READ_ONCE(domain->clamp);
+		bpf_for(id, 0, v->vcpus) {
+			policy = policy_of(id);
+			tid = bpf_map_lookup_elem(&tids, &id);
+			if (!policy || policy->domain != number || !tid || !*tid)
+				continue;
+			p = bpf_task_from_pid(*tid);
+			if (!p)
+				continue;
+			scx_request(p, scx_wanted(clamp, nothing));
+			bpf_task_release(p);
+		}
+		/* Else another vCPU has stored a newer one meanwhile. */
+		if (clamp == READ_ONCE(domain->clamp))
+			return 1;
+	}
+	return 0;
+}
+
 /* What becomes of a request; `event` has what was asked for, and gets the clamp. */
-static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
+static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_bpf_vcpu *vcpu,
+				    struct vcpufreq_bpf_vcpu *writer,
 				    const struct vcpufreq_bpf_policy *policy,
 				    struct vcpufreq_bpf_domain *domain,
 				    struct vcpufreq_bpf_event *event)
 {
-	__u64 now = event->ns, when = limited(event->writer, policy, now);
-	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC;
+	__u64 now = event->ns, when = limited(v, writer, policy, now);
+	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC, moved = false;
 	__u32 granted;
+	__u64 before;
 
 	event->clamp = request_to_clamp(policy, event->khz, &granted);
 	if (when) {
@@ -412,7 +347,10 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
-	if (__sync_lock_test_and_set(&domain->clamp, event->clamp) != event->clamp) {
+	if (policy->sum && asks_for_own(event))
+		moved = others_changed(writer, event->writer, policy, domain,
+				       bpf_get_current_task_btf(), &before);
+	if (__sync_lock_test_and_set(&domain->clamp, event->clamp) != event->clamp || moved) {
 		vcpu->moving_ns = now;
 	} else if (!by_module || !asks_for_own(event)) {
 		/* Else the module looks whether another process has changed the clamp. */
@@ -420,22 +358,29 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vcpu *vcpu,
 		return VCPUFREQ_BPF_IS_UNCHANGED;
 	}
 	if (by_module)
-		return actuate(vcpu, domain, event);
+		return actuate(vcpu, policy, domain, event);
+	if (policy->actuator == VCPUFREQ_BPF_SCX && ask_scx(event->domain, 0)) {
+		count(&vcpu->in_kernel);
+		return VCPUFREQ_BPF_IN_KERNEL;
+	}
 	event->kind = VCPUFREQ_BPF_APPLY;
 	tell_worker(vcpu, &domain->pending, event);
 	return VCPUFREQ_BPF_LEFT_TO_WORKER;
 }
 
 /* A write of set_perf of vCPU `id`, whose entry is `vcpu`, by that of `writer`. */
-static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u32 khz,
-				   __u32 writer)
+static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
+				   struct vcpufreq_bpf_vcpu *vcpu, __u32 khz, __u32 writer)
 {
 	const struct vcpufreq_bpf_policy *policy = policy_of(id);
 	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz, .writer = writer };
+	struct vcpufreq_bpf_vcpu *by = vcpu;
 	struct vcpufreq_bpf_domain *domain;
 	__u64 n;
 
-	if (!policy)
+	if (writer != id)
+		by = bpf_map_lookup_elem(&vcpus, &writer);
+	if (!policy || !by)
 		return 0;
 	domain = bpf_map_lookup_elem(&domains, (void *)&policy->domain);
 	if (!domain)
@@ -443,30 +388,17 @@ static __always_inline int request(__u32 id, struct vcpufreq_bpf_vcpu *vcpu, __u
 	event.domain = policy->domain;
 	event.ns = bpf_ktime_get_ns();
 	n = __sync_fetch_and_add(&vcpu->requests, 1) + 1;
-	count(&vcpu->generations[setup.generation & 1]);
 	vcpu->latest_ns = event.ns;
 	__sync_lock_test_and_set(&vcpu->latest, n << 32 | khz);
 
-	event.outcome = answer(vcpu, policy, domain, &event);
+	event.outcome = answer(v, vcpu, by, policy, domain, &event);
 	if (policy->tell) {
+		event.clamp = with_others(policy, domain, event.clamp);
 		event.kind = VCPUFREQ_BPF_TOLD;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
 			count(&vcpu->unreported);
 	}
 	return 0;
-}
-
-/*
- * The vCPU that the current thread runs, plus 1; 0: none. vcpufreq_switch has
- * noted that for this CPU, and the thread is on it until the program ends; to
- * ask `threads` would take ten times as long.
- */
-static __always_inline __u32 vcpu_here(void)
-{
-	__u32 key = bpf_get_smp_processor_id();
-	struct vcpufreq_bpf_cpu *cpu = bpf_map_lookup_elem(&cpus, &key);
-
-	return cpu ? READ_ONCE(cpu->running) : 0;
 }
 
 SEC("tp_btf/kvm_mmio")
@@ -476,14 +408,11 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct vcpufreq_bpf_vcpu *vcpu;
 
-	if (!v || bpf_get_current_pid_tgid() >> 32 != v->tgid || address < v->base)
+	if (!v || address < v->base)
 		return 0;
 	address -= v->base;
-	if (address / VCPUFREQ_STRIDE >= v->vcpus) {
-		if (address < (__u64)VCPUFREQ_VCPUS_MAX * VCPUFREQ_STRIDE)
-			count(&v->out_of_range);
+	if (address / VCPUFREQ_STRIDE >= v->vcpus)
 		return 0;
-	}
 	id = address / VCPUFREQ_STRIDE;
 	offset = address % VCPUFREQ_STRIDE;
 	vcpu = bpf_map_lookup_elem(&vcpus, &id);
@@ -495,37 +424,78 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 			count(&vcpu->reads);
 		return 0;
 	}
-	writer = vcpu_here();
-	if (offset != VCPUFREQ_REG_SET_PERF || len != VCPUFREQ_REG_WIDTH || !writer) {
-		count(&vcpu->other_writes);
+	/* The thread is on this pCPU until the program ends. */
+	writer = own_vcpu(v, bpf_get_smp_processor_id());
+	if (offset != VCPUFREQ_REG_SET_PERF || len != VCPUFREQ_REG_WIDTH || !writer)
 		return 0;
-	}
-	return request(id, vcpu, bpf_core_cast(val, struct refcount_struct)->refs.counter,
+	return request(v, id, vcpu, bpf_core_cast(val, struct refcount_struct)->refs.counter,
 		       writer - 1);
 }
 
-SEC("tp_btf/kvm_mmio")
-int vcpufreq_stub(void *ctx)
+/*
+ * Makes a vCPU's thread one like others, on the pCPU that it runs on too. Should
+ * it move at this moment, its next switch does that.
+ */
+static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32 id)
 {
-	bpf_tail_call(ctx, &slots, 0);
-	return 0;
+	__u32 *tid = bpf_map_lookup_elem(&tids, &id), *place, is = VCPUFREQ_PLACE(v->slot, id);
+	struct vcpufreq_dispatch_cpu *cpu;
+	struct task_struct *p;
+
+	p = tid && *tid ? bpf_task_from_pid(*tid) : NULL;
+	if (!p)
+		return;
+	place = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (place && *place == is) {
+		__sync_lock_test_and_set(place, 0);
+		cpu = dispatch_cpu(p->thread_info.cpu);
+		if (cpu)
+			__sync_val_compare_and_swap(&cpu->place, is, 0);
+	}
+	bpf_task_release(p);
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */
 SEC("syscall")
 int vcpufreq_register(struct vcpufreq_bpf_call *call)
 {
-	__u64 who = bpf_get_current_pid_tgid();
-	__u32 zero = 0, pid = who, id = call->vcpu;
+	__u32 zero = 0, pid = bpf_get_current_pid_tgid(), id = call->vcpu, *place;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
-	long error;
+	const struct vcpufreq_bpf_policy *policy;
 
 	if (!v || id >= v->vcpus)
 		return -ENOENT;
-	error = bpf_map_update_elem(&threads, &pid, &id, BPF_ANY);
-	if (!error)
-		v->tgid = who >> 32;
-	return error;
+	/* The vCPU may have had another one. */
+	forget_thread(v, id);
+	place = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL,
+				     BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!place)
+		return -ENOMEM;
+	bpf_map_update_elem(&tids, &id, &pid, BPF_ANY);
+	*place = VCPUFREQ_PLACE(v->slot, id);
+	policy = policy_of(id);
+	if (policy && policy->actuator == VCPUFREQ_BPF_SCX)
+		return scx_register(bpf_get_current_task_btf());
+	return 0;
+}
+
+/* A vCPU's thread goes on without the VM's programs. */
+SEC("syscall")
+int vcpufreq_leave(struct vcpufreq_bpf_call *call)
+{
+	__u32 zero = 0;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+
+	if (v)
+		forget_thread(v, call->vcpu);
+	return 0;
+}
+
+/* Puts what a domain wants into force by scx, or takes it back. */
+SEC("syscall")
+int vcpufreq_scx(struct vcpufreq_bpf_call *call)
+{
+	return ask_scx(call->vcpu, call->nothing) ? 0 : -ENOENT;
 }
 
 /* After what a page follows from has changed other than by a trace event. */

@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	7	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	10	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -35,24 +35,16 @@ enum vcpufreq_bpf_actuator {
 	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
 	VCPUFREQ_BPF_NOBODY,	/* this host can't clamp: requests are counted */
+	VCPUFREQ_BPF_SCX,	/* targets, before the guest goes on; see scx.h */
 };
 
-/* Constants of an object. */
-struct vcpufreq_bpf_setup {
-	__u32 layout;
-	__u32 generation;	/* counted from 1, for each object of a VM */
-};
-
-/* A pCPU. Set by the VMM but for the last two. A cache line each. */
+/* A pCPU. What changes is in dispatch.h. */
 struct vcpufreq_bpf_cpu {
 	__u32 capacity;		/* 0..1024 at khz_max; 0: not known */
 	__u32 khz_max;
-	__u32 khz;		/* now; 0: not known yet */
-	__u32 running;		/* vCPU that runs on it, plus 1; 0: none */
-	__u32 pad[12];
 };
 
-/* How a vCPU's requests are answered. A new one takes the place of the old. */
+/* How a vCPU's requests are answered. */
 struct vcpufreq_bpf_policy {
 	__u32 perf_max_khz;	/* not 0 */
 	__u32 capacity;		/* 1..1024 */
@@ -67,7 +59,8 @@ struct vcpufreq_bpf_policy {
 	__u64 vm_interval_ns;	/* the same of all that the VM's vCPUs write */
 	__u64 vm_burst_ns;
 	__u32 table_len;
-	__u16 tell;		/* 1: the VMM is told of each request */
+	__u8 tell;		/* 1: the VMM is told of each request */
+	__u8 sum;		/* 1: the neighbours' utilization is added */
 	__u16 floor;		/* no clamp is below it, 0..1024 */
 	__u32 table_khz[VCPUFREQ_BPF_TABLE_MAX];	/* rising */
 };
@@ -80,9 +73,10 @@ struct vcpufreq_bpf_vcpu {
 	__u64 moving_ns;	/* a clamp awaits its frequency since; 0: none does */
 	__u32 cpu;		/* pCPU that its thread is or was on, plus 1; 0: none */
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
+	__u32 own_util;		/* of its thread, when it was last looked at, 0..1024 */
+	__u32 others_util;	/* of what else ran on its pCPU then, as added to its clamp */
 
 	__u64 requests;		/* writes of set_perf */
-	__u64 other_writes;	/* of anything else in the page */
 	__u64 reads;		/* that left the guest */
 	__u64 in_kernel;	/* requests put into force by the module */
 	__u64 to_worker;	/* left to the VMM */
@@ -96,7 +90,6 @@ struct vcpufreq_bpf_vcpu {
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */
-	__u64 generations[2];	/* requests by even and odd generations of the program */
 	__u32 freq_after[VCPUFREQ_BPF_BUCKETS];	/* request to frequency, log2 ns */
 };
 
@@ -104,16 +97,18 @@ struct vcpufreq_bpf_domain {
 	__u32 clamp;		/* passed on last, or VCPUFREQ_BPF_NO_CLAMP */
 	__u32 pending;		/* 1: an event is under way to the worker */
 	__u32 granted_khz;	/* what was asked for last; 0: nothing */
-	__u32 pad;
+	__u32 refresh;		/* 1: an event REFRESH is under way */
+	/* What is added to the clamp, of the busiest pCPU: vCPU there plus 1, << 32 | 0..1024 */
+	__u64 others;
+	__u64 refreshed_ns;	/* when the last one was sent */
 };
 
 /* A VM. */
 struct vcpufreq_bpf_vm {
 	__u64 base;		/* guest address of the first page */
 	__u32 vcpus;
-	__u32 tgid;		/* of the VMM, as the kernel counts; 0: no thread yet */
-	__u64 out_of_range;	/* accesses to the padding behind the last page */
-	__u32 pad[10];		/* each switch of the host's reads what is above */
+	__u32 slot;		/* among the host's VMs, see dispatch.h */
+	__u32 pad[12];		/* each event reads what is above */
 	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
 };
 
@@ -122,6 +117,7 @@ enum vcpufreq_bpf_kind {
 	VCPUFREQ_BPF_APPLY,	/* the domain's clamp is to be put into force */
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
 	VCPUFREQ_BPF_TOLD,	/* a request, and what became of it */
+	VCPUFREQ_BPF_REFRESH,	/* `others` of the domain has changed */
 };
 
 /* What became of a request. */
@@ -147,10 +143,10 @@ struct vcpufreq_bpf_event {
 	__u32 pad;
 };
 
-/* What vcpufreq_register and vcpufreq_refresh are run with. */
+/* What the programs of section syscall are run with. */
 struct vcpufreq_bpf_call {
-	__u32 vcpu;
-	__u32 pad;
+	__u32 vcpu;		/* a domain: vcpufreq_scx */
+	__u32 nothing;		/* 1: its request is taken back; vcpufreq_scx only */
 };
 
 #endif /* VCPUFREQ_BPF_H */

@@ -26,14 +26,6 @@ pub enum BpfError {
         "the system call bpf fails ({0}): CONFIG_BPF_SYSCALL=n, or a seccomp filter forbids it"
     )]
     NoSyscall(io::Error),
-    /// The object file can't be read, or isn't one of this crate's.
-    #[error("BPF object {}: {why}; build it with `make -C host-bpf/bpf`", .path.display())]
-    Object {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
     /// An object whose maps differ from those in use, or from this program's.
     #[error("the BPF object has layout {found}, this program {wanted}: take those of one version")]
     Layout {
@@ -41,6 +33,14 @@ pub enum BpfError {
         found: u32,
         /// Of this crate.
         wanted: u32,
+    },
+    /// A program would hang the host.
+    #[error("BPF object: {program} on {hook} calls a function of the kernel's; build it anew")]
+    Hook {
+        /// The program.
+        program: String,
+        /// What it would be attached to.
+        hook: String,
     },
     /// The kernel module isn't there.
     #[error("the module vcpufreq_host is not loaded; see host-bpf/module/README.md")]
@@ -53,6 +53,9 @@ pub enum BpfError {
         /// What kernel or libbpf said.
         why: String,
     },
+    /// Each slot is taken.
+    #[error("1,024 VMs of this host use the path bpf, the most there may be; use another --path")]
+    TooManyVms,
     /// There is no such vCPU.
     #[error("no vCPU {vcpu}: the VM has {vcpus}")]
     NoVcpu {

@@ -8,7 +8,7 @@
 
 use vcpufreq_device::{Clamp, Khz, VcpuId};
 
-use crate::layout::{self, EVENT_SIZE, unpack};
+use crate::layout::{self, EVENT_SIZE};
 use crate::policy::VcpuPolicy;
 
 /// What the programs say.
@@ -18,6 +18,9 @@ pub enum Event {
     Waiting(Waiting),
     /// A request was made; only where the policy wants that told.
     Told(Told),
+    /// What else runs on the pCPUs of this domain has changed: its clamp is to be put into force
+    /// again.
+    Refresh(u32),
 }
 
 /// A request that waits for the worker.
@@ -94,9 +97,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
             domain,
             khz: Khz(word(12)?),
             at_ns: ns,
-            clamp: unpack(word(24)?),
+            clamp: Clamp::from_bits(word(24)?)?,
             outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
         }),
+        layout::REFRESH => Event::Refresh(domain),
         _ => return None,
     })
 }
@@ -112,8 +116,10 @@ pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
     if vcpus.iter().any(|vcpu| vcpu.tell) {
         return None;
     }
+    let refreshed = vcpus.iter().any(VcpuPolicy::adds_others);
+    let each = 1 + u32::from(refreshed);
     // One more, for the kernel fills no ring to the last byte.
-    let events = vcpus.len() + usize::try_from(domains).ok()? + 1;
+    let events = vcpus.len() + usize::try_from(each * domains).ok()? + 1;
     u32::try_from(events * (HEADER + EVENT_SIZE)).ok()
 }
 
@@ -151,6 +157,7 @@ mod tests {
             visibility: CurPerfVisibility::Exact,
             actuate: ActuateBy::Kfunc,
             limit: None,
+            sum: false,
             floor: Util::ZERO,
             tell,
         }
@@ -161,6 +168,12 @@ mod tests {
         let quiet = vec![policy(false); 2];
         // 4 and one more, of 48 bytes each: a page.
         assert_eq!(room(&quiet, 2), Some(240));
+        let sum = VcpuPolicy {
+            sum: true,
+            ..policy(false)
+        };
+        // A change of what is added to each domain, too.
+        assert_eq!(room(&[sum.clone(), sum], 2), Some(336));
         assert_eq!(room(&vec![policy(false); 512], 512), Some(49_200));
         assert_eq!(room(&[policy(false), policy(true)], 2), None);
     }
@@ -186,6 +199,8 @@ mod tests {
         assert_eq!(parse(&bytes), waiting(Some(77)));
         assert_eq!(parse(&bytes[1..]), None);
         assert_eq!(parse(&event([3, 2, 0, 0], 77, 0, 0)), waiting(None));
+        let refresh = event([3, 2, 3, 0], 77, 0, 0);
+        assert_eq!(parse(&refresh), Some(Event::Refresh(2)));
         assert_eq!(parse(&event([3, 2, 9, 0], 77, 0, 0)), None);
     }
 

@@ -12,7 +12,7 @@ use gone::Gone;
 
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -20,21 +20,27 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use std::{fmt, io};
 
+use libbpf_rs::MapCore as _;
 use libbpf_rs::query::ProgInfoIter;
-use libbpf_rs::{Link, MapCore as _};
 use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
 use crate::event;
-use crate::layout::{Counters, CpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry};
+use crate::layout::{
+    Counters, CpuEntry, DispatchCpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry,
+};
+use crate::libbpf_log::refused;
 use crate::mapped::{Mapped, policy_bytes};
-use crate::object::{Loaded, Sizes, refused};
-use crate::policy::VcpuPolicy;
+use crate::object::{Loaded, Sizes};
+use crate::policy::{ActuateBy, VcpuPolicy};
 use crate::probe::probe;
 use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
+
+/// How often a thread that can't be registered is tried again.
+const RETRIES: u32 = 10;
 
 /// A pCPU of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +56,6 @@ pub struct Pcpu {
 /// What a VM's programs start with.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
-    /// The object file.
-    pub object: PathBuf,
     /// Guest address of the first register page.
     pub base: u64,
     /// The vCPUs, 1..=512; the index is the vCPU's number.
@@ -119,23 +123,16 @@ pub struct HostBpf {
     vcpus: Mapped<VcpuEntry>,
     domains: Mapped<DomainEntry>,
     cpus: Mapped<CpuEntry>,
+    /// Of all VMs.
+    now: Mapped<DispatchCpuEntry>,
     vm: Mapped<VmEntry>,
     policies: RwLock<Vec<VcpuPolicy>>,
     /// When a request was last made in a guest's place, for each domain.
     assumed_ns: Box<[AtomicU64]>,
     sizes: Sizes,
-    programs: Mutex<Programs>,
+    programs: Mutex<Loaded>,
     // Last: dropped when all of the above is closed.
     gone: Gone,
-}
-
-#[derive(Debug)]
-struct Programs {
-    loaded: Loaded,
-    generation: u32,
-    /// Of the first object's stub, which calls whatever is in the slot.
-    stub: Option<Link>,
-    stub_id: Option<u32>,
 }
 
 impl HostBpf {
@@ -146,18 +143,15 @@ impl HostBpf {
     pub fn start(config: VmConfig, khz: impl Fn(u32) -> Option<Khz>) -> Result<Self, BpfError> {
         probe(Path::new("/"))?;
         let sizes = sizes(&config)?;
-        let loaded = Loaded::load(&config.object, sizes, 1, None)?;
+        let loaded = Loaded::load(sizes)?;
         let gone = Gone::new(config.warn);
         let host = Self::new(loaded, (sizes, gone), config.vcpus)?;
         host.fill(config.base, &config.pcpus)?;
-        {
-            let mut programs = host.programs();
-            programs.loaded.take_over()?;
-            programs.loaded.attach(true)?;
-            programs.stub_id = programs.loaded.stub_id();
-            programs.stub = programs.loaded.take_stub_link();
-        }
-        host.look_up(&config.pcpus, khz);
+        host.programs().attach()?;
+        // Of the others an event has told: another VM is there.
+        let unknown = |pcpu: &Pcpu| host.frequency(pcpu.number) == Some(0);
+        let pcpus: Vec<Pcpu> = config.pcpus.into_iter().filter(unknown).collect();
+        host.look_up(&pcpus, khz);
         Ok(host)
     }
 
@@ -171,17 +165,13 @@ impl HostBpf {
             vcpus: mapped(&loaded, "vcpus", sizes.vcpus)?,
             domains: mapped(&loaded, "domains", sizes.domains)?,
             cpus: mapped(&loaded, "cpus", sizes.cpus)?,
+            now: mapped(&loaded, "dispatch_cpus", sizes.cpus)?,
             vm: mapped(&loaded, "vm", 1)?,
             policies: RwLock::new(vcpus),
             assumed_ns: (0..sizes.domains).map(|_| AtomicU64::new(0)).collect(),
             sizes,
             gone,
-            programs: Mutex::new(Programs {
-                stub: None,
-                stub_id: None,
-                loaded,
-                generation: 1,
-            }),
+            programs: Mutex::new(loaded),
         })
     }
 
@@ -189,6 +179,8 @@ impl HostBpf {
     fn fill(&self, base: u64, pcpus: &[Pcpu]) -> Result<(), BpfError> {
         for vm in self.vm.all() {
             vm.base.store(base, Relaxed);
+            let slot = self.programs().dispatcher().slot();
+            vm.slot.store(slot.into(), Relaxed);
             vm.vcpus.store(self.sizes.vcpus, SeqCst);
         }
         for domain in self.domains.all() {
@@ -222,15 +214,6 @@ impl HostBpf {
         Some(Khz(page.registers[0].load(SeqCst)))
     }
 
-    /// Stores the value of a register that isn't the programs', for the guest to read: all but
-    /// cur_perf, at a byte offset below 4096.
-    pub fn set_register(&self, vcpu: VcpuId, offset: usize, value: u32) {
-        let page = self.pages.get(vcpu.index()).filter(|_| offset >= 4);
-        if let Some(register) = page.and_then(|page| page.registers.get(offset / 4)) {
-            register.store(value, SeqCst);
-        }
-    }
-
     /// Says that the calling thread runs `vcpu`. On return its page is true. Call it before the
     /// thread runs the guest.
     ///
@@ -238,13 +221,23 @@ impl HostBpf {
     /// What the kernel said, or that there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
         self.known(vcpu)?;
-        self.programs().loaded.call("vcpufreq_register", vcpu.0)?;
+        let register = || self.programs().call("vcpufreq_register", vcpu.0);
+        let mut registered = register();
+        for _ in 0..RETRIES {
+            if registered.is_ok() {
+                break;
+            }
+            // Another process was preempted on this pCPU while it did the same.
+            std::thread::sleep(Duration::from_millis(1));
+            registered = register();
+        }
+        registered?;
         // The programs learn at its next switch where it is.
         std::thread::sleep(Duration::from_nanos(1));
         Ok(())
     }
 
-    /// Changes how a vCPU's requests are answered from now on; its domain stays.
+    /// Changes how a vCPU's requests are answered from now on; its domain stays. No vCPU runs.
     ///
     /// # Errors
     /// What the kernel said, or that there is no such vCPU.
@@ -263,32 +256,24 @@ impl HostBpf {
             self.forget(policy.domain);
             *old = policy;
         }
-        self.programs().loaded.call("vcpufreq_refresh", vcpu.0)
-    }
-
-    /// Puts another object's programs in the place of the running ones, on the same maps, while
-    /// the guest runs: each write is handled by one of them. Which is told by its generation,
-    /// which this returns.
-    ///
-    /// # Errors
-    /// What is wrong with the object, or refused; then the old ones go on.
-    pub fn replace(&self, object: &Path) -> Result<u32, BpfError> {
-        let mut programs = self.programs();
-        let generation = programs.generation + 1;
-        let mut new = Loaded::load(object, self.sizes, generation, Some(&programs.loaded))?;
-        new.attach(false)?;
-        new.take_over()?;
-        programs.generation = generation;
-        programs.loaded = new;
-        Ok(generation)
+        self.programs().call("vcpufreq_refresh", vcpu.0)
     }
 
     /// Detaches the programs for good. The pages stay, for whoever keeps them true from now on, and
     /// so do the counters.
     pub fn detach(&self) {
-        let mut programs = self.programs();
-        programs.stub = None;
-        programs.loaded.detach();
+        let programs = self.programs();
+        programs.detach();
+        for (vcpu, _) in (0..=u16::MAX).zip(self.vcpus.all()) {
+            // The thread may have ended.
+            let _ = programs.call("vcpufreq_leave", vcpu);
+        }
+    }
+
+    /// Frees what VMMs that were killed have left of theirs. Each VMM looks at another one's: call
+    /// it now and then.
+    pub fn sweep(&self) {
+        self.programs().dispatcher().sweep();
     }
 
     /// Receives the events, each of which goes to one receiver: have one at a time.
@@ -296,7 +281,7 @@ impl HostBpf {
     /// # Errors
     /// What the kernel said.
     pub fn worker(&self) -> Result<Worker, BpfError> {
-        Worker::new(&self.programs().loaded.map("events")?)
+        Worker::new(&self.programs().map("events")?)
     }
 
     fn domain(&self, number: u32) -> Option<&DomainEntry> {
@@ -330,20 +315,13 @@ impl HostBpf {
         self.vcpus.get(vcpu.index()).map(VcpuEntry::counters)
     }
 
-    /// Accesses to the padding behind the last page.
-    #[must_use]
-    pub fn out_of_range(&self) -> u64 {
-        self.vm.get(0).map_or(0, |vm| vm.out_of_range.load(Relaxed))
-    }
-
     /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that
     /// it has preempted on the same CPU. `None` when the kernel doesn't tell.
     #[must_use]
     pub fn missed(&self) -> Option<u64> {
-        let programs = self.programs();
-        let stub = programs.stub_id?;
+        let write = self.programs().dispatcher().write_id()?;
         let mut all = ProgInfoIter::default();
-        all.find(|program| program.id == stub)
+        all.find(|program| program.id == write)
             .map(|program| program.recursion_misses)
     }
 
@@ -362,23 +340,20 @@ impl HostBpf {
     }
 
     fn cpu(&self, number: u32) -> Option<&CpuEntry> {
-        self.cpus.get(usize::try_from(number).ok()?)
+        self.cpus.get(index(number))
+    }
+
+    /// What an event has told of a pCPU, kHz; 0: none has.
+    fn frequency(&self, number: u32) -> Option<u32> {
+        Some(self.now.get(index(number))?.khz.load(SeqCst))
     }
 
     fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {
-        let programs = self.programs();
-        let domains = self.domain_count();
-        programs
-            .loaded
-            .store_in_new_map(
-                "policies",
-                vcpu.into(),
-                policy_bytes(&policy.entry(domains)),
-            )
-            .map_err(refused("storing a policy"))
+        let entry = policy.entry(self.domain_count());
+        self.programs().store_policy(vcpu, policy_bytes(&entry))
     }
 
-    fn programs(&self) -> std::sync::MutexGuard<'_, Programs> {
+    fn programs(&self) -> std::sync::MutexGuard<'_, Loaded> {
         // Whoever panicked left them as they were.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -400,6 +375,10 @@ fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
         pages: vcpus.next_multiple_of(PAGES_IN_SLOT),
         domains,
         events: event::room(&config.vcpus, domains),
+        scx: config
+            .vcpus
+            .iter()
+            .any(|vcpu| vcpu.actuate == ActuateBy::Scx),
     })
 }
 

@@ -6,11 +6,9 @@
 // Without the loader, half of this has no user.
 #![cfg_attr(not(feature = "load"), allow(dead_code))]
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use vcpufreq_device::{Clamp, Util};
-
-pub(crate) const LAYOUT: u32 = 7;
+pub(crate) const LAYOUT: u32 = 10;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -24,9 +22,11 @@ pub(crate) const REPORT_REQUEST: u32 = 2;
 pub(crate) const BY_WORKER: u32 = 0;
 pub(crate) const BY_KFUNC: u32 = 1;
 pub(crate) const BY_NOBODY: u32 = 2;
+pub(crate) const BY_SCX: u32 = 3;
 pub(crate) const APPLY: u32 = 0;
 pub(crate) const DEFERRED: u32 = 1;
 pub(crate) const TOLD: u32 = 2;
+pub(crate) const REFRESH: u32 = 3;
 
 /// `struct vcpufreq_bpf_cpu`.
 #[derive(Debug)]
@@ -34,9 +34,29 @@ pub(crate) const TOLD: u32 = 2;
 pub(crate) struct CpuEntry {
     pub capacity: AtomicU32,
     pub khz_max: AtomicU32,
+}
+
+/// `VCPUFREQ_DISPATCH_LAYOUT` of `bpf/dispatch.h`.
+pub(crate) const DISPATCH_LAYOUT: u32 = 1;
+
+/// `struct vcpufreq_dispatch_cpu`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct DispatchCpuEntry {
     pub khz: AtomicU32,
-    pub running: AtomicU32,
-    pub pad: [u32; 12],
+    pub place: AtomicU32,
+    pub pad: [u32; 14],
+}
+
+/// `struct vcpufreq_dispatch_slots`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SlotsEntry {
+    pub layout: AtomicU32,
+    pub maps: [AtomicU32; 5],
+    pub links: [AtomicU32; 3],
+    pub programs: [AtomicU32; 3],
+    pub owners: [AtomicU32; 1024],
 }
 
 /// `struct vcpufreq_bpf_policy`.
@@ -56,7 +76,8 @@ pub(crate) struct PolicyEntry {
     pub vm_interval_ns: u64,
     pub vm_burst_ns: u64,
     pub table_len: u32,
-    pub tell: u16,
+    pub tell: u8,
+    pub sum: u8,
     pub floor: u16,
     pub table_khz: [u32; TABLE_MAX],
 }
@@ -71,8 +92,9 @@ pub(crate) struct VcpuEntry {
     pub moving_ns: AtomicU64,
     pub cpu: AtomicU32,
     pub deferred: AtomicU32,
+    pub own_util: AtomicU32,
+    pub others_util: AtomicU32,
     pub requests: AtomicU64,
-    pub other_writes: AtomicU64,
     pub reads: AtomicU64,
     pub in_kernel: AtomicU64,
     pub to_worker: AtomicU64,
@@ -86,7 +108,6 @@ pub(crate) struct VcpuEntry {
     pub switches: AtomicU64,
     pub frequencies: AtomicU64,
     pub unsettled: AtomicU64,
-    pub generations: [AtomicU64; 2],
     pub freq_after: [AtomicU32; BUCKETS],
 }
 
@@ -97,7 +118,9 @@ pub(crate) struct DomainEntry {
     pub clamp: AtomicU32,
     pub pending: AtomicU32,
     pub granted_khz: AtomicU32,
-    pub pad: u32,
+    pub refresh: AtomicU32,
+    pub others: AtomicU64,
+    pub refreshed_ns: AtomicU64,
 }
 
 /// `struct vcpufreq_bpf_vm`.
@@ -106,10 +129,20 @@ pub(crate) struct DomainEntry {
 pub(crate) struct VmEntry {
     pub base: AtomicU64,
     pub vcpus: AtomicU32,
-    pub tgid: AtomicU32,
-    pub out_of_range: AtomicU64,
-    pub pad: [u32; 10],
+    pub slot: AtomicU32,
+    pub pad: [u32; 12],
     pub due_ns: AtomicU64,
+}
+
+/// `struct vcpufreq_scx_control` of `bpf/scx.h`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct ControlEntry {
+    pub layout: AtomicU32,
+    pub state: AtomicU32,
+    pub vcpus: AtomicU32,
+    pub exit_kind: AtomicU32,
+    pub exit_text: [AtomicU8; 112],
 }
 
 /// A register page.
@@ -126,12 +159,15 @@ pub(crate) const CALL_SIZE: usize = 8;
 
 // Worked out by hand from the header; the loader compares them with the object's maps.
 const _: () = {
-    assert!(size_of::<CpuEntry>() == 64);
+    assert!(size_of::<CpuEntry>() == 8);
+    assert!(size_of::<DispatchCpuEntry>() == 64);
+    assert!(size_of::<SlotsEntry>() == 12 * 4 + 4096);
     assert!(size_of::<PolicyEntry>() == 328);
-    assert!(size_of::<VcpuEntry>() == 40 + 17 * 8 + 128);
-    assert!(size_of::<DomainEntry>() == 16);
+    assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
+    assert!(size_of::<DomainEntry>() == 32);
     assert!(size_of::<VmEntry>() == 72);
     assert!(size_of::<PageEntry>() == 4096);
+    assert!(size_of::<ControlEntry>() == 128);
 };
 
 /// What was counted for a vCPU's registers since the VM started.
@@ -139,8 +175,6 @@ const _: () = {
 pub struct Counters {
     /// Writes of set_perf.
     pub requests: u64,
-    /// Writes of anything else in the page, or by a thread that isn't a vCPU's.
-    pub other_writes: u64,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
     pub reads: u64,
     /// Requests put into force by the kernel module.
@@ -168,8 +202,6 @@ pub struct Counters {
     pub frequencies: u64,
     /// How often frequency and place changed so fast that cur_perf was left as it was.
     pub unsettled: u64,
-    /// Requests handled by program generations with an even number, and with an odd one.
-    pub generations: [u64; 2],
     /// Time from a request to the next change of frequency under the vCPU.
     pub freq_after: [u32; BUCKETS],
 }
@@ -179,7 +211,6 @@ impl VcpuEntry {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         Counters {
             requests: get(&self.requests),
-            other_writes: get(&self.other_writes),
             reads: get(&self.reads),
             in_kernel: get(&self.in_kernel),
             to_worker: get(&self.to_worker),
@@ -193,22 +224,7 @@ impl VcpuEntry {
             switches: get(&self.switches),
             frequencies: get(&self.frequencies),
             unsettled: get(&self.unsettled),
-            generations: [get(&self.generations[0]), get(&self.generations[1])],
             freq_after: std::array::from_fn(|n| self.freq_after[n].load(Relaxed)),
         }
-    }
-}
-
-/// `VCPUFREQ_BPF_CLAMP`.
-pub(crate) fn pack(clamp: Clamp) -> u32 {
-    u32::from(clamp.min.get()) | u32::from(clamp.max.get()) << 16
-}
-
-/// The clamp that [`pack`] made a number of.
-pub(crate) fn unpack(bits: u32) -> Clamp {
-    let util = |half: u32| Util::saturating(u128::from(half & 0xffff));
-    Clamp {
-        min: util(bits),
-        max: util(bits >> 16),
     }
 }

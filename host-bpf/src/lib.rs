@@ -7,9 +7,9 @@
 //!                                              └▶ event ─▶ the VMM's worker
 //! ```
 //!
-//! The programs are in `bpf/` and under the GPL; this crate loads them from an object file that
-//! is built beside it (`make -C host-bpf/bpf`). Everything is bound to the process that loads it:
-//! nothing is pinned, so nothing is left when it is killed.
+//! The programs are in `bpf/` and under the GPL; the build compiles them, and this crate carries
+//! them. The VMs of a host share the programs on the kernel's hooks, which call those of the VM that
+//! an event is of. Everything is bound to the processes that have it open, and nothing is pinned.
 //!
 //! `HostBpf` is the loader: its pages and an [`Event`] for each request. `BpfBackend` is the path
 //! `bpf` of a bridge (`vcpufreq_device::kvm::Bridge`), made of that.
@@ -20,8 +20,11 @@
 
 #[cfg(feature = "load")]
 mod backend;
+#[cfg(feature = "load")]
+mod dispatch;
 mod error;
 mod event;
+mod hooks;
 #[cfg(feature = "load")]
 mod host;
 mod layout;
@@ -32,8 +35,14 @@ mod mapped;
 mod module;
 #[cfg(feature = "load")]
 mod object;
+#[cfg(feature = "load")]
+mod objects;
+#[cfg(feature = "load")]
+mod pins;
 mod policy;
 mod probe;
+#[cfg(feature = "load")]
+mod scx;
 #[cfg(feature = "load")]
 mod worker;
 
@@ -47,7 +56,9 @@ pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule};
 pub use policy::{ActuateBy, VcpuPolicy};
-pub use probe::{KFUNC, probe};
+pub use probe::probe;
+#[cfg(feature = "load")]
+pub use scx::{ScxError, ScxPins, ScxService};
 #[cfg(feature = "load")]
 pub use worker::Worker;
 

@@ -26,13 +26,22 @@ pub(crate) fn reason(lines: &[String]) -> Option<String> {
 }
 
 #[cfg(feature = "load")]
+/// Turns an error of libbpf's into one of this crate's.
+pub(crate) fn refused(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> crate::BpfError {
+    move |error| crate::BpfError::Refused {
+        what,
+        why: format!("{error:#}"),
+    }
+}
+
+#[cfg(feature = "load")]
 mod capture {
-    use std::path::Path;
     use std::sync::{Mutex, PoisonError};
 
-    use libbpf_rs::{ObjectBuilder, PrintLevel, set_print};
+    use libbpf_rs::{PrintLevel, set_print};
 
     use crate::error::BpfError;
+    use crate::{hooks, objects};
 
     use super::reason;
 
@@ -61,19 +70,15 @@ mod capture {
         })
     }
 
-    /// Whether the running kernel takes the programs of an object file; none of them is attached.
+    /// Whether this crate and the running kernel take the programs of an object; none of them is
+    /// attached.
     ///
     /// # Errors
-    /// What is wrong with the file, or what the kernel said.
-    pub fn verify(object: &Path) -> Result<(), BpfError> {
-        let wrong = |why: String| BpfError::Object {
-            path: object.to_path_buf(),
-            why,
-        };
-        let bytes = std::fs::read(object).map_err(|error| wrong(error.to_string()))?;
-        let open = ObjectBuilder::default().open_memory(&bytes);
-        let open = open.map_err(|error| wrong(format!("{error:#}")))?;
-        explained("loading the BPF programs", || open.load()).map(drop)
+    /// What is wrong with the object, or what the kernel said.
+    pub fn verify(object: &[u8]) -> Result<(), BpfError> {
+        let open = objects::open(object)?;
+        let loaded = explained("loading the BPF programs", || open.load())?;
+        hooks::check(&loaded)
     }
 
     fn lines() -> std::sync::MutexGuard<'static, Vec<String>> {

@@ -1,39 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maps of the programs as memory of this process, ioctls, and calls of libbpf that have no safe
-//! form: the only place with unsafe code.
+//! Maps of the programs as memory of this process, and ioctls: the only place with unsafe code.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-use libbpf_rs::libbpf_sys;
-
-use crate::layout::{CpuEntry, DomainEntry, PageEntry, PolicyEntry, VcpuEntry, VmEntry};
-
-/// Whether the kernel lists the program with this number. It isn't opened.
-pub(crate) fn lists_program(id: u32) -> bool {
-    // SAFETY: the call writes a number to the address, which is a `u32`'s.
-    is_next(id, |from, next| unsafe {
-        libbpf_sys::bpf_prog_get_next_id(from, next)
-    })
-}
-
-/// Whether the kernel lists the map with this number. It isn't opened.
-pub(crate) fn lists_map(id: u32) -> bool {
-    // SAFETY: as above.
-    is_next(id, |from, next| unsafe {
-        libbpf_sys::bpf_map_get_next_id(from, next)
-    })
-}
-
-fn is_next(id: u32, next_id: impl FnOnce(u32, *mut u32) -> libc::c_int) -> bool {
-    let mut next = 0;
-    next_id(id.wrapping_sub(1), &raw mut next) == 0 && next == id
-}
+use crate::layout::{
+    ControlEntry, CpuEntry, DispatchCpuEntry, DomainEntry, PageEntry, PolicyEntry, SlotsEntry,
+    VcpuEntry, VmEntry,
+};
 
 /// What an array map holds.
 ///
@@ -41,8 +20,12 @@ fn is_next(id: u32, next_id: impl FnOnce(u32, *mut u32) -> libc::c_int) -> bool 
 /// Every bit pattern is a value, and whatever the programs write is atomic.
 pub(crate) unsafe trait Entry {}
 
-// SAFETY: atomic integers, and padding that nobody writes.
+// SAFETY: atomic integers.
 unsafe impl Entry for CpuEntry {}
+// SAFETY: atomic integers, and padding that nobody writes.
+unsafe impl Entry for DispatchCpuEntry {}
+// SAFETY: atomic integers.
+unsafe impl Entry for SlotsEntry {}
 // SAFETY: atomic integers.
 unsafe impl Entry for VcpuEntry {}
 // SAFETY: atomic integers, and padding that nobody writes.
@@ -51,6 +34,8 @@ unsafe impl Entry for DomainEntry {}
 unsafe impl Entry for VmEntry {}
 // SAFETY: atomic integers.
 unsafe impl Entry for PageEntry {}
+// SAFETY: atomic integers.
+unsafe impl Entry for ControlEntry {}
 
 /// An array map with the flag BPF_F_MMAPABLE.
 #[derive(Debug)]
@@ -136,6 +121,17 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
             size_of::<PolicyEntry>(),
         )
     }
+}
+
+/// A link by the kernel's number: it stays attached as long as the descriptor is open.
+pub(crate) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
+    // SAFETY: it takes a number, and returns a descriptor or an error.
+    let fd = unsafe { libbpf_rs::libbpf_sys::bpf_link_get_fd_by_id(id) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a new descriptor that nothing else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// An ioctl whose argument is that structure, as its number says.

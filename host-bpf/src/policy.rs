@@ -20,6 +20,8 @@ pub enum ActuateBy {
     Kfunc,
     /// Nobody: the host has no uclamp. Requests are counted as not applicable.
     Nobody,
+    /// The service's scheduler, before the guest goes on; [`Self::Worker`] when it is gone.
+    Scx,
 }
 
 /// How a vCPU's requests are answered. Can be changed while the guest runs.
@@ -42,27 +44,39 @@ pub struct VcpuPolicy {
     pub limit: Option<RateLimit>,
     /// No clamp is below it; zero is none.
     pub floor: Util,
+    /// Whether what else runs on its pCPU is added to its clamps; never with
+    /// [`ClampMode::Exact`].
+    pub sum: bool,
     /// Whether the VMM is told of each request, and what became of it.
     pub tell: bool,
 }
 
 impl VcpuPolicy {
-    /// `clamp`, not below the lower bound.
+    pub(crate) fn adds_others(&self) -> bool {
+        self.sum && self.clamp == ClampMode::Floor
+    }
+
+    /// A request's clamp with `others` added, the utilization that its pCPU has besides: no more
+    /// than the vCPU could ask for by itself. `summed` of `bpf/arith.h`.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
-    pub(crate) fn raised(&self, clamp: Clamp) -> Clamp {
+    pub(crate) fn summed(&self, clamp: Clamp, others: u32) -> Clamp {
+        if !self.adds_others() {
+            return clamp;
+        }
+        let (num, den) = self.headroom.factor();
+        let limit = u32::from(self.spec.capacity.get()) * num / den;
+        let min = u32::from(clamp.min.get());
+        let sum = min.saturating_add(others).min(limit).max(min);
         Clamp {
-            min: clamp.min.max(self.floor),
-            max: clamp.max.max(self.floor),
+            min: Util::saturating(sum.into()),
+            ..clamp
         }
     }
 
     /// As the programs of a VM with so many domains read it.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
     pub(crate) fn entry(&self, domains: NonZeroU32) -> PolicyEntry {
-        let (headroom_num, headroom_den) = match self.headroom {
-            Headroom::None => (1, 1),
-            Headroom::Quarter => (4, 5),
-        };
+        let (headroom_num, headroom_den) = self.headroom.factor();
         const NONE: Pace = Pace {
             token_ns: 0,
             slack_ns: 0,
@@ -92,6 +106,7 @@ impl VcpuPolicy {
                 ActuateBy::Worker => layout::BY_WORKER,
                 ActuateBy::Kfunc => layout::BY_KFUNC,
                 ActuateBy::Nobody => layout::BY_NOBODY,
+                ActuateBy::Scx => layout::BY_SCX,
             },
             domain: self.domain,
             interval_ns: writer.token_ns,
@@ -100,8 +115,65 @@ impl VcpuPolicy {
             vm_burst_ns: vm.slack_ns,
             table_len: self.spec.table.register_len(),
             tell: self.tell.into(),
+            sum: self.adds_others().into(),
             floor: self.floor.get(),
             table_khz,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: others are added up to what the vCPU could ask for, and never in mode `exact`.
+    use super::*;
+    use vcpufreq_device::{DomainId, Khz, PerfTable};
+
+    fn policy(clamp: ClampMode, headroom: Headroom) -> VcpuPolicy {
+        VcpuPolicy {
+            spec: VcpuSpec {
+                table: PerfTable::try_from(vec![Khz(600_000)]).unwrap(),
+                capacity: Util::saturating(400),
+                domain: DomainId(0),
+            },
+            domain: 0,
+            clamp,
+            headroom,
+            visibility: CurPerfVisibility::Exact,
+            actuate: ActuateBy::Kfunc,
+            limit: None,
+            floor: Util::ZERO,
+            sum: true,
+            tell: false,
+        }
+    }
+
+    #[test]
+    fn others_are_added_to_the_capacity() {
+        let floor = policy(ClampMode::Floor, Headroom::None);
+        let before_6_8 = policy(ClampMode::Floor, Headroom::Quarter);
+        let exact = policy(ClampMode::Exact, Headroom::None);
+        let maximum = VcpuPolicy {
+            sum: false,
+            ..floor.clone()
+        };
+        let rows = [
+            (&floor, 100, 0, 100),
+            (&floor, 100, 200, 300),
+            (&floor, 100, u32::MAX, 400),
+            // A floor of the VMM's may be above the capacity.
+            (&floor, 500, 200, 500),
+            (&before_6_8, 100, 1024, 320),
+            (&exact, 100, 200, 100),
+            (&maximum, 100, 200, 100),
+        ];
+        for (policy, min, others, sum) in rows {
+            let clamp = Clamp {
+                min: Util::saturating(min),
+                max: Util::MAX,
+            };
+            let summed = policy.summed(clamp, others);
+            assert_eq!(summed.min, Util::saturating(sum), "{min} + {others}");
+            assert_eq!(summed.max, clamp.max);
         }
     }
 }

@@ -9,9 +9,6 @@ use std::path::Path;
 
 use crate::error::BpfError;
 
-/// The kernel module's function, as `/proc/kallsyms` and BTF name it.
-pub const KFUNC: &str = "vcpufreq_host_request";
-
 /// `CAP_PERFMON` and `CAP_BPF`; `CAP_SYS_ADMIN` stands for both.
 const CAPS: [(u32, &str); 2] = [(38, "CAP_PERFMON"), (39, "CAP_BPF")];
 const CAP_SYS_ADMIN: u32 = 21;

@@ -12,7 +12,7 @@ use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 
 use crate::error::BpfError;
 use crate::event::{Event, parse};
-use crate::object::refused;
+use crate::libbpf_log::refused;
 
 /// Events of one wait, at most.
 const AT_ONCE: usize = 1024;
@@ -72,12 +72,6 @@ impl Worker {
             });
         }
         Ok(self.received.try_iter())
-    }
-
-    /// A file to wait on beside others: readable when there are events.
-    #[must_use]
-    pub fn epoll_fd(&self) -> i32 {
-        self.ring.epoll_fd()
     }
 }
 

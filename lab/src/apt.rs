@@ -54,6 +54,13 @@ impl Apt {
         &self.mirror
     }
 
+    /// Lines of a suite and its backports for an own list of sources.
+    pub fn sources(&self, suite: &str) -> Result<[String; 2]> {
+        let (keys, mirror) = (keyring()?, &self.mirror);
+        let line = |suite: &str| format!("deb [signed-by={keys}] {mirror} {suite} main");
+        Ok([line(suite), line(&format!("{suite}-backports"))])
+    }
+
     /// mmdebstrap: this machine's, or the package unpacked into the folder.
     pub fn mmdebstrap(&mut self) -> Result<PathBuf> {
         let installed = PathBuf::from("/usr/bin/mmdebstrap");
@@ -141,7 +148,7 @@ impl Apt {
 }
 
 /// The archive's keys on this machine.
-pub fn keyring() -> Result<&'static str> {
+fn keyring() -> Result<&'static str> {
     KEYRINGS
         .iter()
         .find(|path| Path::new(path).exists())

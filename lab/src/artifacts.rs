@@ -12,7 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
-use crate::{systemd, tools};
+use crate::{debian, libvirt, qemu, systemd, tools};
 
 const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -58,6 +58,12 @@ pub struct Guest<'a> {
     pub crosvm: Option<&'a Path>,
     /// Whether the host's init system is systemd.
     pub systemd: bool,
+    /// Whether the host has stock QEMU.
+    pub qemu: bool,
+    /// Whether it has libvirt.
+    pub libvirt: bool,
+    /// Whether its disk is the guest's.
+    pub disk: bool,
 }
 
 impl Artifacts {
@@ -85,7 +91,17 @@ impl Artifacts {
     pub fn host_initramfs(&self, host: Flavor, guest: Guest<'_>, plan: &str) -> Result<Vec<u8>> {
         let kernel = Kernel::find(&self.root, host)?;
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
-        let mut archive = self.base(&kernel, guest.tools)?;
+        let mut programs = Vec::new();
+        if guest.systemd {
+            programs.extend(systemd::PROGRAMS);
+        }
+        if guest.qemu {
+            programs.extend(qemu::PROGRAMS);
+        }
+        let mut archive = self.base(&kernel, guest.tools, &programs)?;
+        if guest.libvirt {
+            libvirt::add(&mut archive, &self.cache, &self.root)?;
+        }
         archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
         if let Some(crosvm) = guest.crosvm {
             archive.program("bin/crosvm", crosvm)?;
@@ -103,6 +119,9 @@ impl Artifacts {
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
+        if guest.disk {
+            self.add_disk_initramfs(&mut archive, &kernel, &guest_kernel)?;
+        }
         archive.file(
             "lab/guest-initramfs",
             &self.guest_initramfs(&guest_kernel, guest.tools)?,
@@ -111,8 +130,8 @@ impl Artifacts {
     }
 
     fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
-        let mut archive = self.base(kernel, tools)?;
-        add_modules(&mut archive, &self.own_modules(kernel, GUEST_MODULES)?)?;
+        let mut archive = self.base(kernel, tools, &[])?;
+        add_modules(&mut archive, &self.guest_driver(kernel)?)?;
         add_modules(
             &mut archive,
             &kernel.mainline_driver(&self.cache, &self.root)?,
@@ -120,48 +139,61 @@ impl Artifacts {
         archive.finish()
     }
 
-    fn base(&self, kernel: &Kernel, tools: bool) -> Result<Initramfs> {
+    /// What host and guest have, and these of Debian's programs.
+    fn base(&self, kernel: &Kernel, tools: bool, programs: &[&str]) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
-        archive.program("init", &self.programs.join("vcpufreq-tests"))?;
+        archive.program("init", &self.agent())?;
         archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
-        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
-        archive.link("bin/sh", "busybox")?;
-        self.add_rt_app(&mut archive)?;
+        self.add_shell(&mut archive)?;
         for path in [
             "drivers/cpufreq/cpufreq_userspace",
             "drivers/cpufreq/cpufreq_powersave",
             "fs/configfs/configfs",
             "drivers/block/null_blk/null_blk",
         ] {
-            let module = kernel.own_module(&self.cache, &self.root, path)?;
-            let name = path.rsplit('/').next().unwrap_or(path);
-            archive.file(&format!("lab/modules/{name}.ko"), &module)?;
+            self.add_own_module(&mut archive, kernel, path)?;
         }
+        let mut programs = [programs, &["bin/rt-app"]].concat();
         if tools {
-            tools::add(&mut archive, self.root.dir())?;
+            programs.extend(tools::PROGRAMS);
+            tools::add_applets(&mut archive)?;
             add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
+        debian::add(&mut archive, &self.root, None, &programs)?;
         Ok(archive)
     }
 
-    /// rt-app and the libraries that it is linked with.
-    fn add_rt_app(&self, archive: &mut Initramfs) -> Result<()> {
-        let tree = self.root.dir();
-        let own = tree.join("opt/rt-app/usr");
-        archive.program("bin/rt-app", &own.join("bin/rt-app"))?;
-        let libraries = [
-            (&own, "libjson-c.so.5"),
-            (&tree.join("usr"), "libc.so.6"),
-            (&tree.join("usr"), "libm.so.6"),
-            // For pthread_exit, by which each of its threads ends.
-            (&tree.join("usr"), "libgcc_s.so.1"),
-            (&tree.join("usr"), "ld-linux-aarch64.so.1"),
-        ];
-        for (usr, name) in libraries {
-            let path = usr.join("lib/aarch64-linux-gnu").join(name);
-            archive.program(&format!("lib/{name}"), &path)?;
-        }
-        Ok(())
+    /// The checkout.
+    pub fn repo(&self) -> &Path {
+        &self.repo
+    }
+
+    /// What carries scenarios out, on the host and in the guest.
+    pub fn agent(&self) -> PathBuf {
+        self.programs.join("vcpufreq-tests")
+    }
+
+    /// The folder of the guest driver's module.
+    pub fn guest_driver(&self, kernel: &Kernel) -> Result<PathBuf> {
+        self.own_modules(kernel, GUEST_MODULES)
+    }
+
+    /// Adds a shell.
+    pub fn add_shell(&self, archive: &mut Initramfs) -> Result<()> {
+        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+        archive.link("bin/sh", "busybox")
+    }
+
+    /// Adds a module of the kernel's own.
+    pub fn add_own_module(
+        &self,
+        archive: &mut Initramfs,
+        kernel: &Kernel,
+        path: &str,
+    ) -> Result<()> {
+        let module = kernel.own_module(&self.cache, &self.root, path)?;
+        let name = path.rsplit('/').next().unwrap_or(path);
+        archive.file(&format!("lab/modules/{name}.ko"), &module)
     }
 
     fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
@@ -183,15 +215,15 @@ fn add_modules(archive: &mut Initramfs, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The BPF objects, of the sources and of the tests, by the root's clang.
+/// The BPF objects of the tests, by the root's clang.
 fn bpf_objects(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<PathBuf>> {
     let mut parts = BPF.content(repo)?;
     parts.push(root.id().into_bytes());
     let dir = cache.entry("bpf", &key(parts.iter().map(Vec::as_slice)), |to| {
-        let step = Step::start("BPF objects");
+        let step = Step::start("BPF objects of the tests");
         BPF.copy(repo, to)?;
         let folder = format!("{}/host-bpf/bpf", root.inside(to)?);
-        let args = ["-C", &folder, "all", "tests"];
+        let args = ["-C", &folder, "tests"];
         root.run("building the BPF objects", "make", &args)?;
         step.done();
         Ok(())

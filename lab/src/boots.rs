@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
+use crate::qemu::Vmm;
 use crate::run::DEFAULT_CPU;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::tools;
@@ -35,6 +36,8 @@ pub struct Boot {
     pub driver: Driver,
     /// The path, unless the VMM chooses.
     pub path: Option<&'static str>,
+    /// What runs the guests.
+    pub vmm: Vmm,
     /// The emulated CPU.
     pub cpu: &'static str,
     /// What is tried, in this order.
@@ -55,6 +58,7 @@ const fn boot(
         guest: Standard,
         driver: Ours,
         path: None,
+        vmm: Vmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         scenarios,
     }
@@ -133,11 +137,11 @@ const BOOTS: &[Boot] = &[
             "bpf-page",
             "bpf-requests",
             "bpf-arithmetic",
-            "bpf-replace",
             "bpf-kfunc-refused",
             "bpf-limits",
             "bpf-meddling",
             "bpf-two-vms",
+            "bpf-shared",
         ],
     ),
     boot(Short, 60, "2+2", &["default-run"]),
@@ -148,6 +152,11 @@ const BOOTS: &[Boot] = &[
     },
     // Its init system is systemd.
     boot(Short, 80, "2+2", &["systemd"]),
+    // Its host has stock QEMU.
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(Short, 90, "2+2", &["opps-exact", "qemu"])
+    },
     boot(Short, 30, "1", &["opps-exact", "governor"]),
     boot(Short, 20, "1", &[tools::SHELL]),
     Boot {
@@ -194,6 +203,15 @@ const BOOTS: &[Boot] = &[
             "fallbacks:reset",
         ],
     ),
+    Boot {
+        path: Some("shm"),
+        ..boot(
+            Long,
+            300,
+            "2+2",
+            &["no-exit", "opps-exact", "driver", "restart", "two-guests"],
+        )
+    },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
         path: Some("ioeventfd"),
@@ -206,7 +224,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 110, "2+2", &["rt-loop"])
+        ..boot(Long, 110, "2+2", &["rt-loop:fair-server-off"])
     },
     Boot {
         driver: Mainline,
@@ -228,22 +246,27 @@ const BOOTS: &[Boot] = &[
         Long,
         150,
         "2+2",
-        &[
-            "bpf-many",
-            "bpf-kill",
-            "bpf-ends",
-            "bpf-switch-cost",
-            "bpf-dip",
-        ],
+        &["bpf-many", "bpf-kill", "bpf-ends", "bpf-dip", "bpf-sum"],
     ),
+    boot(Long, 200, "2+2", &["bpf-switch-cost", "bpf-flood"]),
     Boot {
         host: Rt,
         ..boot(
             Long,
-            80,
+            100,
             "2+2",
-            &["bpf-page", "bpf-requests", "bpf-two-vms"],
+            &["bpf-page", "bpf-requests", "bpf-two-vms", "bpf-sum"],
         )
+    },
+    boot(
+        Long,
+        200,
+        "2+2",
+        &["scx-service", "scx-requests", "scx-fallback"],
+    ),
+    Boot {
+        host: Rt,
+        ..boot(Long, 120, "4+3+1", &["scx-fallback"])
     },
     // Debian stable's kernel has no uclamp.
     Boot {
@@ -252,7 +275,13 @@ const BOOTS: &[Boot] = &[
             Long,
             100,
             "2+2",
-            &["bpf-page", "bpf-requests", "bpf-arithmetic", "no-uclamp"],
+            &[
+                "bpf-page",
+                "bpf-requests",
+                "bpf-arithmetic",
+                "scx-none",
+                "no-uclamp",
+            ],
         )
     },
     // A host whose fair servers hold its little CPUs above their lowest OPPs.
@@ -298,6 +327,64 @@ const BOOTS: &[Boot] = &[
     boot(Long, 110, "drawn:1", DRAWN),
     boot(Long, 90, "drawn:2", DRAWN),
     boot(Long, 90, "drawn:3", DRAWN),
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(Long, 300, "2+2", &["no-dip", "demo", "flood"])
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(Long, 400, "2+2", &["qemu-deaths"])
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(
+            Long,
+            300,
+            "2+2",
+            &["qemu-control", "qemu-life", "qemu-moves"],
+        )
+    },
+    boot(Long, 70, "2+2", &["qemu-service"]),
+    boot(Long, 110, "2+2", &["libvirt"]),
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(Long, 100, "2+2", &["debian-guest"])
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        guest: Rt,
+        ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(
+            Long,
+            240,
+            "2+2",
+            // Within three ticks, as on the drawn topologies.
+            &[
+                "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000",
+            ],
+        )
+    },
+    Boot {
+        vmm: Vmm::Qemu,
+        ..boot(
+            Long,
+            90,
+            "pixel6",
+            // Of new-thread and little-to-big the guest is three to eight ticks late.
+            &[
+                "bench:big-ramp:step-down:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000:fair-server-off",
+            ],
+        )
+    },
     boot(Long, 40, "2+2", &["repeat"]),
     boot(Long, 40, "2+2", &["repeat"]),
 ];
@@ -313,12 +400,13 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {}",
             self.topology,
             self.host,
             self.guest,
             self.driver,
             self.path.unwrap_or("auto"),
+            self.vmm.name(),
             self.cpu,
         )
     }
@@ -356,7 +444,7 @@ mod tests {
     fn the_short_set_has_one_of_each_kind() {
         let short = entries(Short);
         let has = |host: &str, name: &str| {
-            let host = format!("2+2 host {host} neoverse-v1");
+            let host = format!("2+2 host {host} vcpufreq neoverse-v1");
             assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
         };
         for path in ["auto", "ioeventfd", "exit"] {

@@ -2,7 +2,7 @@
 //! Tests of the C code: what compiler, sparse and checkpatch say of the
 //! kernel modules for each kernel, the modules as packages, sparse and
 //! checkpatch on the BPF programs, the guest driver's own tests, and the
-//! register header as plain C.
+//! register headers as plain C.
 //!
 //! They run on copies, and aren't repeated on the same input.
 
@@ -43,17 +43,18 @@ const ABI: ModuleSource = ModuleSource {
     folders: &["abi"],
 };
 
-/// Includes the header twice and uses each of its values, without a library's
+/// Includes the headers twice and uses each of their values, without a library's
 /// headers; with no value found, `-pedantic` refuses the empty file.
 const ABI_SCRIPT: &str = r#"
-    {
-        echo '#include "vcpufreq-abi.h"'
-        echo '#include "vcpufreq-abi.h"'
-        sed -nE 's/^#define[ \t]+([A-Z0-9_]+)[ \t]+[^ \t].*/enum { use_\1 = sizeof(\1) };/p' \
-            abi/vcpufreq-abi.h
-    } > use.c
-    clang --target="$1" -ffreestanding -nostdinc -Iabi -std=c89 -pedantic \
-        -Wall -Wextra -Werror -fsyntax-only use.c
+    for header in vcpufreq-abi.h vcpufreq-shm.h; do
+        {
+            printf '#include "%s"\n' "$header" "$header"
+            sed -nE 's/^#define[ \t]+([A-Z0-9_]+)[ \t]+[^ \t].*/enum { use_\1 = sizeof(\1) };/p' \
+                "abi/$header"
+        } > use.c
+        clang --target="$1" -ffreestanding -nostdinc -Iabi -std=c89 -pedantic \
+            -Wall -Wextra -Werror -fsyntax-only use.c
+    done
 "#;
 
 /// Makes a package, and has DKMS build it for a kernel as an installed system
@@ -109,19 +110,40 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
                 .into(),
             place: Place::Copy,
         };
-        let name = format!("abi: the header is C for {machine}");
+        let name = format!("abi: the headers are C for {machine}");
         tried.push(check.tried(name, artifacts.tools(), repo));
     }
     tried.extend(driver_tests(artifacts, repo)?);
     Ok(tried)
 }
 
-/// The guest driver on an emulated guest, with memory or a module as host.
+/// The guest driver on emulated guests, with memory or a module as host.
 fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let release = Kernel::find(&artifacts.root, Flavor::Standard)?.release;
-    let kernel = format!("KERNEL=/boot/vmlinuz-{release}");
     // In memory, and gone with the command.
-    let check = make("test", GUEST_DRIVER, &release, &[&kernel, "MO=/tmp/out"]);
+    const MO: &str = "MO=/tmp/out";
+    let kernel = format!("KERNEL=/boot/vmlinuz-{release}");
+    let mut tried = driver_test(
+        make("test", GUEST_DRIVER, &release, &[&kernel, MO]),
+        artifacts,
+        repo,
+    );
+    let release = release.replace("-arm64", "-amd64");
+    let kernel = format!("KERNEL=/opt/amd64/vmlinuz-{release}");
+    let native = [
+        "ARCH=x86",
+        "CROSS_COMPILE=",
+        "W=1",
+        "KCFLAGS=-Werror",
+        &kernel,
+        MO,
+    ];
+    let check = make("test-x86_64", GUEST_DRIVER, &release, &native);
+    tried.extend(driver_test(check, artifacts, repo));
+    Ok(tried)
+}
+
+fn driver_test(check: Check, artifacts: &Artifacts, repo: &Path) -> Vec<Tried> {
     let result = check.carry_out(artifacts.tools(), repo);
     let (text, passed) = match &result {
         Ok(held) => (held.text.clone(), held.verdict()),
@@ -130,9 +152,13 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = results(&text, &passed);
     let failed = |one: &Tried| matches!(one.verdict, Verdict::Failed(_));
     if tried.is_empty() || (result.is_err() && !tried.iter().any(failed)) {
-        tried.push(Tried::new("guest-driver: make test", false, || text));
+        tried.push(Tried::new(
+            format!("guest-driver: {}", check.name),
+            false,
+            || text,
+        ));
     }
-    Ok(tried)
+    tried
 }
 
 /// Reads `NAME (3 s): ok`, which is `passed`, and `NAME (3 s): FAILED` with

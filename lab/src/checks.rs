@@ -17,9 +17,13 @@ use crate::namespace::{self, Users};
 use crate::progress::{Step, above};
 use crate::verdict::{Tried, Verdict, tell};
 
-/// All features but those of the BPF loader, which need C libraries that a
-/// plain machine hasn't; it is compiled for the emulated host.
-const FEATURES: &str = "vcpufreq-device/kvm-ioctls";
+/// All features but those of the BPF loader, which need a compiler and libraries
+/// that a plain machine hasn't; it is compiled for the emulated host.
+const FEATURES: [&str; 3] = [
+    "--no-default-features",
+    "--features",
+    "vcpufreq-device/kvm-ioctls",
+];
 
 /// Formatting, lints, dependencies, C checks.
 pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
@@ -49,7 +53,8 @@ fn lints(repo: &Path) -> Result<Vec<Tried>> {
     let tried = runs.into_iter().map(|(name, words, end)| {
         let step = Step::start(name);
         let mut lint = cargo();
-        lint.args([name, "--workspace", "--locked", "--features", FEATURES])
+        lint.args([name, "--workspace", "--locked"])
+            .args(FEATURES)
             .args(words)
             .args(end)
             .env("RUSTDOCFLAGS", "-D warnings")
@@ -125,23 +130,17 @@ fn cargo() -> Command {
 pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = cargo();
-    test.args([
-        "test",
-        "--workspace",
-        "--features",
-        FEATURES,
-        "--locked",
-        "--no-fail-fast",
-    ])
-    .args(["--", "--show-output"])
-    .current_dir(repo)
-    // The device tree's tests compile and check it with these.
-    .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())
-    .env(
-        "VCPUFREQ_BINDINGS",
-        kernel_source::bindings(&artifacts.cache, &artifacts.root)?,
-    )
-    .envs(CARGO_BAR);
+    test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(FEATURES)
+        .args(["--", "--show-output"])
+        .current_dir(repo)
+        // The device tree's tests compile and check it with these.
+        .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())
+        .env(
+            "VCPUFREQ_BINDINGS",
+            kernel_source::bindings(&artifacts.cache, &artifacts.root)?,
+        )
+        .envs(CARGO_BAR);
     let (held, text) = child_output::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);

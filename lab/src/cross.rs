@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The programs for arm64: by the cargo that runs this and the toolchain
+//! The programs for arm64, and those of packages: by the cargo that runs this and the toolchain
 //! root's compilers.
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const PROGRAMS: &[&str] = &[
     "-p",
     "vcpufreq-load",
     "--features",
-    "vcpufreq/bpf,vcpufreq-tests/bpf",
+    "vcpufreq-tests/bpf",
 ];
 
 /// What clippy looks at: all that is compiled for arm64, and its tests.
@@ -35,7 +35,7 @@ const LINTED: &[&str] = &[
     "vcpufreq-lab",
     "--all-targets",
     "--features",
-    "vcpufreq/bpf,vcpufreq-tests/bpf,vcpufreq-host-bpf/load,vcpufreq-device/kvm-ioctls",
+    "vcpufreq-tests/bpf,vcpufreq-device/kvm-ioctls",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "clippy-arm64",
@@ -62,7 +62,9 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     let mut command = root.command("env");
     command
         .args(["-C", "/src"])
-        .args(settings(root, &target)?)
+        .args(settings(&root.inside(&target)?))
+        // A guest's ramdisk is a tmpfs of some 45 MB, which they filled with it.
+        .args(["CARGO_PROFILE_RELEASE_STRIP=debuginfo"])
         .args([CARGO, "build", "--release", "--locked", "--offline"])
         .args(["--target", TARGET])
         .args(PROGRAMS);
@@ -88,7 +90,7 @@ pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<Check> {
         name: SOURCE.name.to_owned(),
         source: SOURCE,
         command: command.into_iter().map(str::to_owned).collect(),
-        place: Place::Checkout(settings(root, &target)?),
+        place: Place::Checkout(settings(&root.inside(&target)?)),
     })
 }
 
@@ -102,30 +104,32 @@ fn target(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     cache.folder("target", &name)
 }
 
-/// Environment of cargo in the root.
-fn settings(root: &Root, target: &Path) -> Result<Vec<String>> {
+/// Environment of cargo in the root, for static programs in this target folder.
+pub fn settings(target: &str) -> Vec<String> {
     let mut settings = vec![
         format!("CARGO={CARGO}"),
         "CARGO_HOME=/opt/cargo-home".to_owned(),
         "RUSTC=/usr/bin/rustc".to_owned(),
-        format!("CARGO_TARGET_DIR={}", root.inside(target)?),
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc".to_owned(),
-        // The C libraries that libbpf is linked with; Debian's libelf uses zstd.
-        "LIBBPF_SYS_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu".to_owned(),
+        format!("CARGO_TARGET_DIR={target}"),
         // libbpf brings a <linux/types.h> of its own, older than the <asm/ptrace.h> here.
         "LIBBPF_SYS_EXTRA_CFLAGS=-D__u128=__uint128_t".to_owned(),
-        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-C target-feature=+crt-static \
-         -C link-arg=-l:libzstd.a"
-            .to_owned(),
     ];
-    // A guest's ramdisk is a tmpfs of some 45 MB, which they filled with it.
-    settings.push("CARGO_PROFILE_RELEASE_STRIP=debuginfo".to_owned());
+    for machine in ["aarch64", "x86_64"] {
+        let target = format!("{machine}_unknown_linux_gnu");
+        let cargo = format!("CARGO_TARGET_{}", target.to_ascii_uppercase());
+        settings.extend([
+            format!("{cargo}_LINKER={machine}-linux-gnu-gcc"),
+            // The C libraries that libbpf is linked with; Debian's libelf uses zstd.
+            format!("LIBBPF_SYS_LIBRARY_PATH_{target}=/usr/lib/{machine}-linux-gnu"),
+            format!("{cargo}_RUSTFLAGS=-C target-feature=+crt-static -C link-arg=-l:libzstd.a"),
+        ]);
+    }
     settings.extend(CARGO_BAR.map(|(name, value)| format!("{name}={value}")));
-    Ok(settings)
+    settings
 }
 
 /// Crates come through this machine's cargo: the root has no network.
-fn fetch_crates(repo: &Path) -> Result<()> {
+pub fn fetch_crates(repo: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let fetch = |network: &[&str]| {
         Command::new(&cargo)

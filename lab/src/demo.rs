@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `make demo`: one boot, a table for people, `out/demo.json` for programs.
+//! `make demo` and `make demo-qemu`: one boot, a table for people, a file in `out/` for programs.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,20 +9,28 @@ use serde_json::Value;
 
 use crate::artifacts::Artifacts;
 use crate::out;
+use crate::qemu::Vmm;
 use crate::run::Options;
 
 /// Runs the demo; whether its verdict is good. `started` is when the whole
 /// command began, set-up included.
-pub fn run(artifacts: &Artifacts, repo: &Path, started: Instant) -> Result<bool> {
+pub fn run(artifacts: &Artifacts, repo: &Path, vmm: Vmm, started: Instant) -> Result<bool> {
     let options = Options {
         about_s: Some(40),
+        vmm,
         ..Options::of(&["demo"])
     };
     let report = options.report(artifacts, repo)?;
     let result = report.results.into_iter().next().context("no result")?;
-    let result = complete(result, &options.topology, started.elapsed().as_secs());
-    out::write(repo, "demo.json", result.clone())?;
+    let mut result = complete(result, &options.topology, started.elapsed().as_secs());
+    result["vmm"] = vmm.name().into();
+    let file = match vmm {
+        Vmm::Vcpufreq => "demo.json",
+        Vmm::Qemu => "demo-qemu.json",
+    };
+    out::write(repo, file, result.clone())?;
     print(&result);
+    println!("out/{file} has the same figures.");
     Ok(result["held"] == true && missing(&result).is_empty())
 }
 
@@ -67,7 +75,8 @@ fn print(result: &Value) {
         text(&result["host_kernel"])
     );
     println!(
-        "KVM guest, one vCPU on a pCPU of each kind: Linux {}\n",
+        "KVM guest of {}, one vCPU on a pCPU of each kind: Linux {}\n",
+        text(&result["vmm"]),
         text(&result["guest_kernel"])
     );
     println!(
@@ -116,7 +125,6 @@ fn print(result: &Value) {
         result["refused"],
         result["wall_s"],
     );
-    println!("out/demo.json has the same figures.");
 }
 
 fn mhz(khz: &Value) -> String {

@@ -42,6 +42,8 @@ pub struct Board<'a> {
     pub kernel: &'a Kernel,
     /// The emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
     pub cpu: &'a str,
+    /// A disk, which stays as it is.
+    pub disk: Option<PathBuf>,
     /// Whether a page of 1 GiB is wanted of it.
     pub gib_page: bool,
 }
@@ -160,6 +162,11 @@ impl Board<'_> {
             ]
             .map(String::from),
         );
+        if let Some(disk) = &self.disk {
+            let file = self.root.inside(disk)?;
+            args.push("-drive".into());
+            args.push(format!("file={file},format=raw,if=virtio,readonly=on"));
+        }
         Ok(args)
     }
 

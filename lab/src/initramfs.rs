@@ -2,9 +2,10 @@
 //! Initial file systems, as `newc` archives with nothing in them that
 //! differs from run to run (owner, times and inode numbers are fixed).
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use cpio::newc::{Builder, ModeFileType, trailer};
@@ -14,6 +15,7 @@ use cpio::newc::{Builder, ModeFileType, trailer};
 pub struct Initramfs {
     bytes: Vec<u8>,
     inode: u32,
+    folders: BTreeSet<PathBuf>,
 }
 
 impl Initramfs {
@@ -22,7 +24,10 @@ impl Initramfs {
         let mut archive = Self {
             bytes: Vec::new(),
             inode: 0,
+            folders: BTreeSet::new(),
         };
+        // As on a Debian system, the other way round.
+        archive.link("usr", ".")?;
         for folder in [
             "dev",
             "proc",
@@ -35,17 +40,12 @@ impl Initramfs {
             "lab/modules",
             "lab/bpf",
         ] {
-            archive.folder(folder)?;
+            archive.folder(Path::new(folder))?;
         }
         // The kernel opens it for /init before anything is mounted.
         let console = Builder::new("dev/console").rdev_major(5).rdev_minor(1);
         archive.write(console, ModeFileType::Char, 0o600, &[])?;
         Ok(archive)
-    }
-
-    /// Adds a folder, whose parent is there.
-    pub fn folder(&mut self, name: &str) -> Result<()> {
-        self.add(name, ModeFileType::Directory, 0o755, &[])
     }
 
     /// Adds a program.
@@ -69,7 +69,19 @@ impl Initramfs {
         Ok(trailer(self.bytes)?)
     }
 
+    /// Adds a folder and those that it is in, which aren't there yet.
+    fn folder(&mut self, path: &Path) -> Result<()> {
+        let root = path.as_os_str().is_empty();
+        if root || !self.folders.insert(path.to_owned()) {
+            return Ok(());
+        }
+        self.folder(path.parent().unwrap_or(Path::new("")))?;
+        let name = Builder::new(path.to_str().context("a folder's name")?);
+        self.write(name, ModeFileType::Directory, 0o755, &[])
+    }
+
     fn add(&mut self, name: &str, kind: ModeFileType, mode: u32, bytes: &[u8]) -> Result<()> {
+        self.folder(Path::new(name).parent().unwrap_or(Path::new("")))?;
         self.write(Builder::new(name), kind, mode, bytes)
     }
 

@@ -17,15 +17,21 @@ mod check_cache;
 mod checks;
 mod child_output;
 mod cross;
+mod debian;
+mod debs;
 mod demo;
 mod draw;
 mod emulator;
+mod guest_disk;
 mod initramfs;
 mod kernel;
 mod kernel_source;
+mod libvirt;
 mod namespace;
 mod out;
+mod packages;
 mod progress;
+mod qemu;
 mod result_port;
 mod root;
 mod run;
@@ -59,7 +65,11 @@ enum Command {
     /// Fetch and build everything, and stop
     Setup,
     /// Show the whole loop: a guest's requests, the host's frequencies
-    Demo,
+    Demo {
+        /// What runs the guests
+        #[arg(long, value_enum, default_value = "vcpufreq")]
+        vmm: qemu::Vmm,
+    },
     /// Measure what an access costs by each path
     BenchPaths,
     /// Measure host, guest, and guest with the bridge, and say whether the bounds hold
@@ -80,6 +90,8 @@ enum Command {
         #[arg(long)]
         later_us: Option<u64>,
     },
+    /// Make Debian's packages in out/packages
+    Packages,
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
     /// Run scenarios and print their results as JSON lines
@@ -104,10 +116,15 @@ fn dispatch(command: Command) -> Result<bool> {
         .map(PathBuf::from)
         .unwrap_or_default();
     out::build(&repo);
+    if let Command::Packages = command {
+        return debs::make(&repo);
+    }
     let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
+        // Needs none of these.
+        Command::Packages => Ok(true),
         Command::Setup => Ok(true),
-        Command::Demo => demo::run(&artifacts, &repo, started),
+        Command::Demo { vmm } => demo::run(&artifacts, &repo, vmm, started),
         Command::BenchPaths => bench::paths(&artifacts, &repo),
         Command::Bench {
             scenarios,

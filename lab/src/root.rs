@@ -13,7 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::apt::{self, Apt};
+use crate::apt::Apt;
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
 use crate::child_output;
@@ -24,6 +24,8 @@ use crate::progress::Step;
 const PACKAGES: &[&str] = &[
     // The emulated host.
     "qemu-system-arm",
+    // The emulated guest for x86-64, of the guest driver's tests.
+    "qemu-system-x86",
     // Modules and static programs for arm64.
     "gcc-aarch64-linux-gnu",
     "libc6-dev-arm64-cross",
@@ -44,6 +46,10 @@ const PACKAGES: &[&str] = &[
     "perl",
     // Makes modules as an installed system does.
     "dkms",
+    // Makes and checks packages.
+    "debhelper",
+    "dh-dkms",
+    "lintian",
     // The kernels, and what is built against them.
     "linux-image-arm64:arm64",
     "linux-image-rt-arm64:arm64",
@@ -58,18 +64,21 @@ const PACKAGES: &[&str] = &[
     "busybox-static:arm64",
 ];
 
-const SUITE: &str = "trixie";
-/// Measured, in MiB: a root takes 3,030, while it is made 4,020; all else in a
+pub const SUITE: &str = "trixie";
+/// Measured, in MiB: a root takes 3,390, while it is made some 4,410; all else in a
 /// cache that has just been filled 1,420, of which 950 are the programs for
 /// arm64, with what clippy leaves, and 350 two runs; the checkout's target
 /// folder after `make test` 2,340, of which some is there already.
-const NEEDED_MIB: u64 = 7_000;
+const NEEDED_MIB: u64 = 7_300;
 /// mmdebstrap's own package list and the hooks are part of what a root is made of; this
 /// number is for all else (options).
 const RECIPE: &str = "11";
 
+/// Backports come before the suite's own packages.
+pub const BACKPORTS: &str = "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports";
+
 const HOOKS: &[&str] = &[
-    "--setup-hook=mkdir -p $1/etc/apt/preferences.d; printf 'Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 600\\n' > $1/etc/apt/preferences.d/backports",
+    BACKPORTS,
     // Not as an option of mmdebstrap, which would need its tarfilter, and
     // that Python, for the few packages before this.
     "--essential-hook=printf 'path-exclude=/usr/share/%s/*\\n' doc man locale > $1/etc/dpkg/dpkg.cfg.d/lab",
@@ -82,15 +91,14 @@ const HOOKS: &[&str] = &[
     // not installed: its headers want a compiler that is an arm64 program,
     // which would replace the cross compiler.
     "--customize-hook=set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; v=$(apt-cache show linux-image-arm64:arm64 | sed -n 's/^Depends: linux-image-\\(6\\.12\\.[^ ]*\\)-arm64.*/\\1/p' | sort -V | tail -n 1); mkdir $1/old; cd $1/old; apt-get -o APT::Sandbox::User=root download linux-image-$v-arm64:arm64 linux-headers-$v-arm64:arm64 linux-headers-$v-common linux-kbuild-$v; for p in *.deb; do dpkg-deb -x $p $1; done; cd /; rm -r $1/old",
-    // cyclictest, hackbench, stress-ng, irqbalance and systemd for arm64. They depend on
-    // the python3 of their own architecture and on LLVM for what isn't used
-    // here, beside which dt-schema's python3 can't be installed: unpacked, with
-    // the packages of the libraries that tools.rs names.
-    "--customize-hook=set -e; mkdir -p $1/opt/rt-tools; cd $1/opt/rt-tools; for p in rt-tests stress-ng irqbalance libacl1 libapparmor1 libatomic1 libbsd0 libmd0 libcap2 libcap-ng0 libcrypt1 libdrm2 libegl1 libexpat1 libgbm1 libgles2 libglib2.0-0t64 libglvnd0 libgmp10 libjpeg62-turbo libjudydebian1 libkmod2 libmpfr6 libnuma1 libpcre2-8-0 libsctp1 libssl3t64 libsystemd0 libxxhash0 systemd libsystemd-shared libaudit1 libblkid1 libmount1 libpam0g libseccomp2 libselinux1; do set -- \"$@\" $p:arm64; done; root=$1; shift; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -o APT::Sandbox::User=root download \"$@\"; for p in *.deb; do dpkg-deb -x $p .; done; rm *.deb",
-    // rt-app for arm64 with what its C part needs. It depends on the python3
-    // of its own architecture for a script that isn't used, beside which that
-    // of this one can't be installed: unpacked only.
-    "--customize-hook=mkdir -p $1/opt/rt-app && cd $1/opt/rt-app && APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download rt-app:arm64 libjson-c5:arm64 && for deb in *.deb; do chroot $1 dpkg-deb -x /opt/rt-app/$deb /opt/rt-app; done && rm *.deb",
+    // A guest for x86-64, of the same version: its kernel, headers and shell. Unpacked only: the
+    // packages would replace those for arm64, or bring a boot loader.
+    "--customize-hook=set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; v=$(ls $1/boot | sed -n 's/^vmlinuz-\\(.*\\)-arm64$/\\1/p' | grep -v -e -rt$ | sort -V | tail -n 1); mkdir $1/opt/amd64; cd $1/opt/amd64; apt-get -o APT::Sandbox::User=root download linux-binary-$v-amd64:amd64 linux-headers-$v-amd64:amd64 busybox-static:amd64; dpkg-deb -x linux-headers-*.deb $1; dpkg-deb --fsys-tarfile linux-binary-*.deb | tar xO ./usr/lib/modules/$v-amd64/vmlinuz > vmlinuz-$v-amd64; dpkg-deb --fsys-tarfile busybox-*.deb | tar xO ./usr/bin/busybox > busybox; chmod +x busybox; rm *.deb",
+    // Programs for the emulated host, with all that they depend on, as apt installs them where
+    // nothing is. They depend on the python3 of their own architecture, beside which dt-schema's
+    // can't be installed: unpacked only. Without what nothing here is linked with: that, and what
+    // stress-ng draws by.
+    "--customize-hook=set -e; mkdir $1/opt/arm64; cd $1/opt/arm64; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; alone='-o Dir::State::status=/dev/null -o APT::Architecture=arm64 -o APT::Sandbox::User=root'; apt-get $alone -s install qemu-system-arm device-tree-compiler rt-tests stress-ng rt-app systemd | sed -n 's/^Inst \\([^ ]*\\) .*/\\1/p' | grep -Ev '^(libllvm|libz3|mesa|.*python)' | xargs apt-get $alone download; for p in *.deb; do dpkg-deb -x $p .; done; rm -r *.deb usr/share/doc usr/share/man usr/share/locale",
     "--customize-hook=mkdir -p $1/src $1/cache $1/opt/cargo $1/opt/cargo-home; chmod a+r $1/boot/vmlinuz-*",
 ];
 
@@ -204,14 +212,8 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
         // third of the time. The kernel's install scripts heed this.
         .env("INITRD", "No")
         .arg(SUITE)
-        .arg(to.join("tree"));
-    let keys = apt::keyring()?;
-    for suite in [SUITE.to_owned(), format!("{SUITE}-backports")] {
-        command.arg(format!(
-            "deb [signed-by={keys}] {} {suite} main",
-            apt.mirror()
-        ));
-    }
+        .arg(to.join("tree"))
+        .args(apt.sources(SUITE)?);
     bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
         .with_context(|| format!("cannot make the toolchain root from {}", apt.mirror()))?;
     remove_tree(&fetched)?;

@@ -13,8 +13,11 @@ use serde_json::{Value, json};
 
 use crate::artifacts::{Artifacts, Guest};
 use crate::emulator::{Board, Outcome};
+use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
+use crate::libvirt;
 use crate::progress::{Step, above};
+use crate::qemu::{self, Vmm};
 use crate::result_port::{self, Far};
 use crate::shell;
 use crate::systemd;
@@ -44,6 +47,9 @@ pub struct Options {
     /// How the guest's accesses go, as --path of vcpufreq run
     #[arg(long)]
     pub path: Option<String>,
+    /// What runs the guests
+    #[arg(long, value_enum, default_value = "vcpufreq")]
+    pub vmm: Vmm,
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
@@ -109,6 +115,7 @@ impl Options {
             guest: Flavor::Standard,
             driver: Driver::Ours,
             path: None,
+            vmm: Vmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
             later_us: 0,
             crosvm: None,
@@ -144,7 +151,10 @@ impl Options {
                     topology.description, kernel.release
                 );
             });
-            let board = self.board(artifacts, &topology, &kernel);
+            let mut board = self.board(artifacts, &topology, &kernel);
+            if guest_disk::needed(&self.scenarios) {
+                board.disk = Some(artifacts.guest_disk(self.guest)?);
+            }
             let limit = Duration::from_secs(self.limit_s);
             let step = Step::start(format!("emulated host {}", self.topology));
             let outcome = board.run(&initrd, dir, limit, self.teller(&step))?;
@@ -247,6 +257,7 @@ impl Options {
             topology,
             kernel,
             cpu: &self.cpu,
+            disk: None,
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
         }
     }
@@ -254,6 +265,7 @@ impl Options {
     fn initrd(&self, artifacts: &Artifacts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
+            "vmm": self.vmm.name(),
             "later_us": self.later_us,
         });
         let guest = Guest {
@@ -261,6 +273,9 @@ impl Options {
             tools: tools::needed(scenarios),
             crosvm: self.crosvm.as_deref(),
             systemd: systemd::needed(scenarios),
+            qemu: qemu::needed(self.vmm, scenarios),
+            libvirt: libvirt::needed(scenarios),
+            disk: guest_disk::needed(scenarios),
         };
         let initrd = dir.join("initramfs");
         fs::write(

@@ -164,6 +164,7 @@ impl Boot {
             guest: self.guest,
             driver: self.driver,
             path: self.path.map(str::to_owned),
+            vmm: self.vmm,
             cpu: self.cpu.to_owned(),
             later_us,
             limit_s: 1800,

@@ -207,13 +207,7 @@ fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
         for second in &plan.partition.guests {
             let cpus = first.cpus.and(&second.cpus);
             if first.name != second.name && !cpus.is_empty() {
-                let (first, second) = (first.name.clone(), second.name.clone());
-                return Err(PartitionError::Taken {
-                    cpus,
-                    first,
-                    second,
-                }
-                .into());
+                return Err(PartitionError::taken(&cpus, &first.name, &second.name).into());
             }
         }
     }

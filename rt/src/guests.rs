@@ -18,59 +18,10 @@ use crate::{
     record::DIR,
 };
 
-/// A guest that is in the way.
+/// A guest that is in the way, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum InTheWay {
-    /// It runs real-time vCPUs there.
-    #[error(
-        "CPU {cpus} runs a real-time vCPU of the guest of process {pid} already; end that guest first"
-    )]
-    RealTime {
-        /// Its VMM's process.
-        pid: u32,
-        /// The contended CPUs.
-        cpus: CpuList,
-    },
-    /// Its vCPUs are pinned there.
-    #[error("a vCPU of the guest of process {pid} is pinned to CPU {cpus}; end that guest first")]
-    Pinned {
-        /// Its VMM's process.
-        pid: u32,
-        /// The contended CPUs.
-        cpus: CpuList,
-    },
-    /// It was killed, and what it changed there is not brought back yet.
-    #[error(
-        "the guest of process {pid} was killed, and what it changed of CPU {cpus} is not brought back yet; run vcpufreq cleanup first"
-    )]
-    Killed {
-        /// What was its VMM's process.
-        pid: u32,
-        /// The contended CPUs.
-        cpus: CpuList,
-    },
-    /// Whether it runs can't be seen.
-    #[error(
-        "{DIR}/{pid}.json is of a guest on CPU {cpus}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
-    )]
-    Unseen {
-        /// Its VMM's process.
-        pid: u32,
-        /// The contended CPUs.
-        cpus: CpuList,
-    },
-    /// A running process has a record that can't be read as one.
-    #[error(
-        "{DIR}/{pid}.json can't be read as a guest's record, and process {pid} runs; end it first, or remove the file if it is not a guest's"
-    )]
-    Unread {
-        /// The process.
-        pid: u32,
-    },
-    /// Another user may have written the records.
-    #[error("{0}")]
-    Untrusted(String),
-}
+#[error("{0}")]
+pub struct InTheWay(String);
 
 /// Whose vCPUs count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,18 +58,23 @@ impl GuestCpus {
             return Ok(());
         }
         let pid = self.owner.pid;
-        match self.owner.standing(look) {
-            Standing::InUse if rt.is_empty() => Err(InTheWay::Pinned { pid, cpus: pinned }),
-            Standing::InUse => Err(InTheWay::RealTime { pid, cpus: rt }),
+        Err(InTheWay(match self.owner.standing(look) {
+            Standing::InUse if rt.is_empty() => format!(
+                "a vCPU of the guest of process {pid} is pinned to CPU {pinned}; end that guest first"
+            ),
+            Standing::InUse => format!(
+                "CPU {rt} runs a real-time vCPU of the guest of process {pid} already; end that guest first"
+            ),
             // Others than real-time ones change nothing there.
-            Standing::Stale if rt.is_empty() => Ok(()),
-            Standing::Stale => Err(InTheWay::Killed { pid, cpus: rt }),
-            Standing::Unseen => Err(InTheWay::Unseen {
-                pid,
-                cpus: contended,
-            }),
-            Standing::OtherBoot => Ok(()),
-        }
+            Standing::Stale if rt.is_empty() => return Ok(()),
+            Standing::Stale => format!(
+                "the guest of process {pid} was killed, and what it changed of CPU {rt} is not brought back yet; run vcpufreq cleanup first"
+            ),
+            Standing::Unseen => format!(
+                "{DIR}/{pid}.json is of a guest on CPU {contended}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
+            ),
+            Standing::OtherBoot => return Ok(()),
+        }))
     }
 }
 
@@ -158,7 +114,7 @@ pub fn check_free(look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), I
 }
 
 fn untrusted(why: &Untrusted) -> InTheWay {
-    InTheWay::Untrusted(why.to_string())
+    InTheWay(why.to_string())
 }
 
 fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
@@ -170,7 +126,9 @@ fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<
     let Ok(VmmRecord { owner, rt, pinned }) = serde_json::from_str(&text) else {
         // Without a process it is no guest's.
         return match look.read(&format!("/proc/{pid}/stat")) {
-            Ok(_) => Err(InTheWay::Unread { pid }),
+            Ok(_) => Err(InTheWay(format!(
+                "{DIR}/{pid}.json can't be read as a guest's record, and process {pid} runs; end it first, or remove the file if it is not a guest's"
+            ))),
             Err(_) => Ok(()),
         };
     };

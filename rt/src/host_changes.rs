@@ -53,6 +53,23 @@ pub fn bound_file(host: &HostRoot, cpu: u32) -> PathBuf {
     ))
 }
 
+/// Has `remove` remove groups whose threads are just leaving.
+///
+/// # Errors
+/// Why it can't; after `patience`, that they still have threads.
+pub fn remove_within(
+    patience: Duration,
+    remove: impl Fn() -> Result<(), CgroupError>,
+) -> Result<(), CgroupError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match remove() {
+            Err(CgroupError::Busy { .. }) if Instant::now() < deadline => sleep(TRY_EVERY),
+            done => return done,
+        }
+    }
+}
+
 impl RtHostChanges {
     /// Takes the bounds as they are now for what was before.
     ///
@@ -102,15 +119,8 @@ impl RtHostChanges {
             rt: Vec::new(),
         };
         let there = groups.rest();
-        let deadline = Instant::now() + patience;
         let was_there = there.exists();
-        loop {
-            match groups.remove(tree) {
-                Err(CgroupError::Busy { .. }) if Instant::now() < deadline => sleep(TRY_EVERY),
-                Err(error) => return Err(error),
-                Ok(()) => break,
-            }
-        }
+        remove_within(patience, || groups.remove(tree))?;
         Ok(was_there.then_some(there).into_iter().collect())
     }
 }

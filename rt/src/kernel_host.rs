@@ -199,18 +199,13 @@ impl Host for KernelHost {
     }
 
     fn discard(&self, path: &str) -> io::Result<()> {
-        let Some((dir, name)) = self.own(path)? else {
-            return Ok(());
-        };
-        dir.remove(name)?;
-        match remove_abandoned(&dir, &unfinished(name)) {
+        if let Some((dir, name)) = self.own(path)? {
+            dir.remove(name)?;
+        }
+        match self.discard_unfinished(path) {
             // Another process is making the next one.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => {
-                dir.leave();
-                Ok(())
-            }
+            done => done,
         }
     }
 

@@ -43,7 +43,7 @@ pub use check::{Checked, check, is_ready};
 pub use finding::{Absent, Effect, Finding};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
 pub use host::{Held, Host, Look, Reading, Unread};
-pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file};
+pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove_within};
 pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
@@ -51,8 +51,7 @@ pub use owner::{Owner, Standing};
 pub use partition::{Guest, Partition, PartitionError};
 pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{
-    CpusetPartition, Frequency, IdleStates, IdleWord, MoveTo, Profile, ProfileError, SHIPPED,
-    Scope, Settings,
+    CpusetPartition, Frequency, IdleStates, MoveTo, Profile, ProfileError, SHIPPED, Scope, Settings,
 };
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};

@@ -78,6 +78,11 @@ pub enum Untrusted {
 }
 
 impl Untrusted {
+    fn io(path: &Path, error: io::Error) -> Self {
+        let path = path.to_owned();
+        Self::Io { path, error }
+    }
+
     /// Whether this user just can't see it.
     #[must_use]
     pub fn is_denied(&self) -> bool {
@@ -119,11 +124,8 @@ pub fn is_trusted(uid: u32) -> bool {
 /// # Errors
 /// When it is another user's, or no socket.
 pub fn check_socket(path: &Path) -> Result<(), Untrusted> {
-    let failed = |error| Untrusted::Io {
-        path: path.to_owned(),
-        error,
-    };
-    let found = path.symlink_metadata().map_err(failed)?;
+    let found = path.symlink_metadata();
+    let found = found.map_err(|error| Untrusted::io(path, error))?;
     if !found.file_type().is_socket() {
         return Err(Untrusted::Kind {
             path: path.to_owned(),
@@ -143,10 +145,8 @@ fn check_owner(path: &Path, uid: u32) -> Result<(), Untrusted> {
 }
 
 fn check(path: &Path, file: &File) -> Result<(), Untrusted> {
-    let found = file.metadata().map_err(|error| Untrusted::Io {
-        path: path.to_owned(),
-        error,
-    })?;
+    let found = file.metadata();
+    let found = found.map_err(|error| Untrusted::io(path, error))?;
     check_owner(path, found.uid())?;
     let mode = found.mode() & 0o7777;
     match mode & WRITE_OF_OTHERS {
@@ -197,10 +197,7 @@ impl OwnDir {
     /// # Errors
     /// When it isn't trusted, or can't be made.
     pub fn make(path: &Path) -> Result<Self, Untrusted> {
-        let failed = |error| Untrusted::Io {
-            path: path.to_owned(),
-            error,
-        };
+        let failed = |error| Untrusted::io(path, error);
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
             _ => Self::open(path)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into())),
@@ -325,17 +322,18 @@ impl OwnDir {
     }
 
     fn failed(&self, name: &str, error: io::Error) -> Untrusted {
-        let path = self.at(name);
-        Untrusted::Io { path, error }
+        Untrusted::io(&self.at(name), error)
     }
 }
 
 /// Why open(2) refused: with `O_NOFOLLOW` a symbolic link gives ELOOP, or ENOTDIR where a
 /// directory was asked for; a socket gives ENXIO.
 fn unopened(path: &Path, error: io::Error, wanted: &'static str) -> Untrusted {
-    let path = path.to_owned();
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ELOOP | Errno::ENOTDIR | Errno::ENXIO) => Untrusted::Kind { path, wanted },
-        _ => Untrusted::Io { path, error },
+        Some(Errno::ELOOP | Errno::ENOTDIR | Errno::ENXIO) => Untrusted::Kind {
+            path: path.to_owned(),
+            wanted,
+        },
+        _ => Untrusted::io(path, error),
     }
 }

@@ -33,76 +33,26 @@ pub struct Partition {
     pub housekeeping: CpuList,
 }
 
-/// Why a partition can't be.
+/// Why a partition can't be: the cause, then what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum PartitionError {
-    /// Nothing to do.
-    #[error("no guest has a CPU; give one with --guest NAME=CPUS")]
-    NoGuest,
-    /// A name that can't be part of a cgroup's.
-    #[error("'{0}' is no name for a guest; use up to 32 letters, digits, - and _")]
-    Name(String),
-    /// Two guests with one name.
-    #[error("two guests are called {0}; give each a name of its own")]
-    SameName(String),
-    /// CPUs that the host doesn't have.
-    #[error("CPU {missing} doesn't exist here; this host has {present}")]
-    NoSuchCpu {
-        /// Those that don't exist.
-        missing: CpuList,
-        /// Those that do.
-        present: CpuList,
-    },
-    /// CPUs that are switched off.
-    #[error("CPU {0} is offline; bring it online or choose another")]
-    Offline(CpuList),
-    /// Housekeeping was named, with no CPU.
-    #[error(
-        "housekeeping has no CPU; name at least one, or leave it out for all that no guest has"
-    )]
-    EmptyHousekeeping,
-    /// Nothing is left for housekeeping.
-    #[error(
-        "no CPU is left for housekeeping: guests have all of {online}; leave at least one out of --guest"
-    )]
-    NoHousekeeping {
-        /// The online CPUs.
-        online: CpuList,
-    },
-    /// As above, where real-time tasks could then stop the machine.
-    #[error(
-        "throttling of real-time tasks is to be off ({what}), and no CPU is left for housekeeping: one busy guest would stop this machine; leave at least one CPU out of --guest"
-    )]
-    Unthrottled {
-        /// What turns it off.
-        what: &'static str,
-    },
+#[error("{0}")]
+pub struct PartitionError(String);
+
+impl PartitionError {
     /// A CPU that two guests want.
-    #[error(
-        "CPU {cpus} is wanted by {second}, and is {first}'s already; give each guest CPUs of its own"
-    )]
-    Taken {
-        /// The contended CPUs.
-        cpus: CpuList,
-        /// The guest that has them.
-        first: String,
-        /// The guest that is to have them too.
-        second: String,
-    },
-    /// A CPU that is a guest's and housekeeping.
-    #[error(
-        "CPU {cpus} is {guest}'s and can't be for housekeeping too; take it out of one of them"
-    )]
-    Both {
-        /// The contended CPUs.
-        cpus: CpuList,
-        /// Whose they are.
-        guest: String,
-    },
-    /// The host's CPUs can't be read.
-    #[error("{ONLINE} can't be read; mount /sys")]
-    Unknown,
+    pub(crate) fn taken(cpus: &CpuList, first: &str, second: &str) -> Self {
+        Self(format!(
+            "CPU {cpus} is wanted by {second}, and is {first}'s already; give each guest CPUs of its own"
+        ))
+    }
 }
+
+/// What is wrong, as an error.
+fn wrong<T>(what: impl Into<String>) -> Result<T, PartitionError> {
+    Err(PartitionError(what.into()))
+}
+
+const NO_GUEST: &str = "no guest has a CPU; give one with --guest NAME=CPUS";
 
 impl Partition {
     /// A partition of the host that `look` sees; housekeeping is what the guests leave, unless
@@ -116,39 +66,49 @@ impl Partition {
         housekeeping: Option<CpuList>,
         unthrottled: Option<&'static str>,
     ) -> Result<Self, PartitionError> {
-        let online = list(look, ONLINE).ok_or(PartitionError::Unknown)?;
+        let online = online(look)?;
         let present = list(look, PRESENT).unwrap_or_else(|| online.clone());
         if guests.is_empty() {
-            return Err(PartitionError::NoGuest);
+            return wrong(NO_GUEST);
         }
         check_guests(&guests)?;
         if housekeeping.as_ref().is_some_and(CpuList::is_empty) {
-            return Err(PartitionError::EmptyHousekeeping);
+            return wrong(
+                "housekeeping has no CPU; name at least one, or leave it out for all that no guest has",
+            );
         }
         let rt = all_cpus(&guests);
         let given = housekeeping.clone().unwrap_or_default();
         let wanted = rt.or(&given);
         let missing = wanted.without(&present);
         if !missing.is_empty() {
-            return Err(PartitionError::NoSuchCpu { missing, present });
+            return wrong(format!(
+                "CPU {missing} doesn't exist here; this host has {present}"
+            ));
         }
         if let Some(guest) = guests
             .iter()
             .find(|guest| !guest.cpus.and(&given).is_empty())
         {
-            return Err(PartitionError::Both {
-                cpus: guest.cpus.and(&given),
-                guest: guest.name.clone(),
-            });
+            let (cpus, guest) = (guest.cpus.and(&given), &guest.name);
+            return wrong(format!(
+                "CPU {cpus} is {guest}'s and can't be for housekeeping too; take it out of one of them"
+            ));
         }
         let housekeeping = housekeeping.unwrap_or_else(|| online.without(&rt));
         let offline = wanted.without(&online);
         if !offline.is_empty() {
-            return Err(PartitionError::Offline(offline));
+            return wrong(format!(
+                "CPU {offline} is offline; bring it online or choose another"
+            ));
         }
         match (housekeeping.is_empty(), unthrottled) {
-            (true, Some(what)) => Err(PartitionError::Unthrottled { what }),
-            (true, None) => Err(PartitionError::NoHousekeeping { online }),
+            (true, Some(what)) => wrong(format!(
+                "throttling of real-time tasks is to be off ({what}), and no CPU is left for housekeeping: one busy guest would stop this machine; leave at least one CPU out of --guest"
+            )),
+            (true, None) => wrong(format!(
+                "no CPU is left for housekeeping: guests have all of {online}; leave at least one out of --guest"
+            )),
             (false, _) => Ok(Self {
                 guests,
                 housekeeping,
@@ -163,7 +123,7 @@ impl Partition {
     pub fn without_guests(look: &dyn Look) -> Result<Self, PartitionError> {
         Ok(Self {
             guests: Vec::new(),
-            housekeeping: list(look, ONLINE).ok_or(PartitionError::Unknown)?,
+            housekeeping: online(look)?,
         })
     }
 
@@ -182,29 +142,36 @@ fn all_cpus(guests: &[Guest]) -> CpuList {
 
 pub(crate) fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
     if guests.iter().any(|guest| guest.cpus.is_empty()) {
-        return Err(PartitionError::NoGuest);
+        return wrong(NO_GUEST);
     }
     for (n, second) in guests.iter().enumerate() {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let length = second.name.len();
         if !(1..=MAX_NAME).contains(&length) || !second.name.chars().all(plain) {
-            return Err(PartitionError::Name(second.name.clone()));
+            return wrong(format!(
+                "'{}' is no name for a guest; use up to 32 letters, digits, - and _",
+                second.name
+            ));
         }
         for first in &guests[..n] {
             let cpus = first.cpus.and(&second.cpus);
             if first.name == second.name {
-                return Err(PartitionError::SameName(first.name.clone()));
+                return wrong(format!(
+                    "two guests are called {}; give each a name of its own",
+                    first.name
+                ));
             }
             if !cpus.is_empty() {
-                return Err(PartitionError::Taken {
-                    cpus,
-                    first: first.name.clone(),
-                    second: second.name.clone(),
-                });
+                return Err(PartitionError::taken(&cpus, &first.name, &second.name));
             }
         }
     }
     Ok(())
+}
+
+fn online(look: &dyn Look) -> Result<CpuList, PartitionError> {
+    let unknown = || PartitionError(format!("{ONLINE} can't be read; mount /sys"));
+    list(look, ONLINE).ok_or_else(unknown)
 }
 
 /// The CPU list in a file.

@@ -2,6 +2,8 @@
 //! What is wanted of a host, whatever its CPUs: a TOML file. What a profile doesn't name is left
 //! as it is.
 
+use std::fmt::Display;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -57,22 +59,15 @@ pub enum MoveTo {
 
 /// Which idle states are switched off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum IdleStates {
-    /// By number, 0 being the lightest.
-    Numbers(Vec<u32>),
-    /// All but the lightest, by the word `deep`; every one by `all`.
-    Word(IdleWord),
-}
-
-/// See [`IdleStates::Word`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum IdleWord {
+pub enum IdleStates {
     /// Every state.
     All,
-    /// Every state but 0.
+    /// Every state but 0, the lightest.
     Deep,
+    /// By number.
+    #[serde(untagged)]
+    Numbers(Vec<u32>),
 }
 
 /// How a cpuset is cut off.
@@ -167,41 +162,36 @@ pub struct Settings {
     pub halt_poll_ns: Option<u32>,
 }
 
-/// Why there is no profile.
+/// Why there is no profile: the cause, then what to do.
 #[derive(Debug, Error)]
-pub enum ProfileError {
-    /// No shipped one has this name.
-    #[error("no profile is called '{0}'; there are {names}, or give a file's path", names = names())]
-    Unknown(String),
-    /// The text isn't a profile.
-    #[error("{name}: {why}; see docs/rt.md for the keys")]
-    Wrong {
-        /// Name or path.
-        name: String,
-        /// The parser's message.
-        why: String,
-    },
-    /// A value that the kernel would not take.
-    #[error("{name}: {key} = '{value}' is out of range; {range}")]
-    Range {
-        /// Name or path.
-        name: String,
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What is possible.
-        range: &'static str,
-    },
+#[error("{0}")]
+pub struct ProfileError(String);
+
+impl ProfileError {
+    /// The text named `name` isn't a profile, by what its parser says.
+    fn wrong(name: &str, error: &impl Display) -> Self {
+        let why = one_line(error);
+        Self(format!("{name}: {why}; see docs/rt.md for the keys"))
+    }
 }
 
-fn names() -> String {
-    let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
-    names.join(", ")
+/// The text of the shipped profile with this name.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn shipped_text(name: &str) -> Result<&'static str, ProfileError> {
+    let found = SHIPPED.iter().find(|(of, _)| *of == name);
+    found.map(|(_, text)| *text).ok_or_else(|| {
+        let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+        let names = names.join(", ");
+        ProfileError(format!(
+            "no profile is called '{name}'; there are {names}, or give a file's path"
+        ))
+    })
 }
 
 /// An error of several lines in one.
-pub(crate) fn one_line(error: &toml::de::Error) -> String {
+pub(crate) fn one_line(error: &impl Display) -> String {
     let text = error.to_string();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -212,9 +202,7 @@ impl Profile {
     /// # Errors
     /// When there is none.
     pub fn shipped(name: &str) -> Result<Self, ProfileError> {
-        let found = SHIPPED.iter().find(|(of, _)| *of == name);
-        let (name, text) = found.ok_or_else(|| ProfileError::Unknown(name.to_owned()))?;
-        Self::parse(name, text)
+        Self::parse(name, shipped_text(name)?)
     }
 
     /// A profile's text; `name` is for errors.
@@ -222,11 +210,8 @@ impl Profile {
     /// # Errors
     /// What is wrong with it, in one line.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
-        let wrong = |error: toml::de::Error| ProfileError::Wrong {
-            name: name.to_owned(),
-            why: one_line(&error),
-        };
-        let profile: Self = toml::from_str(text).map_err(wrong)?;
+        let profile: Self =
+            toml::from_str(text).map_err(|error| ProfileError::wrong(name, &error))?;
         profile.settings.check(name)?;
         Ok(profile)
     }
@@ -236,16 +221,11 @@ impl Profile {
     /// # Errors
     /// What is wrong with one of them, in one line; `name` is where they are from.
     pub fn with(mut self, name: &str, settings: toml::Table) -> Result<Self, ProfileError> {
-        let wrong = |error: String| ProfileError::Wrong {
-            name: name.to_owned(),
-            why: error.split_whitespace().collect::<Vec<_>>().join(" "),
-        };
         let own = toml::Table::try_from(&self.settings);
-        let mut all = own.map_err(|error| wrong(error.to_string()))?;
+        let mut all = own.map_err(|error| ProfileError::wrong(name, &error))?;
         all.extend(settings);
-        self.settings = all
-            .try_into()
-            .map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        let all = all.try_into();
+        self.settings = all.map_err(|error| ProfileError::wrong(name, &error))?;
         self.settings.check(name)?;
         Ok(self)
     }
@@ -303,12 +283,9 @@ impl Settings {
         let latency = latency.map(|text| ("resume-latency-us", text.clone(), range));
         match clamps.chain(threads).chain(latency).next() {
             None => Ok(()),
-            Some((key, value, range)) => Err(ProfileError::Range {
-                name: name.to_owned(),
-                key,
-                value,
-                range,
-            }),
+            Some((key, value, range)) => Err(ProfileError(format!(
+                "{name}: {key} = '{value}' is out of range; {range}"
+            ))),
         }
     }
 }

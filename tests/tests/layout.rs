@@ -2,6 +2,7 @@
 //! The layout of the sources, as docs/design.md draws it:
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle
+//! - the program's virtual machine uses nothing else of the program
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -71,6 +72,18 @@ fn no_crate_has_a_cycle_of_modules() {
         let sources = Path::new(manifest).with_file_name("src");
         let found = cycles(&uses_of(&sources));
         assert!(found.is_empty(), "{}: {found:?}", sources.display());
+    }
+}
+
+#[test]
+fn the_virtual_machine_knows_no_command_line() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vmm/src");
+    let uses = uses_of(&sources);
+    let is_vm = |module: &Module| module.first().is_some_and(|first| first == "vm");
+    assert!(uses.keys().any(is_vm));
+    for (module, used) in uses.iter().filter(|(module, _)| is_vm(module)) {
+        let other = used.iter().find(|used| !is_vm(used));
+        assert_eq!(other, None, "used by {}", module.join("::"));
     }
 }
 

@@ -111,7 +111,8 @@ impl Headroom {
     }
 
     /// Factor on a utilization, as a fraction.
-    pub(crate) fn factor(self) -> (u128, u128) {
+    #[must_use]
+    pub fn factor(self) -> (u32, u32) {
         match self {
             Self::None => (1, 1),
             Self::Quarter => (4, 5),

@@ -42,16 +42,16 @@ impl Add for CounterSnapshot {
 
     fn add(self, other: Self) -> Self {
         Self {
-            requests: self.requests + other.requests,
-            applied: self.applied + other.applied,
-            unchanged: self.unchanged + other.unchanged,
-            superseded: self.superseded + other.superseded,
-            coalesced: self.coalesced + other.coalesced,
-            limited: self.limited + other.limited,
-            refused: self.refused + other.refused,
-            not_applicable: self.not_applicable + other.not_applicable,
-            illegal: self.illegal + other.illegal,
-            source_failures: self.source_failures + other.source_failures,
+            requests: self.requests.saturating_add(other.requests),
+            applied: self.applied.saturating_add(other.applied),
+            unchanged: self.unchanged.saturating_add(other.unchanged),
+            superseded: self.superseded.saturating_add(other.superseded),
+            coalesced: self.coalesced.saturating_add(other.coalesced),
+            limited: self.limited.saturating_add(other.limited),
+            refused: self.refused.saturating_add(other.refused),
+            not_applicable: self.not_applicable.saturating_add(other.not_applicable),
+            illegal: self.illegal.saturating_add(other.illegal),
+            source_failures: self.source_failures.saturating_add(other.source_failures),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
-use crate::ports::{ActuateError, Actuator, Event, Events, Source};
+use crate::ports::{Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
 
@@ -241,9 +241,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             return self.request(domain, request);
         }
         self.publish(domain, request);
-        self.of(request).limited.bump();
         domain.defer();
-        self.events.record(&Event::Limited {
+        self.count(&Event::Limited {
             vcpu: request.vcpu,
             domain: domain.id(),
         });
@@ -270,8 +269,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     fn publish(&self, domain: &Domain, request: Request) {
         self.of(request).requests.bump();
         if let Some(older) = domain.publish(request) {
-            self.of(older).superseded.bump();
-            self.events.record(&Event::Superseded {
+            self.count(&Event::Superseded {
                 vcpu: older.vcpu,
                 domain: domain.id(),
             });
@@ -287,46 +285,17 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     ) -> Option<Clamp> {
         let vcpu = request.vcpu;
         let clamp = self.clamp(request);
-        let counters = self.of(request);
         if in_force == Some(clamp) {
-            counters.unchanged.bump();
-            self.events.record(&Event::Unchanged {
+            self.count(&Event::Unchanged {
                 vcpu,
                 domain,
                 clamp,
             });
             return in_force;
         }
-        match self.actuator.apply(domain, clamp) {
-            Ok(()) => {
-                counters.applied.bump();
-                self.events.record(&Event::Applied {
-                    vcpu,
-                    domain,
-                    clamp,
-                });
-                Some(clamp)
-            }
-            Err(ActuateError::NotApplicable { reason, .. }) => {
-                counters.not_applicable.bump();
-                self.events.record(&Event::NotApplicable {
-                    vcpu,
-                    domain,
-                    reason,
-                });
-                None
-            }
-            Err(error) => {
-                counters.refused.bump();
-                self.events.record(&Event::Refused {
-                    vcpu,
-                    domain,
-                    clamp,
-                    error,
-                });
-                None
-            }
-        }
+        let applied = self.actuator.apply(domain, clamp);
+        self.count(&Event::outcome(vcpu, domain, clamp, applied));
+        applied.is_ok().then_some(clamp)
     }
 
     fn clamp(&self, request: Request) -> Clamp {

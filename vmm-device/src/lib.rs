@@ -73,7 +73,7 @@ pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit};
 pub use mmio::MmioRegion;
 pub use pages::{PageMemory, PagesError, RegisterPages};
-pub use policy::{Clamp, Decision, PcpuPerf, Why, clamp, nearest_entry, performance};
+pub use policy::{Clamp, Decision, PcpuPerf, clamp, nearest_entry, performance};
 pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, Source, SourceError};
 pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};

@@ -39,19 +39,6 @@ pub struct Decision {
     /// The performance that the clamp stands for: the request, up to the maximum; 0 when there
     /// is none.
     pub granted: Khz,
-    /// How `granted` follows from the request.
-    pub why: Why,
-}
-
-/// How a decision follows from its request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// Granted as asked.
-    AsAsked,
-    /// The request was 0, which takes back what was asked for before.
-    Withdrawn,
-    /// The request was above the vCPU's maximum.
-    LoweredToMax,
 }
 
 impl Clamp {
@@ -60,6 +47,31 @@ impl Clamp {
         min: Util::ZERO,
         max: Util::MAX,
     };
+
+    /// Not below `floor`.
+    #[must_use]
+    pub fn raised(self, floor: Util) -> Self {
+        Self {
+            min: self.min.max(floor),
+            max: self.max.max(floor),
+        }
+    }
+
+    /// As one number: the minimum in the low half, the maximum in the high one.
+    #[must_use]
+    pub fn bits(self) -> u32 {
+        u32::from(self.min.get()) | u32::from(self.max.get()) << 16
+    }
+
+    /// The clamp of these [`Self::bits`]; `None` when they are of none.
+    #[must_use]
+    pub fn from_bits(bits: u32) -> Option<Self> {
+        let [min, min_high, max, max_high] = bits.to_le_bytes();
+        Some(Self {
+            min: Util::new(u16::from_le_bytes([min, min_high]))?,
+            max: Util::new(u16::from_le_bytes([max, max_high]))?,
+        })
+    }
 }
 
 /// The entry of the table of `spec` that is nearest to `khz`; of two, the higher. A table of one
@@ -90,19 +102,13 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
         return Decision {
             clamp: Clamp::NONE,
             granted: asked,
-            why: Why::Withdrawn,
         };
     }
     let max = spec.table.max();
     let granted = asked.min(max);
-    let why = if asked > max {
-        Why::LoweredToMax
-    } else {
-        Why::AsAsked
-    };
     let (num, den) = headroom.factor();
-    let scaled = u128::from(spec.capacity.get()) * u128::from(granted.0) * num;
-    let min = Util::saturating(scaled / (u128::from(max.0) * den));
+    let scaled = u128::from(spec.capacity.get()) * u128::from(granted.0) * u128::from(num);
+    let min = Util::saturating(scaled / (u128::from(max.0) * u128::from(den)));
     let max = match mode {
         ClampMode::Floor => Util::MAX,
         ClampMode::Exact => min,
@@ -110,7 +116,6 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
     Decision {
         clamp: Clamp { min, max },
         granted,
-        why,
     }
 }
 

@@ -221,6 +221,36 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// What came of putting `clamp` into force for a request.
+    #[must_use]
+    pub fn outcome(
+        vcpu: VcpuId,
+        domain: DomainId,
+        clamp: Clamp,
+        applied: Result<(), ActuateError>,
+    ) -> Self {
+        match applied {
+            Ok(()) => Self::Applied {
+                vcpu,
+                domain,
+                clamp,
+            },
+            Err(ActuateError::NotApplicable { reason, .. }) => Self::NotApplicable {
+                vcpu,
+                domain,
+                reason,
+            },
+            Err(error) => Self::Refused {
+                vcpu,
+                domain,
+                clamp,
+                error,
+            },
+        }
+    }
+}
+
 impl<T: Actuator + ?Sized> Actuator for Arc<T> {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         (**self).apply(domain, clamp)

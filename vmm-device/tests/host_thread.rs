@@ -7,7 +7,7 @@ use std::fs;
 use std::sync::mpsc;
 use std::thread;
 
-use vcpufreq_device::host::{ThreadActuator, Tid, thread_clamp, uclamp_available};
+use vcpufreq_device::host::{SchedAttr, ThreadActuator, Tid, uclamp_available};
 use vcpufreq_device::*;
 
 const DOMAIN: DomainId = DomainId(5);
@@ -32,6 +32,14 @@ fn with_thread(test: impl FnOnce(Tid)) {
     test(told.recv().expect("the thread tells"));
     drop(end);
     thread.join().expect("the thread ends");
+}
+
+fn clamp_of(attr: &SchedAttr) -> Clamp {
+    let util = |value: u32| Util::saturating(value.into());
+    Clamp {
+        min: util(attr.util_min),
+        max: util(attr.util_max),
+    }
 }
 
 /// Whether the kernel clamps; says so if it doesn't.
@@ -60,12 +68,12 @@ fn the_clamp_that_the_kernel_reports_is_the_demand() {
             clamp(1024, 1024),
         ] {
             actuator.apply(DOMAIN, clamp).unwrap();
-            let read = thread_clamp(tid).unwrap();
-            assert_eq!(read.clamp, clamp);
-            assert!(read.reset_on_fork, "kept by requests");
+            let read = SchedAttr::of(tid).unwrap();
+            assert_eq!(clamp_of(&read), clamp);
+            assert_ne!(read.flags & SchedAttr::RESET_ON_FORK, 0, "kept by requests");
         }
-        let own = thread_clamp(Tid::current()).unwrap();
-        assert_eq!(own.clamp, Clamp::NONE, "not the caller's");
+        let own = SchedAttr::of(Tid::current()).unwrap();
+        assert_eq!(clamp_of(&own), Clamp::NONE, "not the caller's");
     });
 }
 
@@ -78,12 +86,15 @@ fn children_do_not_inherit_a_clamp() {
     let parent = thread::spawn(move || {
         actuator.register_thread(VcpuId(0), Tid::current()).unwrap();
         actuator.apply(DOMAIN, clamp(700, 800)).unwrap();
-        let child = thread::spawn(|| thread_clamp(Tid::current()).unwrap());
-        (thread_clamp(Tid::current()).unwrap(), child.join().unwrap())
+        let child = thread::spawn(|| SchedAttr::of(Tid::current()).unwrap());
+        (
+            SchedAttr::of(Tid::current()).unwrap(),
+            child.join().unwrap(),
+        )
     });
     let (own, child) = parent.join().unwrap();
-    assert_eq!(own.clamp, clamp(700, 800));
-    assert_eq!(child.clamp, Clamp::NONE);
+    assert_eq!(clamp_of(&own), clamp(700, 800));
+    assert_eq!(clamp_of(&child), Clamp::NONE);
 }
 
 #[test]
@@ -99,7 +110,8 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
                     actuator.register_thread(VcpuId(vcpu), tid).unwrap();
                 }
                 actuator.apply(DOMAIN, clamp(100, 200)).unwrap();
-                let clamps = [first, second, other].map(|tid| thread_clamp(tid).unwrap().clamp);
+                let clamps =
+                    [first, second, other].map(|tid| clamp_of(&SchedAttr::of(tid).unwrap()));
                 assert_eq!(clamps, [clamp(100, 200), clamp(100, 200), Clamp::NONE]);
             });
         });

@@ -3,8 +3,8 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
+use anyhow::anyhow;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use thiserror::Error;
 use vcpufreq_bench::BenchArgs;
 use vcpufreq_rt::cli::RtCommand;
 
@@ -12,28 +12,11 @@ use crate::{
     message::usage,
     options::{
         RunArgs, VcpuArgs,
-        file::{self, FileError, Flag},
+        file::{self, Flag},
+        serve::{QemuArgs, ServeArgs},
     },
+    scx::ScxCommand,
 };
-
-/// Why a command line says nothing to do.
-#[derive(Debug, Error)]
-pub enum ReadError {
-    /// It asks for help or the version.
-    #[error(transparent)]
-    Help(clap::Error),
-    /// It is wrong.
-    #[error("{what}; see {command} --help")]
-    Usage {
-        /// What is wrong.
-        what: String,
-        /// The command, as far as there is one.
-        command: String,
-    },
-    /// The file of `--config` is.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -60,6 +43,10 @@ Exit codes:
   2  error: the guest couldn't start, or crashed, or was ended by a signal;
      one line on stderr with the cause and the next step";
 
+const QEMU_HELP: &str = "\
+The exit code is QEMU's, or 128 and the signal that ended it; 2 when QEMU was
+not started, with one line on stderr.";
+
 const DOCTOR_HELP: &str = "\
 Exit codes:
   0  everything that the bridge uses is there
@@ -81,6 +68,12 @@ pub enum Command {
     /// Boot an arm64 Linux guest
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
+    /// Serve the VM of another program, as QEMU's with ivshmem-doorbell
+    #[command(after_help = EXIT_CODES)]
+    Serve(Box<ServeArgs>),
+    /// Run QEMU with the bridge: name it and its options behind --
+    #[command(after_help = QEMU_HELP)]
+    Qemu(Box<QemuArgs>),
     /// Say what this host can do, what it can't, and what to change
     #[command(after_help = DOCTOR_HELP)]
     Doctor {
@@ -115,6 +108,9 @@ pub enum Command {
     /// Tune this host for real-time guests: plan, apply, check, restore; measure it: report
     #[command(subcommand, after_help = EXIT_CODES)]
     Rt(RtCommand),
+    /// Let requests of --actuator scx add up with what a CPU's tasks use: the host's service
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Scx(ScxCommand),
     /// Remove what killed runs left behind, and nothing else
     #[command(after_help = EXIT_CODES)]
     Cleanup,
@@ -144,12 +140,17 @@ pub struct DtArgs {
     /// The vCPUs; without any option, one for each online pCPU that mirrors it.
     #[command(flatten)]
     pub vcpus: VcpuArgs,
-    /// Source text or the binary form
-    #[arg(long, value_name = "FORM", default_value = "dts")]
-    pub format: DtFormat,
-    /// Address of the cpufreq registers, a multiple of 64 KiB
-    #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = "0xa000000")]
-    pub base: u64,
+    /// Put it into the tree that a VMM made (QEMU: -machine dumpdtb=FILE) and
+    /// print that one in the binary form, without registers unless --base is
+    /// given, and without kaslr-seed and rng-seed
+    #[arg(long, value_name = "DTB")]
+    pub merge: Option<PathBuf>,
+    /// Source text or the binary form [default: dts, with --merge dtb]
+    #[arg(long, value_name = "FORM")]
+    pub format: Option<DtFormat>,
+    /// Address of the cpufreq registers, a multiple of 64 KiB [default: 0xa000000]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub base: Option<u64>,
 }
 
 fn address(text: &str) -> Result<u64, String> {
@@ -165,20 +166,25 @@ impl Cli {
     ///
     /// # Errors
     /// One line: what is wrong with the line or the file, and what to do. The text that `--help`
-    /// asks for is the error of clap.
-    pub fn read(line: Vec<OsString>) -> Result<Self, ReadError> {
+    /// asks for is a [`clap::Error`].
+    pub fn read(line: Vec<OsString>) -> anyhow::Result<Self> {
         let usage_error = |error: clap::Error| match error.use_stderr() {
-            true => ReadError::Usage {
-                what: usage(&error),
-                command: named_command(&line),
-            },
-            false => ReadError::Help(error),
+            true => anyhow!("{}; see {} --help", usage(&error), named_command(&line)),
+            false => error.into(),
         };
         let cli = Self::try_parse_from(&line).map_err(usage_error)?;
         let (config, taken) = match &cli.command {
             Command::Run(args) => (
                 &args.config,
                 RunArgs::augment_args(clap::Command::new("run")),
+            ),
+            Command::Serve(args) => (
+                &args.config,
+                ServeArgs::augment_args(clap::Command::new("serve")),
+            ),
+            Command::Qemu(args) => (
+                &args.config,
+                QemuArgs::augment_args(clap::Command::new("qemu")),
             ),
             Command::Dt(args) => (&args.config, DtArgs::augment_args(clap::Command::new("dt"))),
             _ => return Ok(cli),
@@ -223,7 +229,7 @@ mod tests {
     use super::*;
     use crate::options::values::of_vcpu;
 
-    fn read(line: &[&str]) -> Result<Cli, ReadError> {
+    fn read(line: &[&str]) -> anyhow::Result<Cli> {
         let words = ["vcpufreq"].iter().chain(line);
         Cli::read(words.map(OsString::from).collect())
     }

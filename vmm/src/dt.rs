@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
-use anyhow::Context;
+use std::{fs::File, io::Read, path::Path};
+
+use anyhow::{Context, bail};
 use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
@@ -9,8 +11,13 @@ use crate::{
     config::{likeness::Likeness, resolve, topology},
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
+    vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostCpus;
+use vcpufreq_dt::{Machine, Seeds};
+
+/// A file with a tree may be padded. What is behind this many bytes isn't read.
+const MAX_FILE: u64 = 16 << 20;
 
 /// The device tree that the arguments ask for, as it is printed.
 ///
@@ -25,15 +32,33 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     };
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count)?;
-    let base = (!options.no_bridge).then_some(args.base);
-    // Which kernel will read it isn't known.
-    let standby = true;
-    let machine = topology::machine(&vcpus, base, standby)
+    let base = (!options.no_bridge).then_some(args.base.unwrap_or(CPUFREQ_BASE));
+    // Which kernel will read it isn't known. QEMU without KVM never wakes a CPU that stands by.
+    let standby = args.merge.is_none() || vcpus.iter().any(|vcpu| vcpu.rt.is_some());
+    let cpufreq = base.map(|base| topology::registers(&vcpus, base));
+    let machine = topology::machine(&vcpus, cpufreq, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
+    let printed = match (&args.merge, args.format) {
+        (Some(_), Some(DtFormat::Dts)) => bail!("--merge writes a dtb; leave --format dts out"),
+        (Some(file), _) if args.base.is_some() => merged(file, &machine)?,
+        (Some(file), _) => merged(file, &machine.without_cpufreq())?,
+        (None, Some(DtFormat::Dtb)) => {
+            vcpufreq_dt::dtb(&machine).context("can't make the device tree")?
+        }
+        (None, _) => vcpufreq_dt::dts(&machine).into_bytes(),
+    };
     warn(&Likeness::of(&options, &host, count).text(&vcpus));
-    Ok(match args.format {
-        DtFormat::Dts => vcpufreq_dt::dts(&machine).into_bytes(),
-        DtFormat::Dtb => vcpufreq_dt::dtb(&machine).context("can't make the device tree")?,
+    Ok(printed)
+}
+
+/// The tree in `file` with the machine's CPUs, for more than one boot.
+fn merged(file: &Path, machine: &Machine) -> anyhow::Result<Vec<u8>> {
+    let mut base = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(MAX_FILE).read_to_end(&mut base));
+    read.with_context(|| format!("can't read {}; name a device tree blob", file.display()))?;
+    vcpufreq_dt::merge(&base, machine, Seeds::Drop).with_context(|| {
+        let file = file.display();
+        format!("can't merge with {file}; dump it from a VMM with the vCPUs of --cpus")
     })
 }
 
@@ -54,14 +79,15 @@ fn mirror(host: &HostCpus) -> VcpuArgs {
 
 #[cfg(test)]
 mod tests {
-    //! Without options the tree mirrors the host; with options it is theirs.
+    //! Without options the tree mirrors the host; with options it is theirs. Merged with a VMM's
+    //! own, it is a blob without registers.
 
     use clap::Parser;
 
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
-    use crate::{cli::Cli, cli::Command};
+    use crate::{cli::Cli, cli::Command, message::chain};
 
     fn printed(flags: &[&str]) -> anyhow::Result<Vec<u8>> {
         let line = ["vcpufreq", "dt"].iter().chain(flags);
@@ -119,5 +145,62 @@ mod tests {
     #[test]
     fn an_unaligned_base_is_refused() {
         assert!(printed(&["--base=0xb000100"]).is_err());
+    }
+
+    /// A file with the tree of a VMM with two vCPUs, padded.
+    fn base() -> tempfile::NamedTempFile {
+        let mut blob = printed(&["--cpus=2", "--pin=0=0", "--pin=1=2", "--format=dtb"]).unwrap();
+        blob.resize(1 << 20, 0);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), blob).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_merged_tree_has_registers_only_if_their_address_is_given() {
+        let file = base();
+        let merge = format!("--merge={}", file.path().display());
+        let flags = [
+            "--cpus=2",
+            "--table=0-1=1000,2000",
+            "--capacity=0-1=512",
+            &merge,
+        ];
+        for (base, node) in [(None, false), (Some("--base=0xb000000"), true)] {
+            let flags: Vec<_> = flags.into_iter().chain(base).collect();
+            let blob = printed(&flags).unwrap();
+            assert!(blob.starts_with(&[0xd0, 0x0d, 0xfe, 0xed]) && blob.len() < 4096);
+            let has = |name: &[u8]| blob.windows(name.len()).any(|found| found == name);
+            assert_eq!(has(b"cpufreq@b000000\0"), node);
+            assert!(has(b"opp-2000000\0") && !has(b"opp-1800000000\0"));
+        }
+    }
+
+    #[test]
+    fn a_wrong_base_is_one_line_with_its_file() {
+        let file = base();
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        let path = |file: &tempfile::NamedTempFile| file.path().display().to_string();
+        let rows: [(&str, &[&str], &str); 5] = [
+            (
+                &path(&file),
+                &["--cpus=3"],
+                "2 CPUs in the tree, 3 asked for",
+            ),
+            (
+                &path(&empty),
+                &["--cpus=2"],
+                "no whole flattened device tree",
+            ),
+            ("/dev/zero", &["--cpus=2"], "no whole flattened device tree"),
+            ("/no/such", &["--cpus=2"], "No such file"),
+            (&path(&file), &["--format=dts"], "leave --format dts out"),
+        ];
+        for (file, flags, said) in rows {
+            let merge = format!("--merge={file}");
+            let error = printed(&[&[merge.as_str()], flags].concat()).unwrap_err();
+            let line = chain(&error);
+            assert!(line.contains(said) && !line.contains('\n'), "{line}");
+        }
     }
 }

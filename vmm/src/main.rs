@@ -2,17 +2,11 @@
 //! The program `vcpufreq`: from the command line to the part that does it, and
 //! from what that says to output and exit code.
 
-use std::{
-    io::{self, Write},
-    path::Path,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{path::Path, process::ExitCode, time::Duration};
 
-use anyhow::Context;
 use serde_json::json;
 use vcpufreq::{
-    cli::{Cli, Command, ReadError},
+    cli::{Cli, Command},
     doctor::{
         self,
         facts::{DoctorFacts, Live},
@@ -20,11 +14,11 @@ use vcpufreq::{
     dt,
     lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
     message::chain,
-    options, run, stats,
+    options, qemu, run, scx, serve, stats,
     vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
-use vcpufreq_rt::cli as rt;
+use vcpufreq_rt::cli::{self as rt, print};
 
 /// The exit code of errors.
 const ERROR: u8 = 2;
@@ -32,8 +26,10 @@ const ERROR: u8 = 2;
 fn main() -> ExitCode {
     let done = match Cli::read(std::env::args_os().collect()) {
         Ok(cli) => execute(cli.command),
-        Err(ReadError::Help(text)) => text.print().map(|()| 0).map_err(Into::into),
-        Err(error) => Err(error.into()),
+        Err(error) => match error.downcast::<clap::Error>() {
+            Ok(help) => help.print().map(|()| 0).map_err(Into::into),
+            Err(error) => Err(error),
+        },
     };
     match done {
         Ok(code) => code.into(),
@@ -47,10 +43,12 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Run(args) => run::run(*args),
+        Command::Qemu(args) => qemu::qemu(*args),
+        Command::Serve(args) => serve::serve(*args),
         Command::Bench(args) => vcpufreq_bench::bench(&args, CPUFREQ_BASE),
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
-            print(&dt::dt(&args, &HostRoot::default())?)?;
+            print(dt::dt(&args, &HostRoot::default())?)?;
             Ok(0)
         }
         Command::Stats { pid, json } => stats(pid, json),
@@ -59,17 +57,10 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             stats::top(&path, Duration::from_millis(every)).map(|()| 0)
         }
         Command::Rt(command) => rt::run(&command),
+        Command::Scx(command) => scx::run(&command),
         Command::Cleanup => cleanup(),
         Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
     }
-}
-
-fn print(bytes: &[u8]) -> anyhow::Result<()> {
-    let mut output = io::stdout();
-    output
-        .write_all(bytes)
-        .and_then(|()| output.flush())
-        .context("can't write to stdout; check where it goes")
 }
 
 fn doctor(json: bool) -> anyhow::Result<u8> {
@@ -86,9 +77,9 @@ fn doctor(json: bool) -> anyhow::Result<u8> {
             "findings": findings,
             "exit_code": code,
         });
-        print(format!("{report:#}\n").as_bytes())?;
+        print(format!("{report:#}\n"))?;
     } else {
-        print(doctor::text(&findings).as_bytes())?;
+        print(doctor::text(&findings))?;
     }
     Ok(code)
 }
@@ -100,7 +91,7 @@ fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
     } else {
         stats::table(&stats)
     };
-    print(text.as_bytes())?;
+    print(text)?;
     Ok(0)
 }
 
@@ -113,7 +104,7 @@ fn cleanup() -> anyhow::Result<u8> {
     let removed: String = removed
         .map(|path| format!("removed {}\n", path.display()))
         .collect();
-    print(removed.as_bytes())?;
+    print(removed)?;
     for left in &cleaned.left {
         eprintln!("vcpufreq: {left}");
     }

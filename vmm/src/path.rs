@@ -16,6 +16,9 @@ pub enum Path {
     /// Each access exits to the VMM.
     #[default]
     Exit,
+    /// Memory that the guest shares, with a doorbell for its requests: of `serve` and `qemu`, or
+    /// for a guest that has the project's driver.
+    Shm,
     /// Reads from memory, writes by ioeventfd.
     #[serde(alias = "kernel")]
     Ioeventfd,
@@ -36,6 +39,8 @@ pub enum PathChoice {
     Ioeventfd,
     /// Reads and writes handled by BPF in the kernel.
     Bpf,
+    /// Memory that the guest shares; needs the guest driver of this project.
+    Shm,
 }
 
 impl fmt::Display for Path {
@@ -44,6 +49,7 @@ impl fmt::Display for Path {
             Self::Exit => "exit",
             Self::Ioeventfd => "ioeventfd",
             Self::Bpf => "bpf",
+            Self::Shm => "shm",
         })
     }
 }
@@ -53,8 +59,8 @@ impl fmt::Display for Path {
 /// # Errors
 /// What is missing, and what to do about it.
 #[cfg(feature = "bpf")]
-pub fn offer_bpf(object: &std::path::Path) -> Result<String, String> {
-    vcpufreq_host_bpf::offer(object)
+pub fn offer_bpf() -> Result<String, String> {
+    vcpufreq_host_bpf::offer()
 }
 
 /// How the path `bpf` would work here, or why it doesn't.
@@ -62,8 +68,27 @@ pub fn offer_bpf(object: &std::path::Path) -> Result<String, String> {
 /// # Errors
 /// Always: this program is built without BPF.
 #[cfg(not(feature = "bpf"))]
-pub fn offer_bpf(_object: &std::path::Path) -> Result<String, String> {
-    Err("this program is built without BPF (cargo build --features bpf)".to_owned())
+pub fn offer_bpf() -> Result<String, String> {
+    Err("this program is built without BPF; build it without --no-default-features".to_owned())
+}
+
+/// Whether the service of --actuator scx runs.
+///
+/// # Errors
+/// Why it can't be used, and what to do about it.
+#[cfg(feature = "bpf")]
+pub fn check_scx() -> Result<(), String> {
+    let pins = vcpufreq_host_bpf::ScxPins::open();
+    pins.map(drop).map_err(|error| error.to_string())
+}
+
+/// Whether the service of --actuator scx runs.
+///
+/// # Errors
+/// Always: this program is built without BPF.
+#[cfg(not(feature = "bpf"))]
+pub fn check_scx() -> Result<(), String> {
+    offer_bpf().map(drop)
 }
 
 /// What a guest needs of the host for a path.
@@ -90,6 +115,20 @@ impl Needs {
     }
 }
 
+impl Needs {
+    fn are_within(&self, open_files: u64, with: &str) -> Result<(), String> {
+        let needed = self.open_files();
+        if needed <= open_files {
+            return Ok(());
+        }
+        Err(format!(
+            "{} vCPUs{with} take {needed} open files, and the limit is {open_files}; raise it \
+             (ulimit -Hn {needed}, or LimitNOFILE={needed} of the unit)",
+            self.vcpus
+        ))
+    }
+}
+
 /// A path, and why it is possible or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offer {
@@ -112,10 +151,13 @@ pub fn offers(
         Err(why) => (Err(why.clone()), Err(why.clone())),
     };
     let bpf = bpf.and_then(|how| in_kvm.map(|()| how));
+    let shm = facts.clone();
+    let shm = shm.and_then(|facts| shm_path(&facts, needs, open_files));
     let exit = Ok("each access exits to the VMM; every host has it".to_owned());
     [
         (Path::Bpf, bpf),
         (Path::Ioeventfd, ioeventfd),
+        (Path::Shm, shm),
         (Path::Exit, exit),
     ]
     .map(|(path, possible)| Offer { path, possible })
@@ -139,6 +181,10 @@ fn in_kvm(facts: &PathFacts) -> Result<(), String> {
     facts.readonly_slots.clone().map_err(|why| {
         format!("{why}, as for a protected VM; use a host that isn't in protected mode")
     })?;
+    ioeventfds(facts)
+}
+
+fn ioeventfds(facts: &PathFacts) -> Result<(), String> {
     facts
         .ioeventfds
         .clone()
@@ -147,14 +193,8 @@ fn in_kvm(facts: &PathFacts) -> Result<(), String> {
 
 fn ioeventfd(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
     in_kvm(facts)?;
-    let needed = needs.open_files();
-    if needed > open_files {
-        return Err(format!(
-            "{} vCPUs with {} table entries take {needed} open files, and the limit is \
-             {open_files}; raise it (ulimit -Hn {needed}, or LimitNOFILE={needed} of the unit)",
-            needs.vcpus, needs.entries
-        ));
-    }
+    let with = format!(" with {} table entries", needs.entries);
+    needs.are_within(open_files, &with)?;
     let reads = match facts.coherent {
         true => "reads from memory",
         false => {
@@ -168,6 +208,18 @@ fn ioeventfd(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String
     Ok(format!("{reads}; {writes}"))
 }
 
+/// Any guest memory may be shared: it needs no read-only slots, and no cache is in the way.
+fn shm_path(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+    ioeventfds(facts)?;
+    // An eventfd that rings and its copy in KVM, in the place of the entries'.
+    let entries = 2 * needs.vcpus;
+    Needs { entries, ..*needs }.are_within(open_files, "")?;
+    Ok(format!(
+        "reads from memory; requests by {} ioeventfds; the guest needs vcpufreq_guest",
+        needs.vcpus
+    ))
+}
+
 /// The path to take: the best one, or the one that was asked for.
 ///
 /// # Errors
@@ -178,9 +230,12 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
         PathChoice::Exit => Some(Path::Exit),
         PathChoice::Ioeventfd => Some(Path::Ioeventfd),
         PathChoice::Bpf => Some(Path::Bpf),
+        PathChoice::Shm => Some(Path::Shm),
     };
     let Some(wanted) = wanted else {
-        let best = offers.iter().find(|offer| offer.possible.is_ok());
+        // Linux' own driver doesn't know shared memory.
+        let mut any = offers.iter().filter(|offer| offer.path != Path::Shm);
+        let best = any.find(|offer| offer.possible.is_ok());
         return Ok(best.map_or(Path::Exit, |offer| offer.path));
     };
     let offer = offers.iter().find(|offer| offer.path == wanted);
@@ -190,10 +245,17 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     }
 }
 
-/// Why a path isn't possible, if so.
-pub fn why_not(offers: &[Offer], path: Path) -> Option<&str> {
-    let offer = offers.iter().find(|offer| offer.path == path)?;
-    offer.possible.as_ref().err().map(String::as_str)
+/// A line on why a better path than this one isn't possible, if so. Each but `shm`: that wants a
+/// guest driver of its own.
+pub fn why_no_better(offers: &[Offer], taken: Path) -> Option<String> {
+    let (text, better) = match taken {
+        Path::Exit => ("each access exits to the VMM", Path::Ioeventfd),
+        Path::Ioeventfd => ("the path is ioeventfd, not bpf", Path::Bpf),
+        Path::Bpf | Path::Shm => return None,
+    };
+    let offer = offers.iter().find(|offer| offer.path == better)?;
+    let why = offer.possible.as_ref().err()?;
+    Some(format!("{text}: {why}"))
 }
 
 /// A line for each path, the best first.
@@ -247,8 +309,29 @@ mod tests {
         assert_eq!(choose(PathChoice::Exit, &offers), Ok(Path::Exit));
         assert!(choose(PathChoice::Bpf, &offers).is_err());
         let text = explain(&offers, Path::Ioeventfd);
-        assert_eq!(text.lines().count(), 3);
+        assert_eq!(text.lines().count(), 4);
         assert!(text.contains("path ioeventfd: taken: reads from memory; requests by 1024"));
+    }
+
+    #[test]
+    fn a_lesser_path_than_the_best_says_why() {
+        let refused = PathFacts {
+            readonly_slots: Err("refused".into()),
+            ..facts()
+        };
+        let how = || Ok("by programs".to_owned());
+        for (bpf, facts, wanted) in [
+            (how(), facts(), None),
+            (no_bpf(), facts(), Some("not bpf: this program is built")),
+            (how(), refused, Some("exits to the VMM: refused")),
+        ] {
+            let offers = offers(bpf, &Ok(facts), &NEEDS, 65_536);
+            let taken = choose(PathChoice::Auto, &offers).unwrap();
+            let line = why_no_better(&offers, taken);
+            assert_eq!(line.is_some(), wanted.is_some(), "{line:?}");
+            let line = line.unwrap_or_default();
+            assert!(line.contains(wanted.unwrap_or_default()), "{line}");
+        }
     }
 
     #[test]
@@ -274,6 +357,29 @@ mod tests {
         assert!(why.contains(&format!("ulimit -Hn {needed}")), "{why}");
         let offers = offers(no_bpf(), &Ok(facts()), &NEEDS, needed);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Ioeventfd));
+    }
+
+    #[test]
+    fn shared_memory_is_taken_on_request_alone() {
+        // As in a protected VM, and on a CPU without FEAT_S2FWB.
+        let facts = PathFacts {
+            readonly_slots: Err("refused".into()),
+            coherent: false,
+            ..facts()
+        };
+        let needed = 8 * NEEDS.vcpus + NEEDS.domains + 3 * NEEDS.pcpus + 64;
+        let of = |facts, files| offers(no_bpf(), &facts, &NEEDS, files);
+        let enough = of(Ok(facts.clone()), needed);
+        assert_eq!(choose(PathChoice::Shm, &enough), Ok(Path::Shm));
+        assert_eq!(choose(PathChoice::Auto, &enough), Ok(Path::Exit));
+        let why = choose(PathChoice::Shm, &of(Ok(facts), needed - 1)).unwrap_err();
+        assert!(why.contains("64 vCPUs take 664 open files"), "{why}");
+        let without = PathFacts {
+            ioeventfds: Err("none".into()),
+            ..self::facts()
+        };
+        let why = choose(PathChoice::Shm, &of(Ok(without), 65_536)).unwrap_err();
+        assert!(why.contains("none; use a kernel with"), "{why}");
     }
 
     #[test]

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program's system calls: limits, users, and what makes a process independent of the one that
+//! The program's system calls: limits, the terminal, and what makes a process independent of the one that
 //! started it. The virtual machine's are in `vm::sys`.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
+use vcpufreq_device::host::Tid;
+use vmm_sys_util::eventfd::EventFd;
 
 /// Raises the limit of open files as far as this process may: a guest of 512
 /// vCPUs takes some 2100, and shells start programs with 1024.
@@ -21,30 +23,6 @@ pub fn raise_open_files() -> io::Result<()> {
 /// as it may.
 pub fn open_files_at_most() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)
-}
-
-/// The user that the process at the other end of `socket` acted as when it connected.
-pub fn peer_uid(socket: &UnixStream) -> io::Result<u32> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
-    // SAFETY: the kernel writes at most `len` bytes at the pointer, the size of `peer`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut len,
-        )
-    };
-    match result {
-        0 => Ok(peer.uid),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// How many lines the terminal at standard output has.
@@ -77,21 +55,79 @@ pub fn ignore_group_signals() {
     }
 }
 
-/// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
-#[cfg(test)]
-pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> io::Result<T> {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            let uid = libc::c_long::from(uid);
-            // SAFETY: the call has no memory arguments. Unlike the C library's function it is of
-            // the calling thread alone.
-            match unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) } {
-                0 => Ok(act()),
-                _ => Err(io::Error::last_os_error()),
-            }
-        });
-        thread.join().expect("the thread doesn't panic")
-    })
+/// A file that stands for process `pid`, readable when that has ended.
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes two numbers.
+    new_file(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// The same for a thread, from Linux 6.9 on.
+pub fn pidfd_of_thread(tid: Tid) -> io::Result<OwnedFd> {
+    // SAFETY: takes two numbers.
+    new_file(unsafe { libc::syscall(libc::SYS_pidfd_open, tid.get(), libc::PIDFD_THREAD) })
+}
+
+/// A copy of the open file `number` of a process. Takes the right to trace that.
+pub fn pidfd_getfd(process: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes an open file and two numbers.
+    new_file(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })
+}
+
+/// The same for the process at the other end of a socket, however its number is used since.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number: RawFd = -1;
+    // Bytes of a file's number.
+    let mut len: libc::socklen_t = 4;
+    // SAFETY: the kernel writes at most `len` bytes at the pointer, to a number of that size.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut len,
+        )
+    };
+    match done {
+        0 => new_file(number.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn new_file(result: libc::c_long) -> io::Result<OwnedFd> {
+    match RawFd::try_from(result) {
+        // SAFETY: the kernel has just made it, for this process.
+        Ok(number @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The first file that a service manager hands a program: sd_listen_fds(3).
+const FIRST_HANDED: RawFd = 3;
+
+/// The `count` files that a service manager has handed this process. To be called once.
+pub fn take_handed(count: u16) -> Vec<OwnedFd> {
+    let numbers = (FIRST_HANDED..).take(count.into());
+    let open = numbers.filter_map(|number| {
+        // SAFETY: the file is looked at, and not kept.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
+        // SAFETY: it is open, and this process has it for itself: sd_listen_fds(3).
+        Some(unsafe { OwnedFd::from_raw_fd(number) })
+    });
+    open.collect()
+}
+
+/// The file of an eventfd.
+pub fn file_of(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the file stays open as long as `event` lives, which the result borrows.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+/// The eventfd of a file that is one.
+pub fn eventfd_of(file: OwnedFd) -> EventFd {
+    // SAFETY: the file is open, and given away.
+    unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use std::{
 
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{ROOT_DIR, Record, StateDir, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
@@ -95,6 +95,9 @@ impl Vmm {
             groups,
             rt: None,
             pinned: Vec::new(),
+            threads: Vec::new(),
+            adopted: None,
+            raised: RaisedGroups::default(),
         };
         Self {
             child,

@@ -23,7 +23,7 @@ use std::{
 
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, Record, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
 const NOBODY: u32 = 65534;
@@ -163,6 +163,9 @@ impl Scene {
                 }),
                 rt: None,
                 pinned: vec![1],
+                threads: Vec::new(),
+                adopted: None,
+                raised: RaisedGroups::default(),
             })
             .unwrap(),
         }
@@ -414,6 +417,9 @@ fn this_programs_own_records_are_carried_out() {
         groups: None,
         rt: None,
         pinned: Vec::new(),
+        threads: Vec::new(),
+        adopted: None,
+        raised: RaisedGroups::default(),
     };
     let place = scene.place(Kind::Vmm);
     scene.file(&place, &serde_json::to_string(&record).unwrap());
@@ -437,6 +443,9 @@ fn another_users_socket_is_not_asked() {
         groups: None,
         rt: None,
         pinned: Vec::new(),
+        threads: Vec::new(),
+        adopted: None,
+        raised: RaisedGroups::default(),
     };
     let dir = scene.path("run/vcpufreq");
     let text = serde_json::to_string(&record).unwrap();

@@ -99,12 +99,13 @@ impl Bench {
         self.program("cyclictest", &CYCLICTEST.replace("WAIT", &wait));
     }
 
-    fn report(&self, line: &[&str]) -> Output {
+    /// The report with these words on its command line.
+    fn report(&self, line: &str) -> Output {
         let child = self.start(line);
         child.wait_with_output().expect("what it said")
     }
 
-    fn start(&self, line: &[&str]) -> Child {
+    fn start(&self, line: &str) -> Child {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
         // Whoever runs the tests in the background has them ignore an interrupt.
@@ -113,7 +114,7 @@ impl Bench {
             .args(["--default-signal=INT", env!("CARGO_BIN_EXE_vcpufreq")])
             .args(["rt", "report", "--root"])
             .arg(self.path())
-            .args(line)
+            .args(line.split_whitespace())
             .env("PATH", format!("{}:{path}", own.display()))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -129,10 +130,9 @@ impl Bench {
     }
 }
 
-const CPUS: [&str; 4] = ["--cpus", "3", "--others", "0-2"];
-
-fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    CPUS.iter().chain(more).copied().collect()
+/// CPU 3 is measured, and the others loaded.
+fn with(more: &str) -> String {
+    format!("--cpus 3 --others 0-2 {more}")
 }
 
 fn stdout(output: &Output) -> String {
@@ -158,7 +158,7 @@ fn a_budget_gets_a_verdict_on_hardware_alone() {
     ] {
         let bench = Bench::new(board);
         // Whatever this machine is: the processor's own word isn't in the tree.
-        let line = ["--loads", "idle", "--loops", "1000", "--budget-us", budget];
+        let line = format!("--loads idle --loops 1000 --budget-us {budget}");
         let output = bench.report(&with(&line));
         let text = stdout(&output);
         assert_eq!(output.status.code(), Some(code), "{board}: {text}");
@@ -172,15 +172,8 @@ fn a_budget_gets_a_verdict_on_hardware_alone() {
 fn loads_are_beside_and_figures_complete() {
     let bench = Bench::new("qcom,qcs6490");
     bench.wait_for_loads(2, 3);
-    let output = bench.report(&with(&[
-        "--loads",
-        "idle,stress",
-        "--load-percent",
-        "40",
-        "--loops",
-        "1000",
-        "--json",
-    ]));
+    let line = "--loads idle,stress --load-percent 40 --loops 1000 --json";
+    let output = bench.report(&with(line));
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let runs = report["runs"].as_array().expect("runs");
@@ -210,21 +203,10 @@ fn loads_are_beside_and_figures_complete() {
 fn a_guest_is_measured_through_its_shell() {
     let bench = Bench::new("qcom,qcs6490");
     bench.wait_for_loads(1, 4);
-    let guest = [
-        "--guest-shell",
-        "sh",
-        "--guest-cpus",
-        "1",
-        "--guest-others",
-        "0",
-        "--guest-only",
-        "--loads",
-        "stress",
-        "--loops",
-        "1000",
-        "--json",
-    ];
-    let output = bench.report(&with(&guest));
+    let guest = "--guest-shell sh --guest-cpus 1 --guest-others 0 --guest-only";
+    let output = bench.report(&with(&format!(
+        "{guest} --loads stress --loops 1000 --json"
+    )));
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let runs = report["runs"].as_array().expect("runs");
@@ -242,59 +224,25 @@ fn a_guest_is_measured_through_its_shell() {
 #[test]
 fn what_can_not_be_is_one_line() {
     for (line, said) in [
+        ("--cpus 3 --others 2-3", "would be measured and loaded"),
+        ("--cpus 3", "name --cpus and --others"),
+        ("--cpus 9 --others 0", "CPU 9 isn't online"),
+        ("--cpus 3 --others 0 --time 0s", "10s, 30m or 24h"),
+        ("--cpus 3 --others 0 --time=", "10s, 30m or 24h"),
         (
-            &["--cpus", "3", "--others", "2-3"][..],
-            "would be measured and loaded",
-        ),
-        (&["--cpus", "9", "--others", "0"], "CPU 9 isn't online"),
-        (&["--cpus", "3"], "name --cpus and --others"),
-        (
-            &["--cpus", "3", "--others", "0", "--time", "0s"],
-            "10s, 30m or 24h",
-        ),
-        (
-            &["--cpus", "3", "--others", "0", "--time", ""],
-            "10s, 30m or 24h",
-        ),
-        (
-            &[
-                "--cpus",
-                "3",
-                "--others",
-                "0",
-                "--budget-us",
-                "18446744073709551615",
-            ],
+            "--cpus 3 --others 0 --budget-us 18446744073709551615",
             "60000000",
         ),
         (
-            &["--cpus", "3", "--others", "0", "--loads", "full"],
+            "--cpus 3 --others 0 --loads full",
             "idle, stress or hackbench",
         ),
         (
-            &[
-                "--cpus",
-                "3",
-                "--others",
-                "0",
-                "--guest-shell",
-                "sh",
-                "--guest-cpus",
-                "0-1",
-            ],
+            "--cpus 3 --others 0 --guest-shell sh --guest-cpus 0-1",
             "have to be as many",
         ),
         (
-            &[
-                "--cpus",
-                "3",
-                "--others",
-                "0",
-                "--guest-shell",
-                "no-such",
-                "--guest-cpus",
-                "1",
-            ],
+            "--cpus 3 --others 0 --guest-shell no-such --guest-cpus 1",
             "can't start no-such",
         ),
     ] {
@@ -309,14 +257,7 @@ fn what_can_not_be_is_one_line() {
 #[test]
 fn a_test_that_was_cut_short_has_no_verdict() {
     let bench = Bench::new("qcom,qcs6490");
-    let output = bench.report(&with(&[
-        "--loads",
-        "idle",
-        "--loops",
-        "1001",
-        "--budget-us",
-        "90",
-    ]));
+    let output = bench.report(&with("--loads idle --loops 1001 --budget-us 90"));
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
@@ -337,7 +278,7 @@ fn a_report_that_is_ended_leaves_nothing_running() {
         let bench = Bench::new("qcom,qcs6490");
         bench.program("cyclictest", LASTS);
         bench.program("stress-ng", LASTS);
-        let mut child = bench.start(&with(&["--loads", "stress"]));
+        let mut child = bench.start(&with("--loads stress"));
         let log = bench.path().join("log");
         let pids = || fs::read_to_string(&log).unwrap_or_default();
         // Three loads, and the test beside them.
@@ -371,13 +312,13 @@ fn a_test_that_fails_is_no_figure() {
         "cyclictest",
         "#!/bin/sh\necho 'unable to lock' >&2\nexit 1\n",
     );
-    let output = bench.report(&with(&["--loads", "idle"]));
+    let output = bench.report(&with("--loads idle"));
     assert_eq!(output.status.code(), Some(2));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("unable to lock"), "{errors}");
     bench.program("stress-ng", ENDS);
     bench.program("sleep", SLEEP);
-    let output = bench.report(&with(&["--loads", "stress"]));
+    let output = bench.report(&with("--loads stress"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("the load ended at once"), "{errors}");
 }

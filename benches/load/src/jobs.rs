@@ -21,7 +21,7 @@ const MULTIPLICATIONS: usize = 1 << 20;
 const STRIDE: usize = 17;
 /// Work of frames in turn, in eighths of the ordinary one: most are alike,
 /// a few are heavier, one three times as heavy.
-const FRAMES: [u64; 16] = [8, 8, 9, 8, 12, 8, 8, 14, 8, 8, 10, 8, 24, 8, 9, 8];
+pub const FRAMES: &[u64] = &[8, 8, 9, 8, 12, 8, 8, 14, 8, 8, 10, 8, 24, 8, 9, 8];
 
 /// Weights of a made-up network.
 pub fn weights(kib: usize) -> Vec<f32> {
@@ -68,13 +68,16 @@ pub fn requests(log: &mut LoadLog, turns: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// So many frames, one each period; a frame that isn't finished when its
+/// The same work in each.
+pub const EVEN: &[u64] = &[8];
+
+/// So many frames of this pattern, one each period; a frame that isn't finished when its
 /// period ends is late, and the next one begins with a period.
-pub fn frames(log: &mut LoadLog, period_us: u64, turns: u64, count: u64) {
+pub fn frames(log: &mut LoadLog, [period_us, turns, count]: [u64; 3], pattern: &[u64]) {
     let period = period_us * 1000;
     let (mut begin, mut on_time) = (now_ns(), 0);
-    for work in FRAMES
-        .into_iter()
+    for work in pattern
+        .iter()
         .cycle()
         .take(usize::try_from(count).unwrap_or(usize::MAX))
     {
@@ -118,7 +121,7 @@ mod tests {
         let mut log = LoadLog::default();
         infer(&mut log, &weights(1), 2);
         assert_eq!(log.figures, [("done".to_owned(), 2)].into());
-        frames(&mut log, 10, 1, 3);
+        frames(&mut log, [10, 1, 3], FRAMES);
         assert_eq!(log.figures["done"], 3);
         assert!(log.figures.contains_key("on_time"));
     }

@@ -4,8 +4,9 @@
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
 //! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same, not logged, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
-//! `frames=PERIOD_US/TURNS/COUNT`, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
-//! that the thread is on. What is logged: `load_log.rs`.
+//! `frames=PERIOD_US/TURNS/COUNT`, `even=` the same without heavier ones, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
+//! that the thread is on. What is logged: `load_log.rs`. `fifo` and
+//! `deadline=RUN_US/PERIOD_US` change the thread's policy: a `fresh` one's, which ends.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, SchedAttr, Tid};
 
 use crate::device::Device;
 use crate::jobs;
@@ -48,10 +49,16 @@ pub enum Step {
     Requests([u64; 2]),
     /// A frame each so many µs, of about so many turns; so many.
     Frames([u64; 3]),
+    /// The same, all alike.
+    Even([u64; 3]),
     /// A run of rt-app.
     RtApp(RtApp),
     /// The rest is done by a new thread.
     Fresh,
+    /// In SCHED_FIFO from now on.
+    Fifo,
+    /// In SCHED_DEADLINE from now on, with so many µs of each so many.
+    Deadline([u64; 2]),
 }
 
 /// Reads a row of steps.
@@ -78,6 +85,7 @@ fn step(word: &str) -> Result<Step> {
         "infer" => Step::Infer(number()?),
         "requests" => Step::Requests(numbers(word, value)?),
         "frames" => Step::Frames(numbers(word, value)?),
+        "even" => Step::Even(numbers(word, value)?),
         "rt-app" => {
             let [run_us, period_us, count] = numbers(word, value)?;
             Step::RtApp(RtApp {
@@ -87,6 +95,8 @@ fn step(word: &str) -> Result<Step> {
             })
         }
         "fresh" => Step::Fresh,
+        "fifo" => Step::Fifo,
+        "deadline" => Step::Deadline(numbers(word, value)?),
         _ => bail!("no such step: '{word}'"),
     })
 }
@@ -119,7 +129,16 @@ impl LoadLog {
                 Step::Weights(kib) => weights = jobs::weights(*kib),
                 Step::Infer(count) => jobs::infer(self, &weights, *count),
                 Step::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
-                Step::Frames([period, turns, count]) => jobs::frames(self, *period, *turns, *count),
+                Step::Frames(times) => jobs::frames(self, *times, jobs::FRAMES),
+                Step::Even(times) => jobs::frames(self, *times, jobs::EVEN),
+                Step::Fifo => set_policy(&SchedAttr {
+                    policy: SchedAttr::FIFO,
+                    priority: 1,
+                    ..SchedAttr::default()
+                })?,
+                Step::Deadline([run, period]) => {
+                    set_policy(&SchedAttr::deadline(run * 1000, period * 1000))?;
+                }
                 Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 Step::Fresh => {
                     let rest = steps[at + 1..].to_vec();
@@ -148,6 +167,11 @@ impl LoadLog {
         }
         Ok(())
     }
+}
+
+fn set_policy(attr: &SchedAttr) -> Result<()> {
+    let set = attr.set(Tid::current());
+    set.with_context(|| format!("making the thread {attr:?}"))
 }
 
 /// Goes through steps; the log.
@@ -246,8 +270,11 @@ mod tests {
             "calm=4/5/6",
             "io=4/5",
             "frames=6/7/8",
+            "even=6/7/8",
             "rt-app=9/10/11",
             "fresh",
+            "fifo",
+            "deadline=12/13",
         ])
         .unwrap();
         let expected = [
@@ -258,12 +285,15 @@ mod tests {
             Step::Calm([4, 5, 6]),
             Step::Io([4, 5]),
             Step::Frames([6, 7, 8]),
+            Step::Even([6, 7, 8]),
             Step::RtApp(RtApp {
                 run_us: 9,
                 period_us: 10,
                 count: 11,
             }),
             Step::Fresh,
+            Step::Fifo,
+            Step::Deadline([12, 13]),
         ];
         assert_eq!(read, expected);
         for wrong in [

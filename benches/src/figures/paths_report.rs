@@ -46,6 +46,8 @@ enum AccessPath {
     Exit,
     Ioeventfd,
     Bpf,
+    Shm,
+    Qemu,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +85,7 @@ pub fn report(input: &Value, kvm: Kvm) -> Result<Value> {
                 "clamp": "floor, by cgroup; each write asks for another OPP",
                 "spacing": "a write each 2 ms; reads in batches of 50, loop included",
                 "rate_limit": 0, "bare": lab["bare"],
-                "added_to_a_switch_of_others_ns": switches["virtual_ns"],
+                "switches_of_others": switches["rows"],
             },
             "kvm": kvm.conditions,
         },

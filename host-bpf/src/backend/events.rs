@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::{ActuateError, Clamp, DomainId, Event, VcpuId};
+use vcpufreq_device::{ActuateError, DomainId, Event};
 
 use super::Shared;
 use crate::{Outcome, Told};
@@ -19,7 +19,7 @@ impl Shared {
         let khz = told.khz;
         let request = Event::Request { vcpu, domain, khz };
         let outcome = match told.outcome {
-            Outcome::InKernel => Some(applied_event(vcpu, domain, clamp)),
+            Outcome::InKernel => Some(Event::outcome(vcpu, domain, clamp, Ok(()))),
             Outcome::Unchanged => Some(Event::Unchanged {
                 vcpu,
                 domain,
@@ -28,42 +28,20 @@ impl Shared {
             Outcome::Limited => Some(Event::Limited { vcpu, domain }),
             // The worker says what becomes of it.
             Outcome::LeftToWorker => None,
-            Outcome::Refused => Some(refused(vcpu, domain, clamp, refusal(domain, None))),
-            Outcome::NotApplicable => Some(not_applicable(
+            Outcome::Refused => {
+                let refused = Err(refusal(domain, None));
+                Some(Event::outcome(vcpu, domain, clamp, refused))
+            }
+            Outcome::NotApplicable => Some(Event::NotApplicable {
                 vcpu,
                 domain,
-                "clamps mean nothing to SCHED_DEADLINE",
-            )),
+                reason: "clamps mean nothing to SCHED_DEADLINE",
+            }),
         };
         let events = [Some(request), outcome];
         let events: Vec<_> = events.into_iter().flatten().collect();
         let tid = known.tid.load(Relaxed);
         self.device.events().told(&events, told.at_ns, tid);
-    }
-}
-
-pub(super) fn applied_event(vcpu: VcpuId, domain: DomainId, clamp: Clamp) -> Event {
-    Event::Applied {
-        vcpu,
-        domain,
-        clamp,
-    }
-}
-
-pub(super) fn not_applicable(vcpu: VcpuId, domain: DomainId, reason: &'static str) -> Event {
-    Event::NotApplicable {
-        vcpu,
-        domain,
-        reason,
-    }
-}
-
-pub(super) fn refused(vcpu: VcpuId, domain: DomainId, clamp: Clamp, error: ActuateError) -> Event {
-    Event::Refused {
-        vcpu,
-        domain,
-        clamp,
-        error,
     }
 }
 

@@ -9,11 +9,11 @@
 mod events;
 mod memory;
 mod running;
+mod scx;
 mod setup;
 mod worker;
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
@@ -25,22 +25,16 @@ use vcpufreq_device::kvm::{
 use vcpufreq_device::{DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{HostBpf, HostModule, VmConfig, Warn, probe as probe_host};
-use setup::{open_module, pcpus, policies};
+use crate::{BpfPages, HostBpf, HostModule, VmConfig, Warn, probe as probe_host};
+use scx::Scx;
+use setup::{by, open_module, pcpus, policies};
 
-/// How the path `bpf` would work here with the programs of `object`, or why it doesn't.
+/// How the path `bpf` would work here, or why it doesn't.
 ///
 /// # Errors
 /// What is missing, and what to do about it.
-pub fn offer(object: &Path) -> Result<String, String> {
+pub fn offer() -> Result<String, String> {
     probe_host(Path::new("/")).map_err(|error| error.to_string())?;
-    if let Err(error) = File::open(object) {
-        return Err(format!(
-            "no BPF object at {} ({error}); build it (make -C host-bpf/bpf) and name it with \
-             --bpf-object",
-            object.display()
-        ));
-    }
     let writes = match HostModule::is_loaded() {
         true => "requests by BPF and the module vcpufreq_host, in force before the guest goes on",
         false => {
@@ -52,16 +46,25 @@ pub fn offer(object: &Path) -> Result<String, String> {
 }
 
 /// The path `bpf`, as it is offered to a bridge.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct BpfBackend {
-    object: PathBuf,
+    sum: bool,
+    scx: bool,
 }
 
 impl BpfBackend {
-    /// With the programs of this object file.
+    /// Whether the utilization of what else runs on a vCPU's pCPU is added to what the vCPU asks
+    /// for: uclamp takes the maximum of the two. Never with `ClampMode::Exact`, and never above
+    /// what the vCPU could ask for by itself. By default it is not.
     #[must_use]
-    pub fn new(object: PathBuf) -> Self {
-        Self { object }
+    pub fn with_sum(self, sum: bool) -> Self {
+        Self { sum, ..self }
+    }
+
+    /// With requests by the service `vcpufreq scx`; by clamps when that is gone.
+    #[must_use]
+    pub fn by_scx(self) -> Self {
+        Self { scx: true, ..self }
     }
 }
 
@@ -74,6 +77,7 @@ struct BpfPath {
 struct Shared {
     host: Arc<HostBpf>,
     module: Option<HostModule>,
+    scx: Option<Scx>,
     device: Arc<BridgeDevice>,
     diagnostics: Arc<dyn Diagnostics>,
     domains: Vec<DomainId>,
@@ -81,6 +85,8 @@ struct Shared {
     /// each domain.
     refusals: Box<[AtomicU64]>,
     vcpus: Box<[Vcpu]>,
+    /// What KVM signals at each write, for each vCPU.
+    signals: Box<[Arc<EventFd>]>,
     pcpus_of_vcpus: Vec<u32>,
     lost: Arc<EventFd>,
     why_lost: OnceLock<String>,
@@ -89,22 +95,20 @@ struct Shared {
     applying: Mutex<()>,
 }
 
-/// A vCPU, as far as the programs don't know it.
+/// A vCPU, as far as the programs don't know it, and the device doesn't count it.
+#[derive(Default)]
 struct Vcpu {
     /// Index of its domain.
     domain: u32,
-    /// What KVM signals at each write.
-    signal: Arc<EventFd>,
+    /// How often KVM has signalled a write.
     signals: AtomicU64,
     /// Signals of writes that the programs have not seen.
     missed: AtomicU64,
     /// When that was found, in ns of CLOCK_MONOTONIC; 0: never.
     missed_at_ns: AtomicU64,
     tid: AtomicI32,
+    /// Requests that the worker has left to the module.
     applied: AtomicU64,
-    refused: AtomicU64,
-    not_applicable: AtomicU64,
-    superseded: AtomicU64,
     /// Requests that another one of those found at the same time stands for.
     coalesced: AtomicU64,
     /// Requests that count as put into force, by the program or the worker, and that
@@ -112,8 +116,9 @@ struct Vcpu {
     failed: AtomicU64,
     /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
-    /// Requests of its domain that a reset has taken back, each of which is one itself.
-    withdrawn: AtomicU64,
+    /// Requests of its domain that a reset has taken back, or that were put into force again: each
+    /// time is one itself.
+    again: AtomicU64,
     /// Requests that no program has seen, found later.
     found: AtomicU64,
     /// Requests to be served, of which no program has told.
@@ -134,10 +139,10 @@ impl Backend for BpfBackend {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> Result<(Box<dyn RunningBackend>, KvmOffload), BackendError> {
+    ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let started = self.start_path(device, guest, diagnostics);
         let (path, offload) = started.map_err(|error| format!("{error:#}"))?;
-        Ok((Box::new(path), offload))
+        Ok((Box::new(path), Some(offload)))
     }
 }
 
@@ -150,7 +155,11 @@ impl BpfBackend {
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> anyhow::Result<(BpfPath, KvmOffload)> {
         let domains = device.config().domains();
-        let module = open_module(device, &domains);
+        let scx = self.scx.then(Scx::open).transpose()?;
+        let module = match self.scx {
+            true => Ok(None),
+            false => open_module(device, &domains),
+        };
         let module = module.unwrap_or_else(|error| {
             diagnostics.warn(&format!(
                 "the module vcpufreq_host can't be used ({error:#}): a worker carries out requests"
@@ -159,9 +168,8 @@ impl BpfBackend {
         });
         let warnings = diagnostics.clone();
         let config = VmConfig {
-            object: self.object.clone(),
             base: guest.base,
-            vcpus: policies(device, &domains, module.is_some()),
+            vcpus: policies(device, &domains, by(device, &scx, &module), self.sum),
             pcpus: pcpus(device.source()),
             warn: Warn::new(move |text| warnings.warn(text)),
         };
@@ -176,17 +184,24 @@ impl BpfBackend {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let vcpus = device.config().vcpus.iter().map(|spec| {
             let domain = domains.partition_point(|id| *id < spec.domain);
-            Ok(Vcpu::new(u32::try_from(domain)?, Arc::new(event()?)))
+            Ok(Vcpu {
+                domain: u32::try_from(domain)?,
+                ..Vcpu::default()
+            })
         });
-        let vcpus = vcpus.collect::<anyhow::Result<Box<[_]>>>();
+        let vcpus = vcpus.collect::<anyhow::Result<Box<[_]>>>()?;
+        let signals = vcpus.iter().map(|_| Ok(Arc::new(event()?)));
+        let signals = signals.collect::<anyhow::Result<Box<[_]>>>();
         let shared = Arc::new(Shared {
             host: bpf.clone(),
             module,
+            scx,
             device: device.clone(),
             diagnostics: diagnostics.clone(),
             refusals: domains.iter().map(|_| AtomicU64::new(0)).collect(),
             domains,
-            vcpus: vcpus.context("can't make an eventfd for each vCPU")?,
+            vcpus,
+            signals: signals.context("can't make an eventfd for each vCPU")?,
             pcpus_of_vcpus: guest.pcpus_of_vcpus.clone(),
             lost: Arc::new(event().context("can't make an eventfd")?),
             why_lost: OnceLock::new(),
@@ -207,40 +222,16 @@ impl BpfBackend {
     }
 }
 
-impl Vcpu {
-    fn new(domain: u32, signal: Arc<EventFd>) -> Self {
-        Self {
-            domain,
-            signal,
-            signals: AtomicU64::new(0),
-            missed: AtomicU64::new(0),
-            missed_at_ns: AtomicU64::new(0),
-            tid: AtomicI32::new(0),
-            applied: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            not_applicable: AtomicU64::new(0),
-            superseded: AtomicU64::new(0),
-            coalesced: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            withdrawn: AtomicU64::new(0),
-            found: AtomicU64::new(0),
-            unserved: AtomicU64::new(0),
-            served: AtomicU64::new(0),
-            clamp_after: Histogram::default(),
-        }
-    }
-}
-
-/// The pages, as a slot shows them.
-struct Shown(Arc<HostBpf>);
-
-impl SlotMemory for Shown {
+impl SlotMemory for BpfPages {
     fn address(&self) -> u64 {
         self.0.pages().address.expose_provenance().get() as u64
     }
 
     fn size(&self) -> u64 {
         self.0.pages().len as u64
+    }
+
+    fn guest_writes(&self) -> bool {
+        false
     }
 }

@@ -28,6 +28,10 @@ impl RunningBackend for BpfPath {
         })
     }
 
+    fn keeps_cur_perf(&self) -> bool {
+        true
+    }
+
     fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError> {
         if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
             known.tid.store(tid.get(), Relaxed);
@@ -35,7 +39,7 @@ impl RunningBackend for BpfPath {
         Ok(self.shared.host.register_thread(vcpu)?)
     }
 
-    fn follow_pcpus(&self) -> Result<(), BackendError> {
+    fn follow_pcpus(&self, _: &[u32]) -> Result<(), BackendError> {
         let source = self.shared.device.source();
         let khz = |pcpu| source.khz(pcpu);
         Ok(self.shared.host.set_pcpus(&pcpus(source), khz)?)
@@ -44,9 +48,9 @@ impl RunningBackend for BpfPath {
     fn reset(&self) {
         let shared = &self.shared;
         // What the guest did before is no request of the one that starts.
-        shared.count_missed(|_, known, _| {
+        shared.count_missed(|vcpu, known, _| {
             known.served.fetch_add(1, Relaxed);
-            known.superseded.fetch_add(1, Relaxed);
+            shared.count_superseded(vcpu, known.domain);
         });
         if let Err(error) = shared.host.reset() {
             shared.diagnostics.warn(&format!(
@@ -56,19 +60,29 @@ impl RunningBackend for BpfPath {
         for known in &shared.vcpus {
             known.missed_at_ns.store(0, SeqCst);
         }
-        for domain in shared.all_domains() {
-            let vcpu = shared.last_writer(domain);
-            if let Some(known) = shared.vcpus.get(vcpu.index()) {
-                known.withdrawn.fetch_add(1, Relaxed);
-            }
-            shared.apply_pending(vcpu, domain);
+        shared
+            .all_domains()
+            .for_each(|domain| shared.apply_again(domain));
+    }
+
+    fn apply_again(&self, vcpu: VcpuId) {
+        let domain = self
+            .shared
+            .vcpus
+            .get(vcpu.index())
+            .map(|known| known.domain);
+        let asks = |domain: &u32| self.shared.host.asked(*domain).is_some();
+        if let Some(domain) = domain.filter(asks) {
+            self.shared.apply_again(domain);
         }
     }
 
     fn hand_over(&self) -> String {
         let shared = &self.shared;
         self.stop();
+        // In this order: a program that is attached could ask again.
         shared.host.detach();
+        shared.host.leave_scx();
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
         shared.count_left();
@@ -95,16 +109,13 @@ impl RunningBackend for BpfPath {
         };
         let failed = known.failed.load(Relaxed);
         CounterSnapshot {
-            requests: by_programs.requests
-                + known.withdrawn.load(Relaxed)
-                + known.found.load(Relaxed),
+            requests: by_programs.requests + known.again.load(Relaxed) + known.found.load(Relaxed),
             applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
             unchanged: by_programs.unchanged,
-            superseded: known.superseded.load(Relaxed),
             coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
             limited: by_programs.limited,
-            refused: by_programs.refused + failed + known.refused.load(Relaxed),
-            not_applicable: by_programs.not_applicable + known.not_applicable.load(Relaxed),
+            refused: by_programs.refused + failed,
+            not_applicable: by_programs.not_applicable,
             ..CounterSnapshot::default()
         }
     }
@@ -116,8 +127,7 @@ impl RunningBackend for BpfPath {
         };
         let counters = self.counters(vcpu);
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        let withdrawn = known.withdrawn.load(Relaxed);
-        snapshot.accesses.writes_in_kernel += counters.requests.saturating_sub(withdrawn);
+        snapshot.accesses.writes_in_kernel += by_programs.requests + known.found.load(Relaxed);
         let device = shared.device.counters(vcpu).unwrap_or_default();
         snapshot.counters = device + counters;
         if self.shared.stop.load(SeqCst) {
@@ -128,6 +138,7 @@ impl RunningBackend for BpfPath {
         snapshot.asked = shared.host.asked(known.domain);
         snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
         snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Clamp::NONE);
+        snapshot.load = shared.host.load(vcpu);
         let in_module = shared.module.as_ref();
         let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
         snapshot.clamp_after = match in_module {

@@ -8,6 +8,7 @@ use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
 use vcpufreq_device::kvm::BridgeDevice;
 
+use super::scx::Scx;
 use crate::{ActuateBy, HostModule, Pcpu, VcpuPolicy};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
@@ -33,10 +34,25 @@ pub(super) fn open_module(
     Ok(Some(module))
 }
 
+/// What puts requests into force.
+pub(super) fn by(
+    device: &BridgeDevice,
+    scx: &Option<Scx>,
+    module: &Option<HostModule>,
+) -> ActuateBy {
+    match (scx, device.actuator().clamps(), module) {
+        (Some(_), _, _) => ActuateBy::Scx,
+        (None, false, _) => ActuateBy::Nobody,
+        (None, true, Some(_)) => ActuateBy::Kfunc,
+        (None, true, None) => ActuateBy::Worker,
+    }
+}
+
 pub(super) fn policies(
     device: &BridgeDevice,
     domains: &[DomainId],
-    module: bool,
+    actuate: ActuateBy,
+    sum: bool,
 ) -> Vec<VcpuPolicy> {
     let config = device.config();
     let policy = |spec: &vcpufreq_device::VcpuSpec| VcpuPolicy {
@@ -45,13 +61,11 @@ pub(super) fn policies(
         clamp: config.mode,
         headroom: config.headroom,
         visibility: config.visibility,
-        actuate: match (device.actuator().clamps(), module) {
-            (false, _) => ActuateBy::Nobody,
-            (true, true) => ActuateBy::Kfunc,
-            (true, false) => ActuateBy::Worker,
-        },
+        actuate,
         limit: config.rate_limit,
         floor: device.actuator().floor(spec.domain),
+        // By sched_setattr each new clamp would dip the frequency.
+        sum: sum && device.actuator().group(spec.domain).is_some(),
         tell: device.events().has_sink(),
     };
     config.vcpus.iter().map(policy).collect()

@@ -11,9 +11,9 @@ use vcpufreq_device::{
     ActuateError, Actuator, Clamp, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
 };
 
-use super::events::{applied_event, not_applicable, refusal, refused};
-use super::{Shared, Shown, Vcpu};
-use crate::{Event, Settled, Waiting, Worker};
+use super::events::refusal;
+use super::{Shared, Vcpu};
+use crate::{BpfPages, Event, Settled, Waiting, Worker};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,6 +23,8 @@ pub(super) const SHARE: u32 = 40;
 /// So many looks in a row that find nothing but such writes: the programs are
 /// gone.
 const LOOKS_IN_VAIN: u32 = 2;
+/// How often to look for a VMM that was killed.
+const SWEEP: Duration = Duration::from_secs(1);
 /// Events of one look, at most.
 const REFUSALS_TOLD: u64 = 16;
 
@@ -37,15 +39,11 @@ pub(super) struct Look {
 
 impl Shared {
     pub(super) fn offload(&self, guest: &Guest) -> KvmOffload {
-        let bells = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
-        let bells = bells.map(|(vcpu, known)| Doorbell {
-            vcpu,
-            khz: None,
-            event: known.signal.clone(),
-        });
+        let bells = (0..=u16::MAX).map(VcpuId).zip(&self.signals);
+        let bells = bells.map(|(vcpu, signal)| Doorbell::of_set_perf(vcpu, None, signal.clone()));
         KvmOffload {
             base: guest.base,
-            pages: Arc::new(Shown(self.host.clone())),
+            pages: Arc::new(BpfPages(self.host.clone())),
             doorbells: bells.collect(),
             lost: self.lost.clone(),
             all_or_nothing: true,
@@ -72,8 +70,10 @@ impl Shared {
     fn serve(&self, worker: &Worker) -> Result<(), String> {
         let mut waiting: Vec<Waiting> = Vec::new();
         let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
+        let (mut sweep_at, mut missed) = (0, self.host.missed().unwrap_or(0));
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
         let mut cpu_before = host::thread_cpu_time();
+        let look_every = self.scx.as_ref().map_or(LOOK, |_| super::scx::LOOK);
         while !self.stop.load(SeqCst) {
             let now = host::monotonic_ns();
             // Requests over the limit get a turn now and then.
@@ -88,6 +88,7 @@ impl Shared {
                 match event {
                     Event::Waiting(request) => waiting.push(request),
                     Event::Told(told) => self.told(&told),
+                    Event::Refresh(domain) => self.refresh(domain),
                 }
             }
             let now = host::monotonic_ns();
@@ -110,14 +111,26 @@ impl Shared {
                 self.serve_one(&request, &mut changing)
             });
             if now >= look_at {
-                look_at = now + ns(LOOK);
+                look_at = now + ns(look_every);
+                if now >= sweep_at {
+                    sweep_at = now + ns(SWEEP);
+                    self.host.sweep();
+                }
+                self.look_at_scx();
                 self.look_at_module();
                 self.look_for_dropped(&mut waiting);
                 let found = self.look(&mut waiting);
                 in_vain = match found.missed {
                     _ if found.seen != before.seen => 0,
                     0 => in_vain,
+                    // The programs are there: another VM's thread, which was preempted in them on
+                    // this pCPU, kept the writes from them.
+                    _ if self.host.missed().is_some_and(|now| now > missed) => in_vain,
                     _ => in_vain + 1,
+                };
+                missed = match found.missed {
+                    0 => missed,
+                    _ => self.host.missed().unwrap_or(missed),
                 };
                 before = found;
             }
@@ -163,8 +176,9 @@ impl Shared {
         // A reset does this too.
         let _alone = self.applying();
         let mut found = Look::default();
-        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
-            let news = known.signal.read().unwrap_or(0);
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        for ((vcpu, known), signal) in vcpus.zip(&self.signals) {
+            let news = signal.read().unwrap_or(0);
             let signals = known.signals.fetch_add(news, SeqCst) + news;
             let seen = self.host.seen(vcpu);
             found.seen += seen;
@@ -203,7 +217,8 @@ impl Shared {
                 continue;
             };
             self.count_failed(domain, news);
-            let event = refused(vcpu, id, clamp, refusal(id, Some(applied.last_errno)));
+            let error = refusal(id, Some(applied.last_errno));
+            let event = DeviceEvent::outcome(vcpu, id, clamp, Err(error));
             for _ in 0..news.min(REFUSALS_TOLD) {
                 self.device.events().record(&event);
             }
@@ -314,16 +329,37 @@ impl Shared {
             known.unserved.fetch_add(unseen, Relaxed);
             let all = counted.to_worker + known.unserved.load(Relaxed);
             let left = all.saturating_sub(known.served.swap(all, Relaxed));
-            known.superseded.fetch_add(left, Relaxed);
+            (0..left).for_each(|_| self.count_superseded(vcpu, known.domain));
         }
     }
 
-    /// Puts what a domain wants into force, which counts as a request of `vcpu`.
-    pub(super) fn apply_pending(&self, vcpu: VcpuId, domain: u32) {
+    /// Puts what a domain wants into force, which counts as a request of the member that asked last.
+    pub(super) fn apply_again(&self, domain: u32) {
+        let vcpu = self.last_writer(domain);
+        if let Some(known) = self.vcpus.get(vcpu.index()) {
+            known.again.fetch_add(1, Relaxed);
+        }
         let _alone = self.applying();
         let apply = |domain, clamp| self.apply(domain, clamp);
         let settled = self.host.apply_pending(domain, apply);
         self.count(vcpu, domain, settled);
+    }
+
+    /// Puts into force what is added to a domain's request now. It is no request, and isn't counted:
+    /// so not by the module, which counts what it does. What can't be put into force is tried again
+    /// with the next one.
+    fn refresh(&self, domain: u32) {
+        let _alone = self.applying();
+        self.host.begin_refresh(domain);
+        let Some(id) = self.id_of(domain) else { return };
+        let actuator = self.device.actuator();
+        let _ = self.host.apply_pending(domain, |_, clamp| {
+            if self.module.is_some() {
+                // It doesn't know what the module has written.
+                actuator.forget();
+            }
+            actuator.apply(id, clamp)
+        });
     }
 
     /// An actuator is called by one thread at a time: the worker's, and at a
@@ -336,6 +372,9 @@ impl Shared {
         let id = self.id_of(domain).ok_or(ActuateError::NoThread {
             domain: DomainId(domain),
         })?;
+        if self.by_scx(domain) {
+            return Ok(());
+        }
         match &self.module {
             Some(module) => module
                 .apply(domain, clamp)
@@ -346,30 +385,30 @@ impl Shared {
 
     /// Counts what became of a request.
     fn count(&self, vcpu: VcpuId, domain: u32, settled: Settled<ActuateError>) {
+        let (clamp, applied) = match settled {
+            Settled::InForce(clamp) | Settled::Changing(clamp) => (clamp, Ok(())),
+            Settled::Failed(clamp, error) => (clamp, Err(error)),
+            Settled::Nothing => return self.count_superseded(vcpu, domain),
+        };
         let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
             return;
         };
-        let (counter, event) = match settled {
-            Settled::InForce(clamp) | Settled::Changing(clamp) => {
-                (&known.applied, applied_event(vcpu, id, clamp))
-            }
-            // [`Self::look_at_module`] takes it from these and says so, as of all that the
-            // module could not do.
-            Settled::Failed(..) if self.module.is_some() => {
-                known.applied.fetch_add(1, Relaxed);
-                return;
-            }
-            Settled::Failed(_, ActuateError::NotApplicable { reason, .. }) => {
-                (&known.not_applicable, not_applicable(vcpu, id, reason))
-            }
-            Settled::Failed(clamp, error) => (&known.refused, refused(vcpu, id, clamp, error)),
-            Settled::Nothing => (
-                &known.superseded,
-                DeviceEvent::Superseded { vcpu, domain: id },
-            ),
-        };
-        counter.fetch_add(1, Relaxed);
-        self.device.events().record(&event);
+        let event = DeviceEvent::outcome(vcpu, id, clamp, applied);
+        if self.module.is_none() {
+            return self.device.count(&event);
+        }
+        known.applied.fetch_add(1, Relaxed);
+        // [`Self::look_at_module`] takes it from these and says so, as of all that the module could
+        // not do.
+        if applied.is_ok() {
+            self.device.events().record(&event);
+        }
+    }
+
+    pub(super) fn count_superseded(&self, vcpu: VcpuId, domain: u32) {
+        if let Some(domain) = self.id_of(domain) {
+            self.device.count(&DeviceEvent::Superseded { vcpu, domain });
+        }
     }
 
     pub(super) fn id_of(&self, domain: u32) -> Option<DomainId> {

@@ -5,14 +5,15 @@
 #![forbid(unsafe_code)]
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-use vcpufreq_device::{Clamp, Khz, VcpuId, clamp};
+use vcpufreq_device::kvm::PcpuLoad;
+use vcpufreq_device::{Clamp, Khz, Util, VcpuId, clamp};
 
 use super::{HostBpf, Latest, index};
 use crate::error::BpfError;
 use crate::event::Waiting;
-use crate::layout::{DomainEntry, NO_CLAMP, pack, unpack};
+use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 
 /// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
@@ -94,10 +95,11 @@ impl HostBpf {
         let mut in_force = None;
         for _ in 0..ROUNDS {
             let wanted = entry.clamp.load(SeqCst);
-            if wanted == NO_CLAMP {
+            let Some(clamp) = Clamp::from_bits(wanted) else {
                 break;
-            }
-            let clamp = unpack(wanted);
+            };
+            let request = clamp;
+            let clamp = self.summed(domain, request);
             if let Err(error) = apply(domain, clamp) {
                 // Unless there is a newer one, which has an event of its own.
                 let _ = entry
@@ -105,7 +107,8 @@ impl HostBpf {
                     .compare_exchange(wanted, NO_CLAMP, SeqCst, SeqCst);
                 return Settled::Failed(clamp, error);
             }
-            if entry.clamp.load(SeqCst) == wanted {
+            let same = self.summed(domain, request) == clamp;
+            if entry.clamp.load(SeqCst) == wanted && same {
                 return Settled::InForce(clamp);
             }
             in_force = Some(clamp);
@@ -127,16 +130,32 @@ impl HostBpf {
         for policy in policies.iter() {
             if let Some(domain) = self.domain(policy.domain) {
                 domain.granted_khz.store(0, SeqCst);
-                let none = policy.raised(Clamp::NONE);
-                domain.clamp.store(pack(none), SeqCst);
+                let none = Clamp::NONE.raised(policy.floor);
+                domain.clamp.store(none.bits(), SeqCst);
             }
         }
         drop(policies);
         let vcpus = (0..=u16::MAX).take(self.vcpus.all().len());
         for vcpu in vcpus {
-            self.programs().loaded.call("vcpufreq_refresh", vcpu)?;
+            self.programs().call("vcpufreq_refresh", vcpu)?;
         }
         Ok(())
+    }
+
+    /// Has the service's scheduler put what a domain wants into force.
+    ///
+    /// # Errors
+    /// That its scheduler is gone, or what the kernel said.
+    pub fn ask_scx(&self, domain: u32) -> Result<(), BpfError> {
+        self.programs().call_with("vcpufreq_scx", [domain, 0])
+    }
+
+    /// Takes what the domains ask of the service's scheduler back.
+    pub fn leave_scx(&self) {
+        for domain in 0..self.sizes.domains {
+            // It is gone, and with it what was asked for.
+            let _ = self.programs().call_with("vcpufreq_scx", [domain, 1]);
+        }
     }
 
     /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
@@ -212,7 +231,7 @@ impl HostBpf {
                 && policy.visibility == vcpufreq_device::CurPerfVisibility::Request
         }) {
             // Or its next event does.
-            let _ = self.programs().loaded.call("vcpufreq_refresh", id);
+            let _ = self.programs().call("vcpufreq_refresh", id);
         }
     }
 
@@ -236,8 +255,48 @@ impl HostBpf {
     /// What a domain wants in force; `None` when that isn't known.
     #[must_use]
     pub fn wanted(&self, domain: u32) -> Option<Clamp> {
-        let wanted = self.domain(domain)?.clamp.load(SeqCst);
-        (wanted != NO_CLAMP).then(|| unpack(wanted))
+        let clamp = Clamp::from_bits(self.domain(domain)?.clamp.load(SeqCst))?;
+        Some(self.summed(domain, clamp))
+    }
+
+    /// What a vCPU's pCPU has to do, when it was last looked at; `None` where nothing is added.
+    #[must_use]
+    pub fn load(&self, vcpu: VcpuId) -> Option<PcpuLoad> {
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        policies
+            .get(vcpu.index())
+            .filter(|policy| policy.adds_others())?;
+        let entry = self.vcpus.get(vcpu.index())?;
+        let util = |of: &AtomicU32| Util::saturating(of.load(SeqCst).into());
+        Some(PcpuLoad {
+            own: util(&entry.own_util),
+            others: util(&entry.others_util),
+        })
+    }
+
+    /// Says that an [`Event::Refresh`](crate::Event::Refresh) is being carried out: a later change
+    /// has an event of its own.
+    pub fn begin_refresh(&self, domain: u32) {
+        if let Some(domain) = self.domain(domain) {
+            domain.refresh.store(0, SeqCst);
+        }
+    }
+
+    /// A domain's clamp with what is added to it.
+    fn summed(&self, number: u32, clamp: Clamp) -> Clamp {
+        let Some(domain) = self.domain(number) else {
+            return clamp;
+        };
+        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let mut members = policies.iter();
+        match members.find(|policy| policy.domain == number) {
+            Some(policy) if domain.granted_khz.load(SeqCst) != 0 => {
+                // Above it is the vCPU that it is of.
+                let [.., a, b, c, d] = domain.others.load(SeqCst).to_be_bytes();
+                policy.summed(clamp, u32::from_be_bytes([a, b, c, d]))
+            }
+            _ => clamp,
+        }
     }
 }
 
@@ -245,7 +304,6 @@ impl HostBpf {
 fn store_clamp(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
     let decision = clamp(&policy.spec, khz, policy.clamp, policy.headroom);
     domain.granted_khz.store(decision.granted.0, SeqCst);
-    domain
-        .clamp
-        .store(pack(policy.raised(decision.clamp)), SeqCst);
+    let clamp = decision.clamp.raised(policy.floor);
+    domain.clamp.store(clamp.bits(), SeqCst);
 }

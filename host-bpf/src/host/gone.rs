@@ -11,47 +11,58 @@
 use std::thread::sleep;
 use std::time::Duration;
 
+use libbpf_rs::{MapHandle, Program};
+
 use super::{HostBpf, Warn};
-use crate::mapped::{lists_map, lists_program};
-use crate::object::Ids;
+use crate::dispatch::Ids;
 
 /// How often to look, and how many times: grace periods take tens of ms.
 const PAUSE: Duration = Duration::from_millis(5);
 const LOOKS: u32 = 400;
+/// The same for the hooks, which another VM may have joined since.
+const HOOK_LOOKS: u32 = 100;
 
 /// Waits for these when it is dropped, which is after all else of its [`HostBpf`].
 #[derive(Debug)]
 pub(super) struct Gone {
     ids: Ids,
+    /// The hooks, when this was the last VM.
+    hooks: Ids,
     warn: Warn,
 }
 
 impl Gone {
     pub fn new(warn: Warn) -> Self {
-        let ids = Ids::default();
-        Self { ids, warn }
+        Self {
+            ids: Ids::default(),
+            hooks: Ids::default(),
+            warn,
+        }
     }
+}
 
-    /// How many programs and maps are still there. By number alone: to open a PROG_ARRAY and close
-    /// it again has the kernel clear it by work that takes a reference, and where that work is
-    /// pending already, the reference is never given back: by reading `prog_array_map_clear()`, not
-    /// traced. Looks that opened the maps had this one stay listed.
-    fn listed(&self) -> (usize, usize) {
-        let programs = self.ids.programs.iter().filter(|id| lists_program(**id));
-        let maps = self.ids.maps.iter().filter(|id| lists_map(**id));
-        (programs.count(), maps.count())
-    }
+/// How many programs and maps are still there.
+fn listed(ids: &Ids) -> (usize, usize) {
+    let programs = ids.programs.iter();
+    let programs = programs.filter(|id| Program::fd_from_id(**id).is_ok());
+    let maps = ids.maps.iter();
+    let maps = maps.filter(|id| MapHandle::from_map_id(**id).is_ok());
+    (programs.count(), maps.count())
 }
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        for _ in 0..LOOKS {
-            if self.listed() == (0, 0) {
+        for look in 0..LOOKS {
+            let hooks = look < HOOK_LOOKS && listed(&self.hooks) != (0, 0);
+            if listed(&self.ids) == (0, 0) && !hooks {
                 return;
             }
             sleep(PAUSE);
         }
-        let (programs, maps) = self.listed();
+        let (programs, maps) = listed(&self.ids);
+        if (programs, maps) == (0, 0) {
+            return;
+        }
         (self.warn.0)(&format!(
             "the kernel still lists {programs} BPF programs and {maps} maps of this guest; they are \
              detached, and nothing of the guest runs in them"
@@ -61,7 +72,11 @@ impl Drop for Gone {
 
 impl Drop for HostBpf {
     fn drop(&mut self) {
-        let ids = self.programs().loaded.ids();
+        self.detach();
+        let programs = self.programs();
+        let (ids, hooks) = (programs.ids(), programs.dispatcher().ids_of_last());
+        drop(programs);
         self.gone.ids = ids;
+        self.gone.hooks = hooks;
     }
 }

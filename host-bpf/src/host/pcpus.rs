@@ -25,13 +25,13 @@ impl HostBpf {
         self.look_up(pcpus, khz);
         let programs = self.programs();
         let mut vcpus = (0..=u16::MAX).zip(self.vcpus.all());
-        vcpus.try_for_each(|(vcpu, _)| programs.loaded.call("vcpufreq_refresh", vcpu))
+        vcpus.try_for_each(|(vcpu, _)| programs.call("vcpufreq_refresh", vcpu))
     }
 
     /// Looks the frequencies up that no change has told; a change that comes meanwhile counts.
     pub(super) fn look_up(&self, pcpus: &[Pcpu], khz: impl Fn(u32) -> Option<Khz>) {
         for pcpu in pcpus {
-            let Some(cpu) = self.cpu(pcpu.number) else {
+            let Some(cpu) = self.now.get(super::index(pcpu.number)) else {
                 continue;
             };
             let before = cpu.khz.load(SeqCst);

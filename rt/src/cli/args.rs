@@ -15,7 +15,7 @@ use super::report::ReportArgs;
 use crate::{
     host::Look,
     partition::{Guest, Partition},
-    profile::{Profile, ProfileError, SHIPPED, one_line},
+    profile::{Profile, SHIPPED, one_line, shipped_text},
 };
 
 /// The profile where no other is named.
@@ -199,7 +199,5 @@ pub(super) fn profiles(name: Option<&str>) -> anyhow::Result<String> {
         }
         return Ok(text);
     };
-    let found = SHIPPED.iter().find(|(of, _)| *of == name);
-    let (_, text) = found.ok_or_else(|| ProfileError::Unknown(name.to_owned()))?;
-    Ok((*text).to_owned())
+    Ok(shipped_text(name)?.to_owned())
 }

@@ -43,16 +43,20 @@ pub fn run(command: &RtCommand) -> anyhow::Result<u8> {
         RtCommand::Restore { json } => restore_command(*json),
         RtCommand::Report(args) => report::report(args),
         RtCommand::Profiles { name } => {
-            print(&profiles(name.as_deref())?)?;
+            print(profiles(name.as_deref())?)?;
             Ok(0)
         }
     }
 }
 
-fn print(text: &str) -> anyhow::Result<()> {
+/// Prints a result.
+///
+/// # Errors
+/// When stdout takes no more.
+pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut output = io::stdout();
     output
-        .write_all(text.as_bytes())
+        .write_all(text.as_ref())
         .and_then(|()| output.flush())
         .context("can't write to stdout; check where it goes")
 }
@@ -67,9 +71,9 @@ fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     if args.json {
         let report = json!({ "profile": wanted.profile_name, "plan": plan });
-        print(&format!("{report:#}\n"))?;
+        print(format!("{report:#}\n"))?;
     } else {
-        print(&text::plan(&plan, &wanted.profile_name))?;
+        print(text::plan(&plan, &wanted.profile_name))?;
     }
     Ok(u8::from(!plan.unseen.is_empty()))
 }
@@ -107,7 +111,7 @@ impl Changes {
             report["refused"] = pairs
                 .map(|(name, why)| json!({ "name": name, "why": why }))
                 .collect();
-            print(&format!("{report:#}\n"))?;
+            print(format!("{report:#}\n"))?;
         }
         Ok(u8::from(!refused.is_empty()))
     }
@@ -179,9 +183,9 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
             "cmdline": plan.cmdline, "findings": plan.findings, "absent": plan.absent,
             "unseen": plan.unseen,
         });
-        print(&format!("{report:#}\n"))?;
+        print(format!("{report:#}\n"))?;
     } else {
-        print(&text::check(&plan, &checked, &wanted.profile_name))?;
+        print(text::check(&plan, &checked, &wanted.profile_name))?;
     }
     Ok(u8::from(!ready))
 }

@@ -36,7 +36,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
 }];
 
 /// A guest's cgroup.
-pub(super) fn group(guest: &str) -> String {
+pub(crate) fn partition_group(guest: &str) -> String {
     format!("{ROOT}/vcpufreq-rt.{guest}")
 }
 
@@ -79,7 +79,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
 
 /// A guest's cgroups, cut off as `word` has it.
 fn groups(sheet: &mut Sheet, guest: &Guest, word: &str, clamps: bool) {
-    let top = group(&guest.name);
+    let top = partition_group(&guest.name);
     let cpus = &guest.cpus;
     sheet.dir(top.clone());
     inner_control(sheet, &top, true, clamps);
@@ -134,7 +134,7 @@ fn inner_control(sheet: &mut Sheet, dir: &str, cpuset: bool, clamps: bool) {
 fn effect(cx: &Context) -> Effect {
     let isolated = cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated"));
     for guest in &cx.partition.guests {
-        let top = group(&guest.name);
+        let top = partition_group(&guest.name);
         let path = format!("{top}/rt/cpuset.cpus.partition");
         match cx.look.read(&path).as_deref() {
             Ok("isolated") => {
@@ -159,7 +159,10 @@ fn effect(cx: &Context) -> Effect {
 
 /// The first of these guests' cgroups that has processes or threads in it.
 pub(crate) fn occupied(look: &dyn Look, partition: &Partition) -> Option<String> {
-    let groups = partition.guests.iter().map(|guest| group(&guest.name));
+    let groups = partition
+        .guests
+        .iter()
+        .map(|guest| partition_group(&guest.name));
     let all = groups.flat_map(|top| [format!("{top}/rt"), format!("{top}/rest"), top]);
     all.into_iter().find(|dir| {
         let events = look.read(&format!("{dir}/cgroup.events"));

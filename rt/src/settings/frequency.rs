@@ -29,31 +29,23 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "util-clamp-min",
         reason: "the highest uclamp.min that has effect",
-        plan: |cx, sheet| {
-            sheet.switch(
-                "/proc/sys/kernel/sched_util_clamp_min",
-                cx.settings().util_clamp_min,
-            )
-        },
+        plan: |cx, sheet| sheet.sysctl("kernel/sched_util_clamp_min", cx.settings().util_clamp_min),
         effect: by_value,
     },
     Unit {
         name: "util-clamp-max",
         reason: "the highest uclamp.max that has effect",
-        plan: |cx, sheet| {
-            sheet.switch(
-                "/proc/sys/kernel/sched_util_clamp_max",
-                cx.settings().util_clamp_max,
-            )
-        },
+        plan: |cx, sheet| sheet.sysctl("kernel/sched_util_clamp_max", cx.settings().util_clamp_max),
         effect: by_value,
     },
     Unit {
         name: "util-clamp-min-rt-default",
         reason: "real-time threads without a clamp of their own request this; 1024 is the maximum, whatever the guest requests",
         plan: |cx, sheet| {
-            let want = cx.settings().util_clamp_min_rt_default;
-            sheet.switch("/proc/sys/kernel/sched_util_clamp_min_rt_default", want);
+            sheet.sysctl(
+                "kernel/sched_util_clamp_min_rt_default",
+                cx.settings().util_clamp_min_rt_default,
+            )
         },
         effect: by_value,
     },

@@ -2,11 +2,7 @@
 //! Idle states, and how long waking up may take.
 
 use super::{Context, Sheet, Unit, by_value};
-use crate::{
-    finding::Effect,
-    profile::{IdleStates, IdleWord},
-    value::Format,
-};
+use crate::{finding::Effect, profile::IdleStates, value::Format};
 
 const CPU: &str = "/sys/devices/system/cpu";
 
@@ -44,8 +40,8 @@ fn states_off(cx: &Context, sheet: &mut Sheet) {
     for cpu in cx.cpus_of(cx.settings().idle_cpus).iter() {
         let known = states(cx, cpu);
         let wanted: Vec<u32> = match off {
-            IdleStates::Word(IdleWord::All) => known.clone(),
-            IdleStates::Word(IdleWord::Deep) => known.iter().copied().filter(|n| *n > 0).collect(),
+            IdleStates::All => known.clone(),
+            IdleStates::Deep => known.iter().copied().filter(|n| *n > 0).collect(),
             IdleStates::Numbers(numbers) => numbers.clone(),
         };
         if known.is_empty() {

@@ -27,25 +27,24 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "swappiness",
         reason: "memory that isn't locked stays in memory as long as it can",
-        plan: |cx, sheet| sheet.switch("/proc/sys/vm/swappiness", cx.settings().swappiness),
+        plan: |cx, sheet| sheet.sysctl("vm/swappiness", cx.settings().swappiness),
         effect: by_value,
     },
     Unit {
         name: "compaction-proactiveness",
         reason: "the kernel moves no pages in advance",
         plan: |cx, sheet| {
-            let path = "/proc/sys/vm/compaction_proactiveness";
-            sheet.switch(path, cx.settings().compaction_proactiveness);
+            sheet.sysctl(
+                "vm/compaction_proactiveness",
+                cx.settings().compaction_proactiveness,
+            )
         },
         effect: by_value,
     },
     Unit {
         name: "numa-balancing",
         reason: "pages are not unmapped to find their users",
-        plan: |cx, sheet| {
-            let path = "/proc/sys/kernel/numa_balancing";
-            sheet.switch(path, cx.settings().numa_balancing);
-        },
+        plan: |cx, sheet| sheet.sysctl("kernel/numa_balancing", cx.settings().numa_balancing),
         effect: by_value,
     },
     Unit {

@@ -18,7 +18,7 @@ mod threads;
 mod watchdogs;
 mod workqueues;
 
-pub(crate) use cpuset::occupied;
+pub(crate) use cpuset::{occupied, partition_group};
 pub use sched::SCHED_DEBUG;
 
 use vcpufreq_device::host::CpuList;
@@ -135,6 +135,11 @@ impl<'a> Sheet<'a> {
             unseen: Vec::new(),
             findings: Vec::new(),
         }
+    }
+
+    /// The value of a file of `/proc/sys`, if the profile names one.
+    fn sysctl(&mut self, name: &str, want: Option<impl ToString>) {
+        self.switch(&format!("/proc/sys/{name}"), want);
     }
 
     /// A file's value, if the profile names one.

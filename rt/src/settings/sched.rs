@@ -15,23 +15,13 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "timer-migration",
         reason: "timers of other CPUs are not moved to where they disturb",
-        plan: |cx, sheet| {
-            sheet.switch(
-                "/proc/sys/kernel/timer_migration",
-                cx.settings().timer_migration,
-            )
-        },
+        plan: |cx, sheet| sheet.sysctl("kernel/timer_migration", cx.settings().timer_migration),
         effect: by_value,
     },
     Unit {
         name: "rt-runtime-us",
         reason: "a busy real-time vCPU is not stopped for a share of each second",
-        plan: |cx, sheet| {
-            sheet.switch(
-                "/proc/sys/kernel/sched_rt_runtime_us",
-                cx.settings().rt_runtime_us,
-            )
-        },
+        plan: |cx, sheet| sheet.sysctl("kernel/sched_rt_runtime_us", cx.settings().rt_runtime_us),
         effect: unthrottled,
     },
     Unit {

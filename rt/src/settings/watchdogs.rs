@@ -24,7 +24,7 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "nmi-watchdog",
         reason: "no interrupt that can't be masked looks for lock-ups",
-        plan: |cx, sheet| sheet.switch("/proc/sys/kernel/nmi_watchdog", cx.settings().nmi_watchdog),
+        plan: |cx, sheet| sheet.sysctl("kernel/nmi_watchdog", cx.settings().nmi_watchdog),
         effect: by_value,
     },
     Unit {

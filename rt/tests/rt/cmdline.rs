@@ -2,24 +2,21 @@
 //! Promise of the command line and the kernel's configuration: what only a reboot or another kernel
 //! can change is said exactly, and what the kernel ignored is told.
 
-use vcpufreq_rt::{Finding, Look, Partition, Plan, Profile, plan};
+use vcpufreq_rt::{Finding, Look, Plan};
 
-use crate::{fake::FakeKernel, partition::guest};
+use crate::{fake::FakeKernel, partition::planned};
 
 #[test]
 fn words_that_the_kernel_ignored_are_told() {
     let words = "cmdline = ['nohz_full={rt}', 'isolcpus=managed_irq,domain,{rt}']";
-    let profile = Profile::parse("test", words).unwrap();
     let ignored = |isolated: &str, nohz_full: &str| {
         let host = FakeKernel::four();
         host.put("/proc/cmdline", "nohz_full=3 isolcpus=managed_irq,domain,3");
         host.put("/sys/devices/system/cpu/isolated", isolated);
         host.put("/sys/devices/system/cpu/nohz_full", nohz_full);
-        let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-        let plan = plan(&host, &partition, &profile);
+        let (plan, _) = planned(&host, words);
         assert_eq!(plan.cmdline, None);
-        let told = |finding: &&Finding| matches!(finding, Finding::Reboot(text) if text.contains("not in force"));
-        plan.findings.iter().filter(told).count()
+        reboots(&plan, "not in force")
     };
     assert_eq!(ignored("3", "3"), 0);
     assert_eq!(ignored("2-3", "0-3"), 0);
@@ -31,9 +28,7 @@ fn words_that_the_kernel_ignored_are_told() {
 /// The plan of a host with this command line, of which a profile asks.
 fn booted_with(host: &FakeKernel, running: &str, cmdline: &[&str]) -> Plan {
     host.put("/proc/cmdline", running);
-    let profile = Profile::parse("test", &format!("cmdline = {cmdline:?}")).unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    plan(host, &partition, &profile)
+    planned(host, &format!("cmdline = {cmdline:?}")).0
 }
 
 fn reboots(plan: &Plan, part: &str) -> usize {
@@ -106,9 +101,7 @@ fn words_need_options_of_the_kernel() {
 fn the_command_line_is_said_exactly() {
     let host = FakeKernel::four();
     let text = "cmdline = ['nohz_full={rt}', 'irqaffinity={housekeeping}', 'console=ttyAMA0']";
-    let profile = Profile::parse("test", text).unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let plan = plan(&host, &partition, &profile);
+    let (plan, _) = planned(&host, text);
     assert_eq!(plan.cmdline.as_deref(), Some("nohz_full=3 irqaffinity=0-2"));
     let replaced = Finding::Reboot(
         "the command line has irqaffinity=0-3; replace it by irqaffinity=0-2".into(),
@@ -119,9 +112,7 @@ fn the_command_line_is_said_exactly() {
 #[test]
 fn the_kernels_configuration_may_be_its_own() {
     let host = FakeKernel::four();
-    let profile = Profile::parse("test", "kernel-config = ['CPUSETS', 'PREEMPT_RT']").unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let planned = || plan(&host, &partition, &profile);
+    let planned = || planned(&host, "kernel-config = ['CPUSETS', 'PREEMPT_RT']").0;
     assert!(planned().unseen[0].why.contains("config.gz"));
     // CONFIG_CPUSETS=y, CONFIG_NO_HZ_FULL=y, CONFIG_CPUSETS_V1=y.
     let gz = [

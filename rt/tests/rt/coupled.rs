@@ -2,18 +2,18 @@
 //! Promise: files whose values depend on one another, or that come and go with another's, get there
 //! and back whatever their values were.
 
-use vcpufreq_rt::{Partition, Profile, Restored, apply, check, plan, restore};
+use vcpufreq_rt::{Profile, apply, check, plan};
 
 use crate::{
     fake::{CPU, FakeKernel},
-    partition::guest,
+    partition::{plc, restored},
 };
 
 /// Applies a profile to a host with a guest on CPU 3, looks whether all of it is effective, and
 /// restores; the host has to be as before.
 fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&FakeKernel)) {
     let before = host.snapshot();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
+    let partition = plc(host);
     let planned = plan(host, &partition, profile);
     let mut told = Vec::new();
     let applied = apply(host, &planned, ("test", profile), &mut |name, old, new| {
@@ -29,10 +29,7 @@ fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&Fake
     for one in check(host, &plan(host, &partition, profile), profile) {
         assert!(one.unset.is_empty(), "{one:?}");
     }
-    let restored = restore(host, &mut |_, _, _| {}).unwrap();
-    let Restored::Done { left, gone, .. } = restored else {
-        panic!("{restored:?}");
-    };
+    let (left, gone) = restored(host);
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     // Masks and choices have more than one text.
     for path in ["cpufreq", "kernel/sched_util"] {
@@ -91,11 +88,8 @@ fn a_tunable_of_the_governor_that_comes_with_the_plan() {
         let rate = &host.snapshot()[&format!("{CPU}/cpufreq/schedutil/rate_limit_us")];
         assert_eq!(rate, "1000");
     });
-    let plan = |profile: &Profile| {
-        let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-        plan(&host, &partition, profile)
-    };
-    let alone = plan(&settings("schedutil-rate-limit-us = 1000"));
+    let alone = settings("schedutil-rate-limit-us = 1000");
+    let alone = plan(&host, &plc(&host), &alone);
     assert_eq!((alone.changes().count(), alone.absent.len()), (0, 1));
 }
 

@@ -11,7 +11,7 @@ use vcpufreq_rt::{
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
-    partition::guest,
+    partition::{guest, restored},
 };
 
 /// Everything at once, and the values are other ones than the fake host's.
@@ -91,10 +91,7 @@ fn applied_is_effective_and_restored_is_as_before() {
     for checked in check(&host, &again, &profile) {
         assert!(checked.is_good(), "{checked:?}");
     }
-    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-    let Restored::Done { left, gone, .. } = restored else {
-        panic!("{restored:?}");
-    };
+    let (left, gone) = restored(&host);
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     assert!(made > 40, "{made}");
     assert_eq!(values(&host), before);
@@ -240,10 +237,7 @@ fn each_target_may_refuse_and_all_is_as_before() {
 
         try_apply(&host).unwrap();
         host.refuse(&part);
-        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-        let Restored::Done { left, .. } = restored else {
-            panic!("{restored:?}");
-        };
+        let (left, _) = restored(&host);
         // What is in a folder of ours goes with it.
         let goes = matches!(target, Target::Inside { .. });
         assert!(goes || !left.is_empty(), "{part}");
@@ -260,10 +254,7 @@ fn files_that_refuse_in_restore_stay_on_the_record() {
     try_apply(&host).unwrap();
     host.refuse("swappiness");
     host.refuse("subtree_control");
-    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-    let Restored::Done { left, .. } = restored else {
-        panic!("{restored:?}");
-    };
+    let (left, _) = restored(&host);
     assert_eq!(left.len(), 3, "{left:?}");
     host.relent();
     restore(&host, &mut |_, _, _| {}).unwrap();
@@ -347,19 +338,12 @@ fn what_is_not_mounted_stays_on_the_record() {
         let before = values(&host);
         try_apply(&host).unwrap();
         let away = host.take_away(mount);
-        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-        let Restored::Done { left, .. } = restored else {
-            panic!("{restored:?}");
-        };
+        let (left, _) = restored(&host);
         assert_eq!(left.len(), lost, "{mount}: {left:?}");
         let told = |why: &str| why.contains("mount -t ") && why.contains(mount);
         assert!(left.iter().all(|(_, why)| told(why)), "{left:?}");
         host.bring_back(mount, away);
-        let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-        assert!(
-            matches!(&restored, Restored::Done { left, .. } if left.is_empty()),
-            "{restored:?}"
-        );
+        assert_eq!(restored(&host).0, []);
         assert_eq!(values(&host), before, "{mount}");
     }
 }
@@ -370,10 +354,7 @@ fn groups_that_a_killed_guest_left_are_told() {
     try_apply(&host).unwrap();
     let group = format!("{CGROUP}/vcpufreq-rt.plc/rt/vcpufreq-900");
     host.put(&format!("{group}/cgroup.procs"), "");
-    let restored = restore(&host, &mut |_, _, _| {}).unwrap();
-    let Restored::Done { left, .. } = restored else {
-        panic!("{restored:?}");
-    };
+    let (left, _) = restored(&host);
     assert!(left[0].1.contains("vcpufreq cleanup"), "{left:?}");
     host.remove(&group);
     restore(&host, &mut |_, _, _| {}).unwrap();

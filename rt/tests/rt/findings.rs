@@ -6,7 +6,7 @@ use vcpufreq_rt::{Partition, Profile, plan};
 
 use crate::{
     fake::{CPU, FakeKernel},
-    partition::guest,
+    partition::{guest, planned},
 };
 
 #[test]
@@ -24,9 +24,7 @@ fn the_host_is_looked_at() {
         host.put(path, text);
     }
     let text = "kernel-config = ['PREEMPT_RT', 'NO_HZ_FULL']\nfirmware = ['turbo off']";
-    let profile = Profile::parse("test", text).unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
-    let said = format!("{:?}", plan(&host, &partition, &profile).findings);
+    let said = format!("{:?}", planned(&host, text).0.findings);
     for part in [
         "not PREEMPT_RT",
         "swapoff",

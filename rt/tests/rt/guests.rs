@@ -6,13 +6,13 @@
 use std::fs::File;
 
 use vcpufreq_rt::{
-    Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Partition, Plan, Profile,
-    RestoreError, Restored, apply, plan, restore,
+    Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Plan, Profile, RestoreError,
+    Restored, restore,
 };
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
-    partition::guest,
+    partition::{applied, planned},
 };
 
 const VMM: u32 = 900;
@@ -22,18 +22,12 @@ fn bound_file() -> String {
 }
 
 /// A profile that changes what a real-time guest changes too, and makes no cpuset.
-fn profile() -> Profile {
-    Profile::parse("test", "[settings]\nresume-latency-us = 'n/a'").unwrap()
-}
-
-fn planned(host: &FakeKernel) -> Plan {
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    plan(host, &partition, &profile())
+fn planned_bound(host: &FakeKernel) -> (Plan, Profile) {
+    planned(host, "settings.resume-latency-us = 'n/a'")
 }
 
 fn try_apply(host: &FakeKernel) -> Result<Applied, ApplyError> {
-    let plan = planned(host);
-    apply(host, &plan, ("test", &profile()), &mut |_, _, _| {})
+    applied(host, &planned_bound(host))
 }
 
 fn try_restore(host: &FakeKernel) -> Result<Restored, RestoreError> {
@@ -166,11 +160,10 @@ fn a_vcpu_that_is_only_pinned_was_changed_by_nobody() {
 fn what_a_guest_brought_back_after_the_plan_is_what_was() {
     let host = FakeKernel::four();
     let old = start_guest(&host);
-    let plan = planned(&host);
+    let plan = planned_bound(&host);
     end_guest(&host, &old);
     let before = host.snapshot();
-    let tried = apply(&host, &plan, ("test", &profile()), &mut |_, _, _| {});
-    let error = tried.unwrap_err();
+    let error = applied(&host, &plan).unwrap_err();
     assert!(matches!(&error, ApplyError::Moved { .. }), "{error}");
     let said = line(error);
     assert!(said.contains("was 50") && said.contains("is 0"), "{said}");
@@ -187,11 +180,8 @@ fn a_folder_that_is_there_already_is_not_taken() {
     let dir = format!("{CGROUP}/vcpufreq-rt.plc");
     host.put(&format!("{dir}/cpuset.cpus.exclusive"), "");
     host.put(&format!("{dir}/cgroup.subtree_control"), "");
-    let profile = Profile::parse("test", "[settings]\ncpuset = 'isolated'").unwrap();
-    let partition = Partition::new(&host, vec![guest("plc", "3")], None, None).unwrap();
     let before = host.snapshot();
-    let plan = plan(&host, &partition, &profile);
-    let tried = apply(&host, &plan, ("test", &profile), &mut |_, _, _| {});
+    let tried = applied(&host, &planned(&host, "settings.cpuset = 'isolated'"));
     let said = line(tried.unwrap_err());
     assert!(said.contains(&dir) && said.contains("rmdir"), "{said}");
     assert_eq!(host.snapshot(), before);

@@ -3,20 +3,13 @@
 //! line and left alone: by plan, apply, check and restore.
 
 use vcpufreq_rt::{
-    Entry, Finding, PATH, Partition, Plan, Profile, Record, Restored, Target, apply, check,
-    is_ready, plan, restore,
+    Entry, Finding, PATH, Plan, Record, Restored, Target, apply, check, is_ready, restore,
 };
 
 use crate::{
     fake::{FakeKernel, STRANGER},
-    partition::guest,
+    partition::planned,
 };
-
-fn planned(host: &FakeKernel, text: &str) -> (Plan, Profile) {
-    let profile = Profile::parse("test", text).unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    (plan(host, &partition, &profile), profile)
-}
 
 fn impostors(plan: &Plan) -> Vec<&str> {
     let texts = plan.findings.iter().filter_map(|finding| match finding {

@@ -8,6 +8,7 @@ mod coupled;
 mod crash;
 mod fake;
 mod findings;
+mod four;
 mod governors;
 mod guests;
 mod impostors;

@@ -2,8 +2,8 @@
 //! Promise: a partition that can't be is refused, with one line that says what is wrong.
 
 use vcpufreq_rt::{
-    ApplyError, CpuList, Guest, Partition, PartitionError, Profile, apply, check, is_ready, plan,
-    restore,
+    Applied, ApplyError, CpuList, Guest, Partition, Plan, Profile, Restored, apply, check,
+    is_ready, plan, restore,
 };
 
 use crate::fake::{CPU, FakeKernel};
@@ -11,6 +11,32 @@ use crate::fake::{CPU, FakeKernel};
 pub fn guest(name: &str, cpus: &str) -> Guest {
     let (name, cpus) = (name.to_owned(), cpus.parse().unwrap());
     Guest { name, cpus }
+}
+
+/// One guest, on CPU 3.
+pub fn plc(host: &FakeKernel) -> Partition {
+    Partition::new(host, vec![guest("plc", "3")], None, None).unwrap()
+}
+
+/// What a profile of this text plans for it.
+pub fn planned(host: &FakeKernel, text: &str) -> (Plan, Profile) {
+    let profile = Profile::parse("test", text).unwrap();
+    (plan(host, &plc(host), &profile), profile)
+}
+
+/// Applies a plan of [`planned`].
+pub fn applied(host: &FakeKernel, of: &(Plan, Profile)) -> Result<Applied, ApplyError> {
+    let (plan, profile) = of;
+    apply(host, plan, ("test", profile), &mut |_, _, _| {})
+}
+
+/// Restores; what is left, with the reason, and what is gone.
+pub fn restored(host: &FakeKernel) -> (Vec<(String, String)>, Vec<String>) {
+    let restored = restore(host, &mut |_, _, _| {}).unwrap();
+    let Restored::Done { left, gone, .. } = restored else {
+        panic!("{restored:?}");
+    };
+    (left, gone)
 }
 
 fn refused(guests: &[(&str, &str)], housekeeping: Option<&str>) -> String {
@@ -91,7 +117,7 @@ fn a_cpu_that_an_earlier_apply_gave_away_is_refused() {
     let before = host.snapshot();
     let taken = of("b", "2-3").unwrap_err();
     assert!(
-        matches!(&taken, ApplyError::Partition(PartitionError::Taken { first, .. }) if first == "a"),
+        matches!(&taken, ApplyError::Partition(why) if why.to_string().contains("is a's already")),
         "{taken}"
     );
     let in_force = of("b", "2").unwrap_err();

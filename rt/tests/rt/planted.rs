@@ -7,24 +7,17 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
 };
 
-use vcpufreq_rt::{
-    Format, PATH, Partition, Plan, Profile, Record, RecordError, RestoreError, Target, Untrusted,
-    apply, plan, restore,
+use vcpufreq_rt::{Format, PATH, Record, RecordError, RestoreError, Target, Untrusted, restore};
+
+use crate::{
+    fake::FakeKernel,
+    partition::{applied, planned},
 };
-
-use crate::{fake::FakeKernel, partition::guest};
-
-fn planned(host: &FakeKernel) -> (Plan, Profile) {
-    let profile = Profile::parse("test", "settings.swappiness = 1").unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    (plan(host, &partition, &profile), profile)
-}
 
 /// The record of an apply, and why restore refuses it after `spoil`.
 fn refused(spoil: impl FnOnce(&FakeKernel)) -> RecordError {
     let host = FakeKernel::four();
-    let (plan, profile) = planned(&host);
-    apply(&host, &plan, ("test", &profile), &mut |_, _, _| {}).unwrap();
+    applied(&host, &planned(&host, "settings.swappiness = 1")).unwrap();
     spoil(&host);
     let before = host.snapshot();
     let tried = restore(&host, &mut |_, _, _| {});

@@ -2,18 +2,16 @@
 //! Promise: check says that all is well only when nothing is left for a reboot or for people; what
 //! the kernel or the machine doesn't have is no reason against it.
 
-use vcpufreq_rt::{Partition, Profile, check, is_ready, plan};
+use vcpufreq_rt::{check, is_ready};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
-    partition::guest,
+    partition::planned,
 };
 
 /// With nothing set: one guest on CPU 3.
 fn ready(host: &FakeKernel, profile: &str) -> bool {
-    let profile = Profile::parse("test", profile).unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
-    let plan = plan(host, &partition, &profile);
+    let (plan, profile) = planned(host, profile);
     is_ready(&plan, &check(host, &plan, &profile))
 }
 

@@ -6,7 +6,7 @@ use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
-    partition::guest,
+    partition::plc,
 };
 
 pub struct Case<'a> {
@@ -18,11 +18,10 @@ pub struct Case<'a> {
 /// One guest on CPU 3, and these settings.
 pub fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
     let profile = Profile::parse("test", &format!("[settings]\n{settings}")).unwrap();
-    let partition = Partition::new(host, vec![guest("plc", "3")], None, None).unwrap();
     Case {
         host,
         profile,
-        partition,
+        partition: plc(host),
     }
 }
 
@@ -56,73 +55,35 @@ pub fn is_not(effect: &Effect, said: &str) -> bool {
     matches!(effect, Effect::Not(why) if why.contains(said))
 }
 
+/// A setting, and the change that it makes.
+const SWITCHES: &str = "\
+timer-migration = 0: /proc/sys/kernel/timer_migration 1 → 0
+rt-runtime-us = -1: /proc/sys/kernel/sched_rt_runtime_us 950000 → -1
+util-clamp-min = 512: /proc/sys/kernel/sched_util_clamp_min 1024 → 512
+util-clamp-max = 512: /proc/sys/kernel/sched_util_clamp_max 1024 → 512
+util-clamp-min-rt-default = 128: /proc/sys/kernel/sched_util_clamp_min_rt_default 1024 → 128
+watchdog = 'housekeeping': /proc/sys/kernel/watchdog_cpumask 0-3 → 0-2
+nmi-watchdog = 0: /proc/sys/kernel/nmi_watchdog 1 → 0
+tracing = 0: /sys/kernel/tracing/tracing_on 1 → 0
+ksm = 0: /sys/kernel/mm/ksm/run 1 → 0
+transparent-hugepages = 'madvise': /sys/kernel/mm/transparent_hugepage/enabled always → madvise
+swappiness = 10: /proc/sys/vm/swappiness 60 → 10
+compaction-proactiveness = 0: /proc/sys/vm/compaction_proactiveness 20 → 0
+numa-balancing = 0: /proc/sys/kernel/numa_balancing 1 → 0
+rcu-expedited = 1: /sys/kernel/rcu_expedited 0 → 1
+halt-poll-ns = 0: /sys/module/kvm/parameters/halt_poll_ns 500000 → 0
+schedutil-rate-limit-us = 1000: CPU/cpufreq/policy2/schedutil/rate_limit_us 2000 → 1000
+resume-latency-us = '20': CPU/cpu3/power/pm_qos_resume_latency_us 0 → 20
+min-freq = 'max': CPU/cpufreq/policy2/scaling_min_freq 600000 → 2800000
+max-freq = 1000000: CPU/cpufreq/policy2/scaling_max_freq 2800000 → 1000000
+";
+
 #[test]
 fn plain_switches() {
     let host = FakeKernel::four();
-    for (setting, line) in [
-        (
-            "timer-migration = 0",
-            "/proc/sys/kernel/timer_migration 1 → 0",
-        ),
-        (
-            "rt-runtime-us = -1",
-            "/proc/sys/kernel/sched_rt_runtime_us 950000 → -1",
-        ),
-        (
-            "util-clamp-min = 512",
-            "/proc/sys/kernel/sched_util_clamp_min 1024 → 512",
-        ),
-        (
-            "util-clamp-max = 512",
-            "/proc/sys/kernel/sched_util_clamp_max 1024 → 512",
-        ),
-        (
-            "util-clamp-min-rt-default = 128",
-            "/proc/sys/kernel/sched_util_clamp_min_rt_default 1024 → 128",
-        ),
-        (
-            "watchdog = 'housekeeping'",
-            "/proc/sys/kernel/watchdog_cpumask 0-3 → 0-2",
-        ),
-        ("nmi-watchdog = 0", "/proc/sys/kernel/nmi_watchdog 1 → 0"),
-        ("tracing = 0", "/sys/kernel/tracing/tracing_on 1 → 0"),
-        ("ksm = 0", "/sys/kernel/mm/ksm/run 1 → 0"),
-        (
-            "transparent-hugepages = 'madvise'",
-            "/sys/kernel/mm/transparent_hugepage/enabled always → madvise",
-        ),
-        ("swappiness = 10", "/proc/sys/vm/swappiness 60 → 10"),
-        (
-            "compaction-proactiveness = 0",
-            "/proc/sys/vm/compaction_proactiveness 20 → 0",
-        ),
-        (
-            "numa-balancing = 0",
-            "/proc/sys/kernel/numa_balancing 1 → 0",
-        ),
-        ("rcu-expedited = 1", "/sys/kernel/rcu_expedited 0 → 1"),
-        (
-            "halt-poll-ns = 0",
-            "/sys/module/kvm/parameters/halt_poll_ns 500000 → 0",
-        ),
-        (
-            "schedutil-rate-limit-us = 1000",
-            "/sys/devices/system/cpu/cpufreq/policy2/schedutil/rate_limit_us 2000 → 1000",
-        ),
-        (
-            "resume-latency-us = '20'",
-            "/sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us 0 → 20",
-        ),
-        (
-            "min-freq = 'max'",
-            "/sys/devices/system/cpu/cpufreq/policy2/scaling_min_freq 600000 → 2800000",
-        ),
-        (
-            "max-freq = 1000000",
-            "/sys/devices/system/cpu/cpufreq/policy2/scaling_max_freq 2800000 → 1000000",
-        ),
-    ] {
-        assert_eq!(case(&host, setting).changes(), [line]);
+    for line in SWITCHES.lines() {
+        let (setting, change) = line.split_once(": ").unwrap();
+        assert_eq!(case(&host, setting).changes(), [change.replace("CPU", CPU)]);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::harness::load;
-use crate::harness::registers::register;
+use crate::harness::registers::{Requests, register};
 
 /// `store-naps`, the others [`in_batches`].
 pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
@@ -24,11 +24,11 @@ pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
 /// One store now and then, of these values in turn, asleep in between: so
 /// long that a worker of the VMM's may run for each, within its bound of a twentieth.
 fn store_naps(address: &str, count: usize, values: &[&str]) -> Result<String> {
-    let (page, offset) = register(address)?;
+    let register = Requests::at(address)?;
     let values: Vec<u32> = values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
     for value in values.iter().cycle().take(count) {
         std::thread::sleep(Duration::from_millis(20));
-        page.write(offset, *value);
+        register.write(*value);
     }
     Ok(String::new())
 }

@@ -12,7 +12,8 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 use crate::harness::access_cost;
 use crate::harness::guest_shell;
 use crate::harness::load::{self, Load};
-use crate::harness::registers::register;
+use crate::harness::registers::{Requests, register};
+use crate::harness::shared_memory;
 use crate::harness::sys::Registers;
 use crate::harness::sysfs;
 
@@ -57,8 +58,7 @@ impl Deeds {
             }
             ["poke", cpu, address, value] => {
                 load::pin(cpu.parse()?)?;
-                let (page, offset) = register(address)?;
-                page.write(offset, value.parse()?);
+                Requests::at(address)?.write(value.parse()?);
                 Ok(String::new())
             }
             ["loads", cpu, address, count] => {
@@ -71,22 +71,22 @@ impl Deeds {
             }
             ["stores", cpu, address, count, values @ ..] if !values.is_empty() => {
                 load::pin(cpu.parse()?)?;
-                let (page, offset) = register(address)?;
+                let register = Requests::at(address)?;
                 let values: Vec<u32> =
                     values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
                 Ok(load::timed(count.parse()?, |turn| {
-                    page.write(offset, values[turn % values.len()]);
+                    register.write(values[turn % values.len()]);
                 })
                 .to_string())
             }
             // One now and then, timed each: `MEDIAN P99` in ns.
             ["store-times", cpu, address, count, values @ ..] if !values.is_empty() => {
                 load::pin(cpu.parse()?)?;
-                let (page, offset) = register(address)?;
+                let register = Requests::at(address)?;
                 let values: Vec<u32> =
                     values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
                 let times = load::times(count.parse()?, |turn| {
-                    page.write(offset, values[turn % values.len()]);
+                    register.write(values[turn % values.len()]);
                 });
                 Ok(times)
             }
@@ -94,7 +94,10 @@ impl Deeds {
                 verb @ ("store-naps" | "load-times" | "ram-times"),
                 rest @ ..,
             ] => access_cost::carry_out(verb, rest),
-            ["registers"] => Ok(format!("{:#x}", registers()?)),
+            ["registers"] => match shared_memory::find()? {
+                Some(found) => Ok(found),
+                None => in_device_tree(),
+            },
             ["work", cpu, turns] => {
                 load::pin(cpu.parse()?)?;
                 Ok(load::timed_work(turns.parse()?).to_string())
@@ -142,6 +145,7 @@ impl Deeds {
                     }
                 })
             }
+            ["scribble", cpu, rest @ ..] => Load::repeat(cpu.parse()?, scribble(rest)?),
             ["flood", cpu, address, low, high] => {
                 Load::repeat(cpu.parse()?, writes(address, low, high)?)
             }
@@ -221,12 +225,41 @@ fn store_pair(address: &str) -> Result<String> {
 
 /// Writes `high` and `low` in turn to a register.
 fn writes(address: &str, low: &str, high: &str) -> Result<impl FnMut() + Send + use<>> {
-    let (page, offset) = register(address)?;
+    let register = Requests::at(address)?;
     let values: [u32; 2] = [low.parse()?, high.parse()?];
     let mut turn = 0_usize;
     Ok(move || {
         turn ^= 1;
-        page.write(offset, values[turn]);
+        register.write(values[turn]);
+    })
+}
+
+/// All of the shared memory, before the first page too, and each vCPU's doorbell.
+fn scribble(words: &[&str]) -> Result<impl FnMut() + Send + use<>> {
+    let [pages, bell, vcpus, low, high] = words else {
+        bail!("not understood: scribble {words:?}");
+    };
+    let base = pages.strip_prefix("0x").context("an address is 0x...")?;
+    let base = u64::from_str_radix(base, 16)? - 0x1000;
+    let vcpus: u32 = vcpus.parse()?;
+    let values: [u32; 2] = [low.parse()?, high.parse()?];
+    let pages = (0..=u64::from(vcpus)).map(|page| Registers::map(base + page * 0x1000));
+    let pages = pages.collect::<Result<Vec<_>>>()?;
+    let (bell, first) = bell.split_once(',').context("a doorbell has a value")?;
+    let (bell, offset) = register(bell)?;
+    let first = first.strip_prefix("0x").context("a value is 0x...")?;
+    let first = u32::from_str_radix(first, 16)?;
+    let mut turn = 0_usize;
+    Ok(move || {
+        turn ^= 1;
+        for page in &pages {
+            for word in (0..0x1000).step_by(4) {
+                page.write(word, values[turn]);
+            }
+        }
+        for vcpu in 0..vcpus {
+            bell.write(offset, first + vcpu);
+        }
     })
 }
 
@@ -270,18 +303,28 @@ pub fn without_host_module<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// Physical address of the cpufreq device, from the guest's device tree.
-fn registers() -> Result<u64> {
+/// The cpufreq device of the guest's device tree: the address of the first vCPU's registers; of
+/// shared memory the doorbell too, and what rings it.
+fn in_device_tree() -> Result<String> {
     const TREE: &str = "/proc/device-tree";
     let mut folders = vec![std::path::PathBuf::from(TREE)];
     while let Some(folder) = folders.pop() {
         let compatible = std::fs::read(folder.join("compatible")).unwrap_or_default();
-        if compatible.starts_with(b"qemu,virtual-cpufreq\0") {
+        let shared = compatible.starts_with(b"vcpufreq,shm\0");
+        if shared || compatible.starts_with(b"qemu,virtual-cpufreq\0") {
             let reg = std::fs::read(folder.join("reg"))?;
-            let base = reg
-                .first_chunk()
-                .context("a reg property of under 8 bytes")?;
-            return Ok(u64::from_be_bytes(*base));
+            let cells: Vec<u64> = reg
+                .as_chunks()
+                .0
+                .iter()
+                .copied()
+                .map(u64::from_be_bytes)
+                .collect();
+            return match cells[..] {
+                [base, _] if !shared => Ok(format!("{base:#x}")),
+                [memory, _, doorbell, _] if shared => shared_memory::at(memory, doorbell),
+                _ => bail!("reg has {} bytes", reg.len()),
+            };
         }
         for entry in std::fs::read_dir(&folder)?.flatten() {
             if entry.file_type()?.is_dir() {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
+use vcpufreq_bench::piped::threads;
 
-use crate::harness::crosvm::vcpu_name;
 use crate::harness::policy::Policy;
 use crate::harness::trace::{FrequencyEvent, Span, Trace, now_us};
-use crate::harness::vm::{Vm, threads};
+use crate::harness::vm::Vm;
+use crate::harness::vmm::vcpu_name;
 
 /// Looks that are taken until one is as it should be, or is undisturbed: the
 /// promises are about a vCPU with no other runnable task beside it.
@@ -89,7 +90,7 @@ pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     };
     let mut cpu = CpuSet::new();
     cpu.set(usize::try_from(other.cpu())?)?;
-    for pid in [std::process::id(), vm.pid()] {
+    for pid in [std::process::id(), vm.pid(), vm.program()] {
         for (tid, name) in threads(pid)? {
             if vcpu_name(&name).is_none() {
                 sched_setaffinity(Pid::from_raw(tid), &cpu)

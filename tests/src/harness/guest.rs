@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest's side: reads a line from the console, carries it out, answers
-//! `@ok ANSWER` or `@error WHY`. `quit` powers off, `restart` reboots.
+//! The guest's side, as its first process or as a service: reads a line from the console, carries it
+//! out, answers `@ok ANSWER` or `@error WHY`. `quit` powers off, `restart` reboots, `kexec` restarts
+//! the kernel.
 
 use std::io::{BufRead as _, Write as _, stdin, stdout};
 
@@ -8,9 +9,10 @@ use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::harness::console_commands::Deeds;
+use crate::harness::kexec;
 use crate::harness::machine::{calm_kernel, mount_kernel_files, power_off};
 
-/// The guest's first process.
+/// The guest's first process, or a service.
 pub fn main() {
     if let Err(error) = serve() {
         println!("@error guest: {error:#}");
@@ -19,7 +21,10 @@ pub fn main() {
 }
 
 fn serve() -> anyhow::Result<()> {
-    mount_kernel_files()?;
+    // An init system has mounted them.
+    if std::process::id() == 1 {
+        mount_kernel_files()?;
+    }
     calm_kernel()?;
     let console = stdin();
     // No echo, no translation: what is read is what the host wrote.
@@ -34,6 +39,11 @@ fn serve() -> anyhow::Result<()> {
         match line.trim() {
             "quit" => break,
             "restart" => power_off(RebootMode::RB_AUTOBOOT),
+            "kexec" => {
+                // Fails only.
+                let Err(error) = kexec::restart() else { break };
+                println!("@error {error:#}");
+            }
             line => {
                 let answer = match deeds.carry_out(line) {
                     Ok(answer) => format!("@ok {answer}"),

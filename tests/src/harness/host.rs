@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::harness::console_commands::insmod;
 use crate::harness::machine::{calm_kernel, mount_at, mount_kernel_files, mount_traces, power_off};
 use crate::harness::plan::Plan;
+use crate::harness::vmm::Vmm;
 use crate::harness::{sysfs, uclamp};
 
 /// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
@@ -78,13 +79,15 @@ fn carry_out(run: Run) -> Result<()> {
             .context("a plan without a driver")?
             .to_owned(),
         path: plan["path"].as_str().map(str::to_owned),
+        vmm: match plan["vmm"].as_str() {
+            Some("qemu") => Vmm::Qemu,
+            _ => Vmm::Vcpufreq,
+        },
     };
     let scenarios = plan["scenarios"]
         .as_array()
         .context("a plan without scenarios")?;
     // Scenarios about it load it themselves.
-    std::fs::create_dir_all("/usr/lib")?;
-    std::os::unix::fs::symlink("/lab/bpf", "/usr/lib/vcpufreq")?;
     let names = scenarios.iter().filter_map(Value::as_str);
     if !names.into_iter().any(|name| name.starts_with("bpf-")) {
         insmod("vcpufreq_host", "")?;

@@ -54,8 +54,10 @@ pub fn processes() -> Result<Vec<u32>> {
 pub fn bpf_objects() -> Vec<String> {
     use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
     let programs = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
-    let programs = programs.filter(|name| name.starts_with("vcpufreq"));
-    let maps = MapInfoIter::default().filter(|map| map.name == "policies");
+    let programs =
+        programs.filter(|name| name.starts_with("vcpufreq") || name.starts_with("dispatch"));
+    let maps = MapInfoIter::default();
+    let maps = maps.filter(|map| map.name == "policies" || map.name == "dispatch_slots");
     let maps = maps.map(|map| format!("BPF map {}", map.id));
     programs
         .map(|name| format!("BPF program {name}"))

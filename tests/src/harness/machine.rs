@@ -49,6 +49,14 @@ pub fn mount_at(kind: &str, path: &str) -> Result<()> {
         .with_context(|| format!("mounting {kind} at {path}"))
 }
 
+/// Mounts what systemd mounts on a host that has it.
+pub fn mount_bpffs() -> Result<()> {
+    if std::fs::read_to_string("/proc/mounts")?.contains(" /sys/fs/bpf bpf") {
+        return Ok(());
+    }
+    mount_at("bpf", "/sys/fs/bpf")
+}
+
 /// Ends the machine; as the first process there is nothing left to do when
 /// that fails.
 pub fn power_off(mode: RebootMode) {

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::Vmm;
 
 /// What every scenario of a run shares.
 #[derive(Debug)]
@@ -17,12 +18,17 @@ pub struct Plan {
     /// How the guest's accesses go, as `--path` takes it; the VMM chooses
     /// without.
     pub path: Option<String>,
+    /// What runs the guests.
+    pub vmm: Vmm,
 }
 
 impl Plan {
     /// vCPUs pinned to these pCPUs, mirroring them, by the plan's path.
     pub fn mirroring(&self, pcpus: &[u32]) -> Setup {
-        self.by_path(Setup::mirroring(pcpus))
+        self.by_path(Setup {
+            vmm: self.vmm,
+            ..Setup::mirroring(pcpus)
+        })
     }
 
     /// By the plan's path, if it has one.
@@ -96,6 +102,44 @@ pub fn cur_perf(vm: &mut Vm, base: u64, vcpu: usize) -> Result<u32> {
 
 /// Where the guest finds the device.
 pub fn registers(vm: &mut Vm) -> Result<u64> {
-    let base = vm.ask("registers")?;
-    Ok(u64::from_str_radix(base.trim_start_matches("0x"), 16)?)
+    Ok(Device::of(vm)?.base)
+}
+
+/// The device as the guest finds it.
+#[derive(Debug)]
+pub struct Device {
+    /// Of the first vCPU's registers; the next one's are a page behind.
+    pub base: u64,
+    /// Of shared memory: the doorbell, and what rings it for the first vCPU.
+    pub bell: Option<(u64, u64)>,
+}
+
+impl Device {
+    pub fn of(vm: &mut Vm) -> Result<Self> {
+        let answer = vm.ask("registers")?;
+        let number = |part: &str| u64::from_str_radix(part.trim_start_matches("0x"), 16);
+        let parts: Vec<u64> = answer.split(',').map(number).collect::<Result<_, _>>()?;
+        match parts[..] {
+            [base] => Ok(Self { base, bell: None }),
+            [base, bell, ring] => Ok(Self {
+                base,
+                bell: Some((bell, ring)),
+            }),
+            _ => bail!("the guest's device is at '{answer}'"),
+        }
+    }
+
+    /// Where a vCPU's register cur_perf is.
+    pub fn cur_perf(&self, vcpu: usize) -> u64 {
+        self.base + 0x1000 * vcpu as u64
+    }
+
+    /// A vCPU's register set_perf, as the guest's commands that write take it.
+    pub fn set_perf(&self, vcpu: usize) -> String {
+        let register = self.cur_perf(vcpu) + 4;
+        match self.bell {
+            Some((bell, ring)) => format!("{register:#x},{bell:#x},{:#x}", ring + vcpu as u64),
+            None => format!("{register:#x}"),
+        }
+    }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The device's registers by their physical address.
 
-use anyhow::{Context as _, Result};
+use std::sync::atomic::{Ordering, fence};
+
+use anyhow::{Context as _, Result, bail};
 
 use crate::harness::sys::Registers;
 
@@ -12,4 +14,38 @@ pub fn register(address: &str) -> Result<(Registers, usize)> {
         Registers::map(address & !0xfff)?,
         usize::try_from(address & 0xfff)?,
     ))
+}
+
+/// A register that takes requests: `0xADDRESS`; or in shared memory, with the doorbell that is rung
+/// after each and the value that rings it, `0xADDRESS,0xBELL,0xVALUE`.
+pub struct Requests {
+    page: Registers,
+    offset: usize,
+    bell: Option<(Registers, usize, u32)>,
+}
+
+impl Requests {
+    pub fn at(text: &str) -> Result<Self> {
+        let mut parts = text.split(',');
+        let (page, offset) = register(parts.next().unwrap_or_default())?;
+        let bell = match (parts.next(), parts.next()) {
+            (None, None) => None,
+            (Some(bell), Some(value)) => {
+                let (page, offset) = register(bell)?;
+                let digits = value.strip_prefix("0x").context("a value is 0x...")?;
+                Some((page, offset, u32::from_str_radix(digits, 16)?))
+            }
+            _ => bail!("a doorbell without a value in '{text}'"),
+        };
+        Ok(Self { page, offset, bell })
+    }
+
+    pub fn write(&self, value: u32) {
+        self.page.write(self.offset, value);
+        if let Some((page, offset, value)) = &self.bell {
+            // The server looks for the request once it is rung.
+            fence(Ordering::Release);
+            page.write(*offset, *value);
+        }
+    }
 }

@@ -20,7 +20,12 @@ const OUTCOMES: [&str; 6] = [
 
 /// What the VMM of a guest counts.
 pub fn of(vm: &Vm) -> Result<Value> {
-    let pid = vm.pid().to_string();
+    at(vm.program())
+}
+
+/// What a process of the program counts.
+pub fn at(pid: u32) -> Result<Value> {
+    let pid = pid.to_string();
     let output = Command::new("/bin/vcpufreq")
         .args(["stats", "--json", &pid])
         .output()?;

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use vcpufreq_device::host::{SchedAttr, Tid};
 
 /// Whether children of the thread start without its scheduling and clamp.
@@ -90,10 +91,7 @@ pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Res
     let argument = [vcpus, domains];
     // SAFETY: the driver reads two words, which outlive the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), SET_UP, &raw const argument) };
-    if result == 0 {
-        return Ok(());
-    }
-    Err(std::io::Error::last_os_error())
+    Ok(Errno::result(result).map(drop)?)
 }
 
 /// Binds a domain of the host module to a group's files.
@@ -107,10 +105,7 @@ pub fn bind_group(file: &File, domain: i32, min: &File, max: &File) -> std::io::
     let argument = [domain, min.as_raw_fd(), max.as_raw_fd()];
     // SAFETY: the driver reads three words, which outlive the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), BIND, &raw const argument) };
-    if result == 0 {
-        return Ok(());
-    }
-    Err(std::io::Error::last_os_error())
+    Ok(Errno::result(result).map(drop)?)
 }
 
 /// Makes the calling thread SCHED_DEADLINE with this share of its time.
@@ -140,6 +135,39 @@ pub fn drop_bpf_capabilities(command: &mut std::process::Command) {
     };
     // SAFETY: between fork and exec it makes system calls only.
     unsafe { command.pre_exec(drop) };
+}
+
+/// Bytes for a physical address; behind them come zeros.
+pub struct Segment<'a> {
+    pub bytes: &'a [u8],
+    pub at: u64,
+    pub size: u64,
+}
+
+/// Has the kernel put these into place, and enter `at`, when it restarts by kexec.
+pub fn load_kernel(at: u64, segments: &[Segment<'_>]) -> Result<()> {
+    /// `KEXEC_ARCH_AARCH64`
+    const AARCH64: libc::c_ulong = 183 << 16;
+    let raw = |segment: &Segment<'_>| {
+        let size = usize::try_from(segment.size)?.next_multiple_of(PAGE);
+        let at = usize::try_from(segment.at)?;
+        let address = segment.bytes.as_ptr().expose_provenance();
+        Ok([address, segment.bytes.len(), at, size])
+    };
+    let raw: Vec<[usize; 4]> = segments.iter().map(raw).collect::<Result<_>>()?;
+    // SAFETY: the kernel reads the list and the bytes that it points to, which outlive the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_kexec_load, at, raw.len(), raw.as_ptr(), AARCH64) };
+    Errno::result(result).map(drop).context("kexec_load")
+}
+
+/// Has `command` be the parent of what its descendants leave behind, and reap that, as an init
+/// system does.
+pub fn adopt_orphans(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    let adopt = || Ok(nix::sys::prctl::set_child_subreaper(true)?);
+    // SAFETY: between fork and exec it makes one system call.
+    unsafe { command.pre_exec(adopt) };
 }
 
 /// A page of device registers, through /dev/mem.

@@ -1,81 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest under `vcpufreq run`, and the line over its console.
+//! A running guest, and the line over its console.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
+use vcpufreq_bench::piped::{Piped, threads};
+use vcpufreq_device::host::{self, CpuList, Tid};
 
-use crate::harness::crosvm::{self, vcpu_name};
 use crate::harness::thread_facts::{allowed, scheduling, stat_field};
+use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
+
+pub use crate::harness::vmm::{Setup, command};
 
 /// Boot of the guest, in the host's (virtual) time.
 pub const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
 const ANSWER: Duration = Duration::from_secs(60);
+/// Waiting for the threads of vCPUs.
+const THREAD_STEP: Duration = Duration::from_millis(20);
+const THREAD_TRIES: u32 = 500;
 /// Waiting for a guest to settle: it took 3 s when measured.
 const SETTLE_STEP: Duration = Duration::from_millis(100);
 const SETTLE_TRIES: u32 = 300;
 /// Utilization of a vCPU's thread that only its guest's ticks and timers use.
 const IDLE_UTIL: u32 = 30;
-/// Memory of a guest.
-const MEM_MIB: u32 = 256;
-/// Its event lines.
-const EVENTS: &str = "/run/events.jsonl";
-/// What every guest is booted with: the console, and /dev/mem on the
-/// registers that a driver has claimed.
-const CMDLINE: &str = "console=ttyS0 quiet nokaslr panic=-1 iomem=relaxed rdinit=/init";
-
-/// What differs from guest to guest.
-#[derive(Debug, Default, Clone)]
-pub struct Setup {
-    /// The pCPUs of each vCPU, as `--pin` takes them; empty: not pinned.
-    pub pins: Vec<String>,
-    /// More options of `vcpufreq run`.
-    pub options: Vec<String>,
-    /// More words for the guest's command line.
-    pub cmdline: String,
-    /// Without `--events`: writing the file is work on the host too.
-    pub silent: bool,
-    /// Memory in MiB, when the usual isn't enough.
-    pub mem_mib: Option<u32>,
-    /// crosvm in place of vcpufreq: by the options alone, the usual memory.
-    pub crosvm: bool,
-}
-
-impl Setup {
-    /// vCPUs pinned to these pCPUs, mirroring them.
-    pub fn mirroring(pcpus: &[u32]) -> Self {
-        Self {
-            pins: pcpus.iter().map(u32::to_string).collect(),
-            options: vec!["--host-topology".into()],
-            ..Self::default()
-        }
-    }
-
-    /// With more options.
-    pub fn with(mut self, options: &[&str]) -> Self {
-        self.options
-            .extend(options.iter().map(|&option| option.to_owned()));
-        self
-    }
-}
 
 /// A running guest. Dropping it kills it.
 #[derive(Debug)]
 pub struct Vm {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
+    child: Piped,
     /// Console lines that weren't answers, for the case of failure.
     heard: Vec<String>,
     /// The VMM, where that isn't the child: a service's.
     vmm: Option<u32>,
+    /// Behind the child, which is `vcpufreq qemu`.
+    behind_prefix: bool,
 }
 
 impl Vm {
@@ -114,12 +79,19 @@ impl Vm {
         Self::start_prepared(setup, |_| ())
     }
 
-    fn start_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
+    /// The same, with a VMM whose start `prepare` has a say in.
+    pub fn start_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         // A file of an earlier guest would be taken for this one's.
         let _ = fs::remove_file(EVENTS);
         let mut command = command(setup);
         prepare(&mut command);
-        Self::spawn(&mut command)
+        let mut vm = Self::spawn(&mut command)?;
+        let qemu = setup.vmm == Vmm::Qemu;
+        vm.behind_prefix = qemu && setup.bridge();
+        if qemu && !vm.behind_prefix {
+            vm.pin(setup)?;
+        }
+        Ok(vm)
     }
 
     /// Sets which process the VMM is, where the child is between its console and this process.
@@ -129,34 +101,42 @@ impl Vm {
 
     /// Starts what a guest's console is the input and output of.
     pub fn spawn(command: &mut Command) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {:?}", command.get_program()))?;
-        let input = child.stdin.take();
-        let output = child.stdout.take().context("no console")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
         Ok(Self {
-            child,
-            input,
-            lines,
+            child: Piped::start(command)?,
             heard: Vec::new(),
             vmm: None,
+            behind_prefix: false,
         })
+    }
+
+    /// Binds the vCPUs of a VMM that has no option for it, soon after its start.
+    fn pin(&self, setup: &Setup) -> Result<()> {
+        for (vcpu, pcpus) in setup.pins.iter().enumerate() {
+            let mut tries = 0;
+            let tid = loop {
+                match self.vcpu_tid(vcpu) {
+                    Err(_) if tries < THREAD_TRIES => sleep(THREAD_STEP),
+                    tid => break tid?,
+                }
+                tries += 1;
+            };
+            let tid = Tid::new(tid).context("a thread's number")?;
+            let pcpus: Vec<u32> = pcpus.parse::<CpuList>()?.into_iter().collect();
+            host::pin(tid, &pcpus).context("pinning a vCPU")?;
+        }
+        Ok(())
     }
 
     /// Process id of the VMM.
     pub fn pid(&self) -> u32 {
-        self.vmm.unwrap_or_else(|| self.child.id())
+        let program = self.program();
+        let qemu = self.behind_prefix.then(|| behind(program)).flatten();
+        qemu.unwrap_or(program)
+    }
+
+    /// Process id of `vcpufreq`.
+    pub fn program(&self) -> u32 {
+        self.vmm.unwrap_or_else(|| self.child.pid())
     }
 
     /// Asks the guest to do something; its answer.
@@ -182,10 +162,7 @@ impl Vm {
 
     /// Sends a line without waiting for an answer.
     pub fn tell(&mut self, line: &str) -> Result<()> {
-        let input = self.input.as_mut().context("the console is closed")?;
-        writeln!(input, "{line}")
-            .and_then(|()| input.flush())
-            .context("writing to the console")
+        self.child.tell(line)
     }
 
     /// Powers the guest off; the VMM's stderr.
@@ -202,15 +179,7 @@ impl Vm {
 
     /// Waits for the VMM to end with this exit code; its stderr.
     pub fn finish(mut self, code: i32) -> Result<String> {
-        loop {
-            match self.lines.recv_timeout(ANSWER) {
-                Ok(line) => self.heard.push(line),
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => bail!("the VMM did not end"),
-            }
-        }
-        let status = self.child.wait()?;
-        let errors = self.child.stderr.take().map(read_all).unwrap_or_default();
+        let (status, errors) = self.child.finish(ANSWER).context("waiting for the VMM")?;
         ensure!(
             status.code() == Some(code),
             "the VMM ended with {status}: {errors}"
@@ -220,30 +189,46 @@ impl Vm {
 
     /// SIGKILL, and waits for the process to be gone.
     pub fn kill(mut self) -> Result<()> {
+        if self.behind_prefix {
+            self.kill_behind();
+            return self.child.finish(ANSWER).map(drop);
+        }
+        self.child.kill()
+    }
+
+    /// SIGKILL to `vcpufreq qemu`, and waits for it to be gone. QEMU goes on.
+    pub fn kill_prefix(&mut self) -> Result<()> {
+        let qemu = behind(self.program());
         self.child.kill()?;
-        self.child.wait()?;
+        self.vmm = qemu;
         Ok(())
+    }
+
+    fn kill_behind(&self) {
+        let pid = behind(self.program()).or(self.vmm);
+        if let Some(pid) = pid.and_then(|pid| i32::try_from(pid).ok()) {
+            // It may have ended.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
     }
 
     /// Waits for a console line with this beginning.
     pub fn expect(&mut self, prefix: &str, limit: Duration) -> Result<String> {
         loop {
-            match self.lines.recv_timeout(limit) {
+            match self.child.line(limit) {
                 Ok(line) => match line.find(prefix) {
                     Some(at) => return Ok(line[at..].trim_end().to_owned()),
                     None => self.heard.push(line),
                 },
                 Err(error) => {
-                    // So that its last words can be read to the end.
-                    let _ = self.child.kill();
-                    let errors = self.child.stderr.take().map(read_all).unwrap_or_default();
+                    let errors = self.child.last_words();
                     let heard = self
                         .heard
                         .split_off(self.heard.len().saturating_sub(20))
                         .join(" | ");
-                    return Err(anyhow!(
+                    bail!(
                         "{error}: no '{prefix}' from the guest; stderr: {errors}; console: {heard}"
-                    ));
+                    );
                 }
             }
         }
@@ -253,7 +238,7 @@ impl Vm {
     pub fn vcpu_tid(&self, vcpu: usize) -> Result<i32> {
         let wanted = format!("vcpu{vcpu}");
         let mut threads = threads(self.pid())?.into_iter();
-        let found = threads.find(|(_, name)| vcpu_name(name) == Some(&wanted));
+        let found = threads.find(|(_, name)| vcpu_name(name).as_deref() == Some(&wanted));
         found
             .map(|(tid, _)| tid)
             .with_context(|| format!("the VMM has no thread {wanted}"))
@@ -287,9 +272,9 @@ impl Vm {
         fs::read_to_string(&path).with_context(|| path.clone())
     }
 
-    /// Resident memory of the VMM in KiB.
+    /// Resident memory in KiB of the VMM, or of what serves QEMU.
     pub fn resident_kib(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.pid());
+        let path = format!("/proc/{}/status", self.program());
         let text = fs::read_to_string(&path).with_context(|| path.clone())?;
         let line = text
             .lines()
@@ -321,26 +306,10 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // Both fail when it has ended already, which is as well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if self.behind_prefix {
+            self.kill_behind();
+        }
     }
-}
-
-/// The threads of a process, with their names.
-pub fn threads(pid: u32) -> Result<Vec<(i32, String)>> {
-    let tasks = format!("/proc/{pid}/task");
-    let mut found = Vec::new();
-    for entry in fs::read_dir(&tasks)
-        .with_context(|| tasks.clone())?
-        .flatten()
-    {
-        let tid = entry.file_name().to_string_lossy().parse()?;
-        // A thread that ends meanwhile has no name any more.
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        found.push((tid, name.trim().to_owned()));
-    }
-    Ok(found)
 }
 
 /// The events that the last guest's VMM wrote.
@@ -351,36 +320,6 @@ pub fn events() -> Result<Vec<Value>> {
         .collect()
 }
 
-/// `vcpufreq run` with the lab's guest.
-pub fn command(setup: &Setup) -> Command {
-    let kernel = ["/lab/guest-kernel", "/lab/guest-initramfs"];
-    if setup.crosvm {
-        return crosvm::command(kernel, MEM_MIB, CMDLINE, &setup.options);
-    }
-    let mut command = Command::new("/bin/vcpufreq");
-    command
-        .args(["run", "--kernel", kernel[0], "--initrd", kernel[1]])
-        .arg("--mem")
-        .arg(setup.mem_mib.unwrap_or(MEM_MIB).to_string())
-        .arg("--cmdline")
-        .arg(format!("{CMDLINE} {}", setup.cmdline))
-        .arg("--cpus")
-        .arg(setup.pins.len().to_string());
-    for (vcpu, pcpus) in setup
-        .pins
-        .iter()
-        .enumerate()
-        .filter(|(_, pcpus)| !pcpus.is_empty())
-    {
-        command.arg("--pin").arg(format!("{vcpu}={pcpus}"));
-    }
-    if !setup.silent {
-        command.args(["--events", EVENTS]);
-    }
-    command.args(&setup.options);
-    command
-}
-
 /// A number of a thread's sched file.
 pub fn field(text: &str, name: &str) -> Result<u32> {
     let line = text
@@ -389,11 +328,4 @@ pub fn field(text: &str, name: &str) -> Result<u32> {
         .with_context(|| format!("no '{name}' in the thread's sched file"))?;
     let value = line.rsplit(':').next().unwrap_or_default().trim();
     value.parse().with_context(|| format!("{name}: '{value}'"))
-}
-
-fn read_all(mut stream: ChildStderr) -> String {
-    let mut bytes = Vec::new();
-    // What could be read until an error is what there is to show.
-    let _ = std::io::Read::read_to_end(&mut stream, &mut bytes);
-    String::from_utf8_lossy(&bytes).trim().to_owned()
 }

@@ -8,6 +8,7 @@ pub mod bpf;
 pub mod device;
 pub mod models;
 pub mod paths;
+pub mod qemu;
 pub mod rt;
 
 use anyhow::{Result, bail};
@@ -74,6 +75,14 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "host-fails" => device::failure::host_fails(plan),
         "pin-offline" => device::bad_input::run(plan),
         "kill" => device::kill::run(plan),
+        "qemu" => qemu::run(),
+        "qemu-control" => qemu::control::run(),
+        "qemu-life" => qemu::life::run(plan),
+        "qemu-moves" => qemu::moves::run(plan),
+        "qemu-service" => qemu::service::run(),
+        "qemu-deaths" => qemu::deaths::run(plan),
+        "debian-guest" => qemu::debian::run(),
+        "libvirt" => qemu::libvirt::run(plan),
         "uclamp" => clamps(),
         "idle" => models::idle::run(plan),
         "guest-facts" => device::guest_facts::run(plan),

@@ -68,7 +68,7 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
         base: BASE,
         pins: vec![vec![]],
         rt_pcpus: vec![],
-        kick: SIGRTMIN(),
+        kick: Some(SIGRTMIN()),
         ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Device;
-use crate::counters::{Accesses, CounterSnapshot};
+use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::Request;
 use crate::policy::Clamp;
 use crate::ports::{Actuator, Event, Events, Source};
@@ -47,6 +47,24 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Says when the guest wrote what is written here next for `vcpu`: in ns of CLOCK_MONOTONIC.
     pub fn written_at(&self, vcpu: VcpuId, at_ns: u64) {
         self.events.record(&Event::Written { vcpu, at_ns });
+    }
+
+    /// Counts what became of a request, and tells it: also for what carries requests out beside this
+    /// device.
+    pub fn count(&self, event: &Event) {
+        let (vcpu, counter): (_, fn(&Counters) -> &Counter) = match event {
+            Event::Applied { vcpu, .. } => (vcpu, |of| &of.applied),
+            Event::Unchanged { vcpu, .. } => (vcpu, |of| &of.unchanged),
+            Event::Superseded { vcpu, .. } => (vcpu, |of| &of.superseded),
+            Event::Limited { vcpu, .. } => (vcpu, |of| &of.limited),
+            Event::Refused { vcpu, .. } => (vcpu, |of| &of.refused),
+            Event::NotApplicable { vcpu, .. } => (vcpu, |of| &of.not_applicable),
+            _ => return,
+        };
+        if let Some(page) = self.vcpus.get(vcpu.index()) {
+            counter(&page.counters).bump();
+            self.events.record(event);
+        }
     }
 
     /// Counts `count` requests of `vcpu` that a newer one of its domain has overtaken before they

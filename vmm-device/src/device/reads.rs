@@ -84,13 +84,23 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// When the device has pages already.
     pub fn attach_pages(&self, pages: RegisterPages) -> Result<(), PagesError> {
         self.pages.set(pages).map_err(|_| PagesError::Twice)?;
-        for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
-            self.show(vcpu, ReadReg::PerftblLen, spec.table.register_len());
-            self.show(vcpu, ReadReg::PerfDomain, spec.domain.0);
-            self.show(vcpu, ReadReg::Features, self.features());
+        self.show_all();
+        Ok(())
+    }
+
+    /// Shows everything that a guest can read.
+    pub(crate) fn show_all(&self) {
+        for (vcpu, _) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
+            self.show_constants(vcpu);
             self.show_memory(vcpu);
         }
-        Ok(())
+    }
+
+    /// Shows what never changes in the page of `vcpu`.
+    pub(crate) fn show_constants(&self, vcpu: VcpuId) {
+        for reg in [ReadReg::PerftblLen, ReadReg::PerfDomain, ReadReg::Features] {
+            self.show(vcpu, reg, self.read(vcpu, reg));
+        }
     }
 
     /// Learns cur_perf of `vcpu` and shows it in its page. Does nothing when there is no such

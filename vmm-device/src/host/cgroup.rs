@@ -169,16 +169,20 @@ pub(super) fn create(
     Ok(())
 }
 
-/// The processes that move: `pid`, and from a group that has to become empty its children too,
-/// the guardian. Any other process there is in the way.
+/// The processes that move: the VMM `pid`; and from a group that has to become empty the server, if
+/// that is another process, and children of both, the guardian. Any other process there is in the
+/// way.
 fn movers(record: &GroupRecord, pid: u32) -> Result<Vec<String>, CgroupError> {
-    let own = pid.to_string();
     if !is_inside(record) {
-        return Ok(vec![own]);
+        return Ok(vec![pid.to_string()]);
     }
+    let own = [pid, std::process::id()].map(|pid| pid.to_string());
     let there = read(&record.origin.join("cgroup.procs"))?;
     let there: Vec<String> = there.split_whitespace().map(str::to_owned).collect();
-    let ours = |process: &String| *process == own || parent_process(process) == Some(own.clone());
+    let ours = |process: &String| {
+        let parent = || parent_process(process);
+        own.contains(process) || parent().is_some_and(|parent| own.contains(&parent))
+    };
     if !there.iter().all(ours) {
         let path = record.origin.clone();
         return Err(CgroupError::InternalProcesses { path });

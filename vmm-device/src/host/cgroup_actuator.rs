@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
+use super::adopted_groups::AdoptedGroups;
 use super::cgroup::{self, CgroupTree, GroupRecord};
 use super::cgroup_error::CgroupError;
 use super::cgroup_fs::write;
@@ -36,7 +37,9 @@ const UNKNOWN: u16 = u16::MAX;
 pub struct CgroupActuator {
     /// Of the groups that it has made; none in a partition.
     record: Option<GroupRecord>,
-    /// In order of their numbers.
+    /// The threads are in their groups already.
+    adopted: bool,
+    /// In order of their numbers; of groups that are adopted, a domain has one for each vCPU.
     domains: Box<[DomainGroup]>,
     threads: DomainThreads,
 }
@@ -59,7 +62,7 @@ struct ClampFile {
 
 impl CgroupActuator {
     /// Makes the groups for vCPUs whose domains are `domains` (in order of the vCPUs' numbers) at
-    /// `place`, and moves the calling process there. On failure nothing of it stays.
+    /// `place`, and moves the VMM's process there. On failure nothing of it stays.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -68,14 +71,13 @@ impl CgroupActuator {
         place: &Placement,
         domains: &[DomainId],
     ) -> Result<Self, CgroupError> {
-        let pid = std::process::id();
-        let record = place.record(pid);
+        let record = place.record(std::process::id());
         // Before anything that would be undone on failure.
         cgroup::check_unused(&record.group)?;
         let mut ids = domains.to_vec();
         ids.sort_unstable();
         ids.dedup();
-        let made = cgroup::create(tree, &record, &ids, pid);
+        let made = cgroup::create(tree, &record, &ids, place.process);
         let opened = made.and_then(|()| {
             let groups = ids.iter();
             let groups = groups.map(|id| DomainGroup::open(&record.domain(*id), *id));
@@ -84,6 +86,7 @@ impl CgroupActuator {
         match opened {
             Ok(domains_open) => Ok(Self {
                 record: Some(record),
+                adopted: false,
                 domains: domains_open,
                 threads: DomainThreads::new(domains),
             }),
@@ -109,9 +112,31 @@ impl CgroupActuator {
         let groups = ids.iter().map(|id| DomainGroup::open(&group(*id), *id));
         Ok(Self {
             record: None,
+            adopted: false,
             domains: groups.collect::<Result<_, _>>()?,
             threads: DomainThreads::new(domains),
         })
+    }
+
+    /// For groups that a VMM's manager has made, one for each vCPU. Raise what caps them first;
+    /// [`AdoptedGroups::put_back`] undoes the rest.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn adopt(groups: &AdoptedGroups, domains: &[DomainId]) -> Result<Self, CgroupError> {
+        let of_vcpus = groups.of_vcpus().zip(domains);
+        let open = of_vcpus.map(|(group, id)| DomainGroup::open(group, *id));
+        let mut open = open.collect::<Result<Vec<_>, _>>()?;
+        open.sort_by_key(|group| group.id);
+        let actuator = Self {
+            record: None,
+            adopted: true,
+            domains: open.into(),
+            threads: DomainThreads::new(domains),
+        };
+        // They may hold anything.
+        actuator.forget();
+        Ok(actuator)
     }
 
     /// What removes the groups that it has made, from this process or another one.
@@ -129,7 +154,10 @@ impl CgroupActuator {
     /// thread's own clamp, it is in its group all the same.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
-        write(&self.group(domain)?.members, &tid.to_string()).map_err(io::Error::other)?;
+        let group = self.groups(domain).next().ok_or(io::ErrorKind::NotFound)?;
+        if !self.adopted {
+            write(&group.members, &tid.to_string()).map_err(io::Error::other)?;
+        }
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)
     }
@@ -152,22 +180,20 @@ impl CgroupActuator {
     /// The directory of a domain's group.
     #[must_use]
     pub fn dir(&self, domain: DomainId) -> Option<&Path> {
-        self.group(domain).ok()?.members.parent()
+        self.groups(domain).next()?.members.parent()
     }
 
-    fn group(&self, domain: DomainId) -> io::Result<&DomainGroup> {
-        let found = self.domains.binary_search_by_key(&domain, |group| group.id);
-        let index = found.map_err(|_| io::ErrorKind::NotFound)?;
-        Ok(&self.domains[index])
+    fn groups(&self, domain: DomainId) -> impl Iterator<Item = &DomainGroup> {
+        let first = self.domains.partition_point(|group| group.id < domain);
+        let groups = self.domains[first..].iter();
+        groups.take_while(move |group| group.id == domain)
     }
 }
 
 impl Actuator for CgroupActuator {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
-        let group = self.group(domain);
-        let group = group.map_err(|_| ActuateError::NoThread { domain })?;
         self.threads.check_applies(domain)?;
-        group.set(clamp)
+        self.groups(domain).try_for_each(|group| group.set(clamp))
     }
 }
 

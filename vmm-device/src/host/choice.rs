@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 
 use super::HostRoot;
+use super::adopted_groups::AdoptedGroups;
 use super::cgroup::{CgroupTree, GroupRecord};
 use super::cgroup_actuator::CgroupActuator;
 use super::cgroup_error::CgroupError;
@@ -56,6 +57,8 @@ pub struct Chosen {
 pub enum ActuatorKind {
     /// [`CgroupActuator`], at this place.
     Cgroup(Placement),
+    /// The same, on groups that are there.
+    Adopted(AdoptedGroups),
     /// [`ThreadActuator`].
     Thread,
     /// Nothing: every request is [`ActuateError::NotApplicable`].
@@ -98,9 +101,15 @@ impl ActuatorFacts {
     /// Looks at the host below `root`, for groups in `parent` if that is named.
     #[must_use]
     pub fn probe(root: &HostRoot, parent: Option<&Path>) -> Self {
+        Self::probe_for(root, std::process::id(), parent)
+    }
+
+    /// The same for the VM of process `pid`, which need not be the calling one.
+    #[must_use]
+    pub fn probe_for(root: &HostRoot, pid: u32, parent: Option<&Path>) -> Self {
         Self {
             uclamp: uclamp_available(),
-            cgroup: Placement::find(root, parent),
+            cgroup: Placement::find_for(root, pid, parent),
         }
     }
 }
@@ -145,6 +154,7 @@ impl HostActuator {
             ActuatorKind::Cgroup(place) => {
                 On::Groups(CgroupActuator::create(tree, place, domains)?)
             }
+            ActuatorKind::Adopted(groups) => On::Groups(CgroupActuator::adopt(groups, domains)?),
             ActuatorKind::Thread => On::Threads(ThreadActuator::new(domains)),
             ActuatorKind::Nothing => On::Nothing,
         };
@@ -274,11 +284,7 @@ impl HostActuator {
 
 impl Actuator for HostActuator {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
-        let floor = self.floor(domain);
-        let clamp = Clamp {
-            min: clamp.min.max(floor),
-            max: clamp.max.max(floor),
-        };
+        let clamp = clamp.raised(self.floor(domain));
         match &self.on {
             On::Groups(actuator) => actuator.apply(domain, clamp),
             On::Threads(actuator) => actuator.apply(domain, clamp),

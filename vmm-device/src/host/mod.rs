@@ -10,6 +10,8 @@
 //!
 //! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
 
+mod adopted_groups;
+mod borrowed_thread;
 mod cgroup;
 mod cgroup_actuator;
 mod cgroup_error;
@@ -24,6 +26,7 @@ mod limits;
 mod opp_node;
 mod partition;
 mod placement;
+mod raised_groups;
 mod source;
 mod sys;
 mod text;
@@ -33,6 +36,8 @@ mod topology;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+pub use adopted_groups::AdoptedGroups;
+pub use borrowed_thread::BorrowedThread;
 pub use cgroup::{
     CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
     leftovers, remove,
@@ -47,11 +52,10 @@ pub use energy_model::ENERGY_MODEL_DIR;
 pub use host_cpus::{CAPACITY_SCALE, HostCpus, HostOpp, Pcpu, Policy};
 pub use partition::PartitionGroups;
 pub use placement::Placement;
+pub use raised_groups::RaisedGroups;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{SchedAttr, Tid, is_within, monotonic_ns, pin, stay_off, thread_cpu_time};
-pub use thread_actuator::{
-    ThreadActuator, ThreadClamp, clamp_current_thread_to_zero, thread_clamp, uclamp_available,
-};
+pub use thread_actuator::{ThreadActuator, clamp_current_thread_to_zero, uclamp_available};
 pub use topology::{policies, possible_pcpus, present_pcpus};
 
 /// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.

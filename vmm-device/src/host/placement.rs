@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use super::HostRoot;
 use super::cgroup::{GROUP_PREFIX, GroupRecord, check_unused};
 use super::cgroup_error::CgroupError;
-use super::cgroup_fs::{has_cpu, mount_point, own_group, read};
+use super::cgroup_fs::{group_of, has_cpu, mount_point, read};
 use super::limits::check_kept;
 use super::sys::{attribute_is_one, effective_user};
 
@@ -29,24 +29,40 @@ use super::sys::{attribute_is_one, effective_user};
 pub struct Placement {
     /// The group that will hold the VM's.
     pub parent: PathBuf,
-    /// The process' own group now.
+    /// The VMM's process.
+    pub process: u32,
+    /// Its group now.
     pub origin: PathBuf,
     /// Whether the cpu controller must be switched on for the children of `parent`.
     pub enables_cpu: bool,
-    /// Whether `cpu.uclamp.min` of the process' own group must be raised: the VM's will be in it.
+    /// Whether `cpu.uclamp.min` of `origin` must be raised: the VM's will be in it.
     pub raises_min: bool,
 }
 
 impl Placement {
-    /// Finds a place on the host below `root`; `named` is the parent that the user wants.
+    /// Finds a place for the calling process' VM on the host below `root`; `named` is the parent
+    /// that the user wants.
     ///
     /// # Errors
     /// Why there is none, or why the named one can't be used.
     pub fn find(root: &HostRoot, named: Option<&Path>) -> Result<Self, CgroupError> {
+        Self::find_for(root, std::process::id(), named)
+    }
+
+    /// The same for the VM of process `pid`, which need not be the calling one.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn find_for(root: &HostRoot, pid: u32, named: Option<&Path>) -> Result<Self, CgroupError> {
         let mount = mount_point(root)?;
+        let process = match pid == std::process::id() {
+            true => root.own_process(),
+            false => root.path(format!("proc/{pid}")),
+        };
         let here = Here {
-            origin: own_group(root, &mount)?,
+            origin: group_of(&process, &mount)?,
             mount,
+            pid,
         };
         match named {
             Some(dir) => here.at(here.checked(root, dir)?),
@@ -54,8 +70,8 @@ impl Placement {
         }
     }
 
-    /// What process `pid` would make here, and what undoes it. A guardian can know that before
-    /// anything is made.
+    /// What process `pid`, the VMM or its server, would make here, and what undoes it. A guardian
+    /// can know that before anything is made.
     #[must_use]
     pub fn record(&self, pid: u32) -> GroupRecord {
         GroupRecord {
@@ -67,10 +83,11 @@ impl Placement {
     }
 }
 
-/// Where the calling process is.
+/// Where a VMM's process is.
 struct Here {
     mount: PathBuf,
     origin: PathBuf,
+    pid: u32,
 }
 
 impl Here {
@@ -144,8 +161,8 @@ impl Here {
         let processes = read(&parent.join("cgroup.procs"))?;
         let mut others = processes.split_whitespace();
         // The kernel refuses to switch a controller on in a group with processes, but for the
-        // root. This one leaves its own.
-        let own = std::process::id().to_string();
+        // root. The VMM's leaves its own.
+        let own = self.pid.to_string();
         if enables_cpu
             && !self.is_root(&parent)
             && others.any(|pid| parent != self.origin || pid != own)
@@ -156,6 +173,7 @@ impl Here {
         let raises_min = is_own && !is_max(&read(&parent.join("cpu.uclamp.min"))?);
         Ok(Placement {
             parent,
+            process: self.pid,
             origin: self.origin.clone(),
             enables_cpu,
             raises_min,

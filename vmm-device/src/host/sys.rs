@@ -14,6 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use super::cpu_list::CpuList;
+
 /// A thread's number, as the kernel counts them. Never 0, which system calls take for "the
 /// caller", whoever that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -310,6 +312,16 @@ fn affinity(tid: i32) -> io::Result<[u64; CPU_WORDS]> {
     check(ret.into()).map(|()| set)
 }
 
+/// The pCPUs that thread `tid` may run on.
+pub(super) fn affinity_of(tid: Tid) -> io::Result<CpuList> {
+    let set = affinity(tid.get())?;
+    let bits = (0..).zip(set).flat_map(|(word, bits)| {
+        let set = (0..u64::BITS).filter(move |bit| bits >> bit & 1 == 1);
+        set.map(move |bit| word * u64::BITS + bit)
+    });
+    Ok(bits.collect())
+}
+
 /// Takes `pcpus` out of `set`; what is left of it.
 fn without(mut set: [u64; CPU_WORDS], pcpus: &[u32]) -> [u64; CPU_WORDS] {
     for &pcpu in pcpus {
@@ -369,4 +381,34 @@ fn check(ret: libc::c_long) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The nice value of a thread that was given -5 and is SCHED_FIFO, as both calls have it.
+    fn nice_of_fifo() -> io::Result<(i32, i32)> {
+        let tid = Tid::current();
+        let nice = SchedAttr {
+            nice: -5,
+            ..SchedAttr::default()
+        };
+        nice.set(tid)?;
+        let fifo = SchedAttr {
+            policy: SchedAttr::FIFO,
+            priority: 1,
+            ..SchedAttr::default()
+        };
+        fifo.set(tid)?;
+        Ok((SchedAttr::of(tid)?.nice, SchedAttr::nice_of(tid)?))
+    }
+
+    #[test]
+    fn the_nice_value_of_a_real_time_thread_is_what_it_goes_back_to() {
+        match std::thread::spawn(nice_of_fifo).join().unwrap() {
+            Err(error) => println!("SKIP: this process may not raise priorities: {error}"),
+            Ok(nice) => assert_eq!(nice, (0, -5)),
+        }
+    }
 }

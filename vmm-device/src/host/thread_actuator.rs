@@ -16,7 +16,7 @@ use super::sys::{SchedAttr, Tid, sched_policy};
 use super::text::errno;
 use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
-use crate::units::{DomainId, Util, VcpuId};
+use crate::units::{DomainId, VcpuId};
 
 const CALL: &str = "sched_setattr";
 const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their bandwidth";
@@ -34,15 +34,6 @@ pub fn clamp_current_thread_to_zero() -> io::Result<()> {
 #[derive(Debug)]
 pub struct ThreadActuator {
     threads: DomainThreads,
-}
-
-/// A thread's clamps and whether its children inherit them, as `sched_getattr` reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadClamp {
-    /// The clamp that the thread asks for; groups and system limits may narrow it.
-    pub clamp: Clamp,
-    /// Children start without the clamp.
-    pub reset_on_fork: bool,
 }
 
 impl ThreadActuator {
@@ -129,25 +120,6 @@ fn set_clamp(tid: Tid, clamp: Clamp) -> io::Result<()> {
     SchedAttr::clamp(clamp.min.get().into(), clamp.max.get().into()).set(tid)
 }
 
-fn clamp_of(attr: &SchedAttr) -> Clamp {
-    Clamp {
-        min: Util::saturating(attr.util_min.into()),
-        max: Util::saturating(attr.util_max.into()),
-    }
-}
-
-/// The clamps of `tid`.
-///
-/// # Errors
-/// What the kernel said.
-pub fn thread_clamp(tid: Tid) -> io::Result<ThreadClamp> {
-    let attr = SchedAttr::of(tid)?;
-    Ok(ThreadClamp {
-        clamp: clamp_of(&attr),
-        reset_on_fork: attr.flags & SchedAttr::RESET_ON_FORK != 0,
-    })
-}
-
 /// Whether the running kernel has uclamp: a thread that ends at once asks for the clamp that it
 /// has anyway.
 ///
@@ -187,20 +159,12 @@ impl LastClamp {
     const UNKNOWN: u32 = u32::MAX;
 
     fn get(&self) -> Option<Clamp> {
-        let word = self.0.load(Relaxed);
-        let [min, min_high, max, max_high] = word.to_le_bytes();
-        let util = |low, high| Util::new(u16::from_le_bytes([low, high]));
-        Some(Clamp {
-            min: util(min, min_high)?,
-            max: util(max, max_high)?,
-        })
+        Clamp::from_bits(self.0.load(Relaxed))
     }
 
     fn put(&self, clamp: Option<Clamp>) {
-        let word = clamp.map_or(Self::UNKNOWN, |clamp| {
-            u32::from(clamp.min.get()) | u32::from(clamp.max.get()) << 16
-        });
-        self.0.store(word, Relaxed);
+        self.0
+            .store(clamp.map_or(Self::UNKNOWN, Clamp::bits), Relaxed);
     }
 }
 
@@ -282,6 +246,7 @@ impl DomainThreads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Util;
 
     const DOMAIN: DomainId = DomainId(0);
 

@@ -6,12 +6,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
-    KVM_MEM_READONLY, kvm_ioeventfd, kvm_ioeventfd_flag_nr_datamatch,
-    kvm_ioeventfd_flag_nr_deassign, kvm_userspace_memory_region,
+    kvm_ioeventfd, kvm_ioeventfd_flag_nr_datamatch, kvm_ioeventfd_flag_nr_deassign,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 
-use super::offload::{IoEventFd, KvmVm, ReadOnlySlot};
+use super::offload::{IoEventFd, KvmVm, MemorySlot};
 
 /// `KVM_IOEVENTFD`, `_IOW(KVMIO, 0x79, struct kvm_ioeventfd)`.
 const IOEVENTFD: libc::c_ulong = 0x4040_ae79;
@@ -27,16 +27,16 @@ pub struct FreeSlot<'a> {
 
 impl FreeSlot<'_> {
     /// With 0 bytes the slot is free again.
-    fn set(&self, slot: ReadOnlySlot, bytes: u64) -> io::Result<()> {
+    fn set(&self, slot: MemorySlot, bytes: u64) -> io::Result<()> {
         let slot = kvm_userspace_memory_region {
             slot: self.number,
-            flags: KVM_MEM_READONLY,
+            flags: slot.flags(),
             guest_phys_addr: slot.guest_address(),
             memory_size: bytes,
             userspace_addr: slot.host_address(),
         };
-        // SAFETY: a ReadOnlySlot stays mapped as long as its KvmOffload, and the guest only reads
-        // it.
+        // SAFETY: a MemorySlot stays mapped as long as its KvmOffload. The guest only reads it, or
+        // all its users take it for memory that a guest changes at any time.
         let set = unsafe { self.vm.set_user_memory_region(slot) };
         set.map_err(|error| io::Error::from_raw_os_error(error.errno()))
     }
@@ -61,11 +61,11 @@ impl FreeSlot<'_> {
 }
 
 impl KvmVm for FreeSlot<'_> {
-    fn map_read_only(&self, slot: ReadOnlySlot) -> io::Result<()> {
+    fn map(&self, slot: MemorySlot) -> io::Result<()> {
         self.set(slot, slot.size())
     }
 
-    fn unmap(&self, slot: ReadOnlySlot) -> io::Result<()> {
+    fn unmap(&self, slot: MemorySlot) -> io::Result<()> {
         self.set(slot, 0)
     }
 

@@ -2,7 +2,7 @@
 //! What a VMM on KVM runs around the device: how accesses get to it, and the threads that it needs.
 //!
 //! ```text
-//! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a read-only slot, ioeventfds
+//! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a memory slot, ioeventfds
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
 //! ```
 //!
@@ -27,10 +27,11 @@ mod maintenance;
 mod mmio_device;
 mod offload;
 mod page_mapping;
+pub mod shm;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
-    IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
+    IoeventfdPlan, Offered, PcpuLoad, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};
@@ -40,7 +41,7 @@ pub use free_slot::FreeSlot;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
-    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, Next, OffloadState,
-    ReadOnlySlot, SlotMemory, Warn,
+    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, Next,
+    OffloadState, SlotMemory, Warn,
 };
 pub use page_mapping::PageMapping;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What of the vcpufreq registers KVM answers itself: reads from the register
-//! pages in a read-only memory slot, writes of set_perf by ioeventfds, each of
-//! one value or of any.
+//! What of the vcpufreq registers KVM answers itself: reads from a memory slot,
+//! which is read-only but for shared memory, and requests by ioeventfds.
 //!
 //! All of it belongs to the virtual machine in KVM, which a reset of the guest
 //! makes anew; pages and eventfds outlive it. Whatever KVM refuses takes the
@@ -16,19 +15,22 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
+/// `KVM_MEM_READONLY` of `linux/kvm.h`.
+const MEM_READONLY: u32 = 1 << 1;
+
 /// A virtual machine in KVM: what a VMM implements.
 pub trait KvmVm {
-    /// Shows memory to the guest, which can only read it (`KVM_MEM_READONLY`).
+    /// Shows memory to the guest, with the slot's flags.
     ///
     /// # Errors
     /// What KVM said; then each read exits to the VMM.
-    fn map_read_only(&self, slot: ReadOnlySlot) -> io::Result<()>;
+    fn map(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Takes the same memory away again.
     ///
     /// # Errors
     /// What KVM said.
-    fn unmap(&self, slot: ReadOnlySlot) -> io::Result<()>;
+    fn unmap(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Has KVM signal an eventfd at a guest's write, which doesn't exit then (`KVM_IOEVENTFD`).
     ///
@@ -45,13 +47,14 @@ pub trait KvmVm {
 
 /// Memory that a guest is to see. It stays mapped as long as its [`KvmOffload`] lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadOnlySlot {
+pub struct MemorySlot {
     guest_address: u64,
     host_address: u64,
     size: u64,
+    guest_writes: bool,
 }
 
-impl ReadOnlySlot {
+impl MemorySlot {
     /// Where the guest sees it.
     #[must_use]
     pub fn guest_address(self) -> u64 {
@@ -69,6 +72,12 @@ impl ReadOnlySlot {
     pub fn size(self) -> u64 {
         self.size
     }
+
+    /// Its flags in KVM: `KVM_MEM_READONLY`, unless the guest may write it.
+    #[must_use]
+    pub fn flags(self) -> u32 {
+        if self.guest_writes { 0 } else { MEM_READONLY }
+    }
 }
 
 /// Writes of four bytes, and what they signal.
@@ -82,15 +91,27 @@ pub struct IoEventFd<'a> {
     pub event: &'a EventFd,
 }
 
-/// An eventfd that writes of one vCPU's set_perf signal.
+/// An eventfd that a guest's requests signal.
 #[derive(Debug)]
 pub struct Doorbell {
-    /// Whose register.
-    pub vcpu: VcpuId,
+    /// Where the guest writes, from [`KvmOffload::base`] on.
+    pub offset: u64,
     /// The value that signals; `None`: any.
-    pub khz: Option<u32>,
+    pub value: Option<u32>,
     /// What it signals.
     pub event: Arc<EventFd>,
+}
+
+impl Doorbell {
+    /// One that writes of `khz`, or of any value, to the set_perf of `vcpu` signal.
+    #[must_use]
+    pub fn of_set_perf(vcpu: VcpuId, khz: Option<u32>, event: Arc<EventFd>) -> Self {
+        Self {
+            offset: u64::from(vcpu.0) * REGION_STRIDE + REG_SET_PERF,
+            value: khz,
+            event,
+        }
+    }
 }
 
 /// What KVM shall handle.
@@ -117,6 +138,9 @@ pub trait SlotMemory: Send + Sync {
 
     /// Its bytes, a multiple of the host's page size.
     fn size(&self) -> u64;
+
+    /// Whether the guest may write it.
+    fn guest_writes(&self) -> bool;
 }
 
 /// What KVM answers itself now, for whoever asks.
@@ -182,18 +206,19 @@ impl KvmOffload {
         attached
     }
 
-    fn slot(&self) -> ReadOnlySlot {
-        ReadOnlySlot {
+    fn slot(&self) -> MemorySlot {
+        MemorySlot {
             guest_address: self.base,
             host_address: self.pages.address(),
             size: self.pages.size(),
+            guest_writes: self.pages.guest_writes(),
         }
     }
 
     fn ioeventfd<'a>(&self, bell: &'a Doorbell) -> IoEventFd<'a> {
         IoEventFd {
-            address: self.base + u64::from(bell.vcpu.0) * REGION_STRIDE + REG_SET_PERF,
-            value: bell.khz,
+            address: self.base + bell.offset,
+            value: bell.value,
             event: &bell.event,
         }
     }
@@ -218,11 +243,11 @@ impl InstalledOffload<'_> {
 
     /// Shows the pages; what to say when KVM doesn't.
     fn show(&mut self) -> Option<String> {
-        let shown = self.vm.map_read_only(self.offload.slot());
+        let shown = self.vm.map(self.offload.slot());
         self.shown = shown.is_ok();
         let error = shown.err()?;
         Some(format!(
-            "KVM refused a read-only slot for the vcpufreq registers ({error}): each read exits \
+            "KVM refused a memory slot for the vcpufreq registers ({error}): each read exits \
              to the VMM; see vcpufreq doctor"
         ))
     }

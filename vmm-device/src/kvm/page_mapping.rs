@@ -43,6 +43,10 @@ impl SlotMemory for PageMapping {
     fn size(&self) -> u64 {
         self.region.size() as u64
     }
+
+    fn guest_writes(&self) -> bool {
+        false
+    }
 }
 
 impl PageMemory for PageMapping {

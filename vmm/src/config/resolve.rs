@@ -29,9 +29,10 @@ use crate::{
         rt,
     },
     options::{
-        RunArgs, VcpuArgs,
+        ActuatorWish, BridgeArgs, RunArgs, VcpuArgs,
         values::{self, of_vcpu},
     },
+    path::PathChoice,
     vm::{
         VmSpec,
         image::{self, Initrd, Kernel, Placement},
@@ -46,6 +47,7 @@ use vcpufreq_device::host::{HostCpus, HostOpp, Pcpu, Policy};
 pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
     let count = vcpu_count(&options.vcpus)?;
     check_named(values::largest(&options.floor), count)?;
+    check_scx(&options)?;
     let kernel = options.kernel.as_deref();
     let kernel = kernel.context("no kernel is given; name an arm64 Image with --kernel FILE")?;
     image::check_cmdline(&options.cmdline)?;
@@ -71,9 +73,26 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
         standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         floors,
-        actuator: actuator_choice(&options)?,
+        actuator: actuator_choice(&options.bridge)?,
         options,
     })
+}
+
+/// Whether requests go to the service `vcpufreq scx`.
+///
+/// # Errors
+/// What can't be had with that.
+fn check_scx(options: &RunArgs) -> anyhow::Result<()> {
+    if options.bridge.actuator != ActuatorWish::Scx {
+        return Ok(());
+    }
+    if options.bridge.clamp == ClampMode::Exact {
+        bail!("--actuator scx sets no ceiling; leave --clamp exact out");
+    }
+    if !matches!(options.path, PathChoice::Auto | PathChoice::Bpf) {
+        bail!("--actuator scx needs the path bpf; leave --path out");
+    }
+    Ok(())
 }
 
 /// The number of vCPUs, checked; options for others than these are refused.
@@ -121,6 +140,9 @@ pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<
 }
 
 /// What the device is made of for these vCPUs, each of which has a table.
+///
+/// # Errors
+/// Which table is wrong.
 pub fn device_config(
     vcpus: &[VcpuConfig],
     mode: ClampMode,
@@ -142,6 +164,22 @@ pub fn device_config(
     })
 }
 
+/// The same with all that the bridge's options have of it.
+///
+/// # Errors
+/// As [`device_config`].
+pub fn bridge_device_config(
+    vcpus: &[VcpuConfig],
+    options: &BridgeArgs,
+    headroom: Headroom,
+) -> anyhow::Result<DeviceConfig> {
+    Ok(DeviceConfig {
+        visibility: options.cur_perf,
+        rate_limit: options.rate_limit.0,
+        ..device_config(vcpus, options.clamp, headroom)?
+    })
+}
+
 fn perf_table(vcpu: u32, opps: &[Opp]) -> anyhow::Result<PerfTable> {
     let khz: Vec<_> = opps.iter().map(|opp| Khz(opp.khz)).collect();
     PerfTable::try_from(khz).map_err(|why| {
@@ -152,8 +190,16 @@ fn perf_table(vcpu: u32, opps: &[Opp]) -> anyhow::Result<PerfTable> {
 }
 
 /// A place that is named is the one, or there is an error.
-fn actuator_choice(options: &RunArgs) -> anyhow::Result<ActuatorChoice> {
-    match (options.actuator, &options.cgroup_parent) {
+///
+/// # Errors
+/// When the place is of no use to the actuator that is named.
+pub fn actuator_choice(options: &BridgeArgs) -> anyhow::Result<ActuatorChoice> {
+    let choice = match options.actuator {
+        ActuatorWish::Clamps(choice) => choice,
+        // When the scheduler is gone.
+        ActuatorWish::Scx => ActuatorChoice::Auto,
+    };
+    match (choice, &options.cgroup_parent) {
         (ActuatorChoice::Thread | ActuatorChoice::Nothing, Some(_)) => bail!(
             "--cgroup-parent is where requests become clamps of cgroups; leave it or --actuator out"
         ),

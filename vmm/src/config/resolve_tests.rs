@@ -233,6 +233,23 @@ fn standby_is_for_kernels_that_need_it() {
 }
 
 #[test]
+fn scx_is_refused_with_what_it_cannot_do() {
+    for (toml, word) in [
+        ("clamp = 'exact'", "--clamp"),
+        ("path = 'exit'", "--path"),
+        ("path = 'shm'", "--path"),
+        ("path = 'bpf'", ""),
+        ("", ""),
+    ] {
+        let checked = check_scx(&RunArgs::of_toml(&format!("actuator = 'scx'\n{toml}")));
+        let why = checked.err().map(|error| error.to_string());
+        let told = why.as_ref().is_some_and(|why| why.contains(word));
+        assert!(told != word.is_empty(), "{toml}: {why:?}");
+        assert!(check_scx(&RunArgs::of_toml(toml)).is_ok(), "{toml}");
+    }
+}
+
+#[test]
 fn a_cgroup_that_is_named_is_the_one_or_an_error() {
     let rows = [
         ("", Some(ActuatorChoice::Auto)),
@@ -245,7 +262,7 @@ fn a_cgroup_that_is_named_is_the_one_or_an_error() {
         ("cgroup-parent = '/x'\nactuator = 'none'", None),
     ];
     for (toml, expected) in rows {
-        let choice = actuator_choice(&RunArgs::of_toml(toml));
+        let choice = actuator_choice(&RunArgs::of_toml(toml).bridge);
         assert_eq!(choice.as_ref().ok(), expected.as_ref(), "{toml}");
         let why = choice.err().map(|error| error.to_string());
         assert!(

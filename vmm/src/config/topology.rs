@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use vcpufreq_device::{DomainId, region_size};
+use vcpufreq_device::{DomainId, kvm::shm, region_size};
 use vcpufreq_dt::{CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable};
 
 use crate::{config::VcpuConfig, vm::layout};
@@ -12,8 +12,30 @@ use crate::{config::VcpuConfig, vm::layout};
 /// multiply capacities by a frequency: the same for all keeps their ratio.
 const SAME_FOR_ALL_KHZ: u32 = 1_000_000;
 
-/// The guest's CPUs, with the cpufreq registers at `base` if there are any, and
-/// with PSCI's standby if `standby`.
+/// The registers of the cpufreq device of `vcpus`, at `base`.
+pub fn registers(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
+    CpufreqRegion {
+        base,
+        size: region_size(count(vcpus)),
+        shared: false,
+    }
+}
+
+/// The memory of the same device, shared with the guest.
+pub fn shared_memory(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
+    CpufreqRegion {
+        base,
+        size: shm::size(count(vcpus)),
+        shared: true,
+    }
+}
+
+fn count(vcpus: &[VcpuConfig]) -> u16 {
+    u16::try_from(vcpus.len()).unwrap_or(u16::MAX)
+}
+
+/// The guest's CPUs, with the cpufreq device if there is one, and with PSCI's standby if
+/// `standby`.
 ///
 /// A domain has one OPP table, which its vCPUs share; a table of one entry is
 /// none, and neither is there one without the bridge.
@@ -22,14 +44,14 @@ const SAME_FOR_ALL_KHZ: u32 = 1_000_000;
 /// What the device tree can't say of these vCPUs.
 pub fn machine(
     vcpus: &[VcpuConfig],
-    base: Option<u64>,
+    cpufreq: Option<CpufreqRegion>,
     standby: bool,
 ) -> Result<Machine, FactsError> {
     let mut tables = Vec::new();
     let mut table_of: BTreeMap<DomainId, usize> = BTreeMap::new();
     let mut cpus = Vec::new();
     for (number, vcpu) in (0_u16..).zip(vcpus) {
-        let opp_table = (base.is_some() && vcpu.opps.len() > 1).then(|| {
+        let opp_table = (cpufreq.is_some() && vcpu.opps.len() > 1).then(|| {
             *table_of.entry(vcpu.domain).or_insert_with(|| {
                 tables.push(OppTable {
                     opps: vcpu.opps.clone(),
@@ -38,7 +60,7 @@ pub fn machine(
                 tables.len() - 1
             })
         });
-        let top = vcpu.opps.last().filter(|_| base.is_some());
+        let top = vcpu.opps.last().filter(|_| cpufreq.is_some());
         cpus.push(CpuFacts {
             reg: layout::mpidr_affinity(number),
             capacity: vcpu.capacity.get(),
@@ -48,17 +70,11 @@ pub fn machine(
             real_time: vcpu.rt.is_some(),
         });
     }
-    let count = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
-    let size = region_size(count);
     Machine::try_from(MachineFacts {
         cpus,
         opp_tables: tables,
         standby,
-        cpufreq: base.map(|base| CpufreqRegion {
-            base,
-            size,
-            shared: false,
-        }),
+        cpufreq,
     })
 }
 
@@ -83,7 +99,9 @@ mod tests {
 
     #[test]
     fn vcpus_of_one_domain_share_a_table() {
-        let machine = machine(&vcpus(VCPUS), Some(0x0a00_0000), false).unwrap();
+        let vcpus = vcpus(VCPUS);
+        let cpufreq = Some(registers(&vcpus, 0x0a00_0000));
+        let machine = machine(&vcpus, cpufreq, false).unwrap();
         let facts = machine.facts();
         let tables: Vec<_> = facts.cpus.iter().map(|cpu| cpu.opp_table).collect();
         assert_eq!(tables, [Some(0), Some(1), Some(1)]);
@@ -105,12 +123,8 @@ mod tests {
 
     #[test]
     fn a_table_of_one_entry_is_none() {
-        let machine = machine(
-            &vcpus("[vcpu.0]\ntable = [5]\ncapacity = 1024"),
-            Some(0),
-            false,
-        )
-        .unwrap();
+        let vcpus = vcpus("[vcpu.0]\ntable = [5]\ncapacity = 1024");
+        let machine = machine(&vcpus, Some(registers(&vcpus, 0)), false).unwrap();
         assert!(machine.facts().opp_tables.is_empty());
         assert_eq!(machine.facts().cpus[0].khz_max, 5);
     }

@@ -11,7 +11,7 @@ use vcpufreq_device::{Headroom, host};
 use crate::{
     floors::{self, PolicyFloor},
     kernel_version::headroom_of,
-    options, path, sys,
+    path, sys,
     vm::probe::{KvmFacts, PathFacts},
 };
 use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus};
@@ -55,7 +55,7 @@ impl Live {
         Self {
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
-            bpf: path::offer_bpf(Path::new(options::BPF_OBJECT)),
+            bpf: path::offer_bpf(),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
             cgroup: offer
                 .cgroup

@@ -110,14 +110,16 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
         }),
         _ => None,
     };
-    offered.into_iter().filter_map(finding).collect()
+    // Only a guest that is made for it takes shared memory.
+    let offered = offered.into_iter().filter(|offer| offer.path != Path::Shm);
+    offered.filter_map(finding).collect()
 }
 
 /// A path that would be better than the one in use.
 fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Finding {
     let subject = match path {
         Path::Bpf => "path bpf",
-        Path::Exit | Path::Ioeventfd => "path ioeventfd",
+        Path::Exit | Path::Ioeventfd | Path::Shm => "path ioeventfd",
     };
     let (cause, step) = match why.rsplit_once("; ") {
         Some((cause, step)) => (cause, step.to_owned()),
@@ -143,7 +145,7 @@ fn bpf_not_built(allowed: bool) -> Finding {
     };
     let finding = Finding::absent("path bpf", "not in this program", why);
     match allowed {
-        true => finding.change("cargo build --release -p vcpufreq --features bpf"),
+        true => finding.change("cargo build --release -p vcpufreq"),
         false => finding,
     }
 }

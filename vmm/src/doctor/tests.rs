@@ -256,15 +256,15 @@ fn the_path_in_use_is_told_and_what_the_best_one_lacks() {
     let kernel = || ("path", Level::Good, "ioeventfd|".to_owned());
     let built = paths_of(&|facts| {
         facts.bpf_built = true;
-        facts.live.bpf = refused("no BPF object; name it with --bpf-object");
+        facts.live.bpf = refused("no BTF; use a kernel that has it");
     });
-    let lacks = "not possible|name it with --bpf-object".to_owned();
+    let lacks = "not possible|use a kernel that has it".to_owned();
     assert_eq!(built, [("path bpf", Level::Limit, lacks), kernel()]);
     let not_built = paths_of(&|facts| {
         facts.bpf_built = false;
         facts.live.bpf = refused("built without");
     });
-    let step = "not in this program|cargo build --release -p vcpufreq --features bpf".to_owned();
+    let step = "not in this program|cargo build --release -p vcpufreq".to_owned();
     assert_eq!(not_built, [("path bpf", Level::Absent, step), kernel()]);
     let neither = paths_of(&|facts| {
         facts.bpf_built = false;

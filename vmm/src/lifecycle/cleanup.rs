@@ -16,9 +16,10 @@ use nix::{
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
-use vcpufreq_rt::KernelHost;
+use vcpufreq_rt::{KernelHost, remove_within};
 
 use crate::lifecycle::state::{self, NoRecord, Record, Standing, StateDir};
+use crate::message::chain;
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,6 +84,7 @@ impl<'a> Cleaner<'a> {
                 Err(why) => self.unreadable(&path, &why, &mut cleaned),
             }
         }
+        cleaned.removed.extend(dir.remove_ended_vms(self.host)?);
         Ok(cleaned)
     }
 
@@ -126,27 +128,67 @@ impl<'a> Cleaner<'a> {
                 return;
             }
         };
-        let removed = match standing {
-            Standing::Stale => self.undo(record, cleaned),
-            _ => Ok(()),
+        let dir = StateDir::at(path.parent().unwrap_or(path));
+        let left = match standing {
+            Standing::Stale => self.end(&dir, record, cleaned),
+            _ => remove_record(path),
         };
-        match removed.map_err(|error| error.to_string()).and_then(|()| {
-            state::remove(path).map_err(|error| format!("{}: {error}", path.display()))
-        }) {
-            Ok(()) => cleaned.removed.push(path.to_owned()),
-            Err(why) => cleaned.left.push(why),
+        if left.is_empty() {
+            cleaned.removed.push(path.to_owned());
         }
+        cleaned.left.extend(left);
     }
 
-    fn undo(&self, record: &Record, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
+    /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
+    /// What is left, a line each.
+    pub fn end(&self, dir: &StateDir, record: &Record, cleaned: &mut Cleaned) -> Vec<String> {
+        let pid = record.owner.pid;
+        // Without the lock or the others the rest is undone all the same.
+        let lock = dir.lock();
+        let others = dir.raised_by_others(self.host, record, Standing::InUse);
+        let mut left: Vec<String> = lock.as_ref().err().map(chain).into_iter().collect();
+        let mut tried = |undone: Result<(), String>| left.extend(undone.err());
+        let others_raise = |group: &Path| match &others {
+            Ok(others) => others
+                .iter()
+                .any(|other| other.paths().any(|path| path == group)),
+            Err(_) => true,
+        };
         if let Some(groups) = &record.groups {
-            self.groups(groups, cleaned)?;
+            let groups = GroupRecord {
+                raised_min: groups.raised_min && !others_raise(&groups.origin),
+                ..groups.clone()
+            };
+            tried(
+                self.groups(&groups, cleaned)
+                    .map_err(|error| error.to_string()),
+            );
         }
         if let Some(rt) = &record.rt {
-            let undone = rt.undo(self.host, self.tree, record.owner.pid, self.patience)?;
-            cleaned.removed.extend(undone);
+            let undone = rt.undo(self.host, self.tree, pid, self.patience);
+            let undone = undone.map(|removed| cleaned.removed.extend(removed));
+            tried(undone.map_err(|error| error.to_string()));
         }
-        Ok(())
+        if let Some(adopted) = &record.adopted {
+            tried(adopted.put_back().map_err(|error| error.to_string()));
+        }
+        tried(match &others {
+            Ok(others) => record
+                .raises()
+                .put_back(others)
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(chain(error)),
+        });
+        for thread in &record.threads {
+            let host::BorrowedThread { pid, tid, .. } = thread;
+            tried(thread.put_back(self.host).map_err(|error| {
+                format!("the clamp of thread {tid} of process {pid} can't be put back: {error}")
+            }));
+        }
+        if left.is_empty() {
+            left = remove_record(&dir.record_path(pid));
+        }
+        left
     }
 
     /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
@@ -182,18 +224,15 @@ impl<'a> Cleaner<'a> {
         ));
     }
 
-    fn groups(&self, groups: &GroupRecord, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
+    /// Removes a VMM's cgroups, once the threads that are leaving them have left.
+    ///
+    /// # Errors
+    /// Why a group can't be removed.
+    pub fn groups(&self, groups: &GroupRecord, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
         if !groups.group.exists() {
             return Ok(());
         }
-        let deadline = Instant::now() + self.patience;
-        loop {
-            match host::remove(self.tree, groups) {
-                Err(CgroupError::Busy { .. }) if Instant::now() < deadline => sleep(TRY_EVERY),
-                Err(error) => return Err(error),
-                Ok(()) => break,
-            }
-        }
+        remove_within(self.patience, || host::remove(self.tree, groups))?;
         cleaned.removed.push(groups.group.clone());
         Ok(())
     }
@@ -214,6 +253,13 @@ impl<'a> Cleaner<'a> {
             }
         }
     }
+}
+
+/// Why it can't be removed, in a line.
+fn remove_record(path: &Path) -> Vec<String> {
+    let removed = state::remove(path);
+    let line = |error| format!("{} can't be removed: {error}", path.display());
+    removed.map_err(line).err().into_iter().collect()
 }
 
 #[cfg(test)]

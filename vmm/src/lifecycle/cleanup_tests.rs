@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use super::*;
 use crate::lifecycle::state::Owner;
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::{fakes::FakeHost, host::RaisedGroups};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
 struct Directories;
@@ -80,6 +80,9 @@ impl Scene {
             groups,
             rt: None,
             pinned: Vec::new(),
+            threads: Vec::new(),
+            adopted: None,
+            raised: RaisedGroups::default(),
         };
         self.state.write(&record).unwrap();
     }
@@ -170,16 +173,20 @@ fn a_group_in_use_stays_with_its_record_and_is_reported() {
 }
 
 #[test]
-fn an_unfinished_record_goes_with_its_writer() {
+fn what_is_unfinished_goes_with_its_writer() {
     let scene = Scene::new();
-    let unfinished = scene.state.record_path(8).with_extension("json.new");
-    fs::write(&unfinished, "{").unwrap();
+    let record = scene.state.record_path(8).with_extension("json.new");
+    fs::write(&record, "{").unwrap();
+    let unfinished = [scene.state.scratch(8).unwrap(), record];
     scene.host.write("proc/8/stat", "");
     scene.clean();
-    assert!(unfinished.exists(), "its writer may be at it");
+    assert!(
+        unfinished.iter().all(|path| path.exists()),
+        "it may be at it"
+    );
     scene.host.remove("proc/8");
-    assert_eq!(scene.clean().removed, std::slice::from_ref(&unfinished));
-    assert!(!unfinished.exists());
+    assert_eq!(scene.clean().removed, unfinished);
+    assert!(!unfinished.iter().any(|path| path.exists()));
 }
 
 #[test]
@@ -190,4 +197,35 @@ fn a_file_that_is_no_record_stays_and_is_reported() {
     let cleaned = scene.clean();
     assert_eq!(cleaned.left.len(), 1, "{cleaned:?}");
     assert!(foreign.exists());
+}
+
+#[test]
+fn what_fails_keeps_nothing_else_from_being_undone() {
+    let scene = Scene::new();
+    let raised = |name: &str| RaisedGroups::one(scene.cgroup(name), "0.00");
+    let (mut record, min) = (
+        scene.state.list().unwrap().remove(0).1.unwrap(),
+        "cpu.uclamp.min",
+    );
+    for (name, file) in [
+        ("refuses", format!("{min}/directory")),
+        ("slice", min.to_owned()),
+    ] {
+        scene.host.write(&format!("cgroup/{name}/cgroup.procs"), "");
+        scene.host.write(&format!("cgroup/{name}/{file}"), "max");
+        record.raised.add(&raised(name));
+    }
+    scene.state.write(&record).unwrap();
+    fs::write(scene.cgroup("vcpufreq.7/rest/cgroup.procs"), "9\n").unwrap();
+    let cleaned = scene.clean();
+    let [busy, refused] = &cleaned.left[..] else {
+        panic!("{:?}", cleaned.left);
+    };
+    assert!(
+        busy.contains("vcpufreq.7") && refused.contains("refuses"),
+        "{cleaned:?}"
+    );
+    let put_back = fs::read_to_string(scene.cgroup("slice").join(min));
+    assert_eq!(put_back.unwrap(), "0.00");
+    assert!(scene.state.record_path(7).exists());
 }

@@ -2,73 +2,57 @@
 //! What a running VMM changes on its host. Record and guardian come before the first change, and go
 //! after the last is undone.
 
-use std::{process, thread::sleep, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
-use vcpufreq_device::host::{self, CgroupError, GroupRecord, HostRoot, KernelTree};
-use vcpufreq_rt::{KernelHost, RtHostChanges, Vcpus};
+use anyhow::{anyhow, bail};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::{KernelHost, Vcpus};
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::guardian::Guardian,
-    lifecycle::state::{self, Record, StateDir, owner_of},
+    lifecycle::state::{Record, StateDir},
 };
 
-/// How often to try to remove a cgroup that a thread is just leaving.
-const TRIES: u32 = 100;
-/// The time between two tries.
-const TRY_EVERY: Duration = Duration::from_millis(5);
-
-/// What this VMM is about to make and to use.
-#[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// Its cgroups, if it makes any.
-    pub groups: Option<GroupRecord>,
-    /// What it changes for real-time vCPUs, if it has any.
-    pub rt: Option<RtHostChanges>,
-    /// The pCPUs that its vCPUs are pinned to.
-    pub pinned: Vec<u32>,
-}
+/// How long threads that are just leaving a cgroup may take.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What this VMM has changed on the host, as recorded.
 #[derive(Debug)]
 pub struct HostChanges {
     dir: StateDir,
-    groups: Option<GroupRecord>,
-    rt: Option<RtHostChanges>,
+    record: Record,
     guardian: Guardian,
 }
 
 impl HostChanges {
     /// Removes what dead VMMs left, then starts a guardian and records what this process is about
-    /// to make. `report` gets a line for each thing that could not be removed.
+    /// to make and to use. `report` gets a line for each thing that could not be removed.
     ///
     /// # Errors
     /// Why there can't be a record or a guardian, or which guest has one of the pCPUs. Nothing is
     /// left then.
-    pub fn begin(wanted: Wanted, report: impl Fn(&str)) -> anyhow::Result<Self> {
+    pub fn begin(mut record: Record, report: impl Fn(&str)) -> anyhow::Result<Self> {
         let host = HostRoot::default();
         let dir = StateDir::of_user()?;
-        let Cleaned { left, .. } = Cleaner::new(&host).by_records(&dir)?;
-        left.iter().for_each(|why| report(why));
-        let pid = process::id();
-        let mut record = Record {
-            owner: owner_of(&host, pid)?,
-            groups: wanted.groups.clone(),
-            rt: wanted.rt,
-            pinned: wanted.pinned,
-        };
-        let guardian = Guardian::start(&dir.record_path(pid))?;
-        match write_alone(&dir, &host, &mut record) {
+        put_back_of_dead(&dir, &host, report)?;
+        let path = dir.record_path(record.owner.pid);
+        let guardian = Guardian::start(&path)?;
+        let begun = write_alone(&dir, &host, &mut record);
+        match begun.and_then(|()| record.raise(&dir, &host)) {
             Ok(()) => Ok(Self {
                 dir,
-                groups: wanted.groups,
-                rt: record.rt,
+                record,
                 guardian,
             }),
             Err(error) => {
-                // There is nothing else to remove yet.
-                drop(state::remove(&dir.record_path(pid)));
+                // Nothing but raised groups is there yet. The first failure is the one to tell.
+                let only = Record {
+                    groups: None,
+                    rt: None,
+                    ..record
+                };
+                Cleaner::new(&host).end(&dir, &only, &mut Cleaned::default());
                 guardian.dismiss();
                 Err(error)
             }
@@ -78,22 +62,36 @@ impl HostChanges {
     /// Undoes everything, the guardian last. The vCPU threads have ended.
     ///
     /// # Errors
-    /// What could not be removed. The guardian stays and tries again when this
+    /// All that could not be undone. The guardian stays and tries again when this
     /// process is gone.
     pub fn undo(self) -> anyhow::Result<()> {
-        if let Some(groups) = &self.groups {
-            remove_groups(groups).context("can't remove this VM's cgroup")?;
+        let host = HostRoot::default();
+        let cleaner = Cleaner {
+            patience: PATIENCE,
+            ..Cleaner::new(&host)
+        };
+        let left = cleaner.end(&self.dir, &self.record, &mut Cleaned::default());
+        if !left.is_empty() {
+            bail!("not all is as it was: {}", left.join("; "));
         }
-        if let Some(rt) = &self.rt {
-            let host = HostRoot::default();
-            rt.undo(&host, &KernelTree, process::id(), TRY_EVERY * TRIES)
-                .context("can't undo what was changed for real-time vCPUs")?;
-        }
-        let path = self.dir.record_path(process::id());
-        state::remove(&path).with_context(|| format!("can't remove {}", path.display()))?;
         self.guardian.dismiss();
         Ok(())
     }
+}
+
+/// Removes and puts back what dead VMMs and servers left; `report` gets a line for each thing that
+/// could not be removed.
+///
+/// # Errors
+/// When the records can't be listed, or one isn't a VMM's.
+pub fn put_back_of_dead(
+    dir: &StateDir,
+    host: &HostRoot,
+    report: impl Fn(&str),
+) -> anyhow::Result<()> {
+    let Cleaned { left, .. } = Cleaner::new(host).by_records(dir)?;
+    left.iter().for_each(|why| report(why));
+    Ok(())
 }
 
 /// Writes the record, if no other guest has vCPUs in the way. From then on this process alone changes
@@ -107,16 +105,6 @@ fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut Record) -> anyhow::
     };
     rt.look_again(host)?;
     dir.write(record)
-}
-
-fn remove_groups(groups: &GroupRecord) -> Result<(), CgroupError> {
-    for _ in 1..TRIES {
-        match host::remove(&KernelTree, groups) {
-            Err(CgroupError::Busy { .. }) => sleep(TRY_EVERY),
-            done => return done,
-        }
-    }
-    host::remove(&KernelTree, groups)
 }
 
 /// Checks that no pCPU of a real-time vCPU has a pinned vCPU of another guest, whichever of the two
@@ -146,9 +134,11 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<
 mod tests {
     //! Promise: a pCPU has one real-time guest.
     use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_device::host::RaisedGroups;
+    use vcpufreq_rt::RtHostChanges;
 
     use super::*;
-    use crate::lifecycle::state::ROOT_DIR;
+    use crate::lifecycle::state::{ROOT_DIR, owner_of};
 
     fn changes(cpus: &[u32]) -> RtHostChanges {
         RtHostChanges {
@@ -182,6 +172,9 @@ mod tests {
                 groups: None,
                 rt: (!rt.is_empty()).then(|| changes(rt)),
                 pinned: [rt, pinned].concat(),
+                threads: Vec::new(),
+                adopted: None,
+                raised: RaisedGroups::default(),
             }
         }
 
@@ -224,19 +217,22 @@ mod tests {
 
     #[test]
     fn apply_and_restore_read_what_is_recorded() {
-        use vcpufreq_rt::{InTheWay, check_free};
+        use vcpufreq_rt::check_free;
         let scene = Scene::new();
         scene.dir.write(&scene.guest(7, &[3], &[0])).unwrap();
         let look = KernelHost::from(&scene.host.root());
         let of = |cpu: u32, whose| check_free(&look, &[cpu].into_iter().collect(), whose);
-        assert!(matches!(
-            of(3, Vcpus::RealTime),
-            Err(InTheWay::RealTime { pid: 7, .. })
-        ));
-        assert!(matches!(
-            of(0, Vcpus::Pinned),
-            Err(InTheWay::Pinned { pid: 7, .. })
-        ));
+        for (cpu, whose, what) in [
+            (
+                3,
+                Vcpus::RealTime,
+                "a real-time vCPU of the guest of process 7",
+            ),
+            (0, Vcpus::Pinned, "of the guest of process 7 is pinned"),
+        ] {
+            let line = of(cpu, whose).unwrap_err().to_string();
+            assert!(line.contains(what), "{line}");
+        }
         assert_eq!(of(0, Vcpus::RealTime), Ok(()));
         assert_eq!(of(1, Vcpus::Pinned), Ok(()));
     }

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_device::host::{AdoptedGroups, BorrowedThread, GroupRecord, HostRoot, RaisedGroups};
 use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, OwnDir, RtHostChanges, Untrusted};
 pub use vcpufreq_rt::{Owner, Standing};
 
@@ -37,6 +37,15 @@ pub struct Record {
     /// The pCPUs that its vCPUs are pinned to, real-time or not.
     #[serde(default)]
     pub pinned: Vec<u32>,
+    /// The threads of another program's VM that it clamps.
+    #[serde(default)]
+    pub threads: Vec<BorrowedThread>,
+    /// The cgroups of that VM that it clamps.
+    #[serde(default)]
+    pub adopted: Option<AdoptedGroups>,
+    /// Groups above those of its VM that are raised, and what they had before the first VM.
+    #[serde(default)]
+    pub raised: RaisedGroups,
 }
 
 impl Record {
@@ -88,9 +97,27 @@ impl StateDir {
         Self(dir.into())
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Where the record of `pid` is.
     pub fn record_path(&self, pid: u32) -> PathBuf {
         self.0.join(format!("{pid}.json"))
+    }
+
+    /// An empty file for process `pid` alone. What a killed process left of it is removed as an
+    /// unfinished record is.
+    ///
+    /// # Errors
+    /// What the file system refused, or that the directory isn't this user's alone.
+    pub fn scratch(&self, pid: u32) -> anyhow::Result<PathBuf> {
+        let dir = OwnDir::make(&self.0)?;
+        let name = format!("{pid}.dtb.new");
+        dir.remove(&name)?;
+        dir.create(&name)?;
+        Ok(self.0.join(name))
     }
 
     /// Where the VMM `pid` answers to `vcpufreq stats`.
@@ -104,14 +131,21 @@ impl StateDir {
     /// What the file system refused, or that the directory isn't this user's alone.
     pub fn write(&self, record: &Record) -> anyhow::Result<()> {
         let name = format!("{}.json", record.owner.pid);
-        let text = serde_json::to_string(record)?;
+        self.write_file(&name, &serde_json::to_string(record)?)
+    }
+
+    /// Writes a file of the directory, all of it or nothing.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(super) fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let unfinished = format!("{name}.new");
         let written = || {
             let dir = OwnDir::make(&self.0)?;
             // Of a process that was killed, or of the last try.
             dir.remove(&unfinished)?;
             dir.create(&unfinished)?.write_all(text.as_bytes())?;
-            dir.rename(&unfinished, &name)
+            dir.rename(&unfinished, name)
         };
         // The last user of the directory may remove it between two steps.
         let again = |error: io::Error| match error.kind() {
@@ -119,7 +153,7 @@ impl StateDir {
             _ => Err(error),
         };
         written().or_else(again).with_context(|| {
-            let path = self.0.join(&name);
+            let path = self.0.join(name);
             format!(
                 "{} can't be written; make its directory writable",
                 path.display()
@@ -282,7 +316,11 @@ impl Record {
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let groups = self.groups.iter().flat_map(|g| [&*g.group, &*g.origin]);
         let partition = self.partition().into_iter();
-        groups.chain(partition.flat_map(|p| [&*p.top, &*p.origin]))
+        let adopted = self.adopted.iter().flat_map(AdoptedGroups::of_vcpus);
+        groups
+            .chain(partition.flat_map(|p| [&*p.top, &*p.origin]))
+            .chain(adopted)
+            .chain(self.raised.paths())
     }
 }
 
@@ -333,7 +371,8 @@ pub fn pid_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     let number = name
         .strip_suffix(".json")
-        .or(name.strip_suffix(".json.new"))?;
+        .or(name.strip_suffix(".json.new"))
+        .or(name.strip_suffix(".dtb.new"))?;
     number.parse().ok()
 }
 

@@ -37,6 +37,9 @@ fn record(pid: u32) -> Record {
         }),
         rt: None,
         pinned: Vec::new(),
+        threads: Vec::new(),
+        adopted: None,
+        raised: RaisedGroups::default(),
     }
 }
 

@@ -1,46 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The TOML file of `--config`: each key is a long option of `run` and stands for that flag, under
-//! `[vcpu.VCPUS]` for `--KEY VCPUS=VALUE`. The flags of a file come before those of the command
+//! The TOML file of `--config`: each key is a long option of `run` or `serve` and stands for that
+//! flag, under `[vcpu.VCPUS]` for `--KEY VCPUS=VALUE`. The flags of a file come before those of the command
 //! line, so that the latter win.
 
-use std::{
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{ops::Range, path::Path};
 
+use anyhow::anyhow;
 use clap::{ArgAction, Args, Command};
-use thiserror::Error;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
 use vcpufreq_device::host::CpuList;
 
-use super::RunArgs;
+use super::{RunArgs, serve::ListenArgs};
 use crate::message::{one_line, usage};
-
-/// Why a file gives no flags. Each message is one line: the cause, then what to do.
-#[derive(Debug, Error)]
-pub enum FileError {
-    /// It can't be read.
-    #[error("config file {} can't be read: {source}; check the path and its permissions", path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// It is malformed, or has an unknown key or value.
-    #[error("config file {}, line {line}: {message}; correct it, the keys are the long options (see vcpufreq run --help)", path.display())]
-    Toml {
-        /// Which file.
-        path: PathBuf,
-        /// Where, counted from 1.
-        line: usize,
-        /// What is wrong.
-        message: String,
-    },
-}
 
 /// A flag that a key stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,19 +25,22 @@ pub struct Flag {
     pub text: String,
 }
 
-/// The flags of the file at `path`, each of which `run` takes.
+/// The flags of the file at `path`, each of which `run` or `serve` takes.
 ///
 /// # Errors
-/// [`FileError`].
-pub fn read(path: &Path) -> Result<Vec<Flag>, FileError> {
-    let text = std::fs::read_to_string(path).map_err(|source| FileError::Unreadable {
-        path: path.to_owned(),
-        source,
+/// One line: why it can't be read, or where it is malformed or has an unknown key or value, and
+/// what to do.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Flag>> {
+    let text = std::fs::read_to_string(path);
+    let path = path.display();
+    let text = text.map_err(|why| {
+        anyhow!("config file {path} can't be read: {why}; check the path and its permissions")
     })?;
-    parse(&text).map_err(|(line, message)| FileError::Toml {
-        path: path.to_owned(),
-        line,
-        message,
+    parse(&text).map_err(|(line, message)| {
+        anyhow!(
+            "config file {path}, line {line}: {message}; correct it, the keys are the long options \
+             (see vcpufreq run --help and vcpufreq serve --help)"
+        )
     })
 }
 
@@ -88,6 +65,7 @@ type Value<'a> = Spanned<DeValue<'a>>;
 
 fn flags(table: &DeTable<'_>) -> Result<Vec<Flag>, Wrong> {
     let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
+    let command = ListenArgs::augment_args(command);
     let mut flags = Vec::new();
     for (key, value) in table {
         match value.get_ref().as_table() {
@@ -237,6 +215,10 @@ mod tests {
             ("resume-latency-us = '50'", &["--resume-latency-us=50"]),
             ("hugepages = '2M'", &["--hugepages=2M"]),
             ("console = 'file:a,max=2'", &["--console=file:a,max=2"]),
+            (
+                "socket = '/run/vm'\nuser = 'me'",
+                &["--socket=/run/vm", "--user=me"],
+            ),
             ("[vcpu.2]\ncapacity = 512", &["--capacity=2=512"]),
             ("[vcpu.3]\ndomain = 9", &["--domain=3=9"]),
             ("[vcpu.2]\nrt = 'fifo:3'", &["--rt=2=fifo:3"]),

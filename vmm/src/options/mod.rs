@@ -5,6 +5,7 @@
 mod console;
 pub mod file;
 pub mod rt_values;
+pub mod serve;
 pub mod values;
 
 use std::path::PathBuf;
@@ -25,17 +26,24 @@ use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
 /// The default KVM device.
 pub const KVM_DEVICE: &str = "/dev/kvm";
 
-/// Where the programs of the path `bpf` are installed.
-pub const BPF_OBJECT: &str = "/usr/lib/vcpufreq/vcpufreq.bpf.o";
-
 const CLAMPS: [(&str, ClampMode); 2] = [("floor", ClampMode::Floor), ("exact", ClampMode::Exact)];
 
-const ACTUATORS: [(&str, ActuatorChoice); 4] = [
-    ("auto", ActuatorChoice::Auto),
-    ("cgroup", ActuatorChoice::Cgroup),
-    ("thread", ActuatorChoice::Thread),
-    ("none", ActuatorChoice::Nothing),
+const ACTUATORS: [(&str, ActuatorWish); 5] = [
+    ("auto", ActuatorWish::Clamps(ActuatorChoice::Auto)),
+    ("cgroup", ActuatorWish::Clamps(ActuatorChoice::Cgroup)),
+    ("thread", ActuatorWish::Clamps(ActuatorChoice::Thread)),
+    ("none", ActuatorWish::Clamps(ActuatorChoice::Nothing)),
+    ("scx", ActuatorWish::Scx),
 ];
+
+/// How requests are to reach the host's scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActuatorWish {
+    /// By clamps.
+    Clamps(ActuatorChoice),
+    /// By the service `vcpufreq scx`, and by clamps when that is gone.
+    Scx,
+}
 
 const VISIBILITIES: [(&str, CurPerfVisibility); 3] = [
     ("exact", CurPerfVisibility::Exact),
@@ -79,38 +87,17 @@ pub struct RunArgs {
     /// Guest memory of huge pages: 2M or 1G
     #[arg(long, value_name = "SIZE")]
     pub hugepages: Option<PageSize>,
-    /// What a request sets: the floor alone, or the ceiling too
-    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = one_of(&CLAMPS))]
-    pub clamp: ClampMode,
-    /// How requests reach the host's scheduler; none: requests change nothing
-    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(&ACTUATORS))]
-    pub actuator: ActuatorChoice,
-    /// The cgroup in which the VM's are made, by its whole path [default: the
-    /// VMM's own, or the one around it, if delegated]
-    #[arg(long, value_name = "DIR")]
-    pub cgroup_parent: Option<PathBuf>,
+    /// The bridge.
+    #[command(flatten)]
+    pub bridge: BridgeArgs,
     /// How accesses reach the device: the best that the host offers, or this
     /// one
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: PathChoice,
-    /// The programs of the path bpf
-    #[arg(long, value_name = "FILE", default_value = BPF_OBJECT)]
-    pub bpf_object: PathBuf,
-    /// Say on stderr why each path is taken or not
-    #[arg(long)]
-    pub explain: bool,
-    /// What the guest reads of its frequency
-    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
-    pub cur_perf: CurPerfVisibility,
-    /// Requests that a vCPU writes, and of the VM for each domain, that reach
-    /// the host, a second and at once; 0: all
-    // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
-    // set.
-    #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
-    pub rate_limit: Rate,
-    /// Write one JSON line per request, actuation and refusal
-    #[arg(long, value_name = "FILE")]
-    pub events: Option<PathBuf>,
+    /// Add what else runs on a vCPU's pCPU to what it asks for; uclamp takes the
+    /// larger of the two [default: true on the path bpf with --clamp floor]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub sum: Option<bool>,
     /// Write the guest's device tree
     #[arg(long, value_name = "FILE")]
     pub dump_dtb: Option<PathBuf>,
@@ -125,6 +112,37 @@ pub struct RunArgs {
     /// KVM device
     #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
     pub kvm_device: PathBuf,
+}
+
+/// What `run`, `serve` and `qemu` take of the bridge.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct BridgeArgs {
+    /// What a request sets: the floor alone, or the ceiling too
+    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = one_of(&CLAMPS))]
+    pub clamp: ClampMode,
+    /// How requests reach the host's scheduler; none: requests change nothing;
+    /// scx: by the service vcpufreq scx, they add up with other load
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(&ACTUATORS))]
+    pub actuator: ActuatorWish,
+    /// The cgroup in which the VM's are made, by its whole path [default: the
+    /// VMM's own, or the one around it, if delegated]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
+    /// Say on stderr why each path is taken or not, and how true cur_perf is
+    #[arg(long)]
+    pub explain: bool,
+    /// What the guest reads of its frequency
+    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
+    pub cur_perf: CurPerfVisibility,
+    /// Requests that a vCPU writes, and of the VM for each domain, that reach
+    /// the host, a second and at once; 0: all
+    // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
+    // set.
+    #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
+    pub rate_limit: Rate,
+    /// Write one JSON line per request, actuation and refusal
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
 }
 
 /// What `run` and `dt` take of the vCPUs.

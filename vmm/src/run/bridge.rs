@@ -5,18 +5,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use vcpufreq_device::host::monotonic_ns;
+use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    IoeventfdPlan, Offered, Totals, VcpuSnapshot,
+    EventSink, EventStats, IoeventfdPlan, Offered, Totals, VcpuSnapshot,
 };
 
 use crate::{
     config::{RunConfig, rt_pcpus},
+    events::{self, EventWriter},
     lifecycle::state::StateDir,
     message::warn,
     path,
-    stats::{Measured, Server, Stats, VcpuStats},
+    stats::{Server, Stats, VcpuStats},
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
@@ -27,28 +30,47 @@ pub struct Plans {
     pub backends: Vec<Offered>,
     /// The path `ioeventfd`.
     pub ioeventfd: Option<IoeventfdPlan>,
+    /// The path `shm` alone, for the guest gets memory in the place of registers.
+    pub shared: bool,
 }
 
-/// The path `bpf` by the programs in this object file; `only`: the user wants that one.
+/// What the path `bpf` makes of a request beside what else runs on the pCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BpfRequests {
+    /// uclamp takes the maximum of the two.
+    Maximum,
+    /// Its clamp is the sum.
+    Sum,
+    /// The service `vcpufreq scx` adds it to the pCPU's utilization.
+    Scx,
+}
+
+/// The path `bpf`; `only`: the user wants that one.
 #[cfg(feature = "bpf")]
-pub fn bpf_backend(object: &Path, only: bool) -> Vec<Offered> {
+pub fn bpf_backend(only: bool, how: BpfRequests) -> Vec<Offered> {
+    let backend = vcpufreq_host_bpf::BpfBackend::default();
+    let backend = match how {
+        BpfRequests::Maximum => backend,
+        BpfRequests::Sum => backend.with_sum(true),
+        BpfRequests::Scx => backend.by_scx(),
+    };
     vec![Offered {
-        backend: Box::new(vcpufreq_host_bpf::BpfBackend::new(object.to_owned())),
+        backend: Box::new(backend),
         required: only.then(|| "--path bpf isn't possible".to_owned()),
     }]
 }
 
 /// None: this program is built without BPF.
 #[cfg(not(feature = "bpf"))]
-pub fn bpf_backend(_object: &Path, _only: bool) -> Vec<Offered> {
+pub fn bpf_backend(_only: bool, _how: BpfRequests) -> Vec<Offered> {
     Vec::new()
 }
 
 /// Writes a bridge's texts to stderr.
 #[derive(Debug)]
-struct Stderr {
+pub struct Stderr {
     /// Whether to say why.
-    explain: bool,
+    pub explain: bool,
 }
 
 impl Diagnostics for Stderr {
@@ -84,18 +106,23 @@ impl GuestBridge {
             base: CPUFREQ_BASE,
             pins: config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             rt_pcpus: rt_pcpus(&config.vcpus),
-            kick: kick_signal(),
+            kick: Some(kick_signal()),
             ioeventfd: plans.ioeventfd,
         };
-        let explain = config.options.explain;
+        let explain = config.options.bridge.explain;
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr { explain });
-        let bridge = Bridge::start(device, &of_guest, &plans.backends, &diagnostics)?;
-        let cpufreq = Cpufreq {
-            device: bridge.mmio(),
-            size: bridge.size(),
-            offload: bridge.offload(),
-        };
-        let stats = serve(bridge.handle());
+        let shared = plans.shared.then(|| SharedMemory::of(device.config()));
+        let shared = shared
+            .transpose()
+            .context("can't share memory with the guest")?;
+        let shared = shared.map(Arc::new);
+        let shm = shared.clone().map(shm_backend).transpose()?;
+        let backends = shm
+            .as_ref()
+            .map_or(&plans.backends[..], std::slice::from_ref);
+        let bridge = Bridge::start(device, &of_guest, backends, &diagnostics)?;
+        let cpufreq = cpufreq(&bridge, shared);
+        let stats = answer_stats(bridge.handle());
         Ok((Self { bridge, stats }, cpufreq))
     }
 
@@ -113,11 +140,60 @@ impl GuestBridge {
     }
 }
 
+fn shm_backend(memory: Arc<SharedMemory>) -> anyhow::Result<Offered> {
+    let backend = ShmBackend::of_own_guest(memory);
+    Ok(Offered {
+        backend: Box::new(backend.context("can't make an eventfd for each vCPU")?),
+        required: Some("--path shm isn't possible".to_owned()),
+    })
+}
+
+/// What the guest sees of `bridge`: registers, or memory.
+fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
+    let offload = bridge.offload();
+    match shared {
+        None => Cpufreq {
+            device: bridge.mmio(),
+            size: bridge.size(),
+            offload,
+        },
+        Some(memory) => {
+            let region = ShmRegion::new(memory, bridge.mmio());
+            Cpufreq {
+                size: region.size(),
+                device: Arc::new(region),
+                offload,
+            }
+        }
+    }
+}
+
+/// What is counted of so many vCPUs, and written to the file of --events.
+///
+/// # Errors
+/// When the file can't be made.
+pub fn observe(
+    path: Option<&Path>,
+    vcpus: usize,
+) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
+    let Some(path) = path else {
+        return Ok((Arc::new(EventStats::new(vcpus, None)), None));
+    };
+    let (queue, writer) = events::open(path).with_context(|| {
+        format!(
+            "can't write events to {}; give another --events",
+            path.display()
+        )
+    })?;
+    let queue: Box<dyn EventSink> = Box::new(queue);
+    Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
+}
+
 /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
-fn serve(bridge: BridgeHandle) -> Option<Server> {
+pub fn answer_stats(bridge: BridgeHandle) -> Option<Server> {
     let serve = || {
         let path = StateDir::of_user()?.socket_path(std::process::id());
-        anyhow::Ok(Server::start(&path, Arc::new(bridge))?)
+        anyhow::Ok(Server::start(&path, move || stats(&bridge))?)
     };
     let server = serve();
     if let Err(error) = &server {
@@ -128,23 +204,22 @@ fn serve(bridge: BridgeHandle) -> Option<Server> {
     server.ok()
 }
 
-impl Measured for BridgeHandle {
-    fn stats(&self) -> Stats {
-        let BridgeSnapshot {
-            vcpus,
-            accesses_outside,
-            governors_lost,
-            pins_lost,
-        } = self.snapshot();
-        let vcpus = (0..=u16::MAX).zip(vcpus);
-        Stats {
-            pid: std::process::id(),
-            at_ns: monotonic_ns(),
-            vcpus: vcpus.map(|(vcpu, of)| vcpu_stats(vcpu, of)).collect(),
-            accesses_outside,
-            governors_lost,
-            pins_lost,
-        }
+/// What is counted by now.
+fn stats(bridge: &BridgeHandle) -> Stats {
+    let BridgeSnapshot {
+        vcpus,
+        accesses_outside,
+        governors_lost,
+        pins_lost,
+    } = bridge.snapshot();
+    let vcpus = (0..=u16::MAX).zip(vcpus);
+    Stats {
+        pid: std::process::id(),
+        at_ns: monotonic_ns(),
+        vcpus: vcpus.map(|(vcpu, of)| vcpu_stats(vcpu, of)).collect(),
+        accesses_outside,
+        governors_lost,
+        pins_lost,
     }
 }
 
@@ -155,6 +230,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         path: match of.path {
             AccessPath::Exit => path::Path::Exit,
             AccessPath::Ioeventfd => path::Path::Ioeventfd,
+            AccessPath::Backend(SHM) => path::Path::Shm,
             AccessPath::Backend(_) => path::Path::Bpf,
         },
         pcpu: of.pcpu.map(|(pcpu, _)| pcpu),
@@ -162,6 +238,8 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         asks_khz: of.asked.map(|khz| khz.0),
         gets_khz: of.cur_perf.0,
         uclamp: (of.clamp.min.get(), of.clamp.max.get()),
+        own_util: of.load.map(|load| load.own.get()),
+        others_util: of.load.map(|load| load.others.get()),
         accesses: of.accesses,
         counts: of.counters,
         clamp_after: of.clamp_after.into(),

@@ -39,9 +39,7 @@ impl Hooks for GuestHooks {
     }
 
     fn on_reset(&self) {
-        if let Some(bridge) = &self.bridge {
-            bridge.reset();
-        }
+        self.bridge.iter().for_each(BridgeHandle::reset);
     }
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
@@ -49,9 +47,7 @@ impl Hooks for GuestHooks {
     }
 
     fn on_end(&self) {
-        if let Some(bridge) = &self.bridge {
-            bridge.guest_ended();
-        }
+        self.bridge.iter().for_each(BridgeHandle::guest_ended);
     }
 
     fn on_warning(&self, text: &str) {

@@ -7,7 +7,7 @@
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
-mod bridge;
+pub mod bridge;
 mod hooks;
 mod offer;
 mod rt;
@@ -17,22 +17,33 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use vcpufreq_device::{
-    Device, DeviceConfig, Headroom,
-    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
-    kvm::{BridgeDevice, EventSink, EventStats},
+    Device,
+    host::{
+        ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, RaisedGroups,
+    },
+    kvm::{BridgeDevice, EventStats, Totals},
 };
-use vcpufreq_rt::{InForce, KernelHost, Record};
+use vcpufreq_rt::{InForce, KernelHost};
 
-use self::{bridge::GuestBridge, hooks::GuestHooks, offer::Offer, rt::RtGuest, summary::Summary};
+use self::{
+    bridge::{GuestBridge, observe},
+    hooks::GuestHooks,
+    offer::Offer,
+    rt::RtGuest,
+    summary::summary,
+};
 use crate::{
     config::{RunConfig, resolve, topology},
-    events::{self, EventReport, EventWriter},
-    kernel_version::headroom_of,
-    lifecycle::host_changes::{HostChanges, Wanted},
+    events::{EventReport, EventWriter},
+    kernel_version::host_headroom,
+    lifecycle::{
+        host_changes::HostChanges,
+        state::{Record, owner_of},
+    },
     message::warn,
     options::RunArgs,
     sys,
-    vm::{self, layout},
+    vm::{self, RunReport, layout},
 };
 use vcpufreq_device::host::HostCpus;
 
@@ -58,55 +69,43 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     if let Some(offer) = offer
         .as_mut()
         .filter(clamps)
-        .filter(|_| config.options.explain)
+        .filter(|_| config.options.bridge.explain)
     {
         offer.notes.extend(offer::floors(&config, &host, &cpus));
     }
     if std::env::consts::ARCH != "aarch64" {
         return Err(vm::not_there_yet());
     }
-    let applied = Applied::look(&config)?;
-    let rt = RtGuest::of_host(&config, &host, applied.record())?;
+    // It stays so until the guest is on record. vCPUs that aren't pinned are kept off by cpusets.
+    let kernel = KernelHost::default();
+    let applied = match config.pinned().is_empty() {
+        true => None,
+        false => Some(InForce::look(&kernel)?),
+    };
+    let record = applied.as_ref().and_then(InForce::record);
+    let rt = RtGuest::of_host(&config, &host, record)?;
     let groups = offer.as_ref().and_then(Offer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
-    let wanted = Wanted {
+    let record = Record {
+        owner: owner_of(&host, std::process::id())?,
         groups,
         rt: rt.changes(&host),
         pinned: config.pinned(),
+        threads: Vec::new(),
+        adopted: None,
+        raised: RaisedGroups::default(),
     };
-    let changes = HostChanges::begin(wanted, warn)?;
-    let begun = applied.check_still().and_then(|()| rt.begin(&host));
+    let changes = HostChanges::begin(record, warn)?;
+    let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
+    let begun = still.transpose().map_err(Into::into);
+    let begun = begun.and_then(|_| rt.begin(&host));
     // From here on the record keeps apply and restore off.
     drop(applied);
     let ran = begun.and_then(|()| run_and_report(config, &host, offer, rt));
     let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
-}
-
-/// What `vcpufreq rt apply` has made of this host, which stays so until the guest is on record. It
-/// doesn't matter to vCPUs that aren't pinned: cpusets keep them off.
-struct Applied(Option<InForce>);
-
-impl Applied {
-    fn look(config: &RunConfig) -> anyhow::Result<Self> {
-        if config.pinned().is_empty() {
-            return Ok(Self(None));
-        }
-        Ok(Self(Some(InForce::look(&KernelHost::default())?)))
-    }
-
-    fn record(&self) -> Option<&Record> {
-        self.0.as_ref()?.record()
-    }
-
-    fn check_still(&self) -> anyhow::Result<()> {
-        match &self.0 {
-            Some(in_force) => Ok(in_force.check_still(&KernelHost::default())?),
-            None => Ok(()),
-        }
-    }
 }
 
 fn run_and_report(
@@ -121,37 +120,27 @@ fn run_and_report(
     for line in offer.iter().flat_map(|offer| &offer.notes) {
         eprintln!("{line}");
     }
-    let (stats, writer) = observe(&config)?;
+    let (stats, writer) = observe(config.options.bridge.events.as_deref(), config.vcpus.len())?;
     let ran = run_guest((config, host, rt), offer, &stats);
     let written = writer.map(EventWriter::finish).transpose();
-    let (code, summary) = ran?;
+    let (ended, totals) = ran?;
     let events = written.context("the events file is not complete")?;
-    let findings = report(summary, &stats, events);
+    let findings = report(totals.map(|totals| (totals, &ended)), &stats, events);
+    let code = ended.reason.exit_code();
     Ok(if code == 0 { findings.into() } else { code })
-}
-
-fn observe(config: &RunConfig) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
-    let vcpus = config.vcpus.len();
-    let Some(path) = &config.options.events else {
-        return Ok((Arc::new(EventStats::new(vcpus, None)), None));
-    };
-    let (queue, writer) = events::open(path).with_context(|| {
-        format!(
-            "can't write events to {}; give another --events",
-            path.display()
-        )
-    })?;
-    let queue: Box<dyn EventSink> = Box::new(queue);
-    Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
 }
 
 fn run_guest(
     (config, host, rt): (RunConfig, &HostRoot, RtGuest),
     offer: Option<Offer>,
     stats: &Arc<EventStats>,
-) -> anyhow::Result<(u8, Option<Summary>)> {
-    let base = config.bridge().then_some(layout::CPUFREQ_BASE);
-    let machine = topology::machine(&config.vcpus, base, config.standby)
+) -> anyhow::Result<(RunReport, Option<Totals>)> {
+    let region = |offer: &Offer| match offer.plans.shared {
+        true => topology::shared_memory(&config.vcpus, layout::CPUFREQ_BASE),
+        false => topology::registers(&config.vcpus, layout::CPUFREQ_BASE),
+    };
+    let region = offer.as_ref().map(region);
+    let machine = topology::machine(&config.vcpus, region, config.standby)
         .context("can't describe the guest's CPUs; correct --table or --capacity")?;
     let bridge = offer
         .map(|mut offer| {
@@ -172,7 +161,6 @@ fn run_guest(
     let report = vm::run(config.vm, &machine, &guest);
     let totals = bridge.map(GuestBridge::stop);
     let report = report?;
-    let summary = totals.map(|totals| Summary::new(totals, &report));
     if report.console_dropped > 0 {
         let dropped = report.console_dropped;
         warn(&format!("console: {dropped} bytes found its file full"));
@@ -180,7 +168,7 @@ fn run_guest(
     if let Some(message) = report.reason.message() {
         warn(&message);
     }
-    Ok((report.reason.exit_code(), summary))
+    Ok((report, totals))
 }
 
 fn make_device(
@@ -188,13 +176,8 @@ fn make_device(
     offer: Offer,
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<BridgeDevice> {
-    let release = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
-    let headroom = headroom_of(&release).unwrap_or(Headroom::None);
-    let device = DeviceConfig {
-        visibility: config.options.cur_perf,
-        rate_limit: config.options.rate_limit.0,
-        ..resolve::device_config(&config.vcpus, config.options.clamp, headroom)?
-    };
+    let options = &config.options.bridge;
+    let device = resolve::bridge_device_config(&config.vcpus, options, host_headroom(host))?;
     let actuator = make_actuator(config, rt, &offer.chosen)?;
     let actuator = rt.actuator(actuator);
     let source = Arc::new(offer.source);
@@ -232,11 +215,15 @@ fn make_actuator(
 }
 
 /// Says how it went; whether that has findings.
-fn report(summary: Option<Summary>, stats: &EventStats, events: Option<EventReport>) -> bool {
+fn report(
+    bridge: Option<(Totals, &RunReport)>,
+    stats: &EventStats,
+    events: Option<EventReport>,
+) -> bool {
     let mut findings = false;
-    if let Some(summary) = summary {
-        warn(&summary.to_string());
-        findings |= summary.refused() > 0;
+    if let Some((totals, ended)) = bridge {
+        warn(&summary(&totals, ended));
+        findings |= totals.counters.refused > 0;
     }
     if let Some(error) = stats.first_refusal() {
         warn(&format!("first refusal: {error}"));

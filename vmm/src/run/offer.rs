@@ -3,15 +3,17 @@
 
 use anyhow::{Context, bail};
 use vcpufreq_device::{
+    ClampMode,
     host::{self, ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource},
     kvm::IoeventfdPlan,
 };
 
-use super::bridge::{Plans, bpf_backend};
+use super::bridge::{BpfRequests, Plans, bpf_backend};
 use crate::{
     config::RunConfig,
     floors,
     message::warning,
+    options::ActuatorWish,
     path::{self, Needs, Path, PathChoice},
     sys,
     vm::probe::PathFacts,
@@ -38,7 +40,7 @@ impl Offer {
     pub fn of_host(config: &RunConfig, cpus: &HostCpus) -> anyhow::Result<Self> {
         const NEXT: &str = "or run without the bridge (--no-bridge)";
         let root = HostRoot::default();
-        let facts = ActuatorFacts::probe(&root, config.options.cgroup_parent.as_deref());
+        let facts = ActuatorFacts::probe(&root, config.options.bridge.cgroup_parent.as_deref());
         let chosen = host::choose(config.actuator, facts).map_err(|why| {
             anyhow::anyhow!(
                 "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
@@ -51,6 +53,9 @@ impl Offer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
+        if config.options.sum == Some(true) && !matches!(chosen.kind, ActuatorKind::Cgroup(_)) {
+            bail!("--sum needs cgroups for its clamps; leave it out, or see --explain");
+        }
         let plans = choose_path(config, cpus, &mut notes)?;
         Ok(Self {
             chosen,
@@ -64,7 +69,7 @@ impl Offer {
     pub fn groups(&self) -> Option<host::GroupRecord> {
         match &self.chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            ActuatorKind::Thread | ActuatorKind::Nothing => None,
+            ActuatorKind::Adopted(_) | ActuatorKind::Thread | ActuatorKind::Nothing => None,
         }
     }
 }
@@ -78,25 +83,50 @@ fn choose_path(
     let options = &config.options;
     let facts = PathFacts::ask(&options.kvm_device);
     let files = sys::open_files_at_most();
-    let bpf = path::offer_bpf(&options.bpf_object);
+    let bpf = path::offer_bpf();
     let offers = path::offers(bpf, &facts, &needs(config, cpus), files);
-    let taken = path::choose(options.path, &offers).map_err(anyhow::Error::msg)?;
-    if options.explain {
+    let scx = options.bridge.actuator == ActuatorWish::Scx;
+    let wish = match scx {
+        true => PathChoice::Bpf,
+        false => options.path,
+    };
+    let taken = path::choose(wish, &offers).map_err(anyhow::Error::msg)?;
+    if scx {
+        path::check_scx().map_err(|why| anyhow::anyhow!("--actuator scx: {why}"))?;
+    }
+    if options.bridge.explain {
         notes.push(path::explain(&offers, taken));
     }
+    let exact = options.bridge.clamp == ClampMode::Exact;
+    if options.sum == Some(true) {
+        if exact {
+            bail!("--sum can't be kept with --clamp exact; leave one of them out");
+        }
+        if taken != Path::Bpf {
+            bail!("--sum needs the path bpf, and this is {taken}; leave it out, or see --explain");
+        }
+    }
+    if options.sum == Some(true) && scx {
+        bail!("--actuator scx adds up by itself; leave --sum out");
+    }
+    let how = match options.sum.unwrap_or(!exact) {
+        _ if scx => BpfRequests::Scx,
+        true => BpfRequests::Sum,
+        false => BpfRequests::Maximum,
+    };
     let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
     let clean = facts.is_ok_and(|facts| !facts.coherent);
-    if taken == Path::Exit
-        && options.path == PathChoice::Auto
-        && let Some(why) = path::why_not(&offers, Path::Ioeventfd)
+    if wish == PathChoice::Auto
+        && let Some(line) = path::why_no_better(&offers, taken)
     {
-        notes.push(warning(&format!("each access exits to the VMM: {why}")));
+        notes.push(warning(&line));
     }
     Ok(Plans {
         backends: match taken {
-            Path::Bpf => bpf_backend(&options.bpf_object, options.path == PathChoice::Bpf),
-            Path::Ioeventfd | Path::Exit => Vec::new(),
+            Path::Bpf => bpf_backend(wish == PathChoice::Bpf, how),
+            Path::Ioeventfd | Path::Exit | Path::Shm => Vec::new(),
         },
+        shared: taken == Path::Shm,
         ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
             .then_some(IoeventfdPlan { clean }),
     })
@@ -108,7 +138,11 @@ pub fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<Strin
     if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {
         pcpus = cpus.online().into_iter().collect();
     }
-    floors::explain(&floors::floors(host, cpus), &pcpus, config.options.clamp)
+    floors::explain(
+        &floors::floors(host, cpus),
+        &pcpus,
+        config.options.bridge.clamp,
+    )
 }
 
 fn needs(config: &RunConfig, cpus: &HostCpus) -> Needs {

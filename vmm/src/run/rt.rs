@@ -15,7 +15,7 @@ use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{
     DomainId, Util, VcpuId,
-    host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid},
+    host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid, pin},
 };
 use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
@@ -23,7 +23,6 @@ use crate::{
     config::{RunConfig, VcpuConfig, rt_pcpus},
     message::warn,
     options::rt_values::{ResumeLatency, RtPolicy},
-    vm::sys::pin_thread,
 };
 
 /// The real-time side of one guest on this host.
@@ -43,16 +42,6 @@ pub struct RtGuest {
     without_cpuset: Option<String>,
 }
 
-/// What `vcpufreq rt apply` did for some CPUs.
-#[derive(Debug)]
-enum Applied {
-    Nothing,
-    /// By a profile that makes no cpuset.
-    WithoutCpuset(String),
-    /// A partition, whose cgroup this is.
-    Partition(PathBuf),
-}
-
 impl RtGuest {
     /// Looks for the partition that these vCPUs go to, by the record of what is applied; changes
     /// nothing.
@@ -69,11 +58,7 @@ impl RtGuest {
             check_others(&config.vcpus, record)?;
         }
         let cpus = rt_pcpus(&config.vcpus);
-        let (top, without_cpuset) = match applied_for(&cpus, host, applied)? {
-            Applied::Nothing => (None, None),
-            Applied::WithoutCpuset(profile) => (None, Some(profile)),
-            Applied::Partition(top) => (Some(top), None),
-        };
+        let (top, without_cpuset) = applied_for(&cpus, host, applied)?;
         let partition = top
             .map(|top| {
                 let rt = config.vcpus.iter().filter(|vcpu| vcpu.rt.is_some());
@@ -120,7 +105,7 @@ impl RtGuest {
             .and_then(|list| list.parse().ok())
             .unwrap_or_default();
         let rest = allowed.without(&self.cpus.iter().copied().collect());
-        pin_thread(rest.as_slice()).context(
+        pin(Tid::current(), rest.as_slice()).context(
             "this process may run on the real-time CPUs only; start it where it may run on others",
         )
     }
@@ -238,14 +223,18 @@ fn check_others(vcpus: &[VcpuConfig], record: &Record) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was applied for `cpus`.
-fn applied_for(cpus: &[u32], host: &HostRoot, applied: Option<&Record>) -> anyhow::Result<Applied> {
+/// What was applied for `cpus`: the cgroup of a partition, or a profile that makes no cpuset.
+fn applied_for(
+    cpus: &[u32],
+    host: &HostRoot,
+    applied: Option<&Record>,
+) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     let Some(record) = applied else {
-        return Ok(Applied::Nothing);
+        return Ok((None, None));
     };
     let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
     let Some(guest) = record.partition.guests.iter().find(has) else {
-        return Ok(Applied::Nothing);
+        return Ok((None, None));
     };
     let name = &guest.name;
     if let Some(other) = cpus.iter().find(|cpu| !guest.cpus.contains(**cpu)) {
@@ -256,12 +245,12 @@ fn applied_for(cpus: &[u32], host: &HostRoot, applied: Option<&Record>) -> anyho
     }
     let top = host.path(format!("sys/fs/cgroup/vcpufreq-rt.{name}"));
     if !top.join("rt").is_dir() {
-        return Ok(Applied::WithoutCpuset(record.profile_name.clone()));
+        return Ok((None, Some(record.profile_name.clone())));
     }
     if PartitionGroups::is_taken(&top) {
         bail!("a guest runs on {name}'s CPUs already; end it, or pin to other CPUs");
     }
-    Ok(Applied::Partition(top))
+    Ok((Some(top), None))
 }
 
 /// Why the kernel didn't schedule a vCPU's thread so.

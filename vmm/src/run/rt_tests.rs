@@ -219,6 +219,7 @@ fn beside_a_real_time_vcpu_each_asks_for_its_own_domain_whatever_the_actuator() 
         let parent = dir.path().join(name);
         tree.make(&parent).unwrap();
         ActuatorKind::Cgroup(Placement {
+            process: std::process::id(),
             origin: parent.clone(),
             parent,
             enables_cpu: false,

@@ -59,8 +59,16 @@ pub struct VcpuStats {
     pub asks_khz: Option<u32>,
     /// What it was last told that it gets, kHz.
     pub gets_khz: u32,
-    /// The clamp that its domain's request stands for, 0 to 1024.
+    /// The clamp that its domain's request stands for, with what is added to
+    /// it, 0 to 1024.
     pub uclamp: (u16, u16),
+    /// Utilization of its thread when it was last looked at, 0 to 1024; null
+    /// without `--sum`.
+    #[serde(default)]
+    pub own_util: Option<u16>,
+    /// Of what else ran on its pCPU, as added to its request.
+    #[serde(default)]
+    pub others_util: Option<u16>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
@@ -113,12 +121,6 @@ impl VcpuStats {
     }
 }
 
-/// What can be asked for [`Stats`].
-pub trait Measured: Send + Sync {
-    /// How it stands now.
-    fn stats(&self) -> Stats;
-}
-
 #[cfg(test)]
 mod tests {
     //! Promises: what the server sends is what the client reads; a VMM that
@@ -140,12 +142,8 @@ mod tests {
     use super::*;
 
     /// Counts under a lock, as the bridge does.
-    struct Fixed(Mutex<Stats>);
-
-    impl Measured for Fixed {
-        fn stats(&self) -> Stats {
-            self.0.lock().unwrap().clone()
-        }
+    fn fixed(stats: Stats) -> Arc<Mutex<Stats>> {
+        Arc::new(Mutex::new(stats))
     }
 
     fn sample() -> Stats {
@@ -163,6 +161,8 @@ mod tests {
             pcpu: Some(2),
             asks_khz: Some(1_800_000),
             gets_khz: 2_800_000,
+            own_util: Some(312),
+            others_util: Some(480),
             counts,
             clamp_after: times.snapshot().into(),
             ..VcpuStats::default()
@@ -178,16 +178,16 @@ mod tests {
     }
 
     /// A server, and its socket.
-    fn served(measured: Arc<dyn Measured>) -> (tempfile::TempDir, PathBuf, Server) {
+    fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, Server) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
-        let server = Server::start(&path, measured).unwrap();
+        let server = Server::start(&path, move || counted.lock().unwrap().clone()).unwrap();
         (dir, path, server)
     }
 
     #[test]
     fn sent_is_read() {
-        let (_dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
+        let (_dir, path, server) = served(fixed(sample()));
         for _ in 0..3 {
             assert_eq!(ask(&path).unwrap(), sample());
         }
@@ -199,16 +199,33 @@ mod tests {
 
     #[test]
     fn a_client_that_says_nothing_holds_nobody_up() {
-        let (_dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
+        let (_dir, path, server) = served(fixed(sample()));
         let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path).unwrap().pid, 42);
         drop(idle);
         server.stop();
     }
 
+    /// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
+    #[allow(unsafe_code)]
+    fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let uid = libc::c_long::from(uid);
+                // SAFETY: the call has no memory arguments. Unlike the C library's function it is of
+                // the calling thread alone.
+                match unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) } {
+                    0 => Ok(act()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
+            thread.join().expect("the thread doesn't panic")
+        })
+    }
+
     /// What `user` gets.
     fn read_as(user: u32, path: &std::path::Path) -> std::io::Result<Vec<u8>> {
-        crate::sys::as_user(user, || {
+        as_user(user, || {
             let mut answer = Vec::new();
             let mut socket = UnixStream::connect(path).unwrap();
             socket.read_to_end(&mut answer).unwrap();
@@ -219,7 +236,7 @@ mod tests {
     #[test]
     fn another_user_is_told_nothing() {
         const NOBODY: u32 = 65534;
-        let (dir, path, server) = served(Arc::new(Fixed(Mutex::new(sample()))));
+        let (dir, path, server) = served(fixed(sample()));
         // What keeps others off is neither directory nor socket.
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
@@ -227,7 +244,7 @@ mod tests {
             Ok(answer) => assert!(answer.is_empty(), "{} bytes", answer.len()),
             Err(error) => println!("SKIP: only root can be another user: {error}"),
         }
-        if let Ok(refused) = crate::sys::as_user(NOBODY, || ask(&path)) {
+        if let Ok(refused) = as_user(NOBODY, || ask(&path)) {
             let line = format!("{:#}", refused.unwrap_err());
             assert!(line.contains("its own user alone"), "{line}");
         }
@@ -244,12 +261,12 @@ mod tests {
             ..sample()
         };
         let whole = serde_json::to_string(&many).unwrap().len();
-        let measured = Arc::new(Fixed(Mutex::new(many)));
-        let (_dir, path, server) = served(measured.clone());
+        let counted = fixed(many);
+        let (_dir, path, server) = served(counted.clone());
         let mut slow = UnixStream::connect(&path).unwrap();
         let mut piece = [0; 32 << 10];
         let mut got = slow.read(&mut piece).unwrap();
-        assert!(measured.0.try_lock().is_ok(), "held while it is sent");
+        assert!(counted.try_lock().is_ok(), "held while it is sent");
         loop {
             std::thread::sleep(Duration::from_millis(100));
             match slow.read(&mut piece).unwrap() {
@@ -270,8 +287,8 @@ mod tests {
         let cells: Vec<_> = lines[1].split_whitespace().collect();
         let start = ["0", "exit", "2", "1800.0", "2800.0"];
         assert_eq!(cells[..5], start, "{text}");
-        // Requests, applied, coalesced, limited, refused.
-        assert_eq!(cells[6..11], ["7", "0", "3", "1", "0"], "{text}");
+        // Own and others' utilization, requests, applied, coalesced, limited, refused.
+        assert_eq!(cells[6..12], ["312+480", "7", "0", "3", "1", "0"], "{text}");
         let lost = Stats {
             governors_lost: 2,
             ..sample()

@@ -14,11 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::unistd::geteuid;
+use nix::{
+    sys::socket::{getsockopt, sockopt::PeerCredentials},
+    unistd::geteuid,
+};
 use vcpufreq_device::host;
 
-use super::Measured;
-use crate::sys;
+use super::Stats;
 
 /// How long a client may take to read a whole answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,11 +35,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers at `path`, in a directory that only this user may enter.
+    /// Answers at `path`, in a directory that only this user may enter, with what `stats` returns.
     ///
     /// # Errors
     /// When the socket can't be made, or the thread not be started.
-    pub fn start(path: &Path, measured: Arc<dyn Measured>) -> io::Result<Self> {
+    pub fn start(path: &Path, stats: impl Fn() -> Stats + Send + 'static) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -50,7 +52,7 @@ impl Server {
                 }
                 match client {
                     // A client that hangs up has lost its answer, nobody else's.
-                    Ok(client) => drop(answer(client, &*measured)),
+                    Ok(client) => drop(answer(client, &stats)),
                     // No more open files, at the moment.
                     Err(_) => std::thread::sleep(PATIENCE),
                 }
@@ -85,11 +87,11 @@ impl Server {
     }
 }
 
-fn answer(mut client: UnixStream, measured: &dyn Measured) -> io::Result<()> {
-    if ![0, geteuid().as_raw()].contains(&sys::peer_uid(&client)?) {
+fn answer(mut client: UnixStream, stats: impl Fn() -> Stats) -> io::Result<()> {
+    if ![0, geteuid().as_raw()].contains(&getsockopt(&client, PeerCredentials)?.uid()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let text = serde_json::to_string(&measured.stats())?;
+    let text = serde_json::to_string(&stats())?;
     let deadline = Instant::now() + PATIENCE;
     for chunk in text.as_bytes().chunks(CHUNK) {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -6,7 +6,7 @@ use super::{Stats, Times, VcpuStats};
 /// A column: title, width, and a vCPU's cell.
 type Column = (&'static str, usize, fn(&VcpuStats) -> String);
 
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 16] = [
     ("VCPU", 4, |of| of.vcpu.to_string()),
     ("PATH", 6, |of| of.path.to_string()),
     ("ON", 4, |of| {
@@ -16,6 +16,10 @@ const COLUMNS: [Column; 15] = [
     ("GETS", 8, |of| mhz(of.gets_khz)),
     ("UCLAMP", 10, |of| {
         format!("{}..{}", of.uclamp.0, of.uclamp.1)
+    }),
+    ("OWN+OTHERS", 10, |of| match (of.own_util, of.others_util) {
+        (Some(own), Some(others)) => format!("{own}+{others}"),
+        _ => none(),
     }),
     ("REQUESTS", 10, |of| of.counts.requests.to_string()),
     ("APPLIED", 9, |of| of.counts.applied.to_string()),

@@ -216,7 +216,9 @@ impl Escape {
 /// beyond that is lost; a pipe isn't read from meanwhile.
 const QUEUE_MAX: usize = 4096;
 
-/// Standard input on its way to the guest.
+/// Standard input on its way to the guest; by default none at all: standard input and its terminal
+/// are left alone.
+#[derive(Default)]
 pub struct Input {
     terminal: Option<RawTerminal>,
     escape: Escape,
@@ -225,16 +227,6 @@ pub struct Input {
 }
 
 impl Input {
-    /// No input at all: standard input and its terminal are left alone.
-    pub fn none() -> Self {
-        Self {
-            terminal: None,
-            escape: Escape::default(),
-            queue: VecDeque::new(),
-            open: false,
-        }
-    }
-
     /// Takes standard input, its terminal into raw mode if it is one.
     ///
     /// A terminal that belongs to another job is left alone: reading from it
@@ -248,9 +240,8 @@ impl Input {
         };
         Ok(Self {
             terminal,
-            escape: Escape::default(),
-            queue: VecDeque::new(),
             open,
+            ..Self::default()
         })
     }
 
@@ -374,7 +365,7 @@ mod tests {
     fn input(bytes: &[u8]) -> Input {
         Input {
             queue: bytes.iter().copied().collect(),
-            ..Input::none()
+            ..Input::default()
         }
     }
 

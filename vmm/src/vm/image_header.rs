@@ -5,7 +5,7 @@
 //! a file was cut short is told by the PE section table that EFI-bootable
 //! kernels carry. Pure: from bytes and a length to a verdict.
 
-use thiserror::Error;
+use anyhow::ensure;
 
 /// Bytes of the arm64 boot header.
 const HEADER_LEN: usize = 64;
@@ -25,37 +25,6 @@ const PE_OFFSET_AT: usize = 60;
 const COFF_LEN: usize = 24;
 const SECTION_LEN: usize = 40;
 
-/// Why a file is no kernel that can be booted: the cause, then what to do.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum HeaderError {
-    /// Shorter than its own header or sections say.
-    #[error("is truncated: it has {have} bytes of at least {need}; copy it again")]
-    Truncated {
-        /// Bytes that are there.
-        have: u64,
-        /// Bytes that its headers speak of.
-        need: u64,
-    },
-    /// A gzip file.
-    #[error("is compressed with gzip; unpack it with gunzip first")]
-    Gzip,
-    /// An EFI zboot file.
-    #[error("is an EFI zboot image; take arch/arm64/boot/Image of the same build instead")]
-    Zboot,
-    /// Something else.
-    #[error("isn't an arm64 Image (no ARM\\x64 at byte 56); give an uncompressed arm64 kernel")]
-    NotArm64,
-    /// Built for the other byte order.
-    #[error("is a big-endian kernel; give a little-endian one")]
-    BigEndian,
-    /// A kernel from before Linux 3.17, which doesn't say how much it needs.
-    #[error("doesn't say its size in memory (older than Linux 3.17); give a newer kernel")]
-    NoSize,
-    /// It wants to lie where no arm64 kernel does.
-    #[error("is damaged: it asks for an offset of {0:#x} from 2 MiB; copy it again")]
-    TextOffset(u64),
-}
-
 /// What a loader has to know of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageHeader {
@@ -68,39 +37,50 @@ pub struct ImageHeader {
 impl ImageHeader {
     /// Judges the first [`PROBE_LEN`] bytes (fewer if the file is shorter) of a
     /// file of `file_len` bytes.
-    pub fn parse(head: &[u8], file_len: u64) -> Result<Self, HeaderError> {
-        let have = file_len;
-        let truncated = |need| HeaderError::Truncated { have, need };
-        if head.starts_with(&[0x1f, 0x8b]) {
-            return Err(HeaderError::Gzip);
-        }
-        if head.get(4..8) == Some(b"zimg") {
-            return Err(HeaderError::Zboot);
-        }
-        if head.len() < HEADER_LEN {
-            return Err(truncated(HEADER_LEN as u64));
-        }
-        if &head[MAGIC_AT..MAGIC_AT + MAGIC.len()] != MAGIC {
-            return Err(HeaderError::NotArm64);
-        }
-        let need = pe_file_len(head).unwrap_or(HEADER_LEN as u64);
-        if file_len < need {
-            return Err(truncated(need));
-        }
+    ///
+    /// # Errors
+    /// Why it is no kernel that can be booted: the cause, then what to do.
+    pub fn parse(head: &[u8], file_len: u64) -> anyhow::Result<Self> {
+        let check_len = |have: u64, need: u64| {
+            ensure!(
+                have >= need,
+                "is truncated: it has {file_len} bytes of at least {need}; copy it again"
+            );
+            Ok(())
+        };
+        ensure!(
+            !head.starts_with(&[0x1f, 0x8b]),
+            "is compressed with gzip; unpack it with gunzip first"
+        );
+        ensure!(
+            head.get(4..8) != Some(b"zimg"),
+            "is an EFI zboot image; take arch/arm64/boot/Image of the same build instead"
+        );
+        check_len(head.len() as u64, HEADER_LEN as u64)?;
+        ensure!(
+            &head[MAGIC_AT..MAGIC_AT + MAGIC.len()] == MAGIC,
+            "isn't an arm64 Image (no ARM\\x64 at byte 56); give an uncompressed arm64 kernel"
+        );
+        check_len(file_len, pe_file_len(head).unwrap_or(HEADER_LEN as u64))?;
         let field = |at| le64(head, at).unwrap_or(0);
-        if field(FLAGS_AT) & FLAG_BIG_ENDIAN != 0 {
-            return Err(HeaderError::BigEndian);
-        }
+        ensure!(
+            field(FLAGS_AT) & FLAG_BIG_ENDIAN == 0,
+            "is a big-endian kernel; give a little-endian one"
+        );
         let (text_offset, size) = (field(TEXT_OFFSET_AT), field(IMAGE_SIZE_AT));
-        match (size, text_offset) {
-            (0, _) => Err(HeaderError::NoSize),
-            (_, BLOCK..) => Err(HeaderError::TextOffset(text_offset)),
-            // A kernel never takes less memory than its file does.
-            _ => Ok(Self {
-                text_offset,
-                size: size.max(file_len),
-            }),
-        }
+        ensure!(
+            size > 0,
+            "doesn't say its size in memory (older than Linux 3.17); give a newer kernel"
+        );
+        ensure!(
+            text_offset < BLOCK,
+            "is damaged: it asks for an offset of {text_offset:#x} from 2 MiB; copy it again"
+        );
+        // A kernel never takes less memory than its file does.
+        Ok(Self {
+            text_offset,
+            size: size.max(file_len),
+        })
     }
 }
 
@@ -169,8 +149,11 @@ pub mod tests {
         head[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn size(head: &[u8], file_len: u64) -> Result<u64, HeaderError> {
-        ImageHeader::parse(head, file_len).map(|header| header.size)
+    fn size(head: &[u8], file_len: u64) -> Result<u64, String> {
+        let header = ImageHeader::parse(head, file_len);
+        header
+            .map(|header| header.size)
+            .map_err(|why| why.to_string())
     }
 
     #[test]
@@ -181,7 +164,11 @@ pub mod tests {
 
     #[test]
     fn a_cut_image_is_truncated() {
-        let cut = |have, need| Err(HeaderError::Truncated { have, need });
+        let cut = |have: u64, need: u64| {
+            Err(format!(
+                "is truncated: it has {have} bytes of at least {need}; copy it again"
+            ))
+        };
         assert_eq!(size(&image(1), 8191), cut(8191, FILE_LEN));
         assert_eq!(size(&image(1)[..40], 40), cut(40, 64));
         assert_eq!(size(&[], 0), cut(0, 64));
@@ -201,17 +188,18 @@ pub mod tests {
         let with = |at, bytes: &[u8]| {
             let mut head = image(0x10000);
             put(&mut head, at, bytes);
-            size(&head, FILE_LEN)
+            size(&head, FILE_LEN).unwrap_err()
         };
         let offset = (1u64 << 21).to_le_bytes();
-        assert_eq!(with(0, &[0x1f, 0x8b]), Err(HeaderError::Gzip));
-        assert_eq!(with(4, b"zimg"), Err(HeaderError::Zboot));
-        assert_eq!(with(FLAGS_AT, &[1]), Err(HeaderError::BigEndian));
-        assert_eq!(with(IMAGE_SIZE_AT, &[0; 8]), Err(HeaderError::NoSize));
-        assert_eq!(
-            with(TEXT_OFFSET_AT, &offset),
-            Err(HeaderError::TextOffset(1 << 21))
-        );
-        assert_eq!(size(&[0x7f; 512], 512), Err(HeaderError::NotArm64));
+        for (line, name) in [
+            (with(0, &[0x1f, 0x8b]), "gzip"),
+            (with(4, b"zimg"), "zboot"),
+            (with(FLAGS_AT, &[1]), "big-endian"),
+            (with(IMAGE_SIZE_AT, &[0; 8]), "size in memory"),
+            (with(TEXT_OFFSET_AT, &offset), "an offset of 0x200000"),
+            (size(&[0x7f; 512], 512).unwrap_err(), "isn't an arm64 Image"),
+        ] {
+            assert!(line.contains(name), "{line}");
+        }
     }
 }

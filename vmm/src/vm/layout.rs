@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `0x0900_0000` | 16550 console, 4 KiB |
 //! | `0x0910_0000` | stolen time, 64 bytes a vCPU, 64 KiB (memory, own slot) |
-//! | `0x0a00_0000` | vcpufreq registers, 4 KiB a vCPU |
+//! | `0x0a00_0000` | vcpufreq registers, 4 KiB a vCPU; or shared memory and its doorbell |
 //! | `0x1000_0000` | GIC distributor, 64 KiB |
 //! | `0x1001_0000` | GIC redistributors, 128 KiB a vCPU |
 //! | `0x4000_0000` | RAM |
@@ -58,6 +58,8 @@ pub fn mpidr_affinity(vcpu: u16) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use vcpufreq_device::kvm::shm;
+
     use super::*;
 
     #[test]
@@ -74,7 +76,7 @@ mod tests {
         let ranges = [
             (UART_BASE, UART_SIZE),
             (PVTIME_BASE, PVTIME_SIZE),
-            (CPUFREQ_BASE, most * 0x1000),
+            (CPUFREQ_BASE, shm::size(512) + shm::DOORBELL_PAGE),
             (GICD_BASE, GICD_SIZE),
             (GICR_BASE, most * GICR_STRIDE),
             (RAM_BASE, 1 << 20),

@@ -99,7 +99,7 @@ pub struct Host {
     pub console: ConsoleEnd,
 }
 
-/// The vcpufreq registers, at [`layout::CPUFREQ_BASE`].
+/// The vcpufreq registers, or what is in their place, at [`layout::CPUFREQ_BASE`].
 pub struct Cpufreq {
     /// What answers an access that exits.
     pub device: Arc<dyn MmioDevice>,
@@ -183,14 +183,16 @@ pub struct VmSpec {
     pub dump_dtb: Option<PathBuf>,
 }
 
-/// A Linux guest to be.
-pub struct LinuxBoot<'a> {
+/// A Linux guest to boot; how is [`arch`]'s.
+pub struct LinuxGuest<'a> {
     /// What it is made of.
     pub spec: VmSpec,
     /// The device tree.
     pub fdt: &'a [u8],
-    /// Whom to warn.
+    /// Where warnings go.
     pub hooks: &'a dyn Hooks,
+    /// Whether the user knows what this host's KVM lacks.
+    pub warned: bool,
 }
 
 /// Boots the guest that `spec` describes, with the CPUs of `machine`, and
@@ -211,11 +213,12 @@ pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunRe
         bail!("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus");
     }
     let pins = spec.pins.clone();
-    let mut guest = arch::linux_guest(LinuxBoot {
+    let mut guest = LinuxGuest {
         spec,
         fdt: &fdt,
         hooks: &*host.hooks,
-    })?;
+        warned: false,
+    };
     let threads = VcpuThreads::spawn(&pins, &host.hooks)?;
     supervise(&mut guest, &kvm, threads, host)
 }

@@ -160,7 +160,7 @@ impl User {
             .context("can't take over the signals that end a program")?;
         let input = match console {
             ConsoleEnd::Stdio => Input::open().context("can't set up the terminal")?,
-            ConsoleEnd::Nothing | ConsoleEnd::File { .. } => Input::none(),
+            ConsoleEnd::Nothing | ConsoleEnd::File { .. } => Input::default(),
         };
         Ok(Self {
             input,

@@ -13,7 +13,6 @@ use kvm_ioctls::VmFd;
 use libc::{c_int, pollfd};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use vcpufreq_device::host::{self, Tid};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
 
 /// Host address of a mapped region.
@@ -25,15 +24,10 @@ pub fn address_of(region: &GuestRegionMmap) -> u64 {
 
 /// Gives `slot` to the guest.
 pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_ioctls::Error> {
-    // SAFETY: `slot` was made from a mapping of that size by `Memory::add` or of
-    // a `ReadOnlySlot`, and is kept mapped by `Memory` or `KvmOffload`. Of the
-    // former the guest is the only other user; the latter it can only read.
+    // SAFETY: `slot` was made from a mapping of that size by `Memory::add`, which
+    // keeps it mapped and whose only other user is the guest, or by `probe`, which
+    // has no guest.
     unsafe { vm.set_user_memory_region(slot) }
-}
-
-/// Lets the calling thread run on `pcpus` only.
-pub fn pin_thread(pcpus: &[u32]) -> io::Result<()> {
-    host::pin(Tid::current(), pcpus)
 }
 
 /// Waits until one of `fds` is ready; returns which are. A signal ends the wait

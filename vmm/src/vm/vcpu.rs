@@ -18,11 +18,12 @@ use libc::{c_int, c_void, siginfo_t};
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::{Tid, pin};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::bus::{Bus, accesses_are_of};
-use super::{Hooks, arch, sys};
+use super::{Hooks, arch};
 
 /// Why a vCPU no longer runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +280,7 @@ impl ThreadBody {
         self.hooks
             .on_vcpu_thread_start(self.vcpu, gettid().as_raw())?;
         if !self.pin.is_empty() {
-            sys::pin_thread(&self.pin).with_context(|| {
+            pin(Tid::current(), &self.pin).with_context(|| {
                 format!(
                     "can't pin vCPU {index} to CPUs {:?}; choose CPUs that are online and allowed",
                     self.pin

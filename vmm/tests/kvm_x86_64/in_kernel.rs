@@ -15,25 +15,41 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vcpufreq::vm::bus::MmioDevice;
-
-use vcpufreq_device::RegisterPages;
+use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, PendingWrites, Plan, Requests, Unknown, Worker,
+    DomainWrites, KernelRegion, PendingWrites, Plan, Unknown, Worker,
 };
-use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState};
+use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
+use vcpufreq_device::{
+    ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
+};
+
+use kvm_ioctls::{Kvm, VmFd};
+use vcpufreq::vm::bus::Bus;
+use vcpufreq_device::kvm::KvmOffload;
+use vcpufreq_device::{Khz, PcpuPerf};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
 
 /// Counts the accesses that exit, and passes them on.
-struct Counted {
+pub struct Counted {
     inner: Arc<dyn MmioDevice>,
     reads: AtomicUsize,
     writes: AtomicUsize,
 }
 
 impl Counted {
-    fn exits(&self) -> (usize, usize) {
+    pub fn of(inner: Arc<dyn MmioDevice>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            reads: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn exits(&self) -> (usize, usize) {
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         (count(&self.reads), count(&self.writes))
     }
@@ -66,51 +82,56 @@ impl Path {
     }
 }
 
-fn doorbells(vcpus: u16) -> Vec<Doorbell> {
-    let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let of = |vcpu| {
-        TABLE_KHZ.map(|khz| Doorbell {
-            vcpu: VcpuId(vcpu),
-            khz: Some(khz),
-            event: event(),
-        })
-    };
-    (0..vcpus).flat_map(of).collect()
+fn new_event() -> Arc<EventFd> {
+    Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap())
+}
+
+fn doorbell(vcpu: u16, khz: Option<u32>) -> Doorbell {
+    Doorbell::of_set_perf(VcpuId(vcpu), khz, new_event())
+}
+
+/// One for each entry of the table.
+fn doorbells() -> Vec<Doorbell> {
+    let bells = TABLE_KHZ.map(|khz| doorbell(0, Some(khz)));
+    bells.into()
+}
+
+fn pages(vcpus: u16) -> Arc<PageMapping> {
+    Arc::new(PageMapping::new(region_size(vcpus), false).unwrap())
+}
+
+fn offload(pages: Arc<dyn SlotMemory>, doorbells: Vec<Doorbell>) -> KvmOffload {
+    KvmOffload {
+        base: CPUFREQ_BASE,
+        pages,
+        doorbells: doorbells.into(),
+        lost: new_event(),
+        all_or_nothing: false,
+        state: Arc::default(),
+    }
 }
 
 fn path() -> Path {
     let bench = bench(1);
     let device = bench.region.device().clone();
-    let pages = Arc::new(PageMapping::new(region_size(1), false).unwrap());
+    let pages = pages(1);
     let shown = RegisterPages::new(Box::new(pages.clone()), 1).unwrap();
     device.attach_pages(shown).unwrap();
     device.refresh(VcpuId(0));
-    let doorbells: Arc<[Doorbell]> = doorbells(1).into();
+    let doorbells = doorbells();
     let bells = doorbells.iter();
-    let bells = bells.filter_map(|bell| Some((bell.vcpu, bell.khz?, bell.event.clone())));
+    let bells = bells.filter_map(|bell| Some((VcpuId(0), bell.value?, bell.event.clone())));
     let pending = PendingWrites::new(
         vec![DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],
     );
     let region = KernelRegion::new(bench.region.clone(), device, pending.clone());
-    let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     Path {
         bench,
         pending,
-        offload: Some(Arc::new(KvmOffload {
-            base: CPUFREQ_BASE,
-            pages,
-            doorbells,
-            lost,
-            all_or_nothing: false,
-            state: Arc::default(),
-        })),
+        offload: Some(Arc::new(offload(pages, doorbells))),
         next: None,
-        counted: Arc::new(Counted {
-            inner: Arc::new(region),
-            reads: AtomicUsize::new(0),
-            writes: AtomicUsize::new(0),
-        }),
+        counted: Counted::of(Arc::new(region)),
     }
 }
 
@@ -181,7 +202,7 @@ fn a_write_of_a_table_entry_is_no_exit_and_arrives() {
     run_code(&kvm, &path, code, 0);
     assert_eq!(path.counted.exits(), (0, 0));
     assert!(applied(&path).is_empty());
-    path.pending.drain(&**path.bench.region.device());
+    path.pending.drain(path.bench.region.device());
     // 512 × 1200 MHz / 1800 MHz
     assert_eq!(applied(&path), [341]);
     let counters = path.bench.region.device().counters(VcpuId(0)).unwrap();
@@ -219,83 +240,29 @@ fn a_selection_is_in_the_page_at_once() {
     assert_eq!(path.counted.exits(), (0, 3));
 }
 
-/// Carries nothing out: panics at the first request.
+/// Carries nothing out: panics at the first clamp.
 struct Panics;
 
-impl Requests for Panics {
-    fn request(&self, _vcpu: VcpuId, _khz: u32) {
+impl Actuator for Panics {
+    fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         panic!("as the test wants");
     }
-
-    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
-
-    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn refresh(&self, _vcpu: VcpuId) {}
 }
 
-/// Drains what is pending when it is told that the path is lost, or at a reset.
-struct Drains {
-    pending: Arc<PendingWrites>,
-    device: Arc<dyn Requests>,
-    lost: Mutex<usize>,
-    /// What comes after the path that was lost.
-    next: Mutex<Option<Arc<KvmOffload>>>,
-}
-
-impl Hooks for Drains {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_reset(&self) {
-        self.pending.drain(&*self.device);
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        *self.lost.lock().unwrap() += 1;
-        self.pending.drain(&*self.device);
-        self.next.lock().unwrap().take()
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        panic!("{text}");
-    }
-}
-
-fn supervised(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
-    let hooks = Arc::new(Drains {
-        pending: path.pending.clone(),
-        device: path.bench.region.device().clone(),
-        lost: Mutex::default(),
+/// Runs guests that drain what is pending at a reset and when the path is lost; how often it was
+/// lost, and how often they were reset.
+fn drained(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
+    let (pending, device) = (path.pending.clone(), path.bench.region.device().clone());
+    let told = Arc::new(Told {
         next: Mutex::new(path.next.take()),
+        also: Some(Box::new(move || pending.drain(&*device))),
+        ..Told::default()
     });
-    let host = Host {
-        hooks: hooks.clone(),
-        cpufreq: Some(Cpufreq {
-            device: path.counted.clone(),
-            size: region_size(1),
-            offload: path.offload.take(),
-        }),
-        console: ConsoleEnd::default(),
-    };
-    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-    let mut guest = Reboots { codes, boots: 0 };
-    let report = supervise(&mut guest, kvm, threads, &host).unwrap();
+    let cpufreq = cpufreq(path.counted.clone(), path.offload.take());
+    let report = supervised(kvm, codes, &told, Some(cpufreq));
     assert_eq!(report.reason, ExitReason::PowerOff);
-    path.pending.drain(&**path.bench.region.device());
-    let lost = *hooks.lost.lock().unwrap();
-    (lost, report.resets)
+    path.pending.drain(path.bench.region.device());
+    (told.lost.load(Ordering::SeqCst), report.resets)
 }
 
 #[test]
@@ -310,7 +277,7 @@ fn a_guest_that_resets_has_it_again() {
         request(TABLE_KHZ[1]).triple_fault(),
         request(TABLE_KHZ[2]).halt(),
     ];
-    assert_eq!(supervised(&kvm, &mut path, codes), (0, 2));
+    assert_eq!(drained(&kvm, &mut path, codes), (0, 2));
     assert_eq!(path.counted.exits(), (0, 0));
     assert_eq!(applied(&path), [170, 341, 512]);
     assert_eq!((taken.reads(), taken.writes()), (true, true));
@@ -322,9 +289,11 @@ fn a_guest_that_resets_has_it_again() {
 fn a_dead_worker_loses_no_request() {
     let Some(kvm) = kvm_or_skip() else { return };
     let mut path = path();
+    let config = path.bench.region.device().config().clone();
+    let panics = Device::new(config, Panics, FixedSource::default(), NoEvents);
     let worker = Worker::start(Plan {
-        pending: path.pending.clone(),
-        device: Arc::new(Panics),
+        requests: path.pending.clone(),
+        device: Arc::new(panics.unwrap()),
         vcpus: Arc::new(AtomicU16::new(1)),
         avoid: Vec::new(),
     })
@@ -349,7 +318,7 @@ fn a_dead_worker_loses_no_request() {
             }
             bench.device().source().set(Some(at_777()));
         });
-        assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
+        assert_eq!(drained(&kvm, &mut path, vec![code]), (1, 0));
     });
     assert_eq!(path.counted.exits().1, 1, "the last write exits");
     assert_eq!((taken.reads(), taken.writes()), (false, false));
@@ -364,31 +333,27 @@ fn a_dead_worker_loses_no_request() {
 fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     let Some(kvm) = kvm_or_skip() else { return };
     let mut path = path();
-    let event = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let next = path.offload.take().unwrap();
+    let event = new_event();
     let first = |lost| {
+        let bell = Doorbell {
+            event: event.clone(),
+            ..doorbell(0, None)
+        };
         Arc::new(KvmOffload {
-            base: CPUFREQ_BASE,
-            pages: next.pages.clone(),
-            doorbells: [Doorbell {
-                vcpu: VcpuId(0),
-                khz: None,
-                event: event.clone(),
-            }]
-            .into(),
             lost,
             all_or_nothing: true,
-            state: Arc::default(),
+            ..offload(next.pages.clone(), vec![bell])
         })
     };
     // 12345 is in no table; two bytes are no request, and exit.
     let code = Code::default().write(0x04, 12_345).write(0x04, 1).halt();
     path.offload = Some(first(next.lost.clone()));
-    assert_eq!(supervised(&kvm, &mut path, vec![code]), (0, 0));
+    assert_eq!(drained(&kvm, &mut path, vec![code]), (0, 0));
     assert_eq!(event.read().unwrap(), 2);
     assert_eq!(path.counted.exits(), (0, 0));
 
-    let lost = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let lost = new_event();
     lost.write(1).unwrap();
     path.offload = Some(first(lost));
     path.next = Some(next.clone());
@@ -408,7 +373,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
             device.source().set(Some(at_777()));
             device.refresh(VcpuId(0));
         });
-        assert_eq!(supervised(&kvm, &mut path, vec![code]), (1, 0));
+        assert_eq!(drained(&kvm, &mut path, vec![code]), (1, 0));
     });
     assert_eq!(path.counted.exits().1, 0, "the request ends in KVM");
     assert_eq!(applied(&path), [341]);
@@ -419,60 +384,12 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
 fn sixty_four_vcpus_are_within_kvms_limits() {
     let Some(kvm) = kvm_or_skip() else { return };
     let vm = kvm.create_vm().unwrap();
-    let doorbells: Vec<_> = (0..64)
-        .flat_map(|vcpu| {
-            (1..=16).map(move |khz| Doorbell {
-                vcpu: VcpuId(vcpu),
-                khz: Some(khz),
-                event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
-            })
-        })
-        .collect();
-    let offload = Arc::new(KvmOffload {
-        base: CPUFREQ_BASE,
-        pages: Arc::new(PageMapping::new(region_size(64), false).unwrap()),
-        doorbells: doorbells.into(),
-        lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
-        all_or_nothing: false,
-        state: Arc::default(),
-    });
+    let of = |vcpu| (1..=16).map(move |khz| doorbell(vcpu, Some(khz)));
+    let offload = Arc::new(offload(pages(64), (0..64).flat_map(of).collect()));
     let vm = in_slot(&vm, 0);
     let mut attached = offload.attach(&vm, &no_warning);
     attached.detach();
     let _ = offload.attach(&vm, &no_warning);
-}
-
-/// Keeps warnings, and what comes after a path that is lost.
-#[derive(Default)]
-struct Warned {
-    texts: Mutex<Vec<String>>,
-    next: Mutex<Option<Arc<KvmOffload>>>,
-    lost: AtomicUsize,
-}
-
-impl Hooks for Warned {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.lost.fetch_add(1, Ordering::SeqCst);
-        self.next.lock().unwrap().take()
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {}
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        self.texts.lock().unwrap().push(text.to_owned());
-    }
 }
 
 #[test]
@@ -480,34 +397,22 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let Some(kvm) = kvm_or_skip() else { return };
     let vm = kvm.create_vm().unwrap();
     // The same value twice: KVM takes the first and refuses the second.
-    let mut twice = doorbells(1);
-    twice.extend(doorbells(1));
-    let offload = Arc::new(KvmOffload {
-        base: CPUFREQ_BASE,
-        pages: Arc::new(PageMapping::new(region_size(1), false).unwrap()),
-        doorbells: twice.into(),
-        lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
-        all_or_nothing: false,
-        state: Arc::default(),
-    });
-    let warned = Warned::default();
+    let mut twice = doorbells();
+    twice.extend(doorbells());
+    let refused = Arc::new(offload(pages(1), twice));
+    let warnings = Mutex::new(Vec::new());
     let too_high = u32::MAX;
-    let _ = offload.attach(&in_slot(&vm, too_high), &|text| warned.on_warning(text));
-    let warnings = warned.texts.lock().unwrap().clone();
+    let _ = refused.attach(&in_slot(&vm, too_high), &|text| {
+        warnings.lock().unwrap().push(text.to_owned());
+    });
+    let warnings = warnings.into_inner().unwrap();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].starts_with("KVM refused a read-only slot"));
+    assert!(warnings[0].starts_with("KVM refused a memory slot"));
     assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));
-    let taken = &offload.state;
+    let taken = &refused.state;
     assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
-    let again = Arc::new(KvmOffload {
-        base: CPUFREQ_BASE,
-        pages: offload.pages.clone(),
-        doorbells: doorbells(1).into(),
-        lost: offload.lost.clone(),
-        all_or_nothing: false,
-        state: offload.state.clone(),
-    });
+    let again = Arc::new(offload(refused.pages.clone(), doorbells()));
     let _ = again.attach(&in_slot(&vm, 0), &no_warning);
 }
 
@@ -521,32 +426,21 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
     let state: Arc<OffloadState> = Arc::default();
     let refused = |values: &[Option<u32>], all_or_nothing| {
         // Each value twice, which KVM doesn't take.
-        let bells = values.iter().chain(values).map(|khz| Doorbell {
-            vcpu: VcpuId(0),
-            khz: *khz,
-            event: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
-        });
+        let bells = values.iter().chain(values);
+        let bells = bells.map(|khz| doorbell(0, *khz)).collect();
         Arc::new(KvmOffload {
-            base: CPUFREQ_BASE,
-            pages: usual.pages.clone(),
-            doorbells: bells.collect(),
-            lost: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
             all_or_nothing,
             state: state.clone(),
+            ..offload(usual.pages.clone(), bells)
         })
     };
-    let warned = Arc::new(Warned::default());
     let values = TABLE_KHZ.map(Some);
-    *warned.next.lock().unwrap() = Some(refused(&values, false));
-    let host = Host {
-        hooks: warned.clone(),
-        cpufreq: Some(Cpufreq {
-            device: path.counted.clone(),
-            size: region_size(1),
-            offload: Some(refused(&[None], true)),
-        }),
-        console: ConsoleEnd::default(),
-    };
+    let told = Arc::new(Told {
+        next: Mutex::new(Some(refused(&values, false))),
+        warnings: Some(Mutex::default()),
+        ..Told::default()
+    });
+    let cpufreq = cpufreq(path.counted.clone(), Some(refused(&[None], true)));
     // Waits for 777, resets, and halts.
     let wait = Code::default().wait_for(777).triple_fault();
     let codes = vec![wait, Code::default().halt()];
@@ -554,20 +448,16 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Reads come from memory again once the next path is in place.
-            while warned.lost.load(Ordering::SeqCst) == 0 || !state.reads() {
+            while told.lost.load(Ordering::SeqCst) == 0 || !state.reads() {
                 std::thread::yield_now();
             }
             device.source().set(Some(at_777()));
             device.refresh(VcpuId(0));
         });
-        let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-        let mut guest = Reboots { codes, boots: 0 };
-        assert_eq!(
-            supervise(&mut guest, &kvm, threads, &host).unwrap().resets,
-            1
-        );
+        let report = supervised(&kvm, codes, &told, Some(cpufreq));
+        assert_eq!(report.resets, 1);
     });
-    let warnings = warned.texts.lock().unwrap().clone();
+    let warnings = told.warnings.as_ref().unwrap().lock().unwrap().clone();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("KVM refused ioeventfd 1 of 2"));
     assert!(warnings[1].starts_with("KVM refused ioeventfd 3 of 6"));

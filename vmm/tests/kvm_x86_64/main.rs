@@ -17,245 +17,22 @@
 )]
 
 mod in_kernel;
+mod setup;
+mod shm;
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::Bus;
-use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::machine::{Boot, Machine};
-use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use vcpufreq::vm::{Cpufreq, ExitReason, Hooks, Host, supervise};
-use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
-use vcpufreq_device::kvm::KvmOffload;
-use vcpufreq_device::{
-    ClampMode, Clock, CurPerfVisibility, Device, DeviceConfig, DomainId, Event, Headroom, Khz,
-    MmioRegion, PcpuPerf, PerfTable, RateLimit, Util, VcpuId, VcpuSpec, region_size,
-};
+use vcpufreq::vm::{ExitReason, Hooks};
+use vcpufreq_device::{DomainId, Event, RateLimit, Util, VcpuId};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::EventFd;
 
-/// Where the guest's code is, one page for each vCPU.
-const CODE: u64 = 0x1000;
-/// Where it leaves results.
-const RESULTS: u16 = 0x8000;
-const RAM_SIZE: u64 = 0x1_0000;
-const TABLE_KHZ: [u32; 3] = [600_000, 1_200_000, 1_800_000];
-
-fn kvm_or_skip() -> Option<Kvm> {
-    let kvm = Kvm::new().and_then(|kvm| kvm.create_vm().map(|_| kvm));
-    kvm.inspect_err(|error| println!("SKIP: no usable /dev/kvm: {error}"))
-        .ok()
-}
-
-/// 16-bit code. DS is based at the device under test, ES at RAM.
-#[derive(Clone, Default)]
-struct Code(Vec<u8>);
-
-impl Code {
-    /// `mov dword ds:[offset], value`
-    fn write(mut self, offset: u16, value: u32) -> Self {
-        self.0.extend([0x66, 0xc7, 0x06]);
-        self.0.extend(offset.to_le_bytes());
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    /// `mov eax, ds:[offset]`, `mov es:[result], eax`
-    fn read(mut self, offset: u16, result: u16) -> Self {
-        self.0.extend([0x66, 0xa1]);
-        self.0.extend(offset.to_le_bytes());
-        self.0.extend([0x26, 0x66, 0xa3]);
-        self.0.extend((RESULTS + 4 * result).to_le_bytes());
-        self
-    }
-
-    /// `mov eax, ds:[0]` until it is `khz`: `cmp eax, khz`, `jne`.
-    fn wait_for(self, khz: u32) -> Self {
-        let again = self.raw(&[0x66, 0xa1, 0x00, 0x00, 0x66, 0x3d]);
-        again.raw(&khz.to_le_bytes()).raw(&[0x75, 0xf4])
-    }
-
-    /// Any other instruction.
-    fn raw(mut self, bytes: &[u8]) -> Self {
-        self.0.extend(bytes);
-        self
-    }
-
-    fn halt(self) -> Self {
-        self.raw(&[0xf4])
-    }
-
-    /// `jmp $`
-    fn spin(self) -> Self {
-        self.raw(&[0xeb, 0xfe])
-    }
-
-    /// `ud2`; without an interrupt table this is a triple fault.
-    fn triple_fault(self) -> Self {
-        self.raw(&[0x0f, 0x0b])
-    }
-}
-
-/// A guest with RAM at 0 and one vCPU for each piece of code.
-fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
-    let vm = kvm.create_vm().unwrap();
-    let mut memory = Memory::default();
-    memory.add(&vm, ram(0, RAM_SIZE)).unwrap();
-    let vcpus = codes.iter().zip(0..).map(|(code, id)| {
-        let entry = CODE * (id + 1);
-        let at = GuestAddress(entry);
-        memory.map().write_slice(&code.0, at).unwrap();
-        vcpu_at(&vm, id, (entry, ds_base))
-    });
-    let vcpus = vcpus.collect();
-    Machine { vcpus, vm, memory }
-}
-
-fn ram(base: u64, size: u64) -> Region {
-    Region { base, size }
-}
-
-fn vcpu_at(vm: &VmFd, id: u64, (entry, ds_base): (u64, u64)) -> VcpuFd {
-    let vcpu = vm.create_vcpu(id).unwrap();
-    let mut sregs = vcpu.get_sregs().unwrap();
-    (sregs.cs.base, sregs.cs.selector) = (0, 0);
-    (sregs.es.base, sregs.es.selector) = (0, 0);
-    sregs.ds.base = ds_base;
-    // Protected mode, so that a fault without an interrupt table is a triple
-    // fault; the segments stay 16-bit ones.
-    sregs.cr0 |= 1;
-    sregs.idt.limit = 0;
-    vcpu.set_sregs(&sregs).unwrap();
-    let mut regs = vcpu.get_regs().unwrap();
-    (regs.rip, regs.rflags) = (entry, 2);
-    vcpu.set_regs(&regs).unwrap();
-    vcpu
-}
-
-fn result(machine: &Memory, index: u16) -> u32 {
-    let at = GuestAddress(u64::from(RESULTS + 4 * index));
-    machine.map().read_obj(at).unwrap()
-}
-
-/// Counts what the virtual machine tells.
-#[derive(Default)]
-struct Told {
-    threads: Mutex<Vec<(u16, i32)>>,
-    resets: AtomicUsize,
-}
-
-impl Hooks for Told {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
-        self.threads.lock().unwrap().push((vcpu.0, tid));
-        Ok(())
-    }
-
-    fn on_reset(&self) {
-        self.resets.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        panic!("{text}");
-    }
-}
-
-/// Runs `machine` until all its vCPUs have ended by themselves.
-fn run_to_end(machine: &mut Machine, bus: &Arc<Bus>) -> Vec<(usize, VcpuEnd)> {
-    let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
-    let fds = std::mem::take(&mut machine.vcpus);
-    let mut threads = VcpuThreads::spawn(&vec![vec![]; fds.len()], &hooks).unwrap();
-    let starts = fds.into_iter().map(|fd| VcpuStart {
-        fd,
-        bus: bus.clone(),
-    });
-    threads.start(starts.collect()).unwrap();
-    let mut ends = Vec::new();
-    while threads.any_running() {
-        ends.extend(threads.take_end());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    ends.sort_by_key(|(vcpu, _)| *vcpu);
-    ends
-}
-
-type FakeDevice = Device<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>;
-
-struct Bench {
-    actuator: Arc<RecordingActuator>,
-    events: Arc<RecordingEvents>,
-    region: Arc<MmioRegion<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>>,
-}
-
-/// A device with `vcpus` vCPUs of capacity 512 in a domain each, whose pCPU
-/// runs at 1.2 of 1.8 GHz.
-fn bench(vcpus: u32) -> Bench {
-    limited_bench(vcpus, None)
-}
-
-/// A clock that stands still.
-struct Stopped;
-
-impl Clock for Stopped {
-    fn now_ns(&self) -> u64 {
-        0
-    }
-}
-
-fn limited_bench(vcpus: u32, rate_limit: Option<RateLimit>) -> Bench {
-    let spec = |domain| VcpuSpec {
-        table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
-        capacity: Util::new(512).unwrap(),
-        domain: DomainId(domain),
-    };
-    let config = DeviceConfig {
-        vcpus: (0..vcpus).map(spec).collect(),
-        mode: ClampMode::Floor,
-        headroom: Headroom::for_kernel(7, 2),
-        visibility: CurPerfVisibility::Exact,
-        rate_limit,
-    };
-    let (actuator, events) = (Arc::default(), Arc::default());
-    let source = FixedSource::new(PcpuPerf {
-        pcpu: 0,
-        khz: Khz(1_200_000),
-        khz_max: Khz(1_800_000),
-        capacity: Util::new(512).unwrap(),
-    });
-    let device = FakeDevice::new(config, Arc::clone(&actuator), source, Arc::clone(&events));
-    Bench {
-        actuator,
-        events,
-        region: Arc::new(MmioRegion::new(Arc::new(
-            device.unwrap().with_clock(Stopped),
-        ))),
-    }
-}
-
-fn bus_with(bench: &Bench) -> Arc<Bus> {
-    let mut bus = Bus::new();
-    let size = region_size(1);
-    bus.insert(CPUFREQ_BASE, size, bench.region.clone())
-        .unwrap();
-    Arc::new(bus)
-}
+use setup::*;
 
 #[test]
 fn a_guest_drives_the_vcpufreq_registers() {
@@ -472,34 +249,12 @@ fn threads_are_pinned_before_they_are_told_of() {
     drop(threads);
 }
 
-/// Panics on a vCPU's thread.
-struct Dies;
-
-impl Hooks for Dies {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        panic!("as the test wants");
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {}
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, _text: &str) {}
-}
-
 #[test]
 fn a_thread_that_dies_ends_the_start() {
-    let hooks: Arc<dyn Hooks> = Arc::new(Dies);
+    let hooks: Arc<dyn Hooks> = Arc::new(Told {
+        dies: true,
+        ..Told::default()
+    });
     let error = VcpuThreads::spawn(&[vec![]], &hooks).err().unwrap();
     assert_eq!(error.to_string(), "the thread of vCPU 0 died");
 }
@@ -517,84 +272,28 @@ fn code_that_kvm_cannot_run_ends_the_vcpu_with_a_reason() {
     assert!(matches!(&ends[..], [(0, VcpuEnd::Failed(_))]), "{ends:?}");
 }
 
-/// Boots the same code each time, but the last of `codes` for ever.
-struct Reboots {
-    codes: Vec<Code>,
-    boots: usize,
-}
-
-impl Boot for Reboots {
-    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
-        let code = self.codes[self.boots.min(self.codes.len() - 1)].clone();
-        self.boots += 1;
-        Ok(machine(kvm, &[code], CPUFREQ_BASE))
-    }
-}
-
 #[test]
 fn a_guest_that_resets_starts_again_on_the_same_thread() {
     let Some(kvm) = kvm_or_skip() else { return };
     let bench = bench(1);
     let told = Arc::new(Told::default());
-    let host = Host {
-        hooks: told.clone(),
-        cpufreq: Some(Cpufreq {
-            device: bench.region.clone(),
-            size: region_size(1),
-            offload: None,
-        }),
-        console: ConsoleEnd::default(),
-    };
     let request = |khz| Code::default().write(0x04, khz).read(0xf000, 0);
-    let mut guest = Reboots {
-        codes: vec![
-            request(600_000).triple_fault(),
-            request(1_200_000).triple_fault(),
-            request(1_800_000).halt(),
-        ],
-        boots: 0,
-    };
-    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    let codes = vec![
+        request(600_000).triple_fault(),
+        request(1_200_000).triple_fault(),
+        request(1_800_000).halt(),
+    ];
+    let report = supervised(
+        &kvm,
+        codes,
+        &told,
+        Some(cpufreq(bench.region.clone(), None)),
+    );
     assert_eq!(report.reason, ExitReason::PowerOff);
     assert_eq!(report.resets, 2);
     assert_eq!(told.resets.load(Ordering::Relaxed), 2);
     assert_eq!(told.threads.lock().unwrap().len(), 1);
     assert_eq!(bench.actuator.applied().len(), 3);
-}
-
-/// What a reset may leave behind: open files and threads, counted at each.
-#[derive(Default)]
-struct Costs(Mutex<Vec<[usize; 2]>>);
-
-impl Hooks for Costs {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_reset(&self) {
-        let open = ["fd", "task"].map(|what| {
-            let entries = std::fs::read_dir(format!("/proc/self/{what}")).unwrap();
-            entries.count()
-        });
-        self.0.lock().unwrap().push(open);
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        None
-    }
-
-    fn on_end(&self) {}
-
-    fn on_warning(&self, text: &str) {
-        panic!("{text}");
-    }
 }
 
 /// In a process of its own, for the files and threads of other tests.
@@ -611,21 +310,26 @@ fn a_guest_that_only_resets_slows_down_and_costs_no_more_each_time() {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         return assert!(output.status.success(), "{said}");
     }
-    let costs = Arc::new(Costs::default());
-    let host = Host {
-        hooks: costs.clone(),
-        cpufreq: None,
-        console: ConsoleEnd::default(),
-    };
+    // What a reset may leave behind: open files and threads, counted at each.
+    let costs: Arc<Mutex<Vec<[usize; 2]>>> = Arc::default();
+    let counted = costs.clone();
+    let told = Arc::new(Told {
+        also: Some(Box::new(move || {
+            let open = ["fd", "task"].map(|what| {
+                let entries = std::fs::read_dir(format!("/proc/self/{what}")).unwrap();
+                entries.count()
+            });
+            counted.lock().unwrap().push(open);
+        })),
+        ..Told::default()
+    });
     let mut codes = vec![Code::default().triple_fault(); RESETS];
     codes.push(Code::default().halt());
-    let mut guest = Reboots { codes, boots: 0 };
-    let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
     let started = std::time::Instant::now();
-    let report = supervise(&mut guest, &kvm, threads, &host).unwrap();
+    let report = supervised(&kvm, codes, &told, None);
     assert_eq!(report.resets, u64::try_from(RESETS).unwrap());
     // Seven of them made it wait: 10 ms, 20 ms and so on.
     assert!(started.elapsed() >= 127 * Duration::from_millis(10));
-    let costs = costs.0.lock().unwrap();
+    let costs = costs.lock().unwrap();
     assert!(costs.iter().all(|cost| *cost == costs[0]), "{costs:?}");
 }

@@ -13,6 +13,7 @@ use crate::{
     measure::{Hackbench, Length, Load, Test},
     partition::Partition,
     record::Record,
+    settings::partition_group,
 };
 
 /// Options of `vcpufreq rt report`.
@@ -204,10 +205,7 @@ fn group(record: &Record, cpus: &CpuList) -> anyhow::Result<Option<String>> {
     }
     let mut guests = record.partition.guests.iter();
     match guests.find(|guest| cpus.without(&guest.cpus).is_empty()) {
-        Some(guest) => Ok(Some(format!(
-            "/sys/fs/cgroup/vcpufreq-rt.{}/rt",
-            guest.name
-        ))),
+        Some(guest) => Ok(Some(format!("{}/rt", partition_group(&guest.name)))),
         None => bail!("CPUs {cpus} aren't one guest's; name those of one guest with --cpus"),
     }
 }

@@ -49,8 +49,8 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     }
     let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
     match args.json {
-        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
-        false => print(&report.text())?,
+        true => print(format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(report.text())?,
     }
     Ok(u8::from(matches!(
         report.verdict,

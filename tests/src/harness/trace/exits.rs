@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::harness::sysfs;
 use crate::harness::trace::instance::Instance;
 use crate::harness::trace::line::Line;
+use crate::harness::vmm::vcpu_name;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
 /// For each CPU: 100,000 writes are 5 MB.
@@ -123,9 +124,13 @@ impl SeenExits {
     }
 }
 
-/// Of a trace's `NAME-TID`.
+/// Whether a trace's `NAME-TID` is of the vCPU `name`.
 fn is_called(thread: &str, name: &str) -> bool {
-    thread.rsplit_once('-').is_some_and(|(own, _)| own == name)
+    thread
+        .rsplit_once('-')
+        .and_then(|(own, _)| vcpu_name(own))
+        .as_deref()
+        == Some(name)
 }
 
 /// Sums up lines of the trace.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::time::TimeSpec;
 
-use crate::harness::crosvm::vcpu_name;
 use crate::harness::sysfs;
+use crate::harness::vmm::vcpu_name;
 use line::{Line, events};
 
 /// Where the kernel has it.

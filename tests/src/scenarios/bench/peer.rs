@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::peer_setup::{Vmm, remove_groups};
-use crate::harness::crosvm::PROGRAM as CROSVM;
 use crate::harness::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
 use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
@@ -16,6 +15,7 @@ use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
 use crate::harness::trace::{Trace, now_us};
 use crate::harness::vm::Vm;
+use crate::harness::vmm::{self, CROSVM};
 use crate::scenarios::device::memory::{Own, PEER_KIB};
 use crate::scenarios::device::opps::Ramp;
 
@@ -172,6 +172,7 @@ impl Guest {
         let plan = Plan {
             driver: "virtual-cpufreq".to_owned(),
             path: None,
+            vmm: vmm::Vmm::Vcpufreq,
         };
         plan.load_driver(&mut vm)?;
         let ready_ms = (settled - started + now_us() - loading) / 1_000;

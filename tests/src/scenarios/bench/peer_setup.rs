@@ -10,6 +10,7 @@ use crate::harness::plan::first_cpus;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
+use crate::harness::vmm;
 
 /// A cgroup for each domain is in it, made before crosvm starts: it makes none.
 const GROUPS: &str = "/sys/fs/cgroup/cros";
@@ -96,7 +97,7 @@ fn crosvm(policies: &[Policy], domains: &str) -> Result<Setup> {
     let ratio = each(&per_mhz, ",")?;
     let cpus = format!("num-cores={}{domains}", policies.len());
     let setup = Setup {
-        crosvm: true,
+        vmm: vmm::Vmm::Crosvm,
         // As many as there are vCPUs.
         pins: policies
             .iter()

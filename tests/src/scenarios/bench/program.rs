@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::host::begins;
 use crate::harness::leftovers::CGROUPS;
+use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::Plan;
 use crate::harness::sysfs;
+use crate::harness::vmm::{QEMU, Vmm};
 
 const OUT: &str = "/run/ramp.json";
 const HTML: &str = "/run/ramp.html";
@@ -33,6 +35,9 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     let mut options = vec!["--html", HTML];
     if let Some(path) = &plan.path {
         options.extend(["--path", path]);
+    }
+    if plan.vmm == Vmm::Qemu {
+        options.extend(["--qemu", QEMU]);
     }
     for word in name.split(':').skip(1) {
         if !word.starts_with("--") {
@@ -94,6 +99,7 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     rmmod("lab_cpuidle")?;
     insmod("configfs", "")?;
     insmod("null_blk", NULL_BLK)?;
+    mount_bpffs()?;
     // Of the run before.
     let _ = fs::remove_file(OUT);
     let session = Session::enter()?;

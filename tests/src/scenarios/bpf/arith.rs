@@ -18,7 +18,7 @@ const POLICY: usize = 328;
 /// Where a policy has its table, and the table's length.
 const TABLE: usize = 72;
 const TABLE_LEN: usize = 64;
-const CPU: usize = 64;
+const CPU: usize = 8;
 
 /// A vCPU on a pCPU.
 struct Case {

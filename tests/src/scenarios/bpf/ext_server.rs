@@ -85,13 +85,14 @@ fn said(policy: &Policy) -> Result<u64> {
 }
 
 /// A sched_ext scheduler that runs as long as the link is there.
-struct Scheduler {
+pub struct Scheduler {
     link: Link,
     _object: Object,
 }
 
 impl Scheduler {
-    fn start(name: &str) -> Result<Self> {
+    /// Starts it by its name in the object.
+    pub fn start(name: &str) -> Result<Self> {
         let object = ObjectBuilder::default().open_file(OBJECT)?;
         let mut object = object.load().context(OBJECT)?;
         let link = {
@@ -108,7 +109,8 @@ impl Scheduler {
         })
     }
 
-    fn end(self) -> Result<()> {
+    /// Ends it.
+    pub fn end(self) -> Result<()> {
         drop(self.link);
         until("disabled")
     }

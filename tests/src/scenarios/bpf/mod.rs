@@ -6,6 +6,7 @@
 
 mod arith;
 mod ext_server;
+mod flood;
 mod group;
 mod light;
 mod limits;
@@ -14,14 +15,13 @@ mod meddling;
 mod others;
 mod page;
 mod refused;
-mod replace;
 mod requests;
+mod scx;
 mod settled;
+mod shared;
+mod sum;
 mod tiny_vm;
 mod vcpu;
-mod wake;
-
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -33,8 +33,7 @@ use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig, Warn};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 
-/// The object that the lab has built.
-const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
+pub use flood::guest as flood_guest;
 pub use others::{switches, vmm};
 
 /// Guest address of the registers of the tiny VM.
@@ -51,14 +50,15 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
         "bpf-meddling" => Some(meddling::run()),
         "bpf-switch-cost" => Some(others::switch_cost()),
         "bpf-page" => Some(page::run()),
+        "bpf-flood" => Some(flood::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
         "bpf-requests" => Some(requests::run()),
-        "bpf-replace" => Some(replace::run()),
+        "bpf-shared" => Some(shared::run()),
+        "bpf-sum" => Some(sum::run()),
         "bpf-many" => Some(many::run()),
-        "wake-cost" => Some(wake::run()),
         "bpf-dip" => Some(light::run()),
         "ext-server" => Some(ext_server::run()),
-        _ => None,
+        _ => scx::run(name, plan),
     }
 }
 
@@ -77,6 +77,7 @@ fn like(policy: &Policy, domain: u32) -> Result<VcpuPolicy> {
         visibility: CurPerfVisibility::Exact,
         actuate: ActuateBy::Worker,
         limit: None,
+        sum: false,
         tell: false,
         floor: Util::ZERO,
     })
@@ -101,7 +102,6 @@ fn pcpus(policies: &[Policy]) -> Vec<Pcpu> {
 /// The programs for these vCPUs.
 fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
     let config = VmConfig {
-        object: PathBuf::from(OBJECT),
         base: BASE,
         vcpus,
         pcpus: pcpus(policies),

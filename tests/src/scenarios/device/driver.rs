@@ -69,7 +69,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
 
 /// Whether the host follows each vCPU to its maximum and its minimum; where
 /// it doesn't, an error that tells.
-fn follows(vm: &mut Vm, policies: &[Policy]) -> Result<bool> {
+pub fn follows(vm: &mut Vm, policies: &[Policy]) -> Result<bool> {
     for (vcpu, policy) in policies.iter().enumerate() {
         set_governor(vm, vcpu, "userspace")?;
         vm.ask(format!("start busy busy {vcpu}"))?;

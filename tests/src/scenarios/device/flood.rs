@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that writes set_perf as fast as it can for 10 s, and then to all
-//! registers of all vCPUs for 10 s, against a plain loop in its place: how long another
-//! vCPU of it, and another guest, wait for their pCPUs meanwhile, and how often the other guest
-//! exits. `flood:worker` is without the host module. `flood:uart` is of the console's registers:
+//! A guest that writes set_perf as fast as it can for 10 s, and then to all registers of all vCPUs,
+//! or to all of the shared memory and its doorbells, for 10 s, against a plain loop in its place. It
+//! measures how long another vCPU of it, and another guest, wait for their pCPUs meanwhile, and how
+//! often the other guest exits. `flood:worker` is without the host module. `flood:uart` is of the console's registers:
 //! the same of another guest, and the time of the VMM's main thread, which is in no vCPU's group.
 //!
 //! The time that the others' work takes is reported, without a bound: the emulated CPUs that are
@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::{dmesg, without_host_module};
-use crate::harness::plan::{Plan, registers};
+use crate::harness::plan::{Device, Plan};
 use crate::harness::policy::Policy;
 use crate::harness::stats::{counted_once, of as stats};
 use crate::harness::sysfs;
@@ -115,16 +115,18 @@ fn flooded(plan: &Plan) -> Result<Value> {
     let log_before = dmesg("")?.len();
     let mut vm = Vm::boot(&silent(&[low.cpu(), own]))?;
     let mut beside = Vm::boot(&silent(&[other]))?;
-    let base = registers(&mut vm)?;
-    let register = base + 0x04;
+    let device = Device::of(&mut vm)?;
+    let (base, register) = (device.base, device.set_perf(0));
     let (min, max) = (low.min(), low.max());
+    let all = match device.bell {
+        Some((bell, ring)) => format!("scribble 0 {base:#x} {bell:#x},{ring:#x} 2 {min} {max}"),
+        None => format!("flood-all 0 {base:#x} 2 {min} {max}"),
+    };
     let loads = [
-        ("set_perf", format!("flood 0 {register:#x} {min} {max}")),
-        (
-            "all registers",
-            format!("flood-all 0 {base:#x} 2 {min} {max}"),
-        ),
+        ("set_perf", format!("flood 0 {register} {min} {max}")),
+        ("all registers", all),
     ];
+    let clamp_beside = beside.clamp(0)?;
     let (mut rows, mut turns) = (Vec::new(), Vec::new());
     let plain = measure(&mut vm, &mut beside, "busy 0")?;
     for (what, load) in &loads {
@@ -135,6 +137,7 @@ fn flooded(plan: &Plan) -> Result<Value> {
     // What waits for the limit gets its turn.
     sleep(Duration::from_millis(200));
     let counted = stats(&vm)?["vcpus"].clone();
+    let others_clamp = [clamp_beside, beside.clamp(0)?];
     let said = [vm.quit()?, beside.quit()?];
     let log = dmesg("")?;
     let log = log.get(log_before..).unwrap_or(&log);
@@ -148,9 +151,10 @@ fn flooded(plan: &Plan) -> Result<Value> {
                 .all(|(vcpu, written)| counted_once(vcpu, written))
     });
     let held = rows.iter().all(|row| row["held"] == true) && log.is_empty() && each_once;
+    let held = held && others_clamp[0] == others_clamp[1];
     Ok(json!({
         "held": held, "rows": rows, "counted": counted,
-        "kernel_said": log, "vmm_said": said,
+        "other_guests_clamp": others_clamp, "kernel_said": log, "vmm_said": said,
     }))
 }
 

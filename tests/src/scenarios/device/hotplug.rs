@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! pCPUs that are offline when the guest starts, and come online while it runs: a vCPU that
-//! moves there reads their frequency, by each path. By `ioeventfd` their changes of frequency wake
+//! moves there reads their frequency, by each path. By `ioeventfd` and `shm` their changes of frequency wake
 //! the worker, also once they have been offline in between.
 
 use std::thread::sleep;
@@ -19,7 +19,7 @@ use crate::harness::sysfs;
 use crate::harness::trace::{Trace, Waking};
 use crate::harness::vm::Vm;
 
-const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
+const PATHS: [&str; 4] = ["exit", "ioeventfd", "bpf", "shm"];
 /// The VMM looks at the host every second.
 const A_LOOK: Duration = Duration::from_millis(1_500);
 /// Changes of frequency that are made on a pCPU.
@@ -76,7 +76,7 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
         }
     }
     let wakes = match path {
-        "ioeventfd" => wakes(&vm, policies)?,
+        "ioeventfd" | "shm" => wakes(&vm, policies)?,
         _ => json!({ "right": true }),
     };
     let said = vm.quit()?;

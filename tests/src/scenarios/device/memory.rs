@@ -6,10 +6,11 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
 
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
-use crate::harness::vm::{Setup, Vm, threads};
+use crate::harness::vm::{Setup, Vm};
 
 /// crosvm f1e797a in the same guest, by the same count, in KiB (docs/peers.md).
 pub const PEER_KIB: u64 = 6_140;
@@ -20,7 +21,7 @@ const GUEST_KIB: u64 = 100 * 1024;
 pub fn run(plan: &Plan) -> Result<Value> {
     let mut rows = Vec::new();
     let mut held = true;
-    for path in ["exit", "ioeventfd", "bpf"] {
+    for path in ["exit", "ioeventfd", "bpf", "shm"] {
         let setup = Setup::mirroring(&first_cpus(&Policy::all()?)).with(&["--path", path]);
         let setup = Setup {
             silent: true,

@@ -7,16 +7,18 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
 
 use crate::harness::leftovers::processes;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::harness::vm::{Vm, threads};
+use crate::harness::systemctl::systemctl;
+use crate::harness::vm::Vm;
 
 const UNIT: &str = "vcpufreq@lab.service";
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice";
@@ -302,17 +304,4 @@ fn being_made() -> Result<Value> {
 fn group_of(pid: u32, tid: i32) -> Result<String> {
     let text = sysfs::text(format!("/proc/{pid}/task/{tid}/cgroup"))?;
     Ok(text.trim_start_matches("0::").to_owned())
-}
-
-fn systemctl(words: &[&str]) -> Result<String> {
-    let mut command = Command::new("/usr/bin/systemctl");
-    let output = command.arg("--no-ask-password").args(words).output();
-    let output = output.context("starting systemctl")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "systemctl {words:?}: {}",
-        said.trim()
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The library's example, a VMM of its own, by each path.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use kvm_ioctls::Kvm;
 use serde_json::{Value, json};
@@ -13,12 +11,10 @@ use vcpufreq_host_bpf::BpfBackend;
 #[path = "../../../../vmm-device/examples/attach/main.rs"]
 mod example;
 
-const OBJECT: &str = "/lab/bpf/vcpufreq.bpf.o";
-
 /// Its guest reads a frequency and asks for one, and only by `exit` it exits.
 pub fn run() -> Result<Value> {
     let bpf = Offered {
-        backend: Box::new(BpfBackend::new(PathBuf::from(OBJECT))),
+        backend: Box::new(BpfBackend::default()),
         required: None,
     };
     let (kvm, host) = (Kvm::new()?, HostRoot::default());

@@ -2,8 +2,8 @@
 //! Whether a write's clamp is in force before the guest's next instruction:
 //! what came first in the host's trace, the return of the kernel's function that
 //! sets the clamp or the vCPU's next entry. An order, not a time; by the path
-//! `ioeventfd`, whose worker is another thread, the entry comes first, which shows
-//! that the trace would tell. And how many system calls the vCPU's thread makes for it.
+//! `ioeventfd` and `shm`, whose worker is another thread, the entry comes first, which
+//! shows that the trace would tell. And how many system calls the vCPU's thread makes for it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -25,8 +25,10 @@ const EVENTS: [&str; 4] = [
     "lab/clamp",
     "raw_syscalls/sys_enter",
 ];
-/// ioctl on arm64, by which the thread enters the guest again.
-const IOCTL: &str = "NR 29 ";
+/// ioctl on arm64.
+const IOCTL: &str = "NR 29 (";
+/// By which the thread enters the guest again.
+const KVM_RUN: &str = "ae80";
 /// Each with a new clamp.
 const WRITES: u64 = 100;
 
@@ -44,28 +46,36 @@ pub struct Order {
     /// The clamp that the last write asks for, in hundredths of a percent, and
     /// whether the vCPU was entered since.
     pending: Option<(u32, bool)>,
+    /// What else runs on the pCPU may be added to what the last write asked for, and taken away
+    /// again later.
+    adds_others: bool,
+    /// What that asked for.
+    last: u32,
     /// The vCPU has written, and was not entered since.
     writing: bool,
-    /// System calls of the vCPU's thread between its writes and its next entries, but for the
-    /// one that enters.
-    host_calls: u64,
+    /// System calls of the vCPU's thread from each write to its next entry, but for the one that
+    /// enters.
+    host_calls: Vec<u64>,
 }
 
 impl Order {
     /// Has the guest write, each 20 ms another OPP.
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
-        let (vcpu, set_perf) = (guest.vcpu, guest.page + 4);
+        let (vcpu, set_perf, trap) = (guest.vcpu, &guest.set_perf, guest.trap);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
         let watch = Watch::start()?;
         let opps = &guest.opps;
         let wrote = guest
             .vm
-            .ask(format!("store-naps {vcpu} {set_perf:#x} {WRITES} {opps}"));
+            .ask(format!("store-naps {vcpu} {set_perf} {WRITES} {opps}"));
         let trace = watch.stop()?;
         wrote?;
-        let mut order = Self::default();
+        let mut order = Self {
+            adds_others: guest.path == "bpf",
+            ..Self::default()
+        };
         for line in events(&trace) {
-            order.line(&line, &thread, set_perf, policy)?;
+            order.line(&line, &thread, trap, policy)?;
         }
         Ok(order)
     }
@@ -82,21 +92,22 @@ impl Order {
 
     /// So many system calls of the vCPU's thread for each write.
     pub fn calls_a_write(&self, calls: u64) -> bool {
-        self.host_calls == calls * self.writes
+        self.host_calls.iter().all(|of_write| *of_write == calls)
     }
 
     pub fn json(&self, path: &str) -> Value {
         json!({
             "path": path, "writes": self.writes, "clamp_before_entry": self.before,
             "clamp_after_entry": self.after, "strange_clamps": self.strange,
-            "host_calls": self.host_calls,
+            "host_calls": self.host_calls.iter().sum::<u64>(),
+            "most_host_calls": self.host_calls.iter().max(),
         })
     }
 
     /// Of the vCPU's thread `kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x1b7740` and
     /// `kvm_entry: PC: 0x...`, and by any thread
     /// `clamp: (cgroup_file_write+0x8/0x1 <- cpu_uclamp_min_write) text="45.0" written=4`
-    fn line(&mut self, line: &Line, thread: &str, set_perf: u64, policy: &Policy) -> Result<()> {
+    fn line(&mut self, line: &Line, thread: &str, trap: u64, policy: &Policy) -> Result<()> {
         let own = line.thread == thread;
         let is_write = line.tail.starts_with("mmio write len 4 ");
         match line.event {
@@ -104,21 +115,29 @@ impl Order {
                 let text = line.tail.split('"').nth(1);
                 let hundredths = line.known(text.and_then(hundredths))?;
                 let set = !line.tail.contains("written=-");
-                let asked = |(asked, _): &mut (u32, bool)| *asked == hundredths && set;
+                let more = self.adds_others && hundredths >= self.last;
+                let asked = |(asked, _): &mut (u32, bool)| (*asked == hundredths || more) && set;
                 match self.pending.take_if(asked) {
                     Some((_, false)) => self.before += 1,
                     Some((_, true)) => self.after += 1,
+                    None if more && set => {}
                     None => self.strange += 1,
                 }
             }
-            "kvm_mmio" if own && is_write && line.hex("gpa")? == set_perf => {
-                let util = policy.util(u32::try_from(line.hex("val")?)?);
+            "kvm_mmio" if own && is_write && line.hex("gpa")? == trap => {
+                // In turn; a doorbell's value is another one.
+                let turn = usize::try_from(self.writes)? % policy.opps.len();
+                let util = policy.util(policy.opps[turn]);
                 self.writes += 1;
+                self.host_calls.push(0);
                 self.writing = true;
-                self.pending = Some(((util * 10_000 + 512) / 1024, false));
+                self.last = (util * 10_000 + 512) / 1024;
+                self.pending = Some((self.last, false));
             }
-            "sys_enter" if own && self.writing && !line.tail.starts_with(IOCTL) => {
-                self.host_calls += 1;
+            "sys_enter" if own && self.writing && !enters_guest(line.tail) => {
+                if let Some(calls) = self.host_calls.last_mut() {
+                    *calls += 1;
+                }
             }
             "kvm_entry" if own => {
                 self.writing = false;
@@ -130,6 +149,12 @@ impl Order {
         }
         Ok(())
     }
+}
+
+/// Of `NR 29 (8, ae80, 0, 0, 0, 0)`.
+fn enters_guest(tail: &str) -> bool {
+    let arguments = tail.strip_prefix(IOCTL);
+    arguments.is_some_and(|arguments| arguments.split(", ").nth(1) == Some(KVM_RUN))
 }
 
 /// Of `45`, `45.1`, `45.12` or `max`, as the kernel takes them.
@@ -254,6 +279,11 @@ mod tests {
         let order = of(&lines);
         assert!(order.calls_a_write(1), "{order:?}");
         assert!(!order.calls_a_write(0), "{order:?}");
+        // As many as writes, but not one each; and an ioctl that enters no guest.
+        let uneven = of(&[WRITE, CALL, CALL, ENTRY, WRITE, ENTRY]);
+        assert!(!uneven.calls_a_write(1), "{uneven:?}");
+        let ioctl = RUN.replace("ae80", "4008ae61");
+        assert!(of(&[WRITE, &ioctl, RUN, ENTRY]).calls_a_write(1));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the path `bpf` falls back on, at start and while the guest runs: each
-//! time the guest's requests are carried out, and the reason is said.
+//! time the guest's requests are carried out, and the reason is said. And what it
+//! does with a request while clamps mean nothing to its vCPU.
 
 use std::fs;
 use std::process::Command;
@@ -9,9 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::query::MapInfoIter;
-use libbpf_rs::{MapCore as _, MapHandle};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
+use vcpufreq_device::host::{SchedAttr, Tid};
 
 use crate::harness::console_commands::{insmod, unload_host_module};
 use crate::harness::cur_perf::asked_for;
@@ -19,16 +21,21 @@ use crate::harness::plan::{Plan, ask_for, registers, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::stats::{has_one_outcome_each, of as stats};
 use crate::harness::sys::drop_bpf_capabilities;
+use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
 
 const BTF: &str = "/sys/kernel/btf";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 /// The VMM looks ten times a second for requests that nobody saw.
 const LOOKS: Duration = Duration::from_secs(1);
+/// The VMM looks once a second for threads that have become SCHED_DEADLINE, or are so no longer.
+const MAINTENANCE: Duration = Duration::from_secs(3);
+const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 
 /// Each case in turn; the last one can't be taken back, so this is the last
 /// scenario of its boot.
 pub fn run(plan: &Plan) -> Result<Value> {
+    let deadline = after_deadline(plan)?;
     let mut rows = vec![detached(plan)?, detached_amid_requests(plan)?];
     unload_host_module()?;
     rows.push(started(
@@ -64,7 +71,6 @@ pub fn run(plan: &Plan) -> Result<Value> {
             drop_bpf_capabilities(command);
         },
     )?);
-    rows.push(no_object(plan)?);
     mount(
         Some("securityfs"),
         "/sys/kernel/security",
@@ -80,8 +86,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
         "lockdown",
         |_| (),
     )?);
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "rows": rows }))
+    let held = rows
+        .iter()
+        .chain([&deadline])
+        .all(|row| row["held"] == true);
+    Ok(json!({ "held": held, "after_deadline": deadline, "rows": rows }))
 }
 
 /// A guest on the last policy, whose start is prepared by `prepare`: by which
@@ -110,20 +119,6 @@ fn started(
         "held": wrong.is_empty() && taken == path && line.is_some() && report["held"] == true,
         "case": what, "path": taken, "report_request": report, "reason": line, "wrong": wrong,
     }))
-}
-
-/// The object isn't where it is looked for.
-fn no_object(plan: &Plan) -> Result<Value> {
-    fs::rename("/usr/lib/vcpufreq", "/usr/lib/elsewhere")?;
-    let row = started(
-        plan,
-        "without the object",
-        "ioeventfd",
-        "no BPF object at",
-        |_| (),
-    );
-    fs::rename("/usr/lib/elsewhere", "/usr/lib/vcpufreq")?;
-    row
 }
 
 /// An administrator takes the program away from the running guest: the path
@@ -266,6 +261,41 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     }))
 }
 
+/// Clamps mean nothing to a SCHED_DEADLINE thread: what it asks for meanwhile is in force when it
+/// is one no longer.
+fn after_deadline(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    ask_for(&mut vm, 0, policy.min())?;
+    let thread = Tid::new(vm.vcpu_tid(0)?).context("no thread")?;
+    // Without admission control the thread may be pinned.
+    let admission = sysfs::text(RT_RUNTIME)?;
+    sysfs::write(RT_RUNTIME, -1)?;
+    SchedAttr::deadline(5_000_000, 10_000_000).set(thread)?;
+    sleep(MAINTENANCE);
+    ask_for(&mut vm, 0, policy.max())?;
+    let meanwhile = stats(&vm)?["vcpus"][0].clone();
+    SchedAttr::default().set(thread)?;
+    sysfs::write(RT_RUNTIME, admission)?;
+    sleep(MAINTENANCE);
+    let clamp = vm.clamp(0)?;
+    let after = stats(&vm)?["vcpus"][0].clone();
+    vm.quit()?;
+    let util = policy.util(policy.max());
+    let not_applicable = meanwhile["counts"]["not_applicable"].as_u64();
+    let held = meanwhile["path"] == "bpf"
+        && not_applicable.is_some_and(|count| count > 0)
+        && clamp == (util, util)
+        && has_one_outcome_each(&after);
+    Ok(json!({
+        "held": held, "util": util, "clamp": clamp,
+        "counts": [&meanwhile["counts"], &after["counts"]],
+    }))
+}
+
 /// Requests of a vCPU, by its stats.
 fn requests(stats: &Value) -> Option<u64> {
     stats["counts"]["requests"].as_u64()
@@ -292,12 +322,16 @@ fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
     Ok(wrong)
 }
 
-/// Empties the slot that the VMM's stub calls into.
+/// Has the VMM's programs take its threads for those of another VM: they see none of its guest's
+/// writes.
 fn take_program_away() -> Result<()> {
+    const SLOT: std::ops::Range<usize> = 12..16;
     // The newest: the kernel may still list that of a VMM that has ended.
-    let all = MapInfoIter::default().filter(|map| map.name == "slots");
-    let slots = all.max_by_key(|map| map.id);
-    let slots = slots.ok_or_else(|| anyhow!("no VMM has programs"))?;
-    MapHandle::from_map_id(slots.id)?.delete(&0_u32.to_ne_bytes())?;
-    Ok(())
+    let all = MapInfoIter::default().filter(|map| map.name == "vm");
+    let newest = all.max_by_key(|map| map.id);
+    let newest = newest.ok_or_else(|| anyhow!("no VMM has programs"))?;
+    let (map, key) = (MapHandle::from_map_id(newest.id)?, 0_u32.to_ne_bytes());
+    let mut vm = map.lookup(&key, MapFlags::ANY)?.context("no VM")?;
+    vm.get_mut(SLOT).context("another layout")?.fill(0xff);
+    Ok(map.update(&key, &vm, MapFlags::ANY)?)
 }

@@ -3,9 +3,13 @@
 
 use anyhow::{Context, Result};
 
-use crate::harness::plan::{Plan, first_cpus, registers, set_governor};
+use crate::harness::plan::{Device, Plan, first_cpus, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::Vmm;
+
+/// The path of a guest of QEMU's, by `vcpufreq qemu`.
+pub const QEMU: &str = "qemu";
 
 /// A guest whose last vCPU makes the accesses.
 pub struct Measured {
@@ -17,18 +21,30 @@ pub struct Measured {
     pub vcpu: usize,
     /// Where the vCPU's registers are.
     pub page: u64,
+    /// Its register set_perf, as the guest's commands that write take it.
+    pub set_perf: String,
+    /// What traps when it writes that.
+    pub trap: u64,
     /// What it asks for in turn.
     pub opps: String,
 }
 
 impl Measured {
-    /// Boots it by a path.
+    /// Boots it by a path; [`QEMU`]'s is a guest of that.
     pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
         let setup = Setup {
             silent: true,
-            ..Setup::mirroring(&first_cpus(policies))
+            vmm: if path == QEMU {
+                Vmm::Qemu
+            } else {
+                Vmm::Vcpufreq
+            },
+            ..Setup::mirroring(&first_cpus(policies)).with(&["--rate-limit", "0"])
         };
-        let setup = setup.with(&["--path", path, "--rate-limit", "0"]);
+        let setup = match path {
+            QEMU => setup,
+            _ => setup.with(&["--path", path]),
+        };
         let mut vm = plan.guest(&setup)?;
         for vcpu in 0..policies.len() {
             set_governor(&mut vm, vcpu, "userspace")?;
@@ -36,12 +52,15 @@ impl Measured {
         let vcpu = policies.len() - 1;
         let opps = &policies.last().context("no policy")?.opps;
         let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
-        let page = registers(&mut vm)? + 0x1000 * u64::try_from(vcpu)?;
+        let device = Device::of(&mut vm)?;
+        let page = device.cur_perf(vcpu);
         Ok(Self {
             vm,
             path,
             vcpu,
             page,
+            set_perf: device.set_perf(vcpu),
+            trap: device.bell.map_or(page + 4, |(bell, _)| bell),
             opps: opps.join(" "),
         })
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::cur_perf::asked_for;
 use crate::harness::plan::{
-    Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
+    Device, Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
 };
 use crate::harness::policy::Policy;
 use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
@@ -20,10 +20,12 @@ use crate::harness::vm::{Setup, Vm};
 const MANY: u64 = 100_000;
 /// And by the path `exit`.
 const FEW: u64 = 500;
+/// Pages that are looked at.
+const VCPUS_AT_MOST: u64 = 16;
 /// Bytes of a vCPU's registers.
 const PAGE: u64 = 0x1000;
-/// Bytes of all registers, with the padding.
-const REGION: u64 = 0x1_0000;
+/// Bytes of all registers with the padding, or of shared memory and its doorbell.
+const REGION: u64 = 0x3_0000;
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -32,6 +34,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         ..plan.mirroring(&first_cpus(&policies))
     };
     let mut vm = plan.guest(&setup)?;
+    let shared = Device::of(&mut vm)?.bell.is_some();
     let tight = accesses(&mut vm, &policies, MANY)?;
     let ramp = ramp(&mut vm, &policies)?;
     let said = vm.quit()?;
@@ -60,8 +63,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
         && ramp.region.exited == 0
         && ramp.region.trapped > 0
         && ramp.exits_agree
-        // The kernel's own driver lets a domain's CPUs ask for it, and no others.
-        && (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest")
+        // The kernel's own driver lets a domain's CPUs ask for it, and no others. Of a doorbell it
+        // isn't seen.
+        && (shared || (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest"))
         && control.set_perf.exited == FEW
         && control.region.exited >= 2 * FEW
         && report["held"] == true;
@@ -92,7 +96,7 @@ impl Seen {
         Self {
             set_perf: seen.at(set_perf),
             region: seen.at(base..base + REGION),
-            by_other_vcpus: (0..REGION / PAGE)
+            by_other_vcpus: (0..VCPUS_AT_MOST)
                 .map(|vcpu| seen.by_others_than(&format!("vcpu{vcpu}"), base + PAGE * vcpu + 4))
                 .sum(),
             exits_agree: seen.all().exited == seen.mmio_exit_user,
@@ -119,20 +123,21 @@ fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
     for vcpu in 0..policies.len() {
         set_governor(vm, vcpu, "userspace")?;
     }
-    let base = registers(vm)?;
-    let page = base + PAGE * u64::try_from(vcpu)?;
+    let device = Device::of(vm)?;
+    let (base, page) = (device.base, device.cur_perf(vcpu));
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
-    let (set_perf, opps) = (page + 4, opps.join(" "));
+    let (set_perf, opps) = (device.set_perf(vcpu), opps.join(" "));
+    let trap = device.bell.map_or(page + 4, |(bell, _)| bell);
     let read = |count| format!("loads {vcpu} {page:#x} {count}");
-    let write = |count| format!("stores {vcpu} {set_perf:#x} {count} {opps}");
+    let write = |count| format!("stores {vcpu} {set_perf} {count} {opps}");
     // How long it takes is asked without the trace, which takes time too.
     let read_ns = vm.number(read(FEW))? as f64 / FEW as f64;
-    let line = format!("store-times {vcpu} {set_perf:#x} {FEW} {opps}");
+    let line = format!("store-times {vcpu} {set_perf} {FEW} {opps}");
     let ns = (read_ns, vm.ask(line)?);
     let exits = Exits::watch()?;
     vm.number(read(count))?;
     vm.number(write(count))?;
-    Ok(Seen::of(&exits.stop()?, base, set_perf..page + 8, ns))
+    Ok(Seen::of(&exits.stop()?, base, trap..trap + 4, ns))
 }
 
 /// An idle guest under schedutil becomes busy, and idle again.

@@ -11,13 +11,14 @@ use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::load::pin;
 use crate::harness::plan::{Plan, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sys::set_fifo_priority;
-use crate::harness::vm::{Setup, Vm, threads};
+use crate::harness::vm::{Setup, Vm};
 
 /// Indices of table entries, in the order in which they are asked for.
 const PATTERNS: [&[usize]; 10] = [

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
 use vcpufreq_device::host::CpuList;
 
 use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
@@ -18,7 +19,7 @@ use crate::harness::policy::Policy;
 use crate::harness::thread_facts::allowed;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Seen, Trace, now_us};
-use crate::harness::vm::{Vm, threads};
+use crate::harness::vm::Vm;
 
 /// To switch events on patches the kernel's code, which is work on every CPU.
 const PATCHED: Duration = Duration::from_secs(1);

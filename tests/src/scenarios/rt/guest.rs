@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
 use vcpufreq_device::host::CpuList;
 
 use super::changes::{self, RtVcpu};
@@ -27,6 +28,7 @@ use crate::harness::thread_facts::allowed;
 use crate::harness::trace;
 use crate::harness::uclamp::RT_DEFAULT;
 use crate::harness::vm::{self, BOOT, Setup, Vm};
+use crate::harness::vmm::Vmm;
 
 /// Times that a load is begun, at most, until the pCPU runs at what was asked for.
 const LOADS: usize = 3;
@@ -123,6 +125,7 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let plan = Plan {
         driver: plan.driver.clone(),
         path: Some("ioeventfd".to_owned()),
+        vmm: Vmm::Vcpufreq,
     };
     let mut vm = rt_guest(&plan, little, vcpus)?;
     let alone = alone(&plan, &vm, vcpus)?;
@@ -157,7 +160,7 @@ fn booted(setup: &Setup) -> Result<Vm> {
 fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let mut intruders = Vec::new();
     let mut of_vcpus = Vec::new();
-    let threads = vm::threads(vm.pid())?;
+    let threads = threads(vm.pid())?;
     let names: Vec<&str> = threads.iter().map(|(_, name)| name.as_str()).collect();
     // Or there was nothing to keep off.
     let by_exit = plan.path.as_deref() == Some("exit");

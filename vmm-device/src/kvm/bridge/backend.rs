@@ -15,7 +15,7 @@ pub trait Backend: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Starts it for `device`, and says what KVM is to do for it.
+    /// Starts it for `device`, and says what KVM is to do for it, if anything.
     ///
     /// # Errors
     /// What the host refused; then nothing of it is left.
@@ -24,7 +24,7 @@ pub trait Backend: Send + Sync {
         device: &Arc<BridgeDevice>,
         guest: &Guest,
         diagnostics: &Arc<dyn Diagnostics>,
-    ) -> Result<(Box<dyn RunningBackend>, KvmOffload), BackendError>;
+    ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError>;
 }
 
 /// A path that runs. No method has a default: a backend that wraps another one would lose what it
@@ -36,20 +36,27 @@ pub trait RunningBackend: Send + Sync {
     /// What answers accesses that exit, in the place of `inner`.
     fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice>;
 
+    /// Whether it keeps cur_perf in the pages true by itself; else the device does.
+    fn keeps_cur_perf(&self) -> bool;
+
     /// Called on thread `tid`, which runs `vcpu` from now on.
     ///
     /// # Errors
     /// What the kernel said.
     fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError>;
 
-    /// pCPUs have come or gone; the device's source has been refreshed.
+    /// pCPUs `changed`: they have come or gone; the device's source has been refreshed.
     ///
     /// # Errors
     /// What the kernel said.
-    fn follow_pcpus(&self) -> Result<(), BackendError>;
+    fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError>;
 
     /// Takes the guest's requests back: it resets, and no vCPU runs.
     fn reset(&self);
+
+    /// Puts the request of the domain of `vcpu` into force again: what it means to the host has
+    /// changed. It counts as a request.
+    fn apply_again(&self, vcpu: VcpuId);
 
     /// Ends it while the guest runs, and hands the guest's requests over to the device, which gets
     /// all new ones by now. Why it was lost.

@@ -66,10 +66,10 @@ impl BridgeHandle {
         if let Some(path) = &active.ioeventfd {
             path.drain(&inner.device);
         }
-        inner.device.reset();
         if let Some((_, path)) = &active.backend {
             path.reset();
         }
+        inner.device.reset();
     }
 
     /// The guest has ended; its threads end next, and where one is can't be read any more then.

@@ -7,16 +7,22 @@ use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BridgeDevice, Guest};
-use crate::host::{CpuList, Tid, present_pcpus};
+use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Doing, PathError};
 use crate::kvm::ioeventfd::{
     DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
-    WriteOrder,
+    WriteOrder, freshness,
 };
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
 use crate::{DeviceConfig, DomainId, VcpuId};
+
+/// The name of this path.
+const NAME: &str = "ioeventfd";
+
+/// What a write of an entry to the register of a vCPU signals.
+type Bell = (VcpuId, u32, Arc<EventFd>);
 
 /// How the path `ioeventfd` is to be.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +56,7 @@ impl IoeventfdPath {
         let vcpus = u16::try_from(config.vcpus.len())
             .ok()
             .doing("too many vCPUs")?;
-        let doorbells: Arc<[Doorbell]> = doorbells(config)?.into();
+        let bells = bells(config)?;
         let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
         diagnostics.explain(&order(trace.as_ref().err()));
         let trace = trace.ok().map(Arc::new);
@@ -58,27 +64,20 @@ impl IoeventfdPath {
             Some(trace) => trace.clone(),
             None => Arc::new(Unknown),
         };
-        let pending = pending(config, &doorbells, &write_order)?;
+        let pending = pending(config, &bells, &write_order)?;
         let worker = Worker::start(Plan {
-            pending: pending.clone(),
+            requests: pending.clone(),
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
         })?;
-        // The pCPUs that the vCPUs may run on: each event there wakes the worker.
-        let mut pcpus: Vec<_> = present_pcpus(host).into_iter().collect();
-        if guest.all_pinned {
-            pcpus.retain(|pcpu| guest.pcpus_of_vcpus.contains(pcpu));
-        }
-        // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
-        // vCPU, whose page is looked after each 4 ms anyway.
-        pcpus.retain(|pcpu| !guest.rt_pcpus.contains(pcpu));
+        let pcpus = guest.watched_pcpus(host);
         let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
-        diagnostics.explain(&freshness(perf_watch.as_ref()));
+        diagnostics.explain(&freshness(NAME, perf_watch.as_ref()));
         let offload = KvmOffload {
             base: guest.base,
             pages,
-            doorbells,
+            doorbells: bells.into_iter().map(doorbell).collect(),
             lost: worker.lost(),
             all_or_nothing: false,
             state: guest.state.clone(),
@@ -116,7 +115,7 @@ impl IoeventfdPath {
             self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
         }
         if let Some(Err(error)) = watched {
-            let why = freshness(Err(&error));
+            let why = freshness(NAME, Err(&error));
             self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
         }
     }
@@ -127,8 +126,8 @@ impl IoeventfdPath {
             return;
         };
         match perf_watch.follow(pcpus) {
-            Ok(()) => self.diagnostics.explain(&freshness(Ok(perf_watch))),
-            Err(error) => self.diagnostics.warn(&freshness(Err(&error))),
+            Ok(()) => self.diagnostics.explain(&freshness(NAME, Ok(perf_watch))),
+            Err(error) => self.diagnostics.warn(&freshness(NAME, Err(&error))),
         }
     }
 
@@ -146,27 +145,27 @@ impl IoeventfdPath {
 
 /// An eventfd for each entry of each vCPU's table. One entry is no table: any
 /// value up to it may be asked for, so that requests exit.
-fn doorbells(config: &DeviceConfig) -> Result<Vec<Doorbell>, PathError> {
-    let mut doorbells = Vec::new();
+fn bells(config: &DeviceConfig) -> Result<Vec<Bell>, PathError> {
+    let mut bells = Vec::new();
     for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
         if let entries @ [_, _, ..] = spec.table.entries() {
             for khz in entries.iter().map(|khz| khz.0) {
                 let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
                 let event = event.doing("can't make an eventfd for each table entry")?;
-                doorbells.push(Doorbell {
-                    vcpu,
-                    khz: Some(khz),
-                    event: Arc::new(event),
-                });
+                bells.push((vcpu, khz, Arc::new(event)));
             }
         }
     }
-    Ok(doorbells)
+    Ok(bells)
+}
+
+fn doorbell((vcpu, khz, event): Bell) -> Doorbell {
+    Doorbell::of_set_perf(vcpu, Some(khz), event)
 }
 
 fn pending(
     config: &DeviceConfig,
-    doorbells: &[Doorbell],
+    of_entries: &[Bell],
     write_order: &Arc<dyn WriteOrder>,
 ) -> Result<Arc<PendingWrites>, PathError> {
     let domains = config.domains();
@@ -174,12 +173,9 @@ fn pending(
     for domain in &domains {
         bells.insert(*domain, Vec::new());
     }
-    for Doorbell { vcpu, khz, event } in doorbells {
-        if let Some(khz) = khz {
-            let domain = config.vcpus[vcpu.index()].domain;
-            let of_domain = bells.entry(domain).or_default();
-            of_domain.push((*vcpu, *khz, event.clone()));
-        }
+    for bell @ (vcpu, ..) in of_entries {
+        let domain = config.vcpus[vcpu.index()].domain;
+        bells.entry(domain).or_default().push(bell.clone());
     }
     let pending = bells.into_values();
     let pending = pending.map(|bells| DomainWrites::new(bells, write_order.clone()));
@@ -201,22 +197,5 @@ fn order(unknown: Option<&PathError>) -> String {
             "path ioeventfd: of requests that come together the highest counts when an earlier one \
              comes back, until the next one: {why}"
         ),
-    }
-}
-
-/// How soon cur_perf is true again.
-fn freshness(perf_watch: Result<&PerfWatch, &PathError>) -> String {
-    match perf_watch.map(PerfWatch::watched) {
-        Ok(pcpus) if pcpus.is_empty() => {
-            "path ioeventfd: cur_perf follows migrations; frequencies are looked after every 4 ms"
-                .to_owned()
-        }
-        Ok(pcpus) => format!(
-            "path ioeventfd: cur_perf follows migrations, and frequency changes on CPUs {}",
-            pcpus.into_iter().collect::<CpuList>()
-        ),
-        Err(why) => {
-            format!("path ioeventfd: cur_perf is looked after every 4 ms or less often: {why}")
-        }
     }
 }

@@ -32,13 +32,13 @@ use crate::kvm::{
 };
 use crate::{
     Device, MmioRegion, PageMemory, RegisterPages, VcpuId,
-    host::{HostActuator, SysfsSource, Tid},
+    host::{HostActuator, HostRoot, SysfsSource, Tid, present_pcpus},
 };
 pub use backend::{Backend, Offered, RunningBackend};
 pub use handle::BridgeHandle;
 use ioeventfd::IoeventfdPath;
 pub use ioeventfd::IoeventfdPlan;
-pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
+pub use snapshot::{AccessPath, BridgeSnapshot, PcpuLoad, Totals, VcpuSnapshot};
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
@@ -52,8 +52,9 @@ pub struct BridgeConfig {
     pub pins: Vec<Vec<u32>>,
     /// The pCPUs of real-time vCPUs.
     pub rt_pcpus: Vec<u32>,
-    /// The signal that makes KVM_RUN return; its handler has nothing to do.
-    pub kick: c_int,
+    /// The signal that makes KVM_RUN return; its handler has nothing to do. `None`: the vCPUs are
+    /// another process'.
+    pub kick: Option<c_int>,
     /// How the path `ioeventfd` is to be, if it may be taken.
     pub ioeventfd: Option<IoeventfdPlan>,
 }
@@ -80,8 +81,23 @@ pub struct Guest {
     pub threads: Arc<AtomicU16>,
     /// What KVM answers itself.
     pub state: Arc<OffloadState>,
-    /// The signal that makes KVM_RUN return.
-    pub kick: c_int,
+    /// The signal that makes KVM_RUN return, if the vCPUs are this process'.
+    pub kick: Option<c_int>,
+}
+
+impl Guest {
+    /// The pCPUs whose frequency counts: each event there wakes a worker.
+    #[must_use]
+    pub fn watched_pcpus(&self, host: &HostRoot) -> Vec<u32> {
+        let mut pcpus: Vec<_> = present_pcpus(host).into_iter().collect();
+        if self.all_pinned {
+            pcpus.retain(|pcpu| self.pcpus_of_vcpus.contains(pcpu));
+        }
+        // To wake it, PREEMPT_RT runs a thread of that pCPU (irq_work/N): not beside a real-time
+        // vCPU, whose page is looked after each 4 ms anyway.
+        pcpus.retain(|pcpu| !self.rt_pcpus.contains(pcpu));
+        pcpus
+    }
 }
 
 /// What is shared by the virtual machine, the stats and the end.
@@ -94,7 +110,7 @@ struct BridgeInner {
     on_bus: Arc<SwappableDevice>,
     tids: Box<[OnceLock<Tid>]>,
     path: Mutex<CurrentPath>,
-    /// The path is `ioeventfd`: cur_perf in the pages is the device's to keep true.
+    /// cur_perf in the pages is the device's to keep true.
     keeps_pages: AtomicBool,
     /// The pages that the guest sees, once it sees any.
     pages: OnceLock<Arc<dyn SlotMemory>>,
@@ -138,6 +154,9 @@ impl Bridge {
             watched.follow_pcpus(&hotplug.look());
             for vcpu in watched.device.actuator().look_at_policies() {
                 watched.device.apply_again(vcpu);
+                if let Some((_, path)) = &watched.active().backend {
+                    path.apply_again(vcpu);
+                }
             }
             let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
@@ -252,10 +271,11 @@ impl BridgeInner {
             let name = backend.name();
             match backend.start(&self.device, &self.guest, &self.diagnostics) {
                 Ok((path, offload)) => {
-                    self.show(path.memory(), offload.pages.clone())?;
+                    self.show(path.memory(), offload.as_ref().map(|kvm| kvm.pages.clone()))?;
                     self.on_bus.exchange(path.region(self.region.clone()));
+                    self.keeps_pages.store(!path.keeps_cur_perf(), Relaxed);
                     self.active().backend = Some((name, path));
-                    return Ok(Some(offload));
+                    return Ok(offload);
                 }
                 Err(why) => {
                     if let Some(required) = required.clone() {
@@ -273,7 +293,7 @@ impl BridgeInner {
         };
         let pages = PageMapping::new(size, plan.clean);
         let pages = Arc::new(pages.doing("can't map the register pages")?);
-        self.show(Box::new(pages.clone()), pages)?;
+        self.show(Box::new(pages.clone()), Some(pages))?;
         self.start_ioeventfd().map(Some)
     }
 
@@ -281,15 +301,17 @@ impl BridgeInner {
     fn show(
         &self,
         memory: Box<dyn PageMemory>,
-        pages: Arc<dyn SlotMemory>,
+        pages: Option<Arc<dyn SlotMemory>>,
     ) -> Result<(), PathError> {
         let vcpus = u16::try_from(self.tids.len())
             .ok()
             .doing("too many vCPUs")?;
         self.device
             .attach_pages(RegisterPages::new(memory, vcpus)?)?;
-        // Nobody has shown any before.
-        let _ = self.pages.set(pages);
+        if let Some(pages) = pages {
+            // They are set once, at the start.
+            let _ = self.pages.set(pages);
+        }
         Ok(())
     }
 

@@ -17,7 +17,7 @@ impl BridgeInner {
         let Some((name, path)) = &active.backend else {
             return;
         };
-        if let Err(error) = path.follow_pcpus() {
+        if let Err(error) = path.follow_pcpus(changed) {
             self.diagnostics.warn(&format!(
                 "the path {name} doesn't know pCPUs that came online since its start ({error}): \
                  cur_perf isn't true on them; restart the guest"

@@ -7,7 +7,7 @@ use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
 use crate::{
     Accesses, Actuator, Clamp, CounterSnapshot, Device, DomainId, HistogramSnapshot, Khz, Source,
-    VcpuId, VcpuSpec,
+    Util, VcpuId, VcpuSpec,
 };
 
 /// How the registers of a vCPU are reached.
@@ -20,6 +20,15 @@ pub enum AccessPath {
     Ioeventfd,
     /// The backend of this name.
     Backend(&'static str),
+}
+
+/// Utilization of a vCPU's pCPU, as the host's scheduler tracks it, when it was last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcpuLoad {
+    /// Of the vCPU's thread.
+    pub own: Util,
+    /// Of everything else, with the quarter that schedutil adds: this is added to the request.
+    pub others: Util,
 }
 
 /// A vCPU at one moment, and what was counted of it since the start.
@@ -35,8 +44,10 @@ pub struct VcpuSnapshot {
     pub asked: Option<Khz>,
     /// What it was last told that it gets.
     pub cur_perf: Khz,
-    /// What its domain's request stands for.
+    /// What its domain's request stands for, with what is added to it.
     pub clamp: Clamp,
+    /// What its pCPU has to do, if that is known.
+    pub load: Option<PcpuLoad>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
@@ -126,6 +137,7 @@ impl VcpuSnapshot {
             asked: domain_status.and_then(|domain_status| domain_status.asked),
             cur_perf: domain_status.map_or(Khz(0), |domain_status| domain_status.cur_perf),
             clamp: domain_status.map_or(Clamp::NONE, |domain_status| domain_status.clamp),
+            load: None,
             accesses: device.accesses(vcpu).unwrap_or_default(),
             counters: device.counters(vcpu).unwrap_or_default(),
             clamp_after: events.clamp_after(vcpu),

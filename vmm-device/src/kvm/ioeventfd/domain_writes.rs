@@ -28,8 +28,8 @@ use std::sync::Arc;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Known, Requests, WriteOrder};
-use crate::VcpuId;
+use super::{Known, WriteOrder};
+use crate::{Actuator, Device, Events, Source, VcpuId, WriteReg};
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.
@@ -185,14 +185,16 @@ impl DomainWrites {
     }
 
     /// Carries out what the guest wrote last and counts what came before;
-    /// whether nothing is left. At most two calls of [`Requests::request`].
+    /// whether nothing is left. At most two requests.
     ///
     /// A request that a thread had in hand when it panicked is carried out
     /// first: the list doesn't have it any more. Once, so that a request that
     /// can't be carried out doesn't end each thread that comes by.
-    pub fn drain(&mut self, device: &dyn Requests) -> bool {
+    pub fn drain(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) -> bool {
+        // An eventfd doesn't tell which vCPU has written.
+        let request = |latest: Latest| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         if let Some(again) = self.in_hand.take() {
-            device.request(again.vcpu, again.khz);
+            request(again);
         }
         let Some(latest) = self.take() else {
             return true;
@@ -205,9 +207,9 @@ impl DomainWrites {
         if news || !same {
             let last = self.write_order.newest(&self.vcpus, &mut self.known);
             if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
-                device.written(latest.vcpu, last.at_ns);
+                device.written_at(latest.vcpu, last.at_ns);
             }
-            device.request(latest.vcpu, latest.khz);
+            request(latest);
         }
         self.in_hand = None;
         self.carried_out = Some(latest).filter(|_| more);
@@ -217,24 +219,26 @@ impl DomainWrites {
     /// Tells of the signals that nobody has been told of; whether `latest` is
     /// one of them. While there may be `more`, of that one only: another one may
     /// turn out to be the last.
-    fn tell(&mut self, latest: Latest, more: bool, device: &dyn Requests) -> bool {
+    fn tell(
+        &mut self,
+        latest: Latest,
+        more: bool,
+        device: &Device<impl Actuator, impl Source, impl Events>,
+    ) -> bool {
         let mut news = false;
         for bell in &mut self.bells {
             let is_it = (bell.vcpu, bell.khz) == (latest.vcpu, latest.khz) && bell.unreported > 0;
             news |= is_it;
             // The one that is carried out counts there.
             let carried_out = u64::from(is_it);
-            let coalesced = if more {
-                0
-            } else {
-                bell.unreported - carried_out
+            let coalesced = match more {
+                true => 0,
+                false => bell.unreported - carried_out,
             };
             bell.unreported -= carried_out + coalesced;
             if carried_out + coalesced > 0 {
-                device.finished(bell.vcpu, carried_out + coalesced);
-            }
-            if coalesced > 0 {
-                device.coalesced(bell.vcpu, coalesced);
+                device.count_in_kernel(bell.vcpu, carried_out + coalesced);
+                device.count_coalesced(bell.vcpu, coalesced);
             }
         }
         news

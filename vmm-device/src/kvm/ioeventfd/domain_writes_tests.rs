@@ -5,15 +5,16 @@
 //! thread panics with it in hand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{Known, LastWrite, Requests, Unknown, WriteOrder};
+use super::super::fake_device::{FakeDevice, fake_device, requests};
+use super::super::{Known, LastWrite, Unknown, WriteOrder};
 use super::{DomainWrites, Latest};
-use crate::VcpuId;
+use crate::fakes::NullActuator;
+use crate::{ActuateError, Actuator, Clamp, DomainId, Event, VcpuId};
 
 const VCPU: VcpuId = VcpuId(0);
 const ENTRIES: u32 = 4;
@@ -47,39 +48,13 @@ impl Bench {
     }
 }
 
-/// Remembers what reached the device.
-#[derive(Default)]
-struct Told(Mutex<(Vec<u32>, u64)>, AtomicU64);
-
-impl Told {
-    fn requests(&self) -> Vec<u32> {
-        self.0.lock().unwrap().0.clone()
-    }
-
-    fn coalesced_count(&self) -> u64 {
-        self.0.lock().unwrap().1
-    }
-}
-
-impl Requests for Told {
-    fn request(&self, vcpu: VcpuId, khz: u32) {
-        assert_eq!(vcpu, VCPU);
-        self.0.lock().unwrap().0.push(khz);
-    }
-
-    fn written(&self, _vcpu: VcpuId, at_ns: u64) {
-        assert_eq!(at_ns, 7);
-    }
-
-    fn finished(&self, _vcpu: VcpuId, count: u64) {
-        self.1.fetch_add(count, Relaxed);
-    }
-
-    fn coalesced(&self, _vcpu: VcpuId, count: u64) {
-        self.0.lock().unwrap().1 += count;
-    }
-
-    fn refresh(&self, _vcpu: VcpuId) {}
+/// Requests that were overtaken, and writes that ended in the kernel.
+fn counted(device: &FakeDevice<NullActuator>) -> (u64, u64) {
+    let counters = device.counters(VCPU).unwrap();
+    (
+        counters.coalesced,
+        device.accesses(VCPU).unwrap().writes_in_kernel,
+    )
 }
 
 fn latest(khz: u32, certain: bool) -> Option<Latest> {
@@ -151,12 +126,14 @@ fn who_knows_the_order_is_asked() {
 fn a_write_whose_signal_is_still_to_come_counts_once() {
     let mut bench = Bench::written(&[3, 3, 1]);
     bench.writes.write_order = Arc::new(Knows(2));
-    let told = Told::default();
-    while !bench.writes.drain(&told) {}
+    let device = fake_device(1, NullActuator);
+    while !bench.writes.drain(&device) {}
     bench.write(2);
-    while !bench.writes.drain(&told) {}
-    assert_eq!((told.requests(), told.coalesced_count()), (vec![3, 2], 2));
-    assert_eq!(told.1.load(Relaxed), 4);
+    while !bench.writes.drain(&device) {}
+    assert_eq!((requests(&device), counted(&device)), (vec![3, 2], (2, 4)));
+    let at_ns = 7;
+    let written = Event::Written { vcpu: VCPU, at_ns };
+    assert!(device.events().all().contains(&written));
 }
 
 #[test]
@@ -173,49 +150,42 @@ fn what_comes_between_two_looks_is_in_order() {
 #[test]
 fn what_came_before_is_counted() {
     let mut bench = Bench::written(&[1, 2, 2, 4]);
-    let told = Told::default();
-    assert!(bench.writes.drain(&told));
-    assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
-    assert!(bench.writes.drain(&told));
-    assert_eq!((told.requests(), told.coalesced_count()), (vec![4], 3));
+    let device = fake_device(1, NullActuator);
+    assert!(bench.writes.drain(&device));
+    assert_eq!((requests(&device), counted(&device)), (vec![4], (3, 4)));
+    assert!(bench.writes.drain(&device));
+    assert_eq!((requests(&device), counted(&device)), (vec![4], (3, 4)));
 }
 
 /// Panics at a request.
 struct Panics;
 
-impl Requests for Panics {
-    fn request(&self, _vcpu: VcpuId, _khz: u32) {
+impl Actuator for Panics {
+    fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         panic!("as the test wants");
     }
-
-    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
-
-    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn refresh(&self, _vcpu: VcpuId) {}
 }
 
 #[test]
 fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
     let mut bench = Bench::written(&[1, 3]);
+    let panics = fake_device(1, Panics);
     let dies = |bench: &mut Bench| {
-        let drain = AssertUnwindSafe(|| bench.writes.drain(&Panics));
+        let drain = AssertUnwindSafe(|| bench.writes.drain(&panics));
         assert!(catch_unwind(drain).is_err());
     };
     dies(&mut bench);
     bench.write(2);
-    let told = Told::default();
-    assert!(bench.writes.drain(&told));
-    assert_eq!(told.requests(), [3, 2]);
-    assert!(bench.writes.drain(&told));
-    assert_eq!(told.requests(), [3, 2]);
+    let device = fake_device(1, NullActuator);
+    assert!(bench.writes.drain(&device));
+    assert_eq!(requests(&device), [3, 2]);
+    assert!(bench.writes.drain(&device));
+    assert_eq!(requests(&device), [3, 2]);
     // Not by one thread after the other.
     bench.write(4);
     dies(&mut bench);
     dies(&mut bench);
-    assert!(bench.writes.drain(&Panics));
+    assert!(bench.writes.drain(&panics));
 }
 
 /// A guest that writes while its writes are being emptied.
@@ -223,7 +193,7 @@ fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
 fn the_last_value_is_found_while_the_guest_writes() {
     for round in 0..200_u32 {
         let mut bench = Bench::new();
-        let told = Told::default();
+        let device = fake_device(1, NullActuator);
         let guest = bench.events.clone();
         let values: Vec<u32> = (0..50)
             .map(|i| (i * 7 + round * 3 + i / 5) % ENTRIES)
@@ -236,14 +206,15 @@ fn the_last_value_is_found_while_the_guest_writes() {
                 }
             });
             while !writes.is_finished() {
-                bench.writes.drain(&told);
+                bench.writes.drain(&device);
             }
         });
-        while !bench.writes.drain(&told) {}
-        assert_eq!(told.1.load(Relaxed), 50, "each signal once");
-        let requests = told.requests();
+        while !bench.writes.drain(&device) {}
+        let (coalesced, signals) = counted(&device);
+        assert_eq!(signals, 50, "each signal once");
+        let requests = requests(&device);
         assert!(requests[requests.len() - 1] >= last, "round {round}");
-        let total = requests.len() as u64 + told.coalesced_count();
+        let total = requests.len() as u64 + coalesced;
         // One that is taken up again a second time when in doubt counts once more.
         assert!((50..=51).contains(&total), "{total}");
     }

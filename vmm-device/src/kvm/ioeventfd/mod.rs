@@ -11,6 +11,8 @@
 //! Not here: KVM's side of it, which is `offload`.
 
 mod domain_writes;
+#[cfg(test)]
+pub(in crate::kvm) mod fake_device;
 mod mmio_trace;
 mod perf;
 mod perf_watch;
@@ -20,7 +22,7 @@ mod worker;
 
 pub use domain_writes::{DomainWrites, Latest};
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
-pub use perf_watch::PerfWatch;
+pub use perf_watch::{PerfWatch, freshness};
 pub use region::KernelRegion;
 pub use worker::{Plan, Worker};
 
@@ -29,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::host::HostRoot;
-use crate::{Actuator, Device, Events, Source, VcpuId, WriteReg};
+use crate::{Actuator, Device, Events, Source, VcpuId};
 
 /// What the kernel says of a tracepoint (`group/event`), if it can be read.
 fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {
@@ -37,42 +39,19 @@ fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<Stri
     host.text(path)
 }
 
-/// What the worker does to the device.
-pub trait Requests: Send + Sync {
-    /// The guest asks for `khz` in the register of `vcpu`.
-    fn request(&self, vcpu: VcpuId, khz: u32);
-    /// The guest wrote what is requested of `vcpu` next at `at_ns`
-    /// (CLOCK_MONOTONIC).
-    fn written(&self, vcpu: VcpuId, at_ns: u64);
-    /// KVM has finished so many writes to the set_perf of `vcpu`.
-    fn finished(&self, vcpu: VcpuId, count: u64);
-    /// So many requests of `vcpu` were overtaken by a newer one.
-    fn coalesced(&self, vcpu: VcpuId, count: u64);
-    /// Learns cur_perf of `vcpu` and shows it in its page.
-    fn refresh(&self, vcpu: VcpuId);
-}
+/// Where a worker finds the requests of a guest, for a device `D`.
+pub trait RequestQueue<D>: Send + Sync {
+    /// What is readable when requests wait, by index.
+    fn fds(&self) -> Vec<RawFd>;
 
-impl<A: Actuator, S: Source, E: Events> Requests for Device<A, S, E> {
-    fn request(&self, vcpu: VcpuId, khz: u32) {
-        // An eventfd doesn't tell which vCPU has written.
-        self.write(vcpu, WriteReg::SetPerf, khz);
-    }
+    /// Carries out what waits behind file `index`.
+    fn drain_one(&self, index: usize, device: &D);
 
-    fn written(&self, vcpu: VcpuId, at_ns: u64) {
-        self.written_at(vcpu, at_ns);
-    }
+    /// Goes on where requests were left.
+    fn finish(&self, device: &D);
 
-    fn finished(&self, vcpu: VcpuId, count: u64) {
-        self.count_in_kernel(vcpu, count);
-    }
-
-    fn coalesced(&self, vcpu: VcpuId, count: u64) {
-        self.count_coalesced(vcpu, count);
-    }
-
-    fn refresh(&self, vcpu: VcpuId) {
-        self.refresh(vcpu);
-    }
+    /// Whether requests were left.
+    fn is_unfinished(&self) -> bool;
 }
 
 /// The writes of a guest that wait, of each domain.
@@ -109,34 +88,40 @@ impl PendingWrites {
         Some(writes.unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn fds(&self) -> impl Iterator<Item = RawFd> {
-        (0..self.domains.len()).filter_map(|index| Some(self.locked(index)?.fd()))
-    }
-
     /// Carries out everything that waits.
-    pub fn drain(&self, device: &dyn Requests) {
-        for index in 0..self.domains.len() {
-            self.drain_one(index, device);
-        }
-    }
-
-    /// Carries out what waits of domain `index`.
-    fn drain_one(&self, index: usize, device: &dyn Requests) {
-        if let Some(mut writes) = self.locked(index) {
+    pub fn drain(&self, device: &Device<impl Actuator, impl Source, impl Events>) {
+        for mut writes in (0..self.domains.len()).filter_map(|index| self.locked(index)) {
             self.drain_locked(&mut writes, device);
         }
     }
 
     /// A guest that writes all the time doesn't hold anybody up: the rest is
     /// [`Self::finish`]ed later, for its last value may come without a signal.
-    fn drain_locked(&self, writes: &mut DomainWrites, device: &dyn Requests) {
+    fn drain_locked(
+        &self,
+        writes: &mut DomainWrites,
+        device: &Device<impl Actuator, impl Source, impl Events>,
+    ) {
         if !writes.drain(device) {
             self.unfinished.store(true, SeqCst);
         }
     }
+}
 
-    /// Goes on where a domain was left.
-    fn finish(&self, device: &dyn Requests) {
+impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for PendingWrites {
+    fn fds(&self) -> Vec<RawFd> {
+        let domains = 0..self.domains.len();
+        let fds = domains.filter_map(|index| Some(self.locked(index)?.fd()));
+        fds.collect()
+    }
+
+    fn drain_one(&self, index: usize, device: &Device<A, S, E>) {
+        if let Some(mut writes) = self.locked(index) {
+            self.drain_locked(&mut writes, device);
+        }
+    }
+
+    fn finish(&self, device: &Device<A, S, E>) {
         if self.unfinished.swap(false, SeqCst) {
             self.drain(device);
         }

@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::perf::{PerfEvent, Whose};
 use super::tracepoint_text;
 use crate::VcpuId;
-use crate::host::{HostRoot, Tid};
+use crate::host::{CpuList, HostRoot, Tid};
 use crate::kvm::error::{Doing, PathError};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
@@ -31,13 +31,13 @@ pub struct PerfWatch {
     pcpus: Vec<u32>,
     frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
     threads: Box<[OnceLock<PerfEvent>]>,
-    /// Makes KVM_RUN return.
-    kick: c_int,
+    /// Makes KVM_RUN return, if the vCPUs are this process'.
+    kick: Option<c_int>,
 }
 
 impl PerfWatch {
     /// Watches the frequencies of `pcpus`, as far as they are online; `epoll` hears of it. A vCPU's
-    /// thread gets the signal `kick` on another pCPU.
+    /// thread gets the signal `kick`, if there is one, on another pCPU.
     ///
     /// # Errors
     /// Why that can't be watched on this host.
@@ -45,7 +45,7 @@ impl PerfWatch {
         host: &HostRoot,
         epoll: &Arc<Epoll>,
         pcpus: Vec<u32>,
-        (vcpus, kick): (u16, c_int),
+        (vcpus, kick): (u16, Option<c_int>),
     ) -> Result<Self, PathError> {
         let id = tracepoint_text(host, TRACEPOINT, "id");
         let id = id.and_then(|id| id.parse().ok());
@@ -102,15 +102,17 @@ impl PerfWatch {
         frequencies.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches where the thread of `vcpu` runs. It gets a signal itself, so that
-    /// KVM_RUN returns on the new pCPU before the guest goes on there.
+    /// Watches where the thread of `vcpu` runs. It gets a signal itself, if it is this process', so
+    /// that KVM_RUN returns on the new pCPU before the guest goes on there.
     ///
     /// # Errors
     /// What the kernel said.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = PerfEvent::migrations(tid).doing("migrations can't be watched")?;
-        let signalled = event.signal(tid, self.kick);
-        signalled.doing("migrations can't be signalled")?;
+        if let Some(kick) = self.kick {
+            let signalled = event.signal(tid, kick);
+            signalled.doing("migrations can't be signalled")?;
+        }
         hear(&self.epoll, &event)?;
         if let Some(slot) = self.threads.get(vcpu.index()) {
             // A vCPU has one thread.
@@ -125,4 +127,22 @@ fn hear(epoll: &Epoll, event: &PerfEvent) -> Result<(), PathError> {
     epoll
         .ctl(ControlOperation::Add, event.fd(), when)
         .doing("can't watch a perf event")
+}
+
+/// How soon cur_perf is true again by `path`.
+pub fn freshness(path: &str, perf_watch: Result<&PerfWatch, &PathError>) -> String {
+    match perf_watch.map(PerfWatch::watched) {
+        Ok(pcpus) if pcpus.is_empty() => {
+            format!(
+                "path {path}: cur_perf follows migrations; frequencies are looked after every 4 ms"
+            )
+        }
+        Ok(pcpus) => format!(
+            "path {path}: cur_perf follows migrations, and frequency changes on CPUs {}",
+            pcpus.into_iter().collect::<CpuList>()
+        ),
+        Err(why) => {
+            format!("path {path}: cur_perf is looked after every 4 ms or less often: {why}")
+        }
+    }
 }

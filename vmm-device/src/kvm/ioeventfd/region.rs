@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use super::{PendingWrites, Requests};
+use super::PendingWrites;
 use crate::kvm::mmio_device::MmioDevice;
-use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use crate::{Actuator, Device, Events, REG_SET_PERF, REGION_STRIDE, Source, VcpuId};
 
 /// What a request has.
 const BYTES: usize = 4;
@@ -17,17 +17,17 @@ const BYTES: usize = 4;
 /// whoever carries one of those out: the worker, or another vCPU.
 /// Nothing else waits: no read, no other register, no illegal write, and no
 /// request where none of the domain's vCPUs has a table.
-pub struct KernelRegion {
+pub struct KernelRegion<A, S, E> {
     region: Arc<dyn MmioDevice>,
-    device: Arc<dyn Requests>,
+    device: Arc<Device<A, S, E>>,
     pending: Arc<PendingWrites>,
 }
 
-impl KernelRegion {
+impl<A, S, E> KernelRegion<A, S, E> {
     /// `region`, whose older requests may be `pending`.
     pub fn new(
         region: Arc<dyn MmioDevice>,
-        device: Arc<dyn Requests>,
+        device: Arc<Device<A, S, E>>,
         pending: Arc<PendingWrites>,
     ) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl KernelRegion {
     }
 }
 
-impl MmioDevice for KernelRegion {
+impl<A: Actuator, S: Source, E: Events> MmioDevice for KernelRegion<A, S, E> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         self.region.read(offset, data);
     }
@@ -54,7 +54,7 @@ impl MmioDevice for KernelRegion {
         // that the worker can't be about to carry it out: what it took before
         // would come after this one.
         if let Some(mut writes) = writes {
-            self.pending.drain_locked(&mut writes, &*self.device);
+            self.pending.drain_locked(&mut writes, &self.device);
             self.region.write(offset, data);
         } else {
             self.region.write(offset, data);

@@ -8,48 +8,34 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::{DomainWrites, PendingWrites, Requests, Unknown};
+use super::super::fake_device::{FakeDevice, fake_device, requests};
+use super::super::{DomainWrites, PendingWrites, Unknown};
 use super::KernelRegion;
 use crate::VcpuId;
+use crate::fakes::NullActuator;
 use crate::kvm::mmio_device::MmioDevice;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const KHZ: u32 = 1_800_000;
 
-#[derive(Debug, PartialEq, Eq)]
-enum Said {
-    Requested(u32),
-    Written(u64, usize),
-}
+/// Offset and width of a write, and what had been asked for by then.
+type Said = (u64, usize, Vec<u32>);
 
 /// Says what arrives.
-struct Device(Sender<Said>);
+struct Says(Arc<FakeDevice<NullActuator>>, Sender<Said>);
 
-impl MmioDevice for Device {
+impl MmioDevice for Says {
     fn read(&self, _offset: u64, _data: &mut [u8]) {}
 
     fn write(&self, offset: u64, data: &[u8]) {
-        self.0.send(Said::Written(offset, data.len())).unwrap();
+        let said = (offset, data.len(), requests(&self.0));
+        self.1.send(said).unwrap();
     }
-}
-
-impl Requests for Device {
-    fn request(&self, _vcpu: VcpuId, khz: u32) {
-        self.0.send(Said::Requested(khz)).unwrap();
-    }
-
-    fn written(&self, _vcpu: VcpuId, _at_ns: u64) {}
-
-    fn finished(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn coalesced(&self, _vcpu: VcpuId, _count: u64) {}
-
-    fn refresh(&self, _vcpu: VcpuId) {}
 }
 
 /// Two vCPUs in a domain each, the first one with a table.
 struct Bench {
-    region: Arc<KernelRegion>,
+    region: Arc<dyn MmioDevice>,
     pending: Arc<PendingWrites>,
     bell: Arc<EventFd>,
     said: Receiver<Said>,
@@ -61,8 +47,9 @@ fn bench() -> Bench {
     let pending = pending.map(|bells| DomainWrites::new(bells, Arc::new(Unknown)).unwrap());
     let pending = PendingWrites::new(pending.into(), vec![0, 1]);
     let (says, said) = channel();
-    let device = Arc::new(Device(says));
-    let region = KernelRegion::new(device.clone(), device, pending.clone());
+    let device = fake_device(2, NullActuator);
+    let says = Arc::new(Says(device.clone(), says));
+    let region = KernelRegion::new(says, device, pending.clone());
     Bench {
         region: Arc::new(region),
         pending,
@@ -77,7 +64,7 @@ fn a_request_that_exits_comes_after_the_older_ones() {
     bench.bell.write(1).unwrap();
     bench.region.write(0x04, &[0; 4]);
     let said: Vec<_> = bench.said.try_iter().collect();
-    assert_eq!(said, [Said::Requested(KHZ), Said::Written(0x04, 4)]);
+    assert_eq!(said, [(0x04, 4, vec![KHZ])]);
 }
 
 #[test]
@@ -94,7 +81,7 @@ fn no_other_access_waits_for_who_carries_requests_out() {
         let region = bench.region.clone();
         std::thread::spawn(move || region.write(offset, &[0; 4][..len]));
         let said = bench.said.recv_timeout(PATIENCE);
-        assert_eq!(said, Ok(Said::Written(offset, len)), "{name}");
+        assert_eq!(said, Ok((offset, len, vec![])), "{name}");
     }
     drop(busy);
 }

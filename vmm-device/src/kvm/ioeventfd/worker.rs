@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::RequestQueue;
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
-use super::{PendingWrites, Requests};
 use crate::kvm::budget::Budget;
 use crate::kvm::error::{Doing, PathError};
-use crate::{VcpuId, host};
+use crate::{Actuator, Device, Events, Source, VcpuId, host};
 
 /// Requests may take one part in this many of the time.
 const SHARE: u32 = 20;
@@ -32,11 +32,11 @@ const FINISH: Duration = Duration::from_millis(1);
 const TURN: usize = 64;
 
 /// What the worker is made of.
-pub struct Plan {
+pub struct Plan<A, S, E> {
     /// Where requests come from.
-    pub pending: Arc<PendingWrites>,
+    pub requests: Arc<dyn RequestQueue<Device<A, S, E>>>,
     /// Where they go.
-    pub device: Arc<dyn Requests>,
+    pub device: Arc<Device<A, S, E>>,
     /// How many vCPUs there are threads of: the cur_perf of these is known.
     pub vcpus: Arc<AtomicU16>,
     /// pCPUs that it had better not run on.
@@ -56,7 +56,9 @@ impl Worker {
     ///
     /// # Errors
     /// What the host said: no more threads or open files.
-    pub fn start(plan: Plan) -> Result<Self, PathError> {
+    pub fn start(
+        plan: Plan<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
+    ) -> Result<Self, PathError> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let stop = Arc::new(event().doing("can't make an eventfd")?);
         let lost = Arc::new(event().doing("can't make an eventfd")?);
@@ -110,8 +112,8 @@ impl LastWords {
     }
 }
 
-struct Turns {
-    plan: Plan,
+struct Turns<A, S, E> {
+    plan: Plan<A, S, E>,
     epoll: Arc<Epoll>,
     budget: Budget,
     timer: RefreshTimer,
@@ -122,8 +124,8 @@ struct Turns {
 
 const STOP: u64 = u64::MAX;
 
-impl Turns {
-    fn new(plan: Plan, stop: &EventFd) -> std::io::Result<Self> {
+impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
+    fn new(plan: Plan<A, S, E>, stop: &EventFd) -> std::io::Result<Self> {
         let epoll = Arc::new(Epoll::new()?);
         let add = |fd, data| {
             epoll.ctl(
@@ -133,8 +135,8 @@ impl Turns {
             )
         };
         add(stop.as_raw_fd(), STOP)?;
-        for (index, writes) in (0..).zip(plan.pending.fds()) {
-            add(writes, index)?;
+        for (index, fd) in (0..).zip(plan.requests.fds()) {
+            add(fd, index)?;
         }
         let now = Instant::now();
         Ok(Self {
@@ -157,7 +159,7 @@ impl Turns {
             for event in &events[..count] {
                 self.answer(event.data());
             }
-            self.plan.pending.finish(&*self.plan.device);
+            self.plan.requests.finish(&self.plan.device);
             let used = host::thread_cpu_time().saturating_sub(cpu_before);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
@@ -171,7 +173,7 @@ impl Turns {
             .timer
             .due_at()
             .saturating_duration_since(Instant::now());
-        if self.plan.pending.is_unfinished() {
+        if self.plan.requests.is_unfinished() {
             wait = wait.min(FINISH);
         }
         // Up to the next millisecond, or the last one would be spent spinning.
@@ -189,7 +191,7 @@ impl Turns {
             _ => {}
         }
         if let Ok(index) = usize::try_from(what) {
-            self.plan.pending.drain_one(index, &*self.plan.device);
+            self.plan.requests.drain_one(index, &self.plan.device);
         }
     }
 

@@ -22,33 +22,21 @@ use super::exit::is_undecoded;
 use super::machine::{Boot, Machine};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
-use super::{LinuxBoot, VmSpec, layout};
+use super::{LinuxGuest, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
-
-/// A Linux guest to boot.
-pub struct LinuxGuest<'a> {
-    boot: LinuxBoot<'a>,
-    warned: bool,
-}
-
-/// The guest that `boot` describes.
-pub fn linux_guest(boot: LinuxBoot<'_>) -> anyhow::Result<LinuxGuest<'_>> {
-    let warned = false;
-    Ok(LinuxGuest { boot, warned })
-}
 
 impl Boot for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
-        let mut memory = Memory::of_pages(self.boot.spec.pages);
+        let mut memory = Memory::of_pages(self.spec.pages);
         let ram = Region {
             base: layout::RAM_BASE,
-            size: self.boot.spec.place.ram_size,
+            size: self.spec.place.ram_size,
         };
         memory.add(&vm, ram)?;
         let entry = self.load(&memory)?;
-        let count = u16::try_from(self.boot.spec.pins.len()).context("too many vCPUs")?;
+        let count = u16::try_from(self.spec.pins.len()).context("too many vCPUs")?;
         let vcpus = (0..count)
             .map(|vcpu| vm.create_vcpu(u64::from(vcpu)))
             .collect::<Result<Vec<_>, _>>()
@@ -60,7 +48,7 @@ impl Boot for LinuxGuest<'_> {
         vm.register_irqfd(console, layout::UART_SPI)
             .context("KVM can't connect the console's interrupt")?;
         if let Some(first) = vcpus.first() {
-            registers::set_entry(first, entry, self.boot.spec.place.fdt)
+            registers::set_entry(first, entry, self.spec.place.fdt)
                 .context("can't set the entry point of vCPU 0")?;
         }
         Ok(Machine { vcpus, vm, memory })
@@ -89,20 +77,19 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
 impl LinuxGuest<'_> {
     /// Puts kernel, device tree and initrd into `memory`; returns the entry point.
     fn load(&mut self, memory: &Memory) -> anyhow::Result<u64> {
-        let LinuxBoot { spec, fdt, .. } = &mut self.boot;
         let VmSpec {
             kernel,
             initrd,
             place,
             ..
-        } = spec;
+        } = &mut self.spec;
         let map = memory.map();
         let path = kernel.file.path().display().to_string();
         let kernel = kernel.file.rewound();
         let kernel = kernel.with_context(|| format!("can't read kernel {path}"))?;
         let loaded = PE::load(map, Some(GuestAddress(place.kernel_block)), kernel, None)
             .with_context(|| format!("can't load kernel {path}"))?;
-        map.write_slice(fdt, GuestAddress(place.fdt))
+        map.write_slice(self.fdt, GuestAddress(place.fdt))
             .context("can't put the device tree into the guest's memory")?;
         if let (Some(initrd), Some((start, len))) = (initrd, place.initrd) {
             let path = initrd.file.path().display().to_string();
@@ -124,7 +111,7 @@ impl LinuxGuest<'_> {
             return pvtime::set_up(vm, memory, vcpus);
         }
         if !std::mem::replace(&mut self.warned, true) {
-            self.boot.hooks.on_warning(
+            self.hooks.on_warning(
                 "this host's KVM has no stolen time: the guest takes time that the host \
                  gave to others for its own; use a kernel with CONFIG_SCHED_INFO",
             );

@@ -8,20 +8,12 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::machine::{Boot, Machine};
 use super::vcpu::VcpuEnd;
-use super::{LinuxBoot, not_there_yet};
+use super::{LinuxGuest, not_there_yet};
 
-/// A Linux guest: none can be made yet.
-pub enum LinuxGuest {}
-
-impl Boot for LinuxGuest {
+impl Boot for LinuxGuest<'_> {
     fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
-        match *self {}
+        Err(not_there_yet())
     }
-}
-
-/// Says that a Linux guest can't be booted here.
-pub fn linux_guest(_boot: LinuxBoot<'_>) -> anyhow::Result<LinuxGuest> {
-    Err(not_there_yet())
 }
 
 /// Whether KVM has addresses for a guest with so much memory: no Linux guest boots here.

@@ -4,6 +4,8 @@
 //! what is in force is not asked for again; what was refused is; nothing that goes wrong on the
 //! host reaches the guest as anything but the last good value.
 
+mod state;
+
 use std::sync::Arc;
 
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
@@ -289,17 +291,6 @@ fn a_request_of_0_gives_the_reset_state_in_both_modes() {
 }
 
 #[test]
-fn a_request_of_0_is_none_to_reset_and_save() {
-    let bench = bench(ClampMode::Exact);
-    bench.write(0, REG_SET_PERF, 600_000);
-    bench.write(0, REG_SET_PERF, 0);
-    assert_eq!(bench.region.device().save().requests, []);
-    let before = bench.events.all().len();
-    bench.region.device().reset();
-    assert_eq!(bench.events.all().len(), before, "nothing to take back");
-}
-
-#[test]
 fn after_a_refusal_going_back_is_a_change_too() {
     let bench = bench(ClampMode::Floor);
     bench.write(0, REG_SET_PERF, 600_000);
@@ -420,166 +411,6 @@ fn a_source_without_an_answer_shows_the_last_one() {
         "0 kHz is not believed"
     );
     assert_eq!(bench.counters(1).source_failures, 2);
-}
-
-#[test]
-fn a_reset_takes_requests_back() {
-    let bench = bench(ClampMode::Exact);
-    bench.write(0, REG_SET_PERF, 600_000);
-    bench.write(0, REG_PERFTBL_SEL, 2);
-    bench.region.device().reset();
-    assert_eq!(
-        bench.actuator.applied().last(),
-        Some(&(DomainId(7), Clamp::NONE))
-    );
-    assert_eq!(bench.actuator.applied().len(), 2, "domain 3 had no request");
-    assert_eq!(bench.read(0, REG_PERFTBL_RD), LITTLE[0]);
-    bench.write(1, REG_SET_PERF, 600_000);
-    assert_eq!(bench.actuator.applied().len(), 3);
-}
-
-#[test]
-fn a_saved_device_goes_on_elsewhere() {
-    let old = bench(ClampMode::Floor);
-    old.write(0, REG_SET_PERF, 600_000);
-    old.write(1, REG_SET_PERF, 1_200_000);
-    old.write(0, REG_PERFTBL_SEL, 1);
-    assert_eq!(old.read(1, REG_CUR_PERF), 1_200_000);
-    let state = old.region.device().save();
-
-    let new = bench(ClampMode::Floor);
-    new.source.set(None);
-    let checked = CheckedState::try_from(state.clone()).unwrap();
-    new.region.device().restore(&checked).unwrap();
-    assert_eq!(new.floors(), [(7, 219)], "asked for again");
-    assert_eq!(new.read(0, REG_PERFTBL_RD), LITTLE[1]);
-    assert_eq!(new.read(1, REG_CUR_PERF), 1_200_000);
-    let again = new.region.device().save();
-    assert_eq!(again, state);
-}
-
-#[test]
-fn a_reset_device_saves_no_request() {
-    let bench = bench(ClampMode::Floor);
-    bench.write(0, REG_SET_PERF, 600_000);
-    bench.region.device().reset();
-    assert_eq!(bench.region.device().save().requests, []);
-}
-
-#[test]
-fn state_is_untrusted() {
-    let bench = bench(ClampMode::Floor);
-    let good = bench.region.device().save();
-    let page = good.vcpus[0];
-    let request = |domain, vcpu| RequestState {
-        domain,
-        vcpu,
-        khz: 1,
-    };
-    let rows: [(&str, DeviceState, StateError); 4] = [
-        (
-            "no vCPU",
-            DeviceState::default(),
-            StateError::VcpuCount { count: 0 },
-        ),
-        (
-            "too many",
-            DeviceState {
-                vcpus: vec![page; 513],
-                ..good.clone()
-            },
-            StateError::VcpuCount { count: 513 },
-        ),
-        (
-            "two requests",
-            DeviceState {
-                requests: vec![request(7, 0), request(7, 1)],
-                ..good.clone()
-            },
-            StateError::TwoRequests {
-                domain: DomainId(7),
-            },
-        ),
-        (
-            "no such vCPU",
-            DeviceState {
-                requests: vec![request(7, 3)],
-                ..good.clone()
-            },
-            StateError::NoSuchVcpu {
-                vcpu: VcpuId(3),
-                count: 3,
-            },
-        ),
-    ];
-    for (name, state, error) in rows {
-        assert_eq!(CheckedState::try_from(state), Err(error), "{name}");
-    }
-    let mut still = good.clone();
-    still.vcpus[1].cur_perf_khz = 0;
-    assert_eq!(
-        CheckedState::try_from(still),
-        Err(StateError::ZeroPerf { vcpu: 1 })
-    );
-
-    let other = DeviceState {
-        vcpus: vec![page; 2],
-        ..good.clone()
-    };
-    let error = bench
-        .region
-        .device()
-        .restore(&CheckedState::try_from(other).unwrap());
-    assert_eq!(
-        error,
-        Err(StateError::OtherDevice {
-            count: 2,
-            expected: 3
-        })
-    );
-    let stranger = DeviceState {
-        requests: vec![request(3, 0)],
-        ..good
-    };
-    let error = bench
-        .region
-        .device()
-        .restore(&CheckedState::try_from(stranger).unwrap());
-    let (vcpu, domain) = (VcpuId(0), DomainId(3));
-    assert_eq!(error, Err(StateError::NotAMember { vcpu, domain }));
-    assert_eq!(bench.actuator.applied(), []);
-}
-
-#[test]
-fn configurations_are_checked() {
-    let make = |vcpus| {
-        DeviceConfig {
-            vcpus,
-            ..config(ClampMode::Floor)
-        }
-        .check()
-    };
-    assert_eq!(make(vec![]), Err(ConfigError::VcpuCount { count: 0 }));
-    let one = spec(1024, &BIG, 0);
-    assert_eq!(make(vec![one.clone(); 512]), Ok(()));
-    let count = 513;
-    assert_eq!(
-        make(vec![one.clone(); count]),
-        Err(ConfigError::VcpuCount { count })
-    );
-    let nothing = spec(0, &BIG, 1);
-    assert_eq!(
-        make(vec![one.clone(), nothing]),
-        Err(ConfigError::ZeroCapacity { vcpu: VcpuId(1) })
-    );
-    assert_eq!(
-        make(vec![one, spec(1024, &LITTLE, 0)]),
-        Err(ConfigError::UnequalDomain {
-            domain: DomainId(0),
-            first: VcpuId(0),
-            second: VcpuId(1),
-        })
-    );
 }
 
 #[test]

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The service's scheduler as long as it is in force, and clamps in its place from then on.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use super::Shared;
+use crate::{ScxError, ScxPins};
+
+/// How often to look whether the scheduler is gone: clamps follow within twice that.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+
+/// The service's maps.
+pub(super) struct Scx {
+    pins: ScxPins,
+    /// It was seen to be gone.
+    left: AtomicBool,
+}
+
+impl Scx {
+    /// Opens them.
+    pub(super) fn open() -> Result<Self, ScxError> {
+        Ok(Self {
+            pins: ScxPins::open()?,
+            left: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Shared {
+    /// Puts what a domain wants into force by the scheduler; `false`: that is for clamps.
+    pub(super) fn by_scx(&self, domain: u32) -> bool {
+        let on = self.scx.as_ref().is_some_and(|scx| scx.pins.is_on());
+        on && self.host.ask_scx(domain).is_ok()
+    }
+
+    /// When the scheduler is gone, has what the domains want put into force by clamps, once: the
+    /// programs leave later requests to the worker.
+    pub(super) fn look_at_scx(&self) {
+        let Some(scx) = &self.scx else { return };
+        if scx.pins.is_on() || scx.left.swap(true, SeqCst) {
+            return;
+        }
+        self.diagnostics
+            .warn("the scheduler of vcpufreq scx is gone: requests become clamps from now on");
+        let asks = |domain: &u32| self.host.asked(*domain).is_some();
+        self.all_domains()
+            .filter(asks)
+            .for_each(|domain| self.apply_again(domain));
+    }
+}

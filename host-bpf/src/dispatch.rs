@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The programs on the kernel's hooks, which all VMs of a host share (`bpf/dispatch.bpf.c`), and a
+//! VM's slot among them.
+//!
+//! The first VMM loads them. A later one finds them by the name of a map. Nothing is pinned: each
+//! VMM holds links and maps open, and the kernel frees them with the last one, whatever ends that.
+//! What a killed VMM has left in its slot is freed by those that live ([`Dispatcher::sweep`]).
+//!
+//! Only CAP_SYS_ADMIN may find maps. A VMM without it has a set of its own, as one of another
+//! version has; it doesn't sweep, and others don't join it.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::thread::sleep;
+use std::time::Duration;
+
+use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::{
+    ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
+};
+
+use crate::error::BpfError;
+use crate::hooks;
+use crate::layout::{DISPATCH_LAYOUT, SlotsEntry};
+use crate::libbpf_log::{explained, refused};
+use crate::mapped::{Mapped, link_by_id};
+use crate::objects::{self, DISPATCH};
+
+/// The map by which a VMM finds the others.
+const SLOTS: &str = "dispatch_slots";
+/// The others, in the order of their numbers in that one.
+const MAPS: [&str; 5] = [
+    "dispatch_cpus",
+    "threads",
+    "on_switch",
+    "on_frequency",
+    "on_write",
+];
+/// Those of them that are a VM's programs by slot, in the order of [`PROGRAMS`].
+const BY_SLOT: std::ops::Range<usize> = 2..5;
+const PROGRAMS: [&str; 3] = ["dispatch_switch", "dispatch_frequency", "dispatch_write"];
+/// The layout of a set that others don't join.
+const PRIVATE: u32 = u32::MAX;
+/// Slots that a sweep looks at: it costs the same with any number of VMs.
+const SWEPT: usize = 16;
+/// How often to look for a set that another VMM is about to attach, and how many times.
+const PAUSE: Duration = Duration::from_millis(5);
+const LOOKS: u32 = 200;
+
+/// The programs on the hooks, and this VM's slot. Dropping it gives the slot back.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    slots: Mapped<SlotsEntry>,
+    /// The kernel's number of the map of slots.
+    id: u32,
+    maps: Vec<MapHandle>,
+    /// Of this process, where it has attached them; else of another one's.
+    _own: Vec<Link>,
+    _held: Vec<OwnedFd>,
+    slot: u16,
+    /// The number of the map below.
+    number: u32,
+    /// The kernel lists it as long as this process lives.
+    _owner: MapHandle,
+    /// How many slots were swept.
+    swept: AtomicUsize,
+}
+
+/// The kernel's numbers of an object's programs and maps.
+#[derive(Debug, Default)]
+pub(crate) struct Ids {
+    pub programs: Vec<u32>,
+    pub maps: Vec<u32>,
+}
+
+/// What a search has found.
+enum Found {
+    Nothing,
+    /// A set that isn't attached yet.
+    Unready,
+    Ready(Hooks),
+}
+
+/// A set without a slot.
+struct Hooks {
+    slots: Mapped<SlotsEntry>,
+    id: u32,
+    maps: Vec<MapHandle>,
+    own: Vec<Link>,
+    held: Vec<OwnedFd>,
+}
+
+impl Dispatcher {
+    /// Joins the VMs of this host, or is the first one.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub(crate) fn join() -> Result<Self, BpfError> {
+        let hooks = match older_than(u32::MAX) {
+            Some(hooks) => hooks,
+            None => {
+                let own = Hooks::attach()?;
+                // Of two that were attached at the same time, the older one stays.
+                older_than(own.id).unwrap_or(own)
+            }
+        };
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+            ..Default::default()
+        };
+        let owner = MapHandle::create(MapType::Array, Some("vcpufreq_vmm"), 4, 4, 1, &options)
+            .map_err(refused("making a map"))?;
+        let number = map_id(&owner)?;
+        let slot = (0..=u16::MAX)
+            .zip(hooks.owners())
+            .find(|(_, taken)| {
+                let before = taken.load(SeqCst);
+                (before == 0 || has_ended(before))
+                    && taken
+                        .compare_exchange(before, number, SeqCst, SeqCst)
+                        .is_ok()
+            })
+            .map(|(slot, _)| slot)
+            .ok_or(BpfError::TooManyVms)?;
+        let Hooks {
+            slots,
+            id,
+            maps,
+            own,
+            held,
+        } = hooks;
+        let this = Self {
+            slots,
+            id,
+            maps,
+            _own: own,
+            _held: held,
+            slot,
+            number,
+            _owner: owner,
+            swept: AtomicUsize::new(0),
+        };
+        // Another's, that has ended.
+        this.clear(slot);
+        Ok(this)
+    }
+
+    /// The VM's number on this host.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// A map of the hooks' that a VM's programs use too.
+    pub(crate) fn shared(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        let maps = MAPS.iter().zip(&self.maps).take(BY_SLOT.start);
+        let mut found = maps.filter(|(one, _)| **one == name);
+        found.next().map(|(_, map)| map.as_fd())
+    }
+
+    /// Has the hooks call a VM's programs on a switch, a change of frequency and an access.
+    pub(crate) fn call(&self, programs: [BorrowedFd<'_>; 3]) -> Result<(), BpfError> {
+        let key = u32::from(self.slot).to_ne_bytes();
+        for (map, program) in self.maps[BY_SLOT].iter().zip(programs) {
+            let program = program.as_raw_fd().to_ne_bytes();
+            map.update(&key, &program, MapFlags::ANY)
+                .map_err(refused("attaching a BPF program"))?;
+        }
+        Ok(())
+    }
+
+    /// Has the hooks call none of the VM's programs any more.
+    pub(crate) fn call_none(&self) {
+        self.clear(self.slot);
+    }
+
+    /// Gives slots of VMMs that were killed back: of the next ones, at each call.
+    pub(crate) fn sweep(&self) {
+        let owners = self.owners();
+        let from = self.swept.load(Relaxed);
+        let taken = (0..owners.len())
+            .map(|n| (from + n) % owners.len())
+            .filter(|slot| owners[*slot].load(SeqCst) != 0);
+        for slot in taken.take(SWEPT) {
+            self.swept.store(slot + 1, Relaxed);
+            let number = owners[slot].load(SeqCst);
+            let Ok(key) = u16::try_from(slot) else {
+                continue;
+            };
+            // It is this VM's until it is empty: another one may not take it meanwhile.
+            if has_ended(number)
+                && owners[slot]
+                    .compare_exchange(number, self.number, SeqCst, SeqCst)
+                    .is_ok()
+            {
+                self.clear(key);
+                owners[slot].store(0, SeqCst);
+            }
+        }
+    }
+
+    /// The kernel's number of the program that sees the accesses of all VMs.
+    pub(crate) fn write_id(&self) -> Option<u32> {
+        let [.., write] = &self.slots.get(0)?.programs;
+        Some(write.load(SeqCst))
+    }
+
+    /// What the kernel frees with this VM, when it is the last one.
+    pub(crate) fn ids_of_last(&self) -> Ids {
+        let own = usize::from(self.slot);
+        let mut others = self.owners().iter().enumerate();
+        let alone = !others.any(|(slot, owner)| {
+            let number = owner.load(SeqCst);
+            slot != own && number != 0 && !has_ended(number)
+        });
+        match self.slots.get(0).filter(|_| alone) {
+            Some(entry) => Ids {
+                programs: entry.programs.iter().map(|id| id.load(SeqCst)).collect(),
+                maps: entry
+                    .maps
+                    .iter()
+                    .map(|id| id.load(SeqCst))
+                    .chain([self.id])
+                    .collect(),
+            },
+            None => Ids::default(),
+        }
+    }
+
+    fn owners(&self) -> &[AtomicU32] {
+        owners(&self.slots)
+    }
+
+    fn clear(&self, slot: u16) {
+        let key = u32::from(slot).to_ne_bytes();
+        for map in &self.maps[BY_SLOT] {
+            // There may be none.
+            let _ = map.delete(&key);
+        }
+    }
+}
+
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        self.call_none();
+        if let Some(owner) = self.owners().get(usize::from(self.slot)) {
+            owner.store(0, SeqCst);
+        }
+    }
+}
+
+impl Hooks {
+    /// Loads and attaches a set, and makes it known.
+    fn attach() -> Result<Self, BpfError> {
+        let mut open = objects::open(DISPATCH)?;
+        let possible = libbpf_rs::num_possible_cpus().map_err(refused("counting the pCPUs"))?;
+        for mut map in open.maps_mut() {
+            if map.name() == MAPS[0] {
+                map.set_max_entries(u32::try_from(possible).unwrap_or(1))
+                    .map_err(refused("sizing the maps"))?;
+            }
+        }
+        let object = explained("loading the BPF programs", || open.load())?;
+        hooks::check(&object)?;
+        let map = |name: &'static str| -> Result<MapHandle, BpfError> {
+            let found = object.maps().find(|map| map.name() == name);
+            let missing = BpfError::Refused {
+                what: name,
+                why: "the object has no such map".into(),
+            };
+            MapHandle::try_from(&found.ok_or(missing)?).map_err(refused("opening a map"))
+        };
+        let slots = map(SLOTS)?;
+        let this = Self {
+            id: map_id(&slots)?,
+            slots: mapped(&slots)?.ok_or(BpfError::Layout {
+                found: 0,
+                wanted: DISPATCH_LAYOUT,
+            })?,
+            maps: MAPS
+                .iter()
+                .map(|name| map(name))
+                .collect::<Result<_, _>>()?,
+            own: attach(&object)?,
+            held: Vec::new(),
+        };
+        this.publish(&object)?;
+        Ok(this)
+    }
+
+    fn publish(&self, object: &Object) -> Result<(), BpfError> {
+        let Some(entry) = self.slots.get(0) else {
+            return Ok(());
+        };
+        for (to, map) in entry.maps.iter().zip(&self.maps) {
+            to.store(map_id(map)?, SeqCst);
+        }
+        for (to, link) in entry.links.iter().zip(&self.own) {
+            let info = link.info().map_err(refused("asking for a link"))?;
+            to.store(info.id, SeqCst);
+        }
+        for (to, name) in entry.programs.iter().zip(PROGRAMS) {
+            let mut programs = object.progs();
+            let program = programs.find(|program| program.name() == name);
+            let id = program.map(|program| Program::id_from_fd(program.as_fd()));
+            let id = id.transpose().map_err(refused("asking for a program"))?;
+            to.store(id.unwrap_or(0), SeqCst);
+        }
+        // Without the right to find maps it can't be known who else uses the set.
+        let shared = MapInfoIter::default().next().is_some();
+        let layout = if shared { DISPATCH_LAYOUT } else { PRIVATE };
+        entry.layout.store(layout, SeqCst);
+        Ok(())
+    }
+
+    fn owners(&self) -> &[AtomicU32] {
+        owners(&self.slots)
+    }
+
+    /// The set whose map of slots has this number.
+    fn open(id: u32) -> Found {
+        let Ok(map) = MapHandle::from_map_id(id) else {
+            return Found::Nothing;
+        };
+        let Ok(Some(slots)) = mapped(&map) else {
+            return Found::Nothing;
+        };
+        let Some(entry) = slots.get(0) else {
+            return Found::Nothing;
+        };
+        match entry.layout.load(SeqCst) {
+            0 => return Found::Unready,
+            DISPATCH_LAYOUT => (),
+            // It goes on beside this one's.
+            _ => return Found::Nothing,
+        }
+        let maps = entry.maps.iter();
+        let maps = maps.map(|id| MapHandle::from_map_id(id.load(SeqCst)));
+        let held = entry.links.iter().map(|id| link_by_id(id.load(SeqCst)));
+        // Else its last VM ends just now.
+        match (maps.collect::<Result<Vec<_>, _>>(), held.collect()) {
+            (Ok(maps), Ok(held)) if maps.iter().map(MapHandle::name).eq(MAPS) => {
+                Found::Ready(Self {
+                    slots,
+                    id,
+                    maps,
+                    own: Vec::new(),
+                    held,
+                })
+            }
+            _ => Found::Nothing,
+        }
+    }
+}
+
+fn attach(object: &Object) -> Result<Vec<Link>, BpfError> {
+    let attach = |name: &'static str| {
+        let mut programs = object.progs_mut();
+        let program = programs.find(|program| program.name() == name);
+        let missing = BpfError::Refused {
+            what: name,
+            why: "the object has no such program".into(),
+        };
+        let link = program.ok_or(missing)?.attach_trace();
+        link.map_err(refused("attaching a BPF program"))
+    };
+    PROGRAMS.iter().map(|name| attach(name)).collect()
+}
+
+/// The oldest set of this version, of those whose number is lower. One that isn't attached yet is
+/// waited for, but not for ever.
+fn older_than(id: u32) -> Option<Hooks> {
+    for look in 1..=LOOKS {
+        let maps = MapInfoIter::default();
+        let maps = maps.filter(|map| map.name == SLOTS && map.id < id);
+        let mut numbers: Vec<u32> = maps.map(|map| map.id).collect();
+        numbers.sort_unstable();
+        let mut found = numbers.into_iter().map(Hooks::open);
+        let first = found.find(|one| match one {
+            Found::Nothing => false,
+            Found::Unready => look < LOOKS,
+            Found::Ready(_) => true,
+        });
+        match first {
+            Some(Found::Ready(hooks)) => return Some(hooks),
+            Some(Found::Unready) => sleep(PAUSE),
+            Some(Found::Nothing) | None => return None,
+        }
+    }
+    None
+}
+
+fn owners(slots: &Mapped<SlotsEntry>) -> &[AtomicU32] {
+    slots.get(0).map_or(&[], |entry| &entry.owners)
+}
+
+/// Whether the VMM has ended whose own map has this number.
+fn has_ended(number: u32) -> bool {
+    MapHandle::from_map_id(number).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+fn map_id(map: &MapHandle) -> Result<u32, BpfError> {
+    let info = map.info().map_err(refused("asking for a map"))?;
+    Ok(info.info.id)
+}
+
+/// The slots; `None` when they are of another size.
+fn mapped(map: &MapHandle) -> Result<Option<Mapped<SlotsEntry>>, BpfError> {
+    let same = usize::try_from(map.value_size()).is_ok_and(|size| size == size_of::<SlotsEntry>());
+    if !same {
+        return Ok(None);
+    }
+    let mapped = Mapped::new(map.as_fd(), 1);
+    let mapped = mapped.map_err(|error: io::Error| BpfError::Refused {
+        what: "mapping the memory of the BPF programs",
+        why: error.to_string(),
+    });
+    mapped.map(Some)
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Debian's programs for arm64, which the toolchain root keeps apart or which are unpacked beside it,
+//! in an initial file system: with the libraries that they are linked with, as `readelf` tells.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::initramfs::Initramfs;
+use crate::root::Root;
+
+/// Below the root.
+const TREE: &str = "opt/arm64/usr";
+/// Below the tree; all are in one folder of the host.
+const FOLDERS: [&str; 2] = ["lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu/systemd"];
+/// pthread_exit opens it.
+const OPENED: &str = "libgcc_s.so.1";
+
+/// The programs' `/usr`.
+pub fn tree(root: &Path) -> PathBuf {
+    root.join(TREE)
+}
+
+/// Adds programs, each at its path below `/usr`, and the libraries of all; what the root's own tree
+/// lacks is `more`'s.
+pub fn add(
+    archive: &mut Initramfs,
+    root: &Root,
+    more: Option<&Path>,
+    programs: &[&str],
+) -> Result<()> {
+    let trees: Vec<PathBuf> = iter::once(tree(root.dir()))
+        .chain(more.map(Path::to_owned))
+        .collect();
+    let find = |path: &str| {
+        trees
+            .iter()
+            .map(|usr| usr.join(path))
+            .find(|it| it.exists())
+    };
+    let mut files = Vec::new();
+    for path in programs {
+        let file = find(path).with_context(|| format!("no arm64 package has {path}"))?;
+        archive.program(path, &file)?;
+        files.push(file);
+    }
+    let mut libraries = BTreeSet::new();
+    let mut wanted = BTreeSet::from([OPENED.to_owned()]);
+    while !files.is_empty() {
+        wanted.extend(linked(root, &files)?);
+        files.clear();
+        for name in wanted.difference(&libraries) {
+            let mut places = FOLDERS.iter().map(|folder| format!("{folder}/{name}"));
+            let file = places.find_map(|path| find(&path));
+            let file = file.with_context(|| format!("no arm64 package has {name}"))?;
+            archive.program(&format!("lib/{name}"), &file)?;
+            files.push(file);
+        }
+        libraries.append(&mut wanted);
+    }
+    Ok(())
+}
+
+/// The libraries that these files name.
+fn linked(root: &Root, files: &[PathBuf]) -> Result<BTreeSet<String>> {
+    let mut args = vec!["-d".to_owned()];
+    for file in files {
+        args.push(root.inside(file)?);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let text = root.run("reading programs", "aarch64-linux-gnu-readelf", &args)?;
+    Ok(text.lines().filter_map(needed).map(str::to_owned).collect())
+}
+
+/// `0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]`
+fn needed(line: &str) -> Option<&str> {
+    let (_, name) = line.split_once("(NEEDED)")?;
+    name.split_once('[')?.1.strip_suffix(']')
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: only a line of a library that is needed names one.
+    use super::*;
+
+    #[test]
+    fn libraries_are_found_in_readelfs_lines() {
+        for (line, library) in [
+            (
+                " 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]",
+                Some("libc.so.6"),
+            ),
+            (
+                " 0x000000000000000e (SONAME)             Library soname: [libm.so.6]",
+                None,
+            ),
+            ("File: /opt/arm64/usr/bin/dtc", None),
+        ] {
+            assert_eq!(needed(line), library, "{line}");
+        }
+    }
+}

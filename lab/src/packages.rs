@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Debian's packages for arm64, with what they depend on, unpacked and not installed: a tree that
+//! only some scenarios need, beside the toolchain root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::apt::Apt;
+use crate::bootstrap;
+use crate::cache::{Cache, key, remove_tree};
+use crate::namespace::{self, Users};
+use crate::progress::Step;
+use crate::root::{BACKPORTS, SUITE};
+
+/// The tree `name` of these packages; fetches them when it isn't there.
+pub fn unpacked(cache: &Cache, name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let list = packages.join(",");
+    let parts = [SUITE, BACKPORTS, &list].map(str::as_bytes);
+    let dir = cache.entry(name, &key(parts), |to| fetch(to, name, &list))?;
+    Ok(dir.join("tree"))
+}
+
+fn fetch(to: &Path, name: &str, list: &str) -> Result<()> {
+    namespace::require(Users::All)?;
+    let fetched = to.join("apt");
+    fs::create_dir(&fetched)?;
+    let mut apt = Apt::open(&fetched)?;
+    let mmdebstrap = apt.mmdebstrap()?;
+    let step = Step::start(format!("packages for {name}"));
+    let mut command = namespace::command(Users::All);
+    command
+        .arg(mmdebstrap)
+        .args(["--mode=root", "--verbose"])
+        // Nothing in it runs here.
+        .args(["--variant=extract", "--architectures=arm64"])
+        .args(["--skip=check/qemu", BACKPORTS])
+        .arg(format!("--include={list}"))
+        .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .arg(SUITE)
+        .arg(to.join("tree"))
+        .args(apt.sources(SUITE)?);
+    bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
+        .with_context(|| format!("cannot fetch packages from {}", apt.mirror()))?;
+    remove_tree(&fetched)?;
+    step.done();
+    Ok(())
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Debian's QEMU for the host, which starts guests by KVM there. Of its files a kernel that is
+//! booted directly needs the program alone.
+
+/// Scenarios that run it, whatever the others' VMM is.
+const SCENARIOS: [&str; 9] = [
+    "debian-guest",
+    "libvirt",
+    "paths",
+    "qemu",
+    "qemu-control",
+    "qemu-deaths",
+    "qemu-life",
+    "qemu-moves",
+    "qemu-service",
+];
+
+/// It, and what writes device trees for its guests.
+pub const PROGRAMS: [&str; 2] = ["bin/qemu-system-aarch64", "bin/dtc"];
+
+/// A VMM for the guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Vmm {
+    /// `vcpufreq run`.
+    Vcpufreq,
+    /// Debian's QEMU.
+    Qemu,
+}
+
+impl Vmm {
+    /// In the plan.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vcpufreq => "vcpufreq",
+            Self::Qemu => "qemu",
+        }
+    }
+}
+
+/// Whether a run of these scenarios needs it.
+pub fn needed(vmm: Vmm, scenarios: &[String]) -> bool {
+    vmm == Vmm::Qemu
+        || scenarios
+            .iter()
+            .any(|name| SCENARIOS.contains(&name.as_str()))
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a guest's requests at the allowed rate cost others: another guest's request, a cgroup, a
+//! thread's start and end. Beside a guest that computes as much, for pCPUs of an emulated host take
+//! time from each other.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_host_bpf::{ActuateBy, HostModule};
+
+use super::group::Group;
+use super::scx::{Service, scx};
+use super::tiny_vm::{Deed, RAM};
+use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, stores};
+use crate::harness::machine::mount_bpffs;
+use crate::harness::policy::Policy;
+use crate::harness::{console_commands, load};
+
+/// Turns of the guest's loop between two requests: 0.9 ms, for 1,000 a second.
+const TURNS: u64 = 900_000 / 6;
+const REQUESTS: u64 = 700;
+const TIMES: usize = 300;
+
+/// The agent as a VMM whose guest does the same for ever: `words` are who acts, and whether it asks.
+pub fn guest(words: &[String]) -> Result<()> {
+    let by = actuator(words.first().context("no actuator")?)?;
+    let asks = words.get(1).is_some_and(|word| word == "asks");
+    let mut vm = Guest::new(by, 1)?;
+    let quiet = Deed {
+        times: 1,
+        address: RAM,
+        read: true,
+        ..Deed::default()
+    };
+    for n in (0..u32::try_from(REQUESTS)?).cycle() {
+        let deed = match asks {
+            true => stores(1, FROM_KHZ + n * STEP_KHZ, 0),
+            false => quiet,
+        };
+        let before = TURNS;
+        vm.vcpu.vm.run(Deed { before, ..deed }, |_, _| ())?;
+        if n % 100 == 99 {
+            println!("{}", vm.vcpu.counters()?.in_kernel);
+        }
+    }
+    Ok(())
+}
+
+/// A tiny VM whose requests are put into force before it goes on.
+struct Guest {
+    vcpu: Vcpu,
+    _event: vmm_sys_util::eventfd::EventFd,
+    _module: Option<(HostModule, Group)>,
+}
+
+impl Guest {
+    /// Its vCPU is on the pCPU with this index in the last policy.
+    fn new(by: ActuateBy, index: usize) -> Result<Self> {
+        let vcpu = Vcpu::new(by)?;
+        let cpus = &vcpu.policy.cpus;
+        load::pin(*cpus.get(index).context("a policy of one pCPU")?)?;
+        let module = match by {
+            ActuateBy::Kfunc => {
+                let module = HostModule::open(2, 1)?;
+                let group = Group::with_current(&format!("flood{index}"))?;
+                module.bind(0, group.min.as_fd(), group.max.as_fd())?;
+                Some((module, group))
+            }
+            _ => None,
+        };
+        let event = vcpu.vm.swallow(SET_PERF)?;
+        Ok(Self {
+            vcpu,
+            _event: event,
+            _module: module,
+        })
+    }
+}
+
+fn actuator(word: &str) -> Result<ActuateBy> {
+    match word {
+        "kfunc" => Ok(ActuateBy::Kfunc),
+        "scx" => Ok(ActuateBy::Scx),
+        _ => Err(anyhow!("{word} is no actuator of this scenario")),
+    }
+}
+
+fn spawn(by: &str, deed: &str) -> Result<Child> {
+    let mut command = Command::new("/init");
+    command.args(["bpf-flood", by, deed]).stdout(Stdio::piped());
+    let child = command.spawn()?;
+    // Until its guest runs.
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(child)
+}
+
+pub fn run() -> Result<Value> {
+    console_commands::insmod("vcpufreq_host", "")?;
+    let kfunc = beside("kfunc");
+    console_commands::unload_host_module()?;
+    mount_bpffs()?;
+    let service = Service::start()?;
+    let by_scx = beside("scx");
+    scx(&["stop"])?;
+    drop(service);
+    let (kfunc, by_scx) = (kfunc?, by_scx?);
+    // A request within a tenth; the others' own medians move by a tenth from build to build.
+    let bounds = [("request", 110), ("cgroup", 125), ("thread", 125)];
+    let held = [&kfunc, &by_scx].iter().all(|by| {
+        bounds.iter().all(|(what, percent)| {
+            let of = |when: &str| by[when][*what]["median_ns"].as_u64();
+            let (without, beside) = (of("computes"), of("asks"));
+            matches!((without, beside), (Some(without), Some(beside)) if beside * 100 <= without * percent)
+        })
+    });
+    Ok(json!({ "held": held, "emulated": true, "cgroup_write": kfunc, "scx": by_scx }))
+}
+
+/// What it takes beside a guest that computes, and beside one that asks besides.
+fn beside(by: &str) -> Result<Value> {
+    let mut rows = serde_json::Map::new();
+    for deed in ["computes", "asks"] {
+        let mut other = spawn(by, deed)?;
+        let row = std::thread::scope(|scope| {
+            let victim = scope.spawn(|| victim(actuator(by)?));
+            victim.join().map_err(|_| anyhow!("a vCPU panicked"))?
+        });
+        let ended = other.try_wait()?;
+        other.kill()?;
+        other.wait()?;
+        anyhow::ensure!(ended.is_none(), "the other guest has ended: {ended:?}");
+        let mut counts = String::new();
+        let stdout = other.stdout.as_mut().context("no stdout")?;
+        stdout.read_to_string(&mut counts)?;
+        let asked = counts
+            .lines()
+            .last()
+            .and_then(|line| line.parse::<u64>().ok());
+        let asked = asked.context("the other guest tells nothing")?;
+        anyhow::ensure!(
+            (asked > 2 * REQUESTS) == (deed == "asks"),
+            "{asked} requests"
+        );
+        let mut row = row?;
+        row["other_guests_requests"] = asked.into();
+        rows.insert(deed.into(), row);
+    }
+    Ok(rows.into())
+}
+
+fn victim(by: ActuateBy) -> Result<Value> {
+    let mut guest = Guest::new(by, 0)?;
+    let mut requests = Vec::new();
+    for n in 0..TIMES {
+        let khz = FROM_KHZ + u32::try_from(n)? * STEP_KHZ;
+        let start = Instant::now();
+        // Two, and one: a run's own cost goes.
+        guest.vcpu.vm.run(stores(2, khz, STEP_KHZ), |_, _| ())?;
+        let two = start.elapsed();
+        let start = Instant::now();
+        guest.vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
+        requests.push(two.saturating_sub(start.elapsed()));
+    }
+    drop(guest);
+    // The little pCPUs have nothing else to do.
+    load::pin(Policy::all()?.first().context("no policy")?.cpu())?;
+    let cgroup = times(|| {
+        fs::create_dir("/sys/fs/cgroup/flooded")?;
+        Ok(fs::remove_dir("/sys/fs/cgroup/flooded")?)
+    })?;
+    let thread = times(|| {
+        let thread = std::thread::spawn(|| ());
+        thread.join().map_err(|_| anyhow!("a thread panicked"))
+    })?;
+    Ok(json!({ "request": row(requests), "cgroup": row(cgroup), "thread": row(thread) }))
+}
+
+fn times(mut work: impl FnMut() -> Result<()>) -> Result<Vec<Duration>> {
+    let mut took = Vec::new();
+    for _ in 0..TIMES {
+        let start = Instant::now();
+        work()?;
+        took.push(start.elapsed());
+    }
+    Ok(took)
+}
+
+fn row(mut took: Vec<Duration>) -> Value {
+    took.sort_unstable();
+    let at = |percent: usize| took.get(took.len() * percent / 100);
+    let ns = |at: Option<&Duration>| at.and_then(|took| u64::try_from(took.as_nanos()).ok());
+    json!({ "median_ns": ns(at(50)), "p99_ns": ns(at(99)) })
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest by `--actuator scx`: its requests set no clamp as long as the service's scheduler is in
+//! force, and become clamps within a second when it is gone, however that comes about.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::service::{Service, left, said, scx, sysrq};
+use crate::harness::machine::mount_bpffs;
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::vm::{Setup, Vm};
+
+/// How the scheduler goes.
+type End = fn(Service) -> Result<()>;
+
+const ENDS: [(&str, End); 3] = [
+    ("SysRq-S", |service| {
+        sysrq()?;
+        service.ended().map(drop)
+    }),
+    ("kill -9", Service::kill),
+    ("stop", |service| {
+        said(&scx(&["stop"])?);
+        service.ended().map(drop)
+    }),
+];
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    mount_bpffs()?;
+    let without = without_service()?;
+    let mut held = without.contains("no vcpufreq scx service runs");
+    let mut rows = Vec::new();
+    for (name, end) in ENDS {
+        let row = one(plan, end).with_context(|| name.to_owned())?;
+        held &= row["held"] == true;
+        rows.push(json!({ "end": name, "seen": row }));
+    }
+    // What a killed one leaves goes with the next.
+    let left = left()?;
+    held &= left.is_empty();
+    Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
+}
+
+/// What a guest is told then.
+fn without_service() -> Result<String> {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);
+    let (code, text) = said(&command.output()?);
+    ensure!(code == Some(2) && text.lines().count() == 1, "{text}");
+    Ok(text.trim().to_owned())
+}
+
+fn one(plan: &Plan, end: End) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (vcpu, policy) = last_of(&policies)?;
+    let pcpus = first_cpus(&policies);
+    let service = Service::start()?;
+    let setup = Setup::mirroring(&pcpus).with(&["--actuator", "scx"]);
+    let mut vm = Vm::boot(&setup)?;
+    plan.load_driver(&mut vm)?;
+    set_governor(&mut vm, vcpu, "userspace")?;
+    let (khz, other) = (
+        policy.at_least(policy.max() / 2),
+        policy.at_least(policy.max() / 3),
+    );
+    ask_for(&mut vm, vcpu, khz)?;
+    let in_force = vm.clamp(vcpu)?;
+    let status = said(&scx(&["status"])?).1;
+    let counted = status.ends_with(&format!(", {} vCPUs\n", pcpus.len()));
+    end(service)?;
+    let ms = until(&vm, vcpu, (policy.util(khz), 1024))?;
+    ask_for(&mut vm, vcpu, other)?;
+    // By the worker, and no longer at once.
+    let then_ms = until(&vm, vcpu, (policy.util(other), 1024))?;
+    vm.quit()?;
+    let held = in_force == (0, 1024) && counted && ms < 1000 && then_ms < 1000;
+    Ok(json!({
+        "held": held, "clamp_before": in_force, "status": status, "clamp_after_ms": ms,
+        "next_clamp_after_ms": then_ms,
+    }))
+}
+
+/// Waits until that clamp is the vCPU's; virtual ms that it took.
+fn until(vm: &Vm, vcpu: usize, clamp: (u32, u32)) -> Result<u128> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        if vm.clamp(vcpu)? == clamp {
+            return Ok(start.elapsed().as_millis());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    bail!("the clamp is {:?}, not {clamp:?}", vm.clamp(vcpu)?)
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The actuator `scx` and its service, `vcpufreq scx`.
+
+mod fallback;
+mod refusals;
+mod requests;
+mod service;
+
+pub(super) use service::{Service, scx};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::harness::plan::Plan;
+
+/// Carries out a scenario by name, when it is one of these.
+pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
+    match name {
+        "scx-fallback" => Some(fallback::run(plan)),
+        "scx-none" => Some(refusals::none()),
+        "scx-requests" => Some(requests::run()),
+        "scx-service" => Some(refusals::run()),
+        _ => None,
+    }
+}

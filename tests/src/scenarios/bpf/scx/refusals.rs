@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The service starts, says how it is and ends; each thing that is in its way is one line; and
+//! nothing of it is left, however it ends.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail, ensure};
+use serde_json::{Value, json};
+use vcpufreq_host_bpf::verify;
+
+use super::super::ext_server::Scheduler;
+use super::service::{PROGRAM, Service, disabled, in_force, left, refused, said, scx, sysrq};
+use crate::harness::load;
+use crate::harness::machine::mount_bpffs;
+use crate::harness::sys::set_deadline;
+
+/// Of a program on sched_switch that calls the kernel.
+const LOCKED: &str = "/lab/bpf/locked.bpf.o";
+
+pub fn run() -> Result<Value> {
+    let none = said(&scx(&["status"])?);
+    ensure!(none == (Some(1), "not running\n".into()), "{none:?}");
+    let mut refusals = vec![("without bpffs", refused()?, "mount -t bpf")];
+    mount_bpffs()?;
+    let ends = [by_stop()?, by_kill()?, by_sysrq()?];
+    let takes_all = Scheduler::start("takes_all")?;
+    refusals.push(("beside another", refused()?, "takes_all"));
+    takes_all.end()?;
+    refusals.push(("hooks", locked()?, "tp_btf/sched_switch"));
+    refusals.push(("deadline", beside_deadline()?, "SCHED_DEADLINE"));
+    let service = Service::start()?;
+    refusals.push(("twice", refused()?, "runs already"));
+    let nobody = said(&scx(&["status"])?);
+    let expected = format!("running, process {}, 0 vCPUs\n", service.pid());
+    let stopped = said(&scx(&["stop"])?).0 == Some(0);
+    let told = refusals.iter().all(|(_, text, word)| text.contains(word));
+    let left = left()?;
+    let held = ends.iter().all(|end| end["held"] == true)
+        && nobody == (Some(0), expected)
+        && stopped
+        && told
+        && left.is_empty();
+    let refusals: Vec<_> = refusals
+        .iter()
+        .map(|(what, text, _)| json!({ *what: text }))
+        .collect();
+    Ok(json!({
+        "held": held, "ends": ends, "refusals": refusals, "status": nobody.1, "left": left,
+    }))
+}
+
+/// A kernel without sched_ext: the service and a VM that asks for it are refused in a line.
+pub fn none() -> Result<Value> {
+    let service = refused()?;
+    let words = ["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"];
+    let vm = said(&Command::new(PROGRAM).args(words).output()?);
+    let status = said(&scx(&["status"])?);
+    // Debian's kernel without it has no uclamp either, which the VM misses first.
+    let held = service.contains("no sched_ext")
+        && (vm.0, vm.1.lines().count()) == (Some(2), 1)
+        && status.0 == Some(1);
+    Ok(json!({ "held": held, "service": service, "vm": vm.1, "status": status.1 }))
+}
+
+fn by_stop() -> Result<Value> {
+    let service = Service::start()?;
+    let before = in_force();
+    let stopped = said(&scx(&["stop"])?);
+    let ms = disabled()?;
+    let ended = service.ended()?;
+    let left = left()?;
+    let held = before && stopped.0 == Some(0) && ended.0 == Some(0) && left.is_empty();
+    Ok(json!({ "held": held, "by": "stop", "after_ms": ms, "said": ended.1, "left": left }))
+}
+
+/// Pins and lock stay, and are in nothing's way.
+fn by_kill() -> Result<Value> {
+    let service = Service::start()?;
+    let before = in_force();
+    service.kill()?;
+    let ms = disabled()?;
+    let status = said(&scx(&["status"])?).0;
+    drop(Service::start()?);
+    let again = disabled().is_ok();
+    let service = Service::start()?;
+    said(&scx(&["stop"])?);
+    drop(service);
+    let left = left()?;
+    let held = before && ms < 1000 && status == Some(1) && again && left.is_empty();
+    Ok(json!({ "held": held, "by": "kill -9", "after_ms": ms, "left": left }))
+}
+
+fn by_sysrq() -> Result<Value> {
+    let service = Service::start()?;
+    let before = in_force();
+    sysrq()?;
+    let ms = disabled()?;
+    let ended = service.ended()?;
+    let left = left()?;
+    let told = ended.1.lines().count() == 1 && ended.1.contains("ended the scheduler");
+    let held = before && ms < 1000 && ended.0 == Some(2) && told && left.is_empty();
+    Ok(json!({ "held": held, "by": "SysRq-S", "after_ms": ms, "said": ended.1, "left": left }))
+}
+
+/// What the loader says of programs that the verifier lets pass.
+fn locked() -> Result<String> {
+    let object = std::fs::read(LOCKED)?;
+    verify(&object).map_or_else(|error| Ok(error.to_string()), |()| bail!("{LOCKED} loads"))
+}
+
+/// Beside threads that leave no 5 % of the host's DEADLINE bandwidth.
+fn beside_deadline() -> Result<String> {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let run = || {
+            load::unpin()?;
+            // More than the bandwidth takes is refused.
+            let _ = set_deadline(Duration::from_millis(45), Duration::from_millis(100));
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            anyhow::Ok(())
+        };
+        let threads: Vec<_> = (0..32).map(|_| scope.spawn(run)).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        let said = refused();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+        }
+        disabled()?;
+        said
+    })
+}

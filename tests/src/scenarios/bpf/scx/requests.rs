@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a request by `scx` does: no exit, in force before the guest's next entry, without a write
+//! of any clamp; requests and other load of a pCPU add up; nothing is left of a vCPU that sleeps or
+//! has ended.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+use vcpufreq_host_bpf::ActuateBy;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::tiny_vm::Deed;
+use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
+use super::service::{Service, said, scx};
+use crate::harness::load::{self, Load};
+use crate::harness::machine::mount_bpffs;
+use crate::harness::policy::Policy;
+use crate::harness::sysfs;
+use crate::harness::trace::instance::Instance;
+use crate::harness::trace::line::{Line, events};
+
+/// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
+const TURNS: u64 = 4_000_000 / 6;
+/// Requests until the kernel's estimate is of the vCPU as it is.
+const SETTLING: u64 = 24;
+/// Each for what is in force.
+const MANY: u64 = 20_000;
+/// Each for another target.
+const FEW: u64 = 700;
+/// A vCPU that is seldom busy: what it uses counts little.
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub fn run() -> Result<Value> {
+    mount_bpffs()?;
+    let service = Service::start()?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    // For each change to be seen when it is made.
+    let limit = format!("{}/schedutil/rate_limit_us", policy.path);
+    let before = sysfs::text(&limit)?;
+    sysfs::write(&limit, 0)?;
+    let result = parts(policy);
+    sysfs::write(&limit, before)?;
+    let (mut held, parts) = result?;
+    let status = said(&scx(&["status"])?).1;
+    held &= status == format!("running, process {}, 0 vCPUs\n", service.pid());
+    said(&scx(&["stop"])?);
+    Ok(json!({ "held": held, "parts": parts, "status": status }))
+}
+
+fn parts(policy: &Policy) -> Result<(bool, Value)> {
+    let alone = on_thread(|| alone(policy))?;
+    let held = alone["held"] == true;
+    let load = beside_load(policy)?;
+    let vms = beside_vm(policy)?;
+    let held = held && load["held"] == true && vms["held"] == true;
+    Ok((held, json!([alone, load, vms])))
+}
+
+fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("vcpu0".into());
+        let running = thread.spawn_scoped(scope, work)?;
+        running.join().map_err(|_| anyhow!("a vCPU panicked"))?
+    })
+}
+
+/// Each OPP in turn, up and down, by a vCPU that has slept.
+fn alone(policy: &Policy) -> Result<Value> {
+    let (mut vcpu, _event) = settled(policy)?;
+    let mut order = policy.opps.clone();
+    order.extend(policy.opps.iter().rev());
+    let watch = watch()?;
+    let mut exits = 0;
+    for &khz in &order {
+        std::thread::sleep(PAUSE);
+        exits += vcpu.vm.run(request(khz), |_, _| ())?.exits;
+    }
+    let writes = writes(&stop(watch)?, policy)?;
+    let counters = vcpu.counters()?;
+    let clamps = own_clamps()?;
+    let right = writes.iter().zip(&order);
+    let right = right.filter(|(seen, khz)| policy.at_least(**khz) == seen.khz);
+    let right = right.count();
+    // Before the first change none is seen; and what a thread of the kernel's uses is added.
+    let above = writes.iter().zip(&order);
+    let above = above.skip(1).all(|(seen, khz)| seen.khz >= *khz);
+    let (_, unchanged_ns) = vcpu.timed(stores(MANY, FROM_KHZ, 0), |_, _| ())?;
+    let (_, new_ns) = vcpu.timed(stores(FEW, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    let requests = u64::try_from(order.len())? + SETTLING;
+    let in_kernel = counters.in_kernel + counters.unchanged == requests && counters.to_worker == 0;
+    let held = exits == 0
+        && clamps == (0, 1024)
+        && in_kernel
+        && writes.len() == order.len()
+        && above
+        && right + 3 >= order.len();
+    Ok(json!({
+        "held": held, "part": "alone", "exits": exits, "clamps": clamps, "requests": requests,
+        "in_kernel": counters.in_kernel, "right_before_entry": right,
+        "unchanged_virtual_ns": unchanged_ns, "new_virtual_ns": new_ns,
+        "wrong": wrong(&writes, &order, policy),
+    }))
+}
+
+fn wrong(writes: &[AtEntry], order: &[u32], policy: &Policy) -> Value {
+    let pairs = writes.iter().zip(order);
+    let wrong = pairs.filter(|(seen, khz)| policy.at_least(**khz) != seen.khz);
+    wrong
+        .map(|(seen, khz)| json!({ "asked": khz, "at_entry": seen.khz }))
+        .collect()
+}
+
+fn request(khz: u32) -> Deed {
+    Deed {
+        before: TURNS,
+        times: 1,
+        address: SET_PERF,
+        value: khz,
+        after: TURNS,
+        ..Deed::default()
+    }
+}
+
+/// The pCPU's frequency when a vCPU goes on after a write.
+struct AtEntry {
+    asked: u32,
+    khz: u32,
+}
+
+fn watch() -> Result<Instance> {
+    let trace = Instance::create("scx", 4096)?;
+    trace.enable(&["kvm/kvm_mmio", "kvm/kvm_entry", "power/cpu_frequency"])?;
+    trace.start()?;
+    Ok(trace)
+}
+
+fn stop(trace: Instance) -> Result<String> {
+    trace.stop()?;
+    let text = trace.text()?;
+    trace.remove()?;
+    Ok(text)
+}
+
+fn writes(text: &str, policy: &Policy) -> Result<Vec<AtEntry>> {
+    let mut seen = Vec::new();
+    let (mut khz, mut writes): (u32, Option<(&str, u32)>) = (0, None);
+    for line in events(text) {
+        let Line { thread, tail, .. } = line;
+        match line.event {
+            "cpu_frequency" if line.number("cpu_id")? == policy.cpu() => {
+                khz = line.number("state")?;
+            }
+            "kvm_mmio" if tail.starts_with("mmio write ") && line.hex("gpa")? == SET_PERF => {
+                writes = Some((thread, u32::try_from(line.hex("val")?)?));
+            }
+            "kvm_entry" => {
+                if let Some((_, asked)) = writes.take_if(|(writer, _)| *writer == thread) {
+                    seen.push(AtEntry { asked, khz });
+                }
+            }
+            _ => (),
+        }
+    }
+    Ok(seen)
+}
+
+/// One request beside a load of the host's, and beside more of it: what the formula says.
+fn beside_load(policy: &Policy) -> Result<Value> {
+    let mut rows = Vec::new();
+    let khz = policy.at_least(policy.max() / 3);
+    let (mut held, mut own, mut highest) = (true, 0, Vec::new());
+    for share in [0_u32, 25, 50] {
+        // Short, for its utilization to be steady.
+        let period = Duration::from_millis(2);
+        let beside =
+            (share > 0).then(|| Load::periodic(policy.cpu(), period, period * share / 100));
+        std::thread::sleep(Duration::from_millis(500));
+        let seen = beside_one(policy, khz);
+        if let Some(load) = beside {
+            load.stop()?;
+        }
+        let (all, at) = seen?;
+        if share == 0 {
+            own = all;
+        }
+        let others = all.saturating_sub(own);
+        // Of a task that sleeps, a part has decayed; of one that runs, the estimate counts.
+        let low = sum(policy, khz, others * 3 / 4);
+        let high = sum(policy, khz, others * 5 / 4 + 16);
+        held &= !at.is_empty() && at.iter().all(|at| (low..=high).contains(at));
+        highest.extend(at.iter().max().copied());
+        rows.push(json!({
+            "share": share, "others_util": others, "at_khz": at, "low_khz": low, "high_khz": high,
+        }));
+    }
+    held &= highest.last() > highest.first();
+    Ok(json!({ "held": held, "part": "beside load", "asked_khz": khz, "rows": rows }))
+}
+
+/// The frequency of a request beside so much utilization.
+fn sum(policy: &Policy, khz: u32, others: u32) -> u32 {
+    let util = policy.util(khz) + others * 5 / 4;
+    let wanted = u64::from(policy.max()) * u64::from(util) / u64::from(policy.capacity);
+    policy.at_least(u32::try_from(wanted).unwrap_or(u32::MAX))
+}
+
+/// The pCPU's utilization most of the time, and the frequency behind some requests.
+fn beside_one(policy: &Policy, khz: u32) -> Result<(u32, Vec<u32>)> {
+    let ready = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        // What is done to look is not to be done on that pCPU.
+        let looker = scope.spawn(|| {
+            load::pin(0)?;
+            while !ready.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let watch = watch()?;
+            let mut others = Vec::new();
+            while ready.load(SeqCst) {
+                others.push(util_of(policy)?);
+                std::thread::sleep(Duration::from_millis(15));
+            }
+            anyhow::Ok((stop(watch)?, others))
+        });
+        let asked = on_thread(|| ask_often(policy, khz, &ready));
+        ready.store(false, SeqCst);
+        let seen = looker.join().map_err(|_| anyhow!("a thread panicked"))?;
+        asked.and(seen)
+    })?;
+    let (text, mut others) = seen;
+    // Seldom the vCPU's own too.
+    others.sort_unstable();
+    let others = *others.get(others.len() / 2).context("no look")?;
+    let all = writes(&text, policy)?;
+    let all = all.iter().filter(|one| one.asked == khz && one.khz > 0);
+    // The first is beside the start of the trace.
+    Ok((others, all.skip(1).map(|one| one.khz).collect()))
+}
+
+/// A vCPU that asks for the least and, when it has slept, for this.
+fn ask_often(policy: &Policy, khz: u32, ready: &AtomicBool) -> Result<()> {
+    let (mut vcpu, _event) = settled(policy)?;
+    ready.store(true, SeqCst);
+    for _ in 0..12 {
+        std::thread::sleep(PAUSE);
+        for (khz, after) in [(khz, TURNS / 4), (policy.min(), 0)] {
+            let deed = Deed {
+                before: 0,
+                after,
+                ..request(khz)
+            };
+            vcpu.vm.run(deed, |_, _| ())?;
+        }
+    }
+    Ok(())
+}
+
+/// A vCPU of which the kernel has forgotten how busy it was when it was made.
+fn settled(policy: &Policy) -> Result<(Vcpu, EventFd)> {
+    let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+    let event = vcpu.vm.swallow(SET_PERF)?;
+    for _ in 0..SETTLING {
+        std::thread::sleep(Duration::from_millis(20));
+        let short = Deed {
+            before: 0,
+            after: 0,
+            ..request(policy.min())
+        };
+        vcpu.vm.run(short, |_, _| ())?;
+    }
+    Ok((vcpu, event))
+}
+
+/// Utilization of the pCPU.
+fn util_of(policy: &Policy) -> Result<u32> {
+    let text = sysfs::text("/sys/kernel/debug/sched/debug")?;
+    let root = format!("cfs_rq[{}]:/", policy.cpu());
+    let mut lines = text.lines().skip_while(|line| line.trim() != root);
+    let line = lines.find(|line| line.trim().starts_with(".util_avg"));
+    let number = line.and_then(|line| line.rsplit(':').next());
+    Ok(number.context("no util_avg")?.trim().parse()?)
+}
+
+/// Two VMs' vCPUs on one pCPU: each has asked, and both are runnable.
+fn beside_vm(policy: &Policy) -> Result<Value> {
+    let part = policy.at_least(policy.max() / 3);
+    let done = AtomicBool::new(false);
+    let (seen, sum) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+            let _event = vcpu.vm.swallow(SET_PERF)?;
+            while !done.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(30));
+                vcpu.vm.run(request(part), |_, _| ())?;
+            }
+            anyhow::Ok(())
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let seen = on_thread(|| {
+            let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+            let _event = vcpu.vm.swallow(SET_PERF)?;
+            let watch = watch()?;
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_millis(37));
+                vcpu.vm.run(request(part), |_, _| ())?;
+            }
+            stop(watch)
+        });
+        done.store(true, SeqCst);
+        other.join().map_err(|_| anyhow!("a vCPU panicked"))??;
+        anyhow::Ok((seen?, policy.at_least(2 * part)))
+    })?;
+    let mut at: Vec<u32> = writes(&seen, policy)?.iter().map(|one| one.khz).collect();
+    at.sort_unstable();
+    at.dedup();
+    let held = at.iter().any(|khz| *khz >= sum);
+    Ok(json!({ "held": held, "part": "two VMs", "each_khz": part, "sum_khz": sum, "seen_khz": at }))
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The service as a process, and what the kernel has of it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use libbpf_rs::query::ProgInfoIter;
+
+use crate::harness::sysfs;
+
+pub const PROGRAM: &str = "/bin/vcpufreq";
+const STATE: &str = "/sys/kernel/sched_ext/state";
+const OPS: &str = "/sys/kernel/sched_ext/root/ops";
+const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
+const LOCK: &str = "/run/vcpufreq-scx";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// `vcpufreq scx` with these words.
+pub fn scx(words: &[&str]) -> Result<Output> {
+    let mut command = Command::new(PROGRAM);
+    Ok(command.arg("scx").args(words).output()?)
+}
+
+/// Exit code and the lines that it writes to both.
+pub fn said(output: &Output) -> (Option<i32>, String) {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+/// `start`, which isn't to start: its one line.
+pub fn refused() -> Result<String> {
+    let (code, text) = said(&scx(&["start"])?);
+    if code != Some(2) || text.lines().count() != 1 {
+        bail!("not refused in a line: exit code {code:?}, {text}");
+    }
+    Ok(text.trim().to_owned())
+}
+
+/// The service, running.
+pub struct Service(Child);
+
+impl Service {
+    /// Starts it and waits until it says so.
+    pub fn start() -> Result<Self> {
+        let mut command = Command::new(PROGRAM);
+        command.args(["scx", "start"]);
+        let child = command.stderr(Stdio::piped()).spawn()?;
+        let mut service = Self(child);
+        let start = Instant::now();
+        while said(&scx(&["status"])?).0 != Some(0) {
+            if let Some(status) = service.0.try_wait()? {
+                bail!("the service ended with {status}: {}", service.text());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("no status of the service's after {PATIENCE:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(service)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+
+    /// Waits for its end; exit code, and what it wrote.
+    pub fn ended(mut self) -> Result<(Option<i32>, String)> {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok((status.code(), self.text()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the service has not ended after {PATIENCE:?}")
+    }
+
+    fn text(&mut self) -> String {
+        let text = self.0.stderr.take().map(std::io::read_to_string);
+        text.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// Of a scenario that fails, too.
+impl Drop for Service {
+    fn drop(&mut self) {
+        // Fails for one that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether its scheduler is the kernel's now.
+pub fn in_force() -> bool {
+    let is = |file, text: &str| sysfs::text(file).is_ok_and(|now| now == text);
+    is(STATE, "enabled") && is(OPS, "vcpufreq")
+}
+
+/// Waits until the kernel has no scheduler; virtual ms that it took.
+pub fn disabled() -> Result<u128> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if sysfs::text(STATE)? == "disabled" {
+            return Ok(start.elapsed().as_millis());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bail!("sched_ext is {} after {PATIENCE:?}", sysfs::text(STATE)?)
+}
+
+/// What a service that has ended has left.
+pub fn left() -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for path in [PINS, LOCK] {
+        if fs::exists(path)? {
+            left.push(path.to_owned());
+        }
+    }
+    // The kernel frees them a moment later.
+    for _ in 0..200 {
+        if programs().is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    left.extend(programs());
+    Ok(left)
+}
+
+fn programs() -> Vec<String> {
+    let names = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
+    names
+        .filter(|name| name.starts_with("vcpufreq_scx"))
+        .collect()
+}
+
+/// SysRq-S, by which an administrator ends any scheduler.
+pub fn sysrq() -> Result<()> {
+    let path = Path::new("/proc/sysrq-trigger");
+    fs::write(path, "S").with_context(|| path.display().to_string())
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The programs on the kernel's hooks are there once for all VMs, outlive the VMM that attached
+//! them, and leave those of another version alone.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
+use serde_json::{Value, json};
+use vcpufreq_device::Khz;
+use vcpufreq_host_bpf::ActuateBy;
+
+use super::others::spawn;
+use super::vcpu::{ONE, SET_PERF, Vcpu, stores};
+use crate::harness::console_commands;
+
+/// Programs on the hooks, and those of VMs that see writes.
+fn programs() -> (usize, usize) {
+    let names = ProgInfoIter::default().map(|program| program.name);
+    let names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+    let count = |start: &str| names.iter().filter(|name| name.starts_with(start)).count();
+    (count("dispatch_"), count("vcpufreq_write"))
+}
+
+/// Waits for these numbers of programs; those that there are in the end.
+fn settle(wanted: (usize, usize)) -> (usize, usize) {
+    for _ in 0..500 {
+        if programs() == wanted {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    programs()
+}
+
+/// The map by which VMMs find the programs on the hooks.
+const SLOTS: &str = "dispatch_slots";
+
+/// What a VMM of another version has: the same map, with another content.
+fn other_version() -> Result<MapHandle> {
+    let size = 12 * 4 + 4096;
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        map_flags: libbpf_sys::BPF_F_MMAPABLE,
+        ..Default::default()
+    };
+    let map = MapHandle::create(MapType::Array, Some(SLOTS), 4, size, 1, &options)?;
+    store(&map, vec![0; size.try_into()?])?;
+    Ok(map)
+}
+
+/// Stores a content, as of another version.
+fn store(map: &MapHandle, mut content: Vec<u8>) -> Result<()> {
+    const LAYOUT: u32 = 99;
+    content[..4].copy_from_slice(&LAYOUT.to_ne_bytes());
+    Ok(map.update(&KEY, &content, MapFlags::ANY)?)
+}
+
+const KEY: [u8; 4] = [0; 4];
+
+fn content(map: &MapHandle) -> Result<Vec<u8>> {
+    map.lookup(&KEY, MapFlags::ANY)?.context("no content")
+}
+
+/// The content of the map of this version.
+fn of_this_version() -> Result<Vec<u8>> {
+    let maps = MapInfoIter::default().filter(|map| map.name == SLOTS);
+    let newest = maps.max_by_key(|map| map.id).context("no such map")?;
+    content(&MapHandle::from_map_id(newest.id)?)
+}
+
+pub fn run() -> Result<Value> {
+    const WRITES: u64 = 1_000;
+    const KHZ: u32 = 1_700_000;
+    console_commands::insmod("vcpufreq_host", "")?;
+    let other = other_version()?;
+    let mut first = spawn(2, 900_000, 0)?;
+    let one = settle((3, 1));
+    // The oldest of the two names what there is, and is of another version all the same.
+    store(&other, of_this_version()?)?;
+    let untouched = content(&other)?;
+    let mut vcpu = Vcpu::new(ActuateBy::Worker)?;
+    let both = settle((3, 2));
+    first.kill()?;
+    first.wait()?;
+    // Another VMM that lives frees what this one has left, and nothing else does.
+    std::thread::sleep(Duration::from_secs(1));
+    let killed = programs();
+    vcpu.host.sweep();
+    let swept = settle((3, 1));
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    vcpu.vm.run(stores(WRITES, KHZ, 0), |_, _| ())?;
+    let requests = vcpu.counters()?.requests;
+    let latest = vcpu.host.latest(ONE).context("no vCPU")?.khz;
+    // In the slot of the first one.
+    let second = spawn(2, 900_000, WRITES)?.wait_with_output()?;
+    ensure!(second.status.success(), "a VMM failed");
+    let second: Value = serde_json::from_slice(&second.stdout)?;
+    let apart = vcpu.counters()?.requests == requests;
+    drop(vcpu);
+    let none = settle((0, 0));
+    let of_other = content(&other)? == untouched;
+    drop(other);
+    console_commands::unload_host_module()?;
+    let counts = [one, both, killed, swept, none];
+    let held = counts == [(3, 1), (3, 2), (3, 2), (3, 1), (0, 0)]
+        && requests == WRITES
+        && latest == Khz(KHZ)
+        && second["requests"] == WRITES
+        && apart
+        && of_other;
+    Ok(json!({
+        "held": held, "requests": requests, "latest_khz": latest.0, "apart": apart,
+        "hooks_and_vms": { "one": one, "both": both, "killed": killed, "swept": swept, "none": none },
+        "second": second, "other_version_untouched": of_other,
+    }))
+}

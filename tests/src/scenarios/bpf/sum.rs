@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What else runs on a vCPU's pCPU is added to what the vCPU asks for, follows when it changes,
+//! never goes above what the vCPU could ask for by itself, and is nothing in mode `exact`.
+
+use std::os::fd::AsFd as _;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+use vcpufreq_device::{ClampMode, Util};
+use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy};
+
+use super::group::Group;
+use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
+use crate::harness::console_commands;
+use crate::harness::load::Load;
+use crate::harness::sysfs;
+
+const PERIOD: Duration = Duration::from_millis(10);
+/// Load tracking forgets half of what was in 32 ms.
+const SETTLED: Duration = Duration::from_millis(400);
+/// How far a utilization is from its mean within a period, with the quarter that is added.
+const WITHIN: u32 = 100;
+
+pub fn run() -> Result<Value> {
+    console_commands::insmod("vcpufreq_host", "")?;
+    let running = std::thread::Builder::new().spawn(in_thread)?;
+    let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
+    console_commands::unload_host_module()?;
+    Ok(result)
+}
+
+fn in_thread() -> Result<Value> {
+    let group = Group::with_current("sum")?;
+    let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+    let module = HostModule::open(1, 1)?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    vcpu.how.sum = true;
+    let how = vcpu.how.clone();
+    // A quarter of a big pCPU's capacity.
+    let (khz, asked) = (how.spec.table.max().0 / 4, 1024 / 4);
+    let mut rows = Vec::new();
+    for percent in [0, 25, 50] {
+        let ((min, max), util) = seen_beside(&mut vcpu, &how, percent, khz)?;
+        let expected = asked + util * 5 / 4;
+        let added = min.saturating_sub(asked);
+        // At the lowest frequency a load of 1 % of the time is less of the capacity.
+        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 3 * percent;
+        rows.push(json!({
+            "percent": percent, "min": min, "utilization": util, "expected": expected,
+            "held": held && (percent > 0 || added == 0),
+        }));
+    }
+    let small = VcpuPolicy {
+        spec: vcpufreq_device::VcpuSpec {
+            capacity: Util::saturating(400),
+            ..how.spec.clone()
+        },
+        ..how.clone()
+    };
+    let limited = beside(&mut vcpu, &small, 50, how.spec.table.max().0)?;
+    let half_limited = beside(&mut vcpu, &small, 50, khz * 2)?;
+    let exact = VcpuPolicy {
+        clamp: ClampMode::Exact,
+        ..how.clone()
+    };
+    let exact = beside(&mut vcpu, &exact, 50, khz)?;
+    let maximum = VcpuPolicy {
+        sum: false,
+        ..how.clone()
+    };
+    let maximum = beside(&mut vcpu, &maximum, 50, khz)?;
+    let (follows, followed) = follows(&mut vcpu, &how, &module, khz)?;
+    let none = beside(&mut vcpu, &how, 50, 0)?;
+    let held = rows.iter().all(|row| row["held"] == true)
+        && limited == (400, 1024)
+        && half_limited == (400, 1024)
+        && exact == (asked, asked)
+        && maximum == (asked, 1024)
+        && none == (0, 1024)
+        && follows;
+    Ok(json!({
+        "held": held, "emulated": true, "rows": rows, "limited": limited,
+        "half_limited": half_limited, "exact": exact, "maximum": maximum,
+        "followed": followed, "asks_for_nothing": none,
+    }))
+}
+
+/// The clamps in force after a request beside a host's task that is busy for so many percent.
+fn beside(vcpu: &mut Vcpu, how: &VcpuPolicy, percent: u32, khz: u32) -> Result<(u32, u32)> {
+    Ok(seen_beside(vcpu, how, percent, khz)?.0)
+}
+
+/// These and the pCPU's utilization at that time.
+fn seen_beside(
+    vcpu: &mut Vcpu,
+    how: &VcpuPolicy,
+    percent: u32,
+    khz: u32,
+) -> Result<((u32, u32), u32)> {
+    vcpu.host.set_policy(ONE, how.clone())?;
+    let load = neighbour(vcpu, percent);
+    sleep(SETTLED);
+    let outcome = vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
+    ensure!(outcome.exits == 0, "the request left the kernel");
+    let seen = (own_clamps()?, utilization(vcpu.policy.cpu())?);
+    drop(load);
+    Ok(seen)
+}
+
+/// What the kernel's own report has of a CPU's run queue.
+fn utilization(cpu: u32) -> Result<u32> {
+    let text = sysfs::text("/sys/kernel/debug/sched/debug")?;
+    let queue = text.split("\n\n").find(|part| {
+        let mut lines = part.lines();
+        lines.any(|line| line.trim() == format!("cfs_rq[{cpu}]:/"))
+    });
+    let queue = queue.with_context(|| format!("no run queue of CPU {cpu}"))?;
+    let fields = queue.lines().find_map(|line| {
+        let value = line.trim().strip_prefix(".util_avg")?.trim();
+        value.strip_prefix(':')?.trim().parse().ok()
+    });
+    fields.context("no utilization")
+}
+
+fn neighbour(vcpu: &Vcpu, percent: u32) -> Option<Load> {
+    let cpu = vcpu.policy.cpu();
+    (percent > 0).then(|| Load::periodic(cpu, PERIOD, PERIOD * percent / 100))
+}
+
+/// Without a request: the clamp when a neighbour has come, and when it has gone.
+fn follows(
+    vcpu: &mut Vcpu,
+    how: &VcpuPolicy,
+    module: &HostModule,
+    khz: u32,
+) -> Result<(bool, Value)> {
+    let alone = beside(vcpu, how, 0, khz)?.0;
+    let worker = vcpu.host.worker()?;
+    let serve = |time: Duration| -> Result<(u32, u32)> {
+        let mut refreshed = 0;
+        let until = std::time::Instant::now() + time;
+        while std::time::Instant::now() < until {
+            for event in worker.wait(Duration::from_millis(4))? {
+                let Event::Refresh(domain) = event else {
+                    continue;
+                };
+                refreshed += 1;
+                vcpu.host.begin_refresh(domain);
+                vcpu.host
+                    .apply_pending(domain, |domain, clamp| module.apply(domain, clamp));
+            }
+        }
+        Ok((own_clamps()?.0, refreshed))
+    };
+    let load = neighbour(vcpu, 50);
+    let (with, raised) = serve(SETTLED)?;
+    drop(load);
+    let (without, lowered) = serve(SETTLED)?;
+    // More than with the frequency of no request: time is what the neighbour is busy for.
+    let held = with >= alone + 3 * 50 && without == alone && raised > 0 && lowered > 0;
+    let row = json!({
+        "alone": alone, "with": with, "without": without, "refreshed": [raised, lowered],
+    });
+    Ok((held, row))
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM that is given by its process and QEMU's control socket: QEMU tells which threads run its
+//! vCPUs, and each is clamped as it requests, by its thread if there is no cgroup. If another QEMU
+//! answers at the socket, it isn't served.
+
+use std::fs;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{ANSWERED, answer};
+use crate::harness::leftovers::leftovers;
+use crate::harness::plan::{Device, first_cpus};
+use crate::harness::policy::Policy;
+use crate::harness::qmp::{self, Qmp};
+use crate::harness::server::{NO_GROUPS, Server};
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::{QEMU, SOCKET, qemu_at};
+
+const QMP: &str = "/run/control.qmp";
+const OTHER: &str = "/run/other.qmp";
+/// A cgroup that isn't the server's to make others in.
+const GROUP: &str = "/sys/fs/cgroup/lab";
+/// QEMU is the shell's process, which is known before there is a server.
+const ONCE_SERVED: &str = "echo $$ > /sys/fs/cgroup/lab/cgroup.procs
+until [ -S $0 ]; do sleep 0.1; done
+exec \"$@\"";
+const SOON: Duration = Duration::from_secs(1);
+/// The clamp of a vCPU without a server.
+const FREE: (u32, u32) = (0, 1024);
+
+pub fn run() -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&first_cpus(&policies)).with(&["--cur-perf", "request"])
+    };
+    fs::create_dir(GROUP)?;
+    let mut qemu = qemu_at(SOCKET, &setup);
+    qmp::listen(&mut qemu, QMP);
+    let mut shell = Command::new("/bin/busybox");
+    shell.args(["sh", "-c", ONCE_SERVED, SOCKET]);
+    let mut vm = Vm::spawn(shell.arg(qemu.get_program()).args(qemu.get_args()))?;
+    let pid = vm.pid().to_string();
+    let server = Server::start(&setup.clone().with(&["--pid", &pid, "--qmp", QMP]))?;
+    vm.expect("@ready", BOOT)?;
+    vm.settle(policies.len())?;
+    let device = Device::of(&mut vm)?;
+    let mut served = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let mut row = answer(&mut vm, &device, vcpu, policy)?;
+        let max = format!("poke {vcpu} {} {}", device.set_perf(vcpu), policy.max());
+        vm.ask(max)?;
+        sleep(ANSWERED);
+        let (util, _) = vm.clamp(vcpu)?;
+        row["clamped"] = (util == policy.util(policy.max())).into();
+        served.push(row);
+    }
+    // The server has looked at the VM again.
+    sleep(2 * SOON);
+    let server_said = server.stop()?;
+    let other = other(policies.len())?;
+    let wrong = Server::start(&setup.with(&["--pid", &pid, "--qmp", OTHER]))?;
+    sleep(SOON);
+    let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
+    let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
+    let wrong_said = wrong.stop()?;
+    end(other)?;
+    let said = vm.quit()?;
+    // A record that no server was there to remove.
+    Command::new("/bin/vcpufreq").arg("cleanup").status()?;
+    fs::remove_dir(GROUP)?;
+    let left = leftovers()?;
+    let held = served
+        .iter()
+        .all(|row| row["held"] == true && row["clamped"] == true)
+        && server_said.contains(NO_GROUPS)
+        && wrong_said.contains("another VM's")
+        && clamps.iter().all(|clamp| *clamp == FREE)
+        && left.is_empty();
+    Ok(json!({
+        "held": held, "served": served, "clamps_when_refused": clamps, "left": left,
+        "server_said": server_said, "wrong_said": wrong_said, "qemu_said": said,
+    }))
+}
+
+/// Another QEMU of as many vCPUs, which has started no guest.
+fn other(vcpus: usize) -> Result<Child> {
+    let mut qemu = Command::new(QEMU);
+    qemu.args([
+        "-machine",
+        "virt,gic-version=3",
+        "-accel",
+        "kvm",
+        "-cpu",
+        "host",
+    ])
+    .args(["-smp", &vcpus.to_string(), "-m", "64", "-S"])
+    .args(["-nodefaults", "-display", "none"]);
+    qmp::listen(&mut qemu, OTHER);
+    let qemu = qemu.spawn()?;
+    drop(Qmp::connect(OTHER)?);
+    Ok(qemu)
+}
+
+fn end(mut qemu: Child) -> Result<()> {
+    qemu.kill()?;
+    qemu.wait()?;
+    Ok(())
+}

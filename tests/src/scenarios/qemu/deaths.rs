@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! kill -9 of a server, of its QEMU, and of both, at 50 moments that are drawn: the guest goes on,
+//! within 1 s nothing is left, and the next server takes the guest over. A server that is stopped
+//! for a while lets no vCPU wait.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::harness::host::begins;
+use crate::harness::leftovers::leftovers;
+use crate::harness::plan::{Device, Plan, first_cpus, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::server::Server;
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::{SOCKET, Vmm, qemu_at};
+
+/// Kills while QEMU starts, or its guest boots.
+const EARLY: u32 = 24;
+/// The moments that they come at, from the start.
+const MOMENTS: Duration = Duration::from_millis(2_400);
+/// Kills while the guest makes requests,
+const LOADED: u32 = 6;
+/// and of servers of one such guest, one after the other.
+const TAKEN_OVER: u32 = 20;
+/// The moments that these come at.
+const LOADED_MOMENTS: Duration = Duration::from_millis(400);
+/// In which nothing is left, and a server takes a guest over.
+const SOON: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(50);
+/// How long the server is stopped, and how often.
+const STOPPED: Duration = Duration::from_secs(5);
+const STOPS: u32 = 3;
+/// Requests that are made meanwhile.
+const REQUESTS: u64 = 2_000;
+/// The clamp of a vCPU without a server.
+const FREE: (u32, u32) = (0, 1024);
+/// The name of the file for QEMU's device tree ends so.
+const UNGUARDED: &str = ".dtb.new";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Victim {
+    Server,
+    Qemu,
+    Both,
+}
+
+impl Victim {
+    fn of(round: u32) -> Self {
+        match round % 3 {
+            0 => Self::Server,
+            1 => Self::Qemu,
+            _ => Self::Both,
+        }
+    }
+}
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let setup = Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        ..plan.mirroring(&first_cpus(&policies))
+    };
+    let parts = EARLY + LOADED + 2;
+    let mut left = Vec::new();
+    for round in 0..EARLY {
+        begins(round, parts, "an early kill");
+        left.extend(early(&setup, round)?);
+    }
+    let mut loaded = Vec::new();
+    for round in 0..LOADED {
+        begins(EARLY + round, parts, "a kill under load");
+        loaded.push(self::loaded(plan, &setup, &policies, round)?);
+    }
+    begins(parts - 2, parts, "servers that are killed in turn");
+    let taken_over = taken_over(plan, &setup, &policies)?;
+    begins(parts - 1, parts, "a server that is stopped");
+    let stopped = stopped(plan, &setup, &policies)?;
+    let all = loaded.iter().chain([&taken_over, &stopped]);
+    let held = left.is_empty() && all.into_iter().all(|part| part["held"] == true);
+    Ok(json!({
+        "held": held, "kills": EARLY + LOADED + TAKEN_OVER, "left": left, "loaded": loaded,
+        "taken_over": taken_over, "stopped": stopped,
+    }))
+}
+
+/// A moment, always the same for a round.
+fn drawn(round: u32, before: Duration) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    round.hash(&mut hasher);
+    let us = hasher.finish() % u64::try_from(before.as_micros()).unwrap_or(1);
+    Duration::from_micros(us)
+}
+
+/// Whether something is so within [`SOON`].
+fn soon(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let start = Instant::now();
+    while !is_so()? {
+        if start.elapsed() > SOON {
+            return Ok(false);
+        }
+        sleep(STEP);
+    }
+    Ok(true)
+}
+
+/// What is left soon.
+fn left_soon() -> Result<Vec<String>> {
+    soon(|| Ok(leftovers()?.is_empty()))?;
+    leftovers()
+}
+
+/// What is left of one that was killed early. One that waits for QEMU's device tree has made nothing
+/// but a file for that, which has no guardian: `cleanup` removes it, and is run for nothing else.
+fn early(setup: &Setup, round: u32) -> Result<Vec<String>> {
+    let mut vm = Vm::start(setup)?;
+    sleep(drawn(round, MOMENTS));
+    let victim = Victim::of(round);
+    if victim == Victim::Qemu {
+        vm.kill()?;
+        return left_soon();
+    }
+    vm.kill_prefix()?;
+    let mut vm = Some(vm);
+    if victim == Victim::Both {
+        vm.take().map(Vm::kill).transpose()?;
+    }
+    let left = left_soon()?.into_iter();
+    let (unguarded, mut left): (Vec<_>, Vec<_>) = left.partition(|it| it.ends_with(UNGUARDED));
+    if !unguarded.is_empty() {
+        Command::new("/bin/vcpufreq").arg("cleanup").output()?;
+        left.extend(leftovers()?);
+    }
+    vm.map(Vm::kill).transpose()?;
+    Ok(left)
+}
+
+/// Has the guest make a request each millisecond on one vCPU, and another one busy under the
+/// guest's own governor.
+fn make_requests(vm: &mut Vm, policies: &[Policy]) -> Result<()> {
+    let [first, .., _] = policies else {
+        bail!("needs two policies: take another topology");
+    };
+    let set_perf = Device::of(vm)?.set_perf(0);
+    let (min, max) = (first.min(), first.max());
+    vm.ask(format!("start busy busy {}", policies.len() - 1))?;
+    vm.ask(format!("start writes writes 0 {set_perf} 1000 {max} {min}"))?;
+    Ok(())
+}
+
+fn all_clamped(clamps: &[(u32, u32)]) -> bool {
+    clamps.iter().all(|(min, _)| *min > 0)
+}
+
+fn all_free(clamps: &[(u32, u32)]) -> bool {
+    clamps.iter().all(|clamp| *clamp == FREE)
+}
+
+/// Whether the guest makes requests.
+fn goes_on(vm: &mut Vm) -> Result<bool> {
+    let turns = vm.number("turns writes")?;
+    soon(|| Ok(vm.number("turns writes")? > turns))
+}
+
+fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<Value> {
+    let victim = Victim::of(round);
+    let mut vm = plan.guest(setup)?;
+    make_requests(&mut vm, policies)?;
+    let clamped = soon(|| Ok(all_clamped(&clamps(&vm, policies)?)))?;
+    sleep(drawn(EARLY + round, LOADED_MOMENTS));
+    let mut without = json!({ "held": true });
+    if victim != Victim::Qemu {
+        vm.kill_prefix()?;
+    }
+    let left = if victim == Victim::Server {
+        let left = left_soon()?;
+        let after = clamps(&vm, policies)?;
+        let goes_on = goes_on(&mut vm)?;
+        without = json!({
+            "held": all_free(&after) && goes_on, "clamps": after, "guest_goes_on": goes_on,
+        });
+        vm.kill()?;
+        left
+    } else {
+        vm.kill()?;
+        left_soon()?
+    };
+    Ok(json!({
+        "held": clamped && without["held"] == true && left.is_empty(),
+        "killed": format!("{victim:?}"), "clamped": clamped, "without": without, "left": left,
+    }))
+}
+
+/// One guest, and servers of which each but the last is killed.
+fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
+    let mut server = Server::start(setup)?;
+    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
+    vm.expect("@ready", BOOT)?;
+    plan.load_driver(&mut vm)?;
+    make_requests(&mut vm, policies)?;
+    let mut wrong = Vec::new();
+    // QEMU starts where this process is, which may be the first vCPU's pCPU.
+    let last = policies.len() - 1;
+    for round in 0..=TAKEN_OVER {
+        let clamped = soon(|| Ok(all_clamped(&clamps(&vm, policies)?)))?;
+        let pinned = vm.allowed(last)?;
+        if !clamped || pinned != setup.pins[last] {
+            wrong.push(json!({ "round": round, "clamped": clamped, "pinned": pinned }));
+        }
+        if round == TAKEN_OVER {
+            break;
+        }
+        sleep(drawn(EARLY + LOADED + round, LOADED_MOMENTS));
+        drop(server);
+        let free = soon(|| Ok(all_free(&clamps(&vm, policies)?)))?;
+        let left = left_of_server()?;
+        let goes_on = goes_on(&mut vm)?;
+        if !free || !goes_on || !left.is_empty() {
+            wrong.push(json!({ "round": round, "free": free, "goes_on": goes_on, "left": left }));
+        }
+        server = Server::start(setup)?;
+    }
+    let said = vm.quit()?;
+    let server_said = server.stop()?;
+    let left = left_soon()?;
+    Ok(json!({
+        "held": wrong.is_empty() && left.is_empty(), "servers_killed": TAKEN_OVER, "wrong": wrong,
+        "left": left, "said": said, "last_server_said": server_said,
+    }))
+}
+
+/// What is left soon of a server whose guest goes on, but for what the next server finds that by.
+fn left_of_server() -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    soon(|| {
+        left = leftovers()?;
+        left.retain(|what| !what.ends_with(".vm"));
+        Ok(left.is_empty())
+    })?;
+    Ok(left)
+}
+
+/// Requests of a guest whose server is stopped end at once; the last one is carried out when it
+/// goes on.
+fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
+    let mut vm = plan.guest(setup)?;
+    // So that the guest's kernel requests nothing.
+    set_governor(&mut vm, 0, "userspace")?;
+    let device = Device::of(&mut vm)?;
+    let set_perf = device.set_perf(0);
+    let server = Pid::from_raw(i32::try_from(vm.program())?);
+    let Some(policy) = policies.first() else {
+        bail!("no policy");
+    };
+    let (min, max) = (policy.min(), policy.max());
+    let mut rows = Vec::new();
+    for stop in 0..STOPS {
+        sleep(Duration::from_millis(20 + 37 * u64::from(stop)));
+        kill(server, Signal::SIGSTOP)?;
+        let since = Instant::now();
+        let ns = vm.number(format!("stores 0 {set_perf} {REQUESTS} {max} {min}"))?;
+        vm.ask(format!("poke 0 {set_perf} {max}"))?;
+        let answered = since.elapsed();
+        let while_stopped = clamps(&vm, policies)?;
+        sleep(STOPPED.saturating_sub(since.elapsed()));
+        kill(server, Signal::SIGCONT)?;
+        sleep(SOON);
+        let (util, _) = vm.clamp(0)?;
+        vm.ask(format!("poke 0 {set_perf} {min}"))?;
+        rows.push(json!({
+            "held": answered < STOPPED && util == policy.util(max),
+            "requests": REQUESTS, "virtual_ns_each": ns / REQUESTS,
+            "answered_ms": answered.as_millis(), "clamps_while_stopped": while_stopped,
+            "clamp_after": util,
+        }));
+    }
+    let said = vm.quit()?;
+    let held = rows.iter().all(|row| row["held"] == true);
+    Ok(json!({ "held": held, "stops": rows, "said": said }))
+}
+
+fn clamps(vm: &Vm, policies: &[Policy]) -> Result<Vec<(u32, u32)>> {
+    (0..policies.len()).map(|vcpu| vm.clamp(vcpu)).collect()
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Debian's own QEMU with a device of shared memory: its guest boots by KVM, finds the device,
+//! reads what `vcpufreq serve` has written, and is answered. No access but one to an absent peer's
+//! doorbell leaves KVM for userspace.
+
+pub mod control;
+pub mod deaths;
+pub mod debian;
+pub mod libvirt;
+pub mod life;
+pub mod moves;
+pub mod service;
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::harness::plan::{Device, cur_perf, first_cpus, last_of};
+use crate::harness::policy::Policy;
+use crate::harness::server::Server;
+use crate::harness::stats;
+use crate::harness::sysfs;
+use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::{SOCKET, qemu_at};
+
+/// Accesses of each kind.
+const MANY: u64 = 100_000;
+/// And where each is timed, or leaves KVM.
+const FEW: u64 = 500;
+/// Of a peer that isn't there, for the first vCPU.
+const ABSENT: u64 = 7 << 16;
+const PAGE: u64 = 0x1000;
+/// In which the server has answered by far.
+const ANSWERED: Duration = Duration::from_millis(20);
+
+pub fn run() -> Result<Value> {
+    let policies = Policy::all()?;
+    let pins = first_cpus(&policies);
+    let setup = Setup {
+        silent: true,
+        // The answer to a request is known then.
+        ..Setup::mirroring(&pins).with(&["--cur-perf", "request", "--rate-limit", "0"])
+    };
+    let vcpus = pins.len();
+    let server = Server::start(&setup)?;
+    let started = Instant::now();
+    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, &setup))?;
+    vm.expect("@ready", BOOT)?;
+    let boot_ms = started.elapsed().as_millis();
+    vm.settle(vcpus)?;
+    let allowed: Vec<String> = (0..vcpus).map(|n| vm.allowed(n)).collect::<Result<_>>()?;
+    let device = Device::of(&mut vm)?;
+    let answers = policies.iter().enumerate();
+    let answers = answers.map(|(vcpu, policy)| answer(&mut vm, &device, vcpu, policy));
+    let answers: Vec<Value> = answers.collect::<Result<_>>()?;
+    let (last, policy) = last_of(&policies)?;
+    let accesses = accesses(&mut vm, &device, last, policy)?;
+    let memory = json!({
+        "qemu_resident_kib": vm.resident_kib()?, "host_available_kib": available_kib()?,
+    });
+    let stats = stats::at(server.pid())?;
+    let said = vm.quit()?;
+    let server_said = server.stop()?;
+    let counted = (0..vcpus).map(|vcpu| {
+        let written = if vcpu == last { 2 + MANY + FEW } else { 2 };
+        stats::counted_once(&stats["vcpus"][vcpu], written)
+    });
+    let counted: Vec<bool> = counted.collect();
+    let held = allowed == setup.pins
+        && answers.iter().all(|answer| answer["held"] == true)
+        && accesses["held"] == true
+        && said.is_empty()
+        && counted.iter().all(|counted| *counted);
+    Ok(json!({
+        "held": held, "boot_virtual_ms": boot_ms, "pinned": allowed, "answers": answers,
+        "accesses": accesses, "counted_once": counted, "memory": memory,
+        "qemu_said": said, "server_said": server_said,
+    }))
+}
+
+/// A vCPU asks for its highest OPP, and for its lowest, and reads them.
+fn answer(vm: &mut Vm, device: &Device, vcpu: usize, policy: &Policy) -> Result<Value> {
+    let mut read = Vec::new();
+    for khz in [policy.max(), policy.min()] {
+        vm.ask(format!("poke {vcpu} {} {khz}", device.set_perf(vcpu)))?;
+        sleep(ANSWERED);
+        read.push(cur_perf(vm, device.base, vcpu)?);
+    }
+    Ok(json!({ "held": read == [policy.max(), policy.min()], "read": read }))
+}
+
+/// Which of a vCPU's accesses leave the guest, and KVM; and what they cost.
+fn accesses(vm: &mut Vm, device: &Device, vcpu: usize, policy: &Policy) -> Result<Value> {
+    let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
+    let opps = opps.join(" ");
+    let (bell, _) = device.bell.context("a device without a doorbell")?;
+    let (read, write) = (device.cur_perf(vcpu), device.set_perf(vcpu));
+    let read_ns = vm.ask(format!("load-times {vcpu} {read:#x} 20 1000"))?;
+    let load_ns = vm.ask(format!("ram-times {vcpu} - 20 1000"))?;
+    let request_ns = vm.ask(format!("store-times {vcpu} {write} {FEW} {opps}"))?;
+    let exits = Exits::watch()?;
+    vm.number(format!("loads {vcpu} {read:#x} {MANY}"))?;
+    vm.number(format!("stores {vcpu} {write} {MANY} {opps}"))?;
+    let seen = exits.stop()?;
+    let exits = Exits::watch()?;
+    vm.number(format!("stores {vcpu} {bell:#x} {FEW} {ABSENT}"))?;
+    let control = exits.stop()?;
+    let memory = seen.at(device.base - PAGE..read + PAGE);
+    let accesses = |trapped, exited| Accesses { trapped, exited };
+    let held = memory == accesses(0, 0)
+        && seen.at(bell..bell + 4) == accesses(MANY, 0)
+        && control.at(bell..bell + 4) == accesses(FEW, FEW)
+        && [&seen, &control].into_iter().all(agrees);
+    Ok(json!({
+        "held": held, "reads": MANY, "requests": MANY, "of_both": seen.json(),
+        "absent_peer": control.json(), "kvm_counts_exits": seen.mmio_exit_user,
+        "read_virtual_ns_median_p99": read_ns, "load_virtual_ns_median_p99": load_ns,
+        "request_virtual_ns_median_p99": request_ns,
+    }))
+}
+
+/// KVM counts as many exits as were traced.
+fn agrees(seen: &SeenExits) -> bool {
+    seen.all().exited == seen.mmio_exit_user
+}
+
+/// Memory that the host could still give.
+fn available_kib() -> Result<u64> {
+    let text = sysfs::text("/proc/meminfo")?;
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = line.context("no MemAvailable")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}

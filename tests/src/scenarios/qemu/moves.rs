@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest that is loaded from a snapshot, and one that is migrated to another QEMU: what it had
+//! requested then is in force within 1 s, though no doorbell rings. The last requests of the QEMU that
+//! it has left hold up no frequency while that is paused, and end with it.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::harness::leftovers::leftovers;
+use crate::harness::plan::{Plan, ask_for, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::qmp::{self, Qmp};
+use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::Vmm;
+use crate::scenarios::device::driver::follows;
+
+const QMP: [&str; 2] = ["/run/source.qmp", "/run/target.qmp"];
+const DISK: &str = "/run/snapshots.qcow2";
+const MOVES_BY: &str = "unix:/run/moves";
+/// In which what was requested is in force.
+const SOON: Duration = Duration::from_secs(1);
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    // Of each policy the first pCPU, and the last one.
+    let pcpus = |last: bool| {
+        let of = |policy: &Policy| match last {
+            true => policy.cpus.last().copied(),
+            false => policy.cpus.first().copied(),
+        };
+        policies.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let [source, target] = [false, true].map(|last| Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        ..plan.mirroring(&pcpus(last)).with(&["--clamp", "exact"])
+    });
+    let mut vm = Vm::boot_prepared(&source, |command| qmp::listen(command, QMP[0]))?;
+    plan.load_driver(&mut vm)?;
+    follows(&mut vm, &policies)?;
+    let mut qmp = Qmp::connect(QMP[0])?;
+    let loaded = snapshot(&mut vm, &mut qmp, &policies).context("the snapshot")?;
+    let mut next = Vm::start_prepared(&target, |command| {
+        qmp::listen(command, QMP[1]);
+        command.args(["-incoming", MOVES_BY]);
+    })?;
+    // It listens then.
+    drop(Qmp::connect(QMP[1]).context("the target")?);
+    request(&mut vm, &policies, Policy::max)?;
+    qmp.migrate(MOVES_BY).context("the source")?;
+    sleep(SOON);
+    let migrated = in_force(&next, &policies, Policy::max)?;
+    // Both are on the same policies.
+    let follows = follows(&mut next, &policies).map_err(|error| format!("{error:#}"));
+    let paused = in_force(&vm, &policies, Policy::max)?;
+    let server = vm.program().to_string();
+    let ended = qmp.ask("quit", json!({}));
+    let source_said = vm.finish(0).context("the source")?;
+    ended.context("the source")?;
+    let mut source_left = leftovers()?;
+    source_left.retain(|what| what.contains(&server));
+    let target_said = next.quit()?;
+    sleep(SOON);
+    let left = leftovers()?;
+    Ok(json!({
+        "held": loaded["held"] == true && migrated["held"] == true && follows.is_ok()
+            && paused["held"] == true && source_left.is_empty() && left.is_empty(),
+        "loaded": loaded, "migrated": migrated, "follows": follows.err(),
+        "source_while_paused": paused, "source_left": source_left, "left": left,
+        "source_said": source_said, "target_said": target_said,
+    }))
+}
+
+/// Loads a snapshot of a guest that had requested its highest OPPs, and requests its lowest.
+fn snapshot(vm: &mut Vm, qmp: &mut Qmp, policies: &[Policy]) -> Result<Value> {
+    const SIZE: u64 = 1 << 30;
+    qmp.job(
+        "blockdev-create",
+        json!({ "options": { "driver": "file", "filename": DISK, "size": 0 } }),
+    )?;
+    let file = json!({ "driver": "file", "filename": DISK, "node-name": "file" });
+    qmp.ask("blockdev-add", file)?;
+    let disk = json!({ "options": { "driver": "qcow2", "file": "file", "size": SIZE } });
+    qmp.job("blockdev-create", disk)?;
+    let disk = json!({ "driver": "qcow2", "file": "file", "node-name": "disk" });
+    qmp.ask("blockdev-add", disk)?;
+    let snapshot = json!({ "tag": "one", "vmstate": "disk", "devices": ["disk"] });
+    request(vm, policies, Policy::max)?;
+    qmp.job("snapshot-save", snapshot.clone())?;
+    request(vm, policies, Policy::min)?;
+    sleep(SOON);
+    let before = in_force(vm, policies, Policy::min)?;
+    qmp.job("snapshot-load", snapshot)?;
+    sleep(SOON);
+    let after = in_force(vm, policies, Policy::max)?;
+    // A QEMU with a disk that the target lacks isn't migrated.
+    for node in ["disk", "file"] {
+        qmp.ask("blockdev-del", json!({ "node-name": node }))?;
+    }
+    std::fs::remove_file(DISK)?;
+    Ok(json!({
+        "held": before["held"] == true && after["held"] == true, "before": before, "after": after,
+    }))
+}
+
+fn request(vm: &mut Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<()> {
+    for (vcpu, policy) in policies.iter().enumerate() {
+        set_governor(vm, vcpu, "userspace")?;
+        ask_for(vm, vcpu, khz(policy))?;
+    }
+    Ok(())
+}
+
+/// Whether each vCPU has the clamp of a request for that.
+fn in_force(vm: &Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<Value> {
+    let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
+    let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
+    let wanted = policies.iter().map(|policy| policy.util(khz(policy)));
+    let held = wanted.eq(clamps.iter().map(|clamp| clamp.0));
+    Ok(json!({ "held": held, "clamps": clamps }))
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A QEMU guest served by the units that `docs/` ships, under systemd: the VMM's connection starts
+//! the server, and the next server takes the VM over by the files that systemd keeps, after a
+//! restart and after kill -9. Nothing is kept of a VM that has ended.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{ANSWERED, answer};
+use crate::harness::leftovers::leftovers;
+use crate::harness::plan::{Device, first_cpus};
+use crate::harness::policy::Policy;
+use crate::harness::systemctl::systemctl;
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::qemu_at;
+
+const SERVICE: &str = "vcpufreq-serve@lab.service";
+const SOCKET_UNIT: &str = "vcpufreq-serve@lab.socket";
+const SOCKET: &str = "/run/vcpufreq-lab.sock";
+const CONFIG: &str = "/etc/vcpufreq";
+/// A unit's state is looked at so often, and so far apart.
+const LOOKS: u32 = 50;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Files that are kept of a VM: memory, connection, and a doorbell for each vCPU.
+const KEPT: usize = 2;
+
+pub fn run() -> Result<Value> {
+    let policies = Policy::all()?;
+    let pins = first_cpus(&policies);
+    write_config(&pins)?;
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["start", SOCKET_UNIT])?;
+    let idle = show("ActiveState")?;
+    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, &Setup::mirroring(&pins)))?;
+    vm.expect("@ready", BOOT)?;
+    vm.settle(pins.len())?;
+    let first = round(&mut vm, &policies)?;
+    systemctl(&["restart", SERVICE])?;
+    let restarted = round(&mut vm, &policies)?;
+    let server = show("MainPID")?;
+    kill(Pid::from_raw(server.parse()?), Signal::SIGKILL)?;
+    until("NRestarts", "1")?;
+    let killed = round(&mut vm, &policies)?;
+    let qemu_said = vm.quit()?;
+    let kept = until("NFileDescriptorStore", "0")?;
+    systemctl(&["stop", SOCKET_UNIT, SERVICE])?;
+    let left = leftovers()?;
+    let rounds = [&first, &restarted, &killed];
+    let servers: Vec<_> = rounds.iter().map(|round| &round["server"]).collect();
+    let differ = servers[0] != servers[1] && servers[1] != servers[2];
+    let held = idle == "inactive"
+        && differ
+        && kept == "0"
+        && left.is_empty()
+        && rounds.iter().all(|round| round["held"] == true);
+    Ok(json!({
+        "held": held, "before_the_vmm": idle, "first": first, "restarted": restarted,
+        "killed": killed, "kept_after_the_end": kept, "left": left, "qemu_said": qemu_said,
+    }))
+}
+
+fn write_config(pins: &[u32]) -> Result<()> {
+    fs::create_dir_all(CONFIG)?;
+    let mut config = format!(
+        "cpus = {}\ncur-perf = \"request\"\nrate-limit = 0\n",
+        pins.len()
+    );
+    for (vcpu, pcpu) in pins.iter().enumerate() {
+        config.push_str(&format!("[vcpu.{vcpu}]\npin = {pcpu}\n"));
+    }
+    fs::write(format!("{CONFIG}/lab.toml"), config).context("the service's options")
+}
+
+/// Each vCPU is answered, and has the clamp that it has asked for.
+fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
+    until("ActiveState", "active")?;
+    // A server that has just taken the VM over is active before its bridge is.
+    let stored = (KEPT + policies.len()).to_string();
+    let kept = until("NFileDescriptorStore", &stored)?;
+    let device = Device::of(vm)?;
+    let mut answers = Vec::new();
+    let mut clamps = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        answers.push(answer(vm, &device, vcpu, policy)?);
+        vm.ask(format!(
+            "poke {vcpu} {} {}",
+            device.set_perf(vcpu),
+            policy.max()
+        ))?;
+        sleep(ANSWERED);
+        let (util, _) = vm.clamp(vcpu)?;
+        clamps.push(util == policy.util(policy.max()));
+        vm.ask(format!(
+            "poke {vcpu} {} {}",
+            device.set_perf(vcpu),
+            policy.min()
+        ))?;
+    }
+    let held = kept == stored
+        && answers.iter().all(|answer| answer["held"] == true)
+        && clamps.iter().all(|clamped| *clamped);
+    Ok(json!({
+        "held": held, "server": show("MainPID")?, "answers": answers,
+        "clamped": clamps, "kept": kept,
+    }))
+}
+
+/// A property of the service once it has this value, or in the end.
+fn until(property: &str, value: &str) -> Result<String> {
+    for _ in 0..LOOKS {
+        if show(property)? == value {
+            break;
+        }
+        sleep(LOOK_EVERY);
+    }
+    show(property)
+}
+
+fn show(property: &str) -> Result<String> {
+    systemctl(&["show", "--property", property, "--value", SERVICE])
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The cgroups that a VMM's manager has made, one for each vCPU: libvirt's
+//! `machine-qemu….scope/libvirt/vcpuN`. A server clamps these in the place of groups of its own.
+//!
+//! A group's effective minimum is capped by those above it, whose `cpu.uclamp.min` is 0 unless it is
+//! raised: [`RaisedGroups`].
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::HostRoot;
+use super::cgroup_error::CgroupError;
+use super::cgroup_fs::{group_of, mount_point, read, write};
+use super::raised_groups::RaisedGroups;
+use super::sys::{Tid, effective_user};
+
+const MIN: &str = "cpu.uclamp.min";
+const MAX: &str = "cpu.uclamp.max";
+
+/// Groups of a VM that are there, and what they hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct AdoptedGroups {
+    /// The group of each vCPU, by number.
+    vcpus: Vec<GroupBefore>,
+}
+
+/// A group's clamps as they were, in the kernel's form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+struct GroupBefore {
+    group: PathBuf,
+    min: String,
+    max: String,
+}
+
+impl AdoptedGroups {
+    /// Those of the threads of process `pid` that run its vCPUs; `None` if they haven't a group
+    /// each, or one is another user's: that user could raise other groups beside it.
+    ///
+    /// # Errors
+    /// Why the groups can't be clamped.
+    pub fn find(root: &HostRoot, pid: u32, threads: &[Tid]) -> Result<Option<Self>, CgroupError> {
+        let mount = mount_point(root)?;
+        let mut groups = Vec::new();
+        for tid in threads {
+            let group = group_of(&root.path(format!("proc/{pid}/task/{tid}")), &mount)?;
+            if group == mount || members(&group)? != [tid.to_string()] || !is_own(&group) {
+                return Ok(None);
+            }
+            groups.push(group);
+        }
+        let vcpus = groups.iter().map(|group| GroupBefore::of(group));
+        let vcpus = vcpus.collect::<Result<_, _>>()?;
+        let found = Self { vcpus };
+        found.capped().map(|_| Some(found))
+    }
+
+    /// Those above that are to be raised, before the vCPUs' are clamped.
+    ///
+    /// # Errors
+    /// Why one can't be.
+    pub fn capped(&self) -> Result<RaisedGroups, CgroupError> {
+        RaisedGroups::above(self.of_vcpus())
+    }
+
+    /// The group of each vCPU, by number.
+    pub fn of_vcpus(&self) -> impl Iterator<Item = &Path> {
+        self.vcpus.iter().map(|before| before.group.as_path())
+    }
+
+    /// Puts their clamps back. What has gone with its VM needs nothing.
+    ///
+    /// # Errors
+    /// What the kernel refused first; the rest is put back all the same.
+    pub fn put_back(&self) -> Result<(), CgroupError> {
+        let all = self.vcpus.iter();
+        all.map(GroupBefore::put_back).fold(Ok(()), Result::and)
+    }
+}
+
+impl GroupBefore {
+    fn of(group: &Path) -> Result<Self, CgroupError> {
+        let text = |file| Ok(read(&group.join(file))?.trim().to_owned());
+        Ok(Self {
+            group: group.to_path_buf(),
+            min: text(MIN)?,
+            max: text(MAX)?,
+        })
+    }
+
+    fn put_back(&self) -> Result<(), CgroupError> {
+        let put = |file, text| match write(&self.group.join(file), text) {
+            Err(_) if !self.group.exists() => Ok(()),
+            put => put,
+        };
+        put(MIN, &self.min).and(put(MAX, &self.max))
+    }
+}
+
+/// Whether the group is this user's.
+fn is_own(group: &Path) -> bool {
+    fs::metadata(group).is_ok_and(|found| found.uid() == effective_user())
+}
+
+fn members(group: &Path) -> Result<Vec<String>, CgroupError> {
+    let threads = read(&group.join("cgroup.threads"))?;
+    Ok(threads.split_whitespace().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Groups that a manager made for each vCPU are clamped and put back, and no other group is.
+    use super::*;
+    use crate::fakes::FakeHost;
+    use crate::host::CgroupActuator;
+    use crate::policy::Clamp;
+    use crate::ports::Actuator;
+    use crate::units::{DomainId, Util, VcpuId};
+
+    const MOUNT: &str = "sys/fs/cgroup";
+    const SCOPE: &str = "machine.slice/machine-qemu.scope";
+
+    /// A VM of libvirt's with threads 8 and 9.
+    fn host() -> FakeHost {
+        let host = FakeHost::empty();
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        host.write("proc/self/mountinfo", mounts);
+        for (group, threads) in [
+            ("machine.slice", ""),
+            (SCOPE, ""),
+            (&format!("{SCOPE}/libvirt"), ""),
+            (&format!("{SCOPE}/libvirt/vcpu0"), "8\n"),
+            (&format!("{SCOPE}/libvirt/vcpu1"), "9\n"),
+        ] {
+            host.write(&format!("{MOUNT}/{group}/cgroup.threads"), threads);
+            host.write(&format!("{MOUNT}/{group}/{MIN}"), "0.00\n");
+            host.write(&format!("{MOUNT}/{group}/{MAX}"), "max\n");
+        }
+        host.write(&format!("{MOUNT}/{SCOPE}/{MIN}"), "max\n");
+        for (vcpu, tid) in [(0, 8), (1, 9)] {
+            let line = format!("0::/{SCOPE}/libvirt/vcpu{vcpu}\n");
+            host.write(&format!("proc/7/task/{tid}/cgroup"), line);
+        }
+        host
+    }
+
+    fn find(host: &FakeHost) -> Result<Option<AdoptedGroups>, CgroupError> {
+        AdoptedGroups::find(&host.root(), 7, &[8, 9].map(|tid| Tid::new(tid).unwrap()))
+    }
+
+    fn min(host: &FakeHost, group: &str) -> String {
+        let text = host.root().text(format!("{MOUNT}/{group}/{MIN}"));
+        text.unwrap()
+    }
+
+    #[test]
+    fn a_domain_of_two_vcpus_is_clamped_in_both_groups_and_put_back() {
+        let host = host();
+        let groups = find(&host).unwrap().unwrap();
+        let raised = groups.capped().unwrap();
+        raised.raise().unwrap();
+        let domain = DomainId(0);
+        let actuator = CgroupActuator::adopt(&groups, &[domain, domain]).unwrap();
+        // A kernel without uclamp refuses the last step, the thread's own clamp.
+        let _ = actuator.register_thread(VcpuId(0), Tid::current());
+        let clamp = Clamp {
+            min: Util::new(512).unwrap(),
+            max: Util::MAX,
+        };
+        actuator.apply(domain, clamp).unwrap();
+        for (group, value) in [
+            ("machine.slice", "max"),
+            (&format!("{SCOPE}/libvirt"), "max"),
+            (&format!("{SCOPE}/libvirt/vcpu0"), "50.00"),
+            (&format!("{SCOPE}/libvirt/vcpu1"), "50.00"),
+        ] {
+            assert!(min(&host, group).contains(value), "{group}");
+        }
+        groups.put_back().unwrap();
+        raised.put_back(&[]).unwrap();
+        assert_eq!(find(&host).unwrap(), Some(groups));
+        assert_eq!(min(&host, "machine.slice"), "0.00");
+    }
+
+    #[test]
+    fn threads_without_a_group_each_have_none() {
+        let host = host();
+        host.write(
+            &format!("{MOUNT}/{SCOPE}/libvirt/vcpu1/cgroup.threads"),
+            "9\n10\n",
+        );
+        assert_eq!(find(&host).unwrap(), None);
+    }
+
+    #[test]
+    fn another_users_groups_are_left_alone() {
+        let host = host();
+        let group = host.root().path(format!("{MOUNT}/{SCOPE}/libvirt/vcpu1"));
+        if std::os::unix::fs::chown(group, Some(65534), None).is_err() {
+            println!("SKIP: another user's group: takes root");
+            return;
+        }
+        assert_eq!(find(&host).unwrap(), None);
+    }
+
+    #[test]
+    fn the_last_vm_below_a_group_puts_back_what_was_there_before_the_first() {
+        let host = host();
+        let groups = find(&host).unwrap().unwrap();
+        let first = groups.capped().unwrap();
+        first.raise().unwrap();
+        // Of another VM in the same slice.
+        let mount = host.root().path(MOUNT);
+        let other = mount.join("machine.slice/other.scope");
+        host.write(&format!("{MOUNT}/machine.slice/other.scope/{MIN}"), "max");
+        let mut second = RaisedGroups::above([&*other]).unwrap();
+        assert_eq!(second, RaisedGroups::default());
+        second.join(&first, [&*other]);
+        assert!(second.paths().eq([mount.join("machine.slice")]));
+        first.put_back(std::slice::from_ref(&second)).unwrap();
+        let now = || ["machine.slice".to_owned(), format!("{SCOPE}/libvirt")];
+        assert_eq!(now().map(|group| min(&host, &group)), ["max", "0.00"]);
+        second.put_back(&[]).unwrap();
+        assert_eq!(min(&host, "machine.slice"), "0.00");
+    }
+
+    #[test]
+    fn a_group_with_threads_of_its_own_is_not_raised() {
+        let host = host();
+        host.write(&format!("{MOUNT}/machine.slice/cgroup.threads"), "4\n");
+        let error = find(&host).unwrap_err();
+        assert!(matches!(error, CgroupError::Capped { .. }), "{error}");
+        assert_eq!(min(&host, &format!("{SCOPE}/libvirt")), "0.00");
+    }
+}

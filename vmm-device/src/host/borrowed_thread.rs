@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A thread of another process that a server clamps and pins for a while.
+
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io;
+
+use super::HostRoot;
+use super::cpu_list::CpuList;
+use super::sys::{SchedAttr, Tid, affinity_of, pin};
+
+/// What a fair thread has without a clamp of its own, and the value that takes its clamp away.
+const NO_CLAMP: (u32, u32) = (0, 1024);
+const RESET: u32 = u32::MAX;
+
+/// A thread as it was: what a server changes of it, to be put back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct BorrowedThread {
+    /// Its process.
+    pub pid: u32,
+    /// Its number.
+    pub tid: i32,
+    /// When it started, in clock ticks since the boot: another thread of this number has another.
+    pub started: u64,
+    /// Its clamps, as `sched_getattr` has them.
+    pub clamp: (u32, u32),
+    /// Its children start without its clamps.
+    pub reset_on_fork: bool,
+    /// The pCPUs that it was allowed, if that is changed.
+    pub pcpus: Option<CpuList>,
+}
+
+impl BorrowedThread {
+    /// Thread `tid` of process `pid`, which is going to be pinned, or not.
+    ///
+    /// # Errors
+    /// When there is no such thread.
+    pub fn look(root: &HostRoot, pid: u32, tid: Tid, pinned: bool) -> io::Result<Self> {
+        let attr = SchedAttr::of(tid)?;
+        Ok(Self {
+            pid,
+            tid: tid.get(),
+            started: started(root, pid, tid)?,
+            clamp: (attr.util_min, attr.util_max),
+            reset_on_fork: attr.flags & SchedAttr::RESET_ON_FORK != 0,
+            pcpus: pinned.then(|| affinity_of(tid)).transpose()?,
+        })
+    }
+
+    /// Whether it hasn't ended; another thread may have its number.
+    #[must_use]
+    pub fn lives(&self, root: &HostRoot) -> bool {
+        let tid = Tid::new(self.tid);
+        tid.is_some_and(|tid| started(root, self.pid, tid).ok() == Some(self.started))
+    }
+
+    /// Puts all of it back; nothing is to be done for a thread that has ended.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn put_back(&self, root: &HostRoot) -> io::Result<()> {
+        let Some(tid) = Tid::new(self.tid).filter(|_| self.lives(root)) else {
+            return Ok(());
+        };
+        let put = self.put_back_on(tid);
+        // It may have ended since; and without uclamp in the kernel it has no clamps.
+        put.or_else(|error| match error.raw_os_error() {
+            Some(libc::ESRCH | libc::EOPNOTSUPP) => Ok(()),
+            _ => Err(error),
+        })
+    }
+
+    fn put_back_on(&self, tid: Tid) -> io::Result<()> {
+        if let Some(pcpus) = &self.pcpus {
+            pin(tid, pcpus.as_slice())?;
+        }
+        let attr = SchedAttr::of(tid)?;
+        if attr.policy == SchedAttr::DEADLINE {
+            return Ok(());
+        }
+        let (util_min, util_max) = match self.clamp {
+            NO_CLAMP => (RESET, RESET),
+            clamp => clamp,
+        };
+        let clamped = SchedAttr {
+            flags: attr.flags | SchedAttr::UTIL_CLAMP_MIN | SchedAttr::UTIL_CLAMP_MAX,
+            util_min,
+            util_max,
+            ..attr
+        };
+        clamped.set(tid)?;
+        if self.reset_on_fork {
+            return Ok(());
+        }
+        let inherited = SchedAttr {
+            flags: attr.flags & !SchedAttr::RESET_ON_FORK,
+            ..attr
+        };
+        // Takes CAP_SYS_NICE; without it the thread's children start without a clamp.
+        inherited.set(tid).or_else(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Ok(()),
+            _ => Err(error),
+        })
+    }
+}
+
+/// The 22nd value of proc_pid_stat(5); the second one is a name in parentheses.
+fn started(root: &HostRoot, pid: u32, tid: Tid) -> io::Result<u64> {
+    let stat = fs::read_to_string(root.path(format!("proc/{pid}/task/{tid}/stat")))?;
+    let values = stat.rsplit_once(')').map(|(_, values)| values);
+    let started = values.and_then(|values| values.split_whitespace().nth(19)?.parse().ok());
+    started.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    //! A thread is again as it was, and another one of its number is left alone.
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_gets_its_cpus_back() {
+        thread::spawn(|| {
+            let (root, pid, tid) = (HostRoot::default(), std::process::id(), Tid::current());
+            let before = affinity_of(tid).unwrap();
+            let borrowed = BorrowedThread::look(&root, pid, tid, true).unwrap();
+            pin(tid, &before.as_slice()[..1]).unwrap();
+            let other = BorrowedThread {
+                started: borrowed.started + 1,
+                ..borrowed.clone()
+            };
+            assert!(borrowed.lives(&root) && !other.lives(&root));
+            other.put_back(&root).unwrap();
+            assert_eq!(affinity_of(tid).unwrap().as_slice().len(), 1);
+            // A kernel without uclamp refuses the clamps, which come last.
+            let put = borrowed
+                .put_back(&root)
+                .map_err(|error| error.raw_os_error());
+            assert!(
+                matches!(put, Ok(()) | Err(Some(libc::EOPNOTSUPP))),
+                "{put:?}"
+            );
+            assert_eq!(affinity_of(tid).unwrap(), before);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_needs_nothing() {
+        let (root, pid) = (HostRoot::default(), std::process::id());
+        let ended = thread::spawn(move || {
+            BorrowedThread::look(&HostRoot::default(), pid, Tid::current(), false)
+        });
+        ended.join().unwrap().unwrap().put_back(&root).unwrap();
+    }
+}

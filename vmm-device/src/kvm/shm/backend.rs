@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The backend of shared memory: the device's pages are in it, and requests come by doorbells that
+//! the virtual machine rings, of this process or of another one.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::layout::{DOORBELL, ring};
+use super::memory::SharedMemory;
+use super::requests::ShmRequests;
+use crate::host::Tid;
+use crate::kvm::bridge::{AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot};
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::error::BackendError;
+use crate::kvm::ioeventfd::{PerfWatch, Plan, Worker, freshness};
+use crate::kvm::mmio_device::MmioDevice;
+use crate::kvm::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
+use crate::{CounterSnapshot, PageMemory, VcpuId};
+
+/// The name of this path.
+pub const SHM: &str = "shm";
+
+/// Serves a guest by shared memory, in another process or this one.
+pub struct ShmBackend {
+    memory: Arc<SharedMemory>,
+    bells: Arc<[EventFd]>,
+    all: Arc<EventFd>,
+    lost: Arc<OnceLock<Arc<EventFd>>>,
+    /// KVM has a part of it: the guest is this process'.
+    own_guest: bool,
+}
+
+impl ShmBackend {
+    /// By `memory` and a doorbell for each vCPU.
+    ///
+    /// # Errors
+    /// No more open files.
+    pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>) -> io::Result<Self> {
+        let all = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        Ok(Self {
+            memory,
+            bells,
+            all: Arc::new(all),
+            lost: Arc::default(),
+            own_guest: false,
+        })
+    }
+
+    /// For a guest of this process, which sees `memory` at the bridge's base and the doorbell's page
+    /// behind it.
+    ///
+    /// # Errors
+    /// No more open files.
+    pub fn of_own_guest(memory: Arc<SharedMemory>) -> io::Result<Self> {
+        let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let bells: io::Result<Vec<_>> = (0..memory.vcpus()).map(bell).collect();
+        Ok(Self {
+            own_guest: true,
+            ..Self::new(memory, bells?.into())?
+        })
+    }
+
+    /// What KVM is to do for a guest of this process.
+    fn offload(&self, guest: &Guest, lost: Arc<EventFd>) -> io::Result<KvmOffload> {
+        let offset = self.memory.size() + DOORBELL;
+        let bells = (0..).map(VcpuId).zip(self.bells.iter());
+        let bells = bells.map(|(vcpu, bell)| {
+            Ok(Doorbell {
+                offset,
+                value: Some(ring(vcpu)),
+                event: Arc::new(bell.try_clone()?),
+            })
+        });
+        Ok(KvmOffload {
+            base: guest.base,
+            pages: self.memory.clone(),
+            doorbells: bells.collect::<io::Result<_>>()?,
+            lost,
+            all_or_nothing: false,
+            state: guest.state.clone(),
+        })
+    }
+
+    /// Written to, it has what each vCPU has requested carried out: a request of before there was
+    /// a server, or of a server before this one.
+    #[must_use]
+    pub fn doorbell_of_all(&self) -> Arc<EventFd> {
+        self.all.clone()
+    }
+
+    /// Once the backend has started, it has a file that is readable when no thread answers the
+    /// doorbells any more.
+    #[must_use]
+    pub fn lost(&self) -> Arc<OnceLock<Arc<EventFd>>> {
+        self.lost.clone()
+    }
+}
+
+impl Backend for ShmBackend {
+    fn name(&self) -> &'static str {
+        SHM
+    }
+
+    fn start(
+        &self,
+        device: &Arc<BridgeDevice>,
+        guest: &Guest,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
+        let all = self.all.clone();
+        let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
+        let requests = Arc::new(requests);
+        let worker = Worker::start(Plan {
+            requests: requests.clone(),
+            device: device.clone(),
+            vcpus: guest.threads.clone(),
+            avoid: guest.pcpus_of_vcpus.clone(),
+        })?;
+        // A backend is started once.
+        let _ = self.lost.set(worker.lost());
+        let offload = self.own_guest.then(|| self.offload(guest, worker.lost()));
+        let offload = offload.transpose()?;
+        let host = device.source().root();
+        let (pcpus, vcpus) = (guest.watched_pcpus(host), self.memory.vcpus());
+        let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        diagnostics.explain(&freshness(SHM, perf_watch.as_ref()));
+        let path = ShmPath {
+            memory: self.memory.clone(),
+            requests,
+            device: device.clone(),
+            state: self.own_guest.then(|| guest.state.clone()),
+            perf_watch: perf_watch.ok(),
+            worker: Mutex::new(Some(worker)),
+            diagnostics: diagnostics.clone(),
+        };
+        Ok((Box::new(path), offload))
+    }
+}
+
+/// The path, running.
+struct ShmPath {
+    memory: Arc<SharedMemory>,
+    requests: Arc<ShmRequests>,
+    device: Arc<BridgeDevice>,
+    /// What KVM has of it, if the guest is this process'.
+    state: Option<Arc<OffloadState>>,
+    perf_watch: Option<PerfWatch>,
+    worker: Mutex<Option<Worker>>,
+    diagnostics: Arc<dyn Diagnostics>,
+}
+
+impl RunningBackend for ShmPath {
+    fn memory(&self) -> Box<dyn PageMemory> {
+        Box::new(self.memory.clone())
+    }
+
+    fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice> {
+        inner
+    }
+
+    fn keeps_cur_perf(&self) -> bool {
+        false
+    }
+
+    fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError> {
+        let watched = self.perf_watch.as_ref();
+        let watched = watched.map(|watch| watch.register_thread(vcpu, tid));
+        if let Some(Err(why)) = watched {
+            let why = freshness(SHM, Err(&why));
+            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+        }
+        Ok(())
+    }
+
+    fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError> {
+        let followed = self.perf_watch.as_ref().map(|watch| watch.follow(changed));
+        Ok(followed.transpose().map(drop)?)
+    }
+
+    /// The device applies requests.
+    fn apply_again(&self, _: VcpuId) {}
+
+    fn reset(&self) {
+        self.requests.start_anew(self.device.config());
+        self.device.show_all();
+    }
+
+    fn hand_over(&self) -> String {
+        self.end();
+        self.requests.drain(&self.device);
+        "the thread that carries out requests has died".to_owned()
+    }
+
+    fn end(&self) {
+        let worker = self.worker.lock();
+        drop(worker.unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn counters(&self, _: VcpuId) -> CounterSnapshot {
+        CounterSnapshot::default()
+    }
+
+    fn tell(&self, _: VcpuId, snapshot: &mut VcpuSnapshot) {
+        let of_kvm = |state: &Arc<OffloadState>| state.reads() || state.writes();
+        if self.state.as_ref().is_none_or(of_kvm) {
+            snapshot.path = AccessPath::Backend(SHM);
+        }
+    }
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The requests of a guest in shared memory: a doorbell for each vCPU, whose request is in its page.
+//!
+//! A doorbell that rings again before it is answered is one answer: the page has the newest request,
+//! because the guest stores it before it rings. Of two vCPUs of one domain the one counts whose
+//! doorbell is answered last. This project's driver has one page a domain.
+//!
+//! A VMM that loads a snapshot, or takes a migrated guest in, replaces the memory and rings nothing.
+//! So the memory is looked at too.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::memory::SharedMemory;
+use crate::kvm::ioeventfd::RequestQueue;
+use crate::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, WriteReg};
+
+/// How often the memory is looked at. A guest that has stored a request rings sooner.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Where the worker finds what a guest requests.
+pub struct ShmRequests {
+    memory: Arc<SharedMemory>,
+    bells: Arc<[EventFd]>,
+    /// The server's own doorbell, for all vCPUs.
+    all: Arc<EventFd>,
+    /// Locked while a request is carried out. The vCPU whose doorbell has announced it: if the worker
+    /// dies meanwhile, [`Self::drain`] carries it out again.
+    answering: Mutex<Option<VcpuId>>,
+    looks: Mutex<Looks>,
+}
+
+/// What the memory had at the last look, and when the next one is due.
+struct Looks {
+    next: Instant,
+    vcpus: Vec<LastRequest>,
+}
+
+/// The newest request of a vCPU.
+#[derive(Clone, Copy, Default)]
+struct LastRequest {
+    /// The one that was carried out last.
+    carried_out: u32,
+    /// The one of the last look, if no doorbell has rung since.
+    found: Option<u32>,
+}
+
+impl LastRequest {
+    /// Whether `found` was there at the last look too, and is not carried out: a guest that has
+    /// stored a request may be about to ring.
+    fn is_left(&mut self, found: u32) -> bool {
+        let before = self.found.replace(found);
+        before == Some(found) && found != self.carried_out
+    }
+}
+
+impl ShmRequests {
+    /// What is in `memory` when one of `bells`, one for each vCPU, has rung, or the one for `all`.
+    pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: Arc<EventFd>) -> Self {
+        let vcpus = vec![LastRequest::default(); usize::from(memory.vcpus())];
+        let next = Instant::now() + LOOK_EVERY;
+        Self {
+            memory,
+            bells,
+            all,
+            answering: Mutex::default(),
+            looks: Mutex::new(Looks { next, vcpus }),
+        }
+    }
+
+    /// Carries out what has rung, and what a worker that has died had in hand.
+    pub fn drain<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
+        let in_hand = self.answering().take();
+        if let Some(vcpu) = in_hand {
+            device.write(vcpu, WriteReg::SetPerf, self.memory.requested(vcpu));
+        }
+        (0..self.bells.len()).for_each(|index| self.drain_one(index, device));
+    }
+
+    /// Drops what has rung and what was requested, for a guest that starts anew.
+    pub fn start_anew(&self, config: &DeviceConfig) {
+        let mut in_hand = self.answering();
+        *in_hand = None;
+        for bell in self.bells.iter() {
+            let _ = rings(bell);
+        }
+        self.memory.start_anew(config);
+        self.looks().vcpus.fill(LastRequest::default());
+    }
+
+    fn answering(&self) -> MutexGuard<'_, Option<VcpuId>> {
+        let answering = self.answering.lock();
+        answering.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out a request of `vcpu`.
+    fn carry_out<A: Actuator, S: Source, E: Events>(
+        &self,
+        (vcpu, requested): (VcpuId, u32),
+        device: &Device<A, S, E>,
+    ) {
+        if let Some(seen) = self.looks().vcpus.get_mut(vcpu.index()) {
+            (seen.carried_out, seen.found) = (requested, None);
+        }
+        device.write(vcpu, WriteReg::SetPerf, requested);
+    }
+
+    fn looks(&self) -> MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The requests that no doorbell has announced; `None` before the next look is due.
+    fn left(&self) -> Option<Vec<(VcpuId, u32)>> {
+        let mut looks = self.looks();
+        let now = Instant::now();
+        if now < looks.next {
+            return None;
+        }
+        looks.next = now + LOOK_EVERY;
+        let vcpus = (0..).map(VcpuId).zip(&mut looks.vcpus);
+        let left = vcpus.filter_map(|(vcpu, seen)| {
+            let requested = self.memory.requested(vcpu);
+            seen.is_left(requested).then_some((vcpu, requested))
+        });
+        Some(left.collect())
+    }
+
+    /// Carries out what each vCPU has requested, if any has.
+    fn carry_out_all<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
+        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
+            let requested = self.memory.requested(vcpu);
+            if requested != 0 {
+                self.carry_out((vcpu, requested), device);
+            }
+        }
+    }
+}
+
+/// How often `bell` has rung since the last time, unless it hasn't.
+///
+/// The VMM has the same open file, and may make it one whose reads wait: so the read itself is one
+/// that doesn't.
+fn rings(bell: &EventFd) -> Option<u64> {
+    let mut rings = 0u64;
+    let into = libc::iovec {
+        iov_base: (&raw mut rings).cast(),
+        iov_len: size_of::<u64>(),
+    };
+    // SAFETY: `into` is one buffer of 8 bytes, which lives longer than the call.
+    let read = unsafe { libc::preadv2(bell.as_raw_fd(), &raw const into, 1, -1, libc::RWF_NOWAIT) };
+    (read == 8).then_some(rings)
+}
+
+impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmRequests {
+    fn fds(&self) -> Vec<RawFd> {
+        let all = self.bells.iter().chain([&*self.all]);
+        all.map(AsRawFd::as_raw_fd).collect()
+    }
+
+    fn drain_one(&self, index: usize, device: &Device<A, S, E>) {
+        if index == self.bells.len() && self.all.read().is_ok() {
+            let _alone = self.answering();
+            return self.carry_out_all(device);
+        }
+        let vcpu = u16::try_from(index).map(VcpuId);
+        let (Ok(vcpu), Some(bell)) = (vcpu, self.bells.get(index)) else {
+            return;
+        };
+        let mut in_hand = self.answering();
+        // Before the request is loaded: a ring after this one is another turn's.
+        let Some(rings @ 1..) = rings(bell) else {
+            return;
+        };
+        *in_hand = Some(vcpu);
+        // A VMM can ring as often as a counter can count.
+        let rings = rings.min(u32::MAX.into());
+        device.count_in_kernel(vcpu, rings);
+        if rings > 1 {
+            device.count_coalesced(vcpu, rings - 1);
+        }
+        self.carry_out((vcpu, self.memory.requested(vcpu)), device);
+        *in_hand = None;
+    }
+
+    fn finish(&self, device: &Device<A, S, E>) {
+        let _alone = self.answering();
+        let Some(left) = self.left() else {
+            return;
+        };
+        self.memory.tell_again();
+        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
+            device.show_constants(vcpu);
+        }
+        for request in left {
+            self.carry_out(request, device);
+        }
+    }
+
+    fn is_unfinished(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A VMM can't make the server wait. Of rings that no worker answers none is lost, but those of
+    //! a guest that starts anew. A request that comes without a doorbell is carried out, and one that
+    //! is announced is carried out once.
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::fakes::{FixedSource, NullActuator, RecordingActuator};
+    use crate::kvm::ioeventfd::fake_device::{fake_device, requests};
+    use crate::{
+        ActuateError, Clamp, ClampMode, CurPerfVisibility, DomainId, Headroom, Khz, NoEvents,
+        PageMemory, PerfTable, Util, VcpuSpec,
+    };
+
+    const SET_PERF: usize = 1;
+
+    fn rung() -> (
+        ShmRequests,
+        Device<RecordingActuator, FixedSource, NoEvents>,
+    ) {
+        let spec = |domain| VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(500), Khz(1000)]).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(domain),
+        };
+        let config = DeviceConfig {
+            vcpus: vec![spec(0), spec(1)],
+            mode: ClampMode::Floor,
+            headroom: Headroom::None,
+            visibility: CurPerfVisibility::Exact,
+            rate_limit: None,
+        };
+        let memory = Arc::new(SharedMemory::of(&config).unwrap());
+        let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let bells: Arc<[EventFd]> = [bell(), bell()].into();
+        for vcpu in [0, 1] {
+            memory.store_request(VcpuId(vcpu), 500);
+        }
+        bells[1].write(2).unwrap();
+        let requests = ShmRequests::new(memory, bells, Arc::new(bell()));
+        let (actuator, source) = (RecordingActuator::default(), FixedSource::default());
+        let device = Device::new(config, actuator, source, NoEvents).unwrap();
+        (requests, device)
+    }
+
+    #[test]
+    fn what_has_rung_is_carried_out_without_a_worker() {
+        let (requests, device) = rung();
+        requests.drain(&device);
+        let domains: Vec<_> = device.actuator().applied().iter().map(|a| a.0).collect();
+        assert_eq!(domains, [DomainId(1)]);
+        assert_eq!(device.counters(VcpuId(1)).unwrap().coalesced, 1);
+    }
+
+    struct Panics;
+
+    impl Actuator for Panics {
+        fn apply(&self, _: DomainId, _: Clamp) -> Result<(), ActuateError> {
+            panic!("as the test wants");
+        }
+    }
+
+    #[test]
+    fn what_a_worker_had_in_hand_is_carried_out_after_its_death() {
+        let (requests, device) = rung();
+        let config = device.config().clone();
+        let panics = Device::new(config, Panics, FixedSource::default(), NoEvents).unwrap();
+        let worker = || requests.drain_one(1, &panics);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(worker)).is_err());
+        requests.drain(&device);
+        assert_eq!(device.actuator().applied()[0].0, DomainId(1));
+    }
+
+    #[test]
+    fn a_guest_that_starts_anew_has_requested_nothing() {
+        let (requests, device) = rung();
+        requests.start_anew(device.config());
+        requests.drain(&device);
+        assert!(device.actuator().applied().is_empty());
+        assert_eq!(requests.memory.requested(VcpuId(1)), 0);
+    }
+
+    #[test]
+    fn a_request_of_replaced_memory_is_found_at_the_second_look() {
+        let device = fake_device(1, NullActuator);
+        let memory = Arc::new(SharedMemory::new(1).unwrap());
+        let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let queue = ShmRequests::new(memory.clone(), [bell()].into(), Arc::new(bell()));
+        let look = || {
+            queue.looks().next = Instant::now();
+            queue.finish(&device);
+            requests(&device)
+        };
+        let store = |khz| memory.words()[SET_PERF].store(khz, Relaxed);
+        store(2);
+        assert_eq!([look(), look(), look()], [vec![], vec![2], vec![2]]);
+        queue.finish(&device);
+        store(1);
+        assert_eq!(look(), [2]);
+        queue.bells[0].write(1).unwrap();
+        queue.drain_one(0, &*device);
+        assert_eq!([look(), look(), look()], [[2, 1]; 3]);
+        // Withdrawn.
+        store(0);
+        look();
+        assert_eq!(look(), [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_doorbell_that_is_made_to_wait_is_not_waited_for() {
+        let bell = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        bell.write(3).unwrap();
+        // SAFETY: takes an open file; the flags are none.
+        let set = unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
+        assert_eq!(set, 0);
+        assert_eq!(rings(&bell), Some(3));
+        assert_eq!(rings(&bell), None);
+    }
+}

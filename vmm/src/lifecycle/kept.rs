@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Virtual machines of other programs that outlive their server: `PID.vm` beside the records, with
+//! the VMM's number, tells the next server which of the VMM's files are memory and doorbells. It is
+//! written before the VMM gets them, and removed when the VMM has ended.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_rt::{KernelHost, OwnDir, Untrusted};
+
+use super::state::{Owner, Standing, StateDir};
+
+const SUFFIX: &str = ".vm";
+
+/// What tells a virtual machine's files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptVm {
+    /// The VMM.
+    pub vmm: Owner,
+    /// The socket that it has connected to.
+    pub socket: PathBuf,
+    /// Device and inode of its memory.
+    pub memory: (u64, u64),
+    /// The `eventfd-id` of each vCPU's doorbell.
+    pub bells: Vec<u64>,
+}
+
+impl StateDir {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn write_vm(&self, vm: &KeptVm) -> anyhow::Result<()> {
+        let text = serde_json::to_string(vm)?;
+        self.write_file(&format!("{}{SUFFIX}", vm.vmm.pid), &text)
+    }
+
+    /// Removes that of VMM `pid`, if there is one.
+    ///
+    /// # Errors
+    /// What the file system refused.
+    pub fn remove_vm(&self, pid: u32) -> std::io::Result<()> {
+        let Some(dir) = OwnDir::open(self.path())? else {
+            return Ok(());
+        };
+        let name = format!("{pid}{SUFFIX}");
+        dir.remove(&format!("{name}.new"))?;
+        dir.remove(&name)?;
+        dir.leave();
+        Ok(())
+    }
+
+    /// All of them whose VMM runs.
+    ///
+    /// # Errors
+    /// When others than root and this user could have written one of them.
+    pub fn kept(&self, host: &HostRoot) -> Result<Vec<KeptVm>, Untrusted> {
+        let Some(dir) = OwnDir::open(self.path())? else {
+            return Ok(Vec::new());
+        };
+        let mut kept = Vec::new();
+        for (name, _) in numbered(&dir)? {
+            let text = dir.read(&name)?.unwrap_or_default();
+            kept.extend(serde_json::from_str::<KeptVm>(&text));
+        }
+        kept.retain(|vm| vm.vmm.standing(&KernelHost::from(host)) == Standing::InUse);
+        Ok(kept)
+    }
+
+    /// Removes those whose VMM has ended; their paths.
+    ///
+    /// # Errors
+    /// When others than root and this user could have written the directory, or what the file
+    /// system refused.
+    pub fn remove_ended_vms(&self, host: &HostRoot) -> std::io::Result<Vec<PathBuf>> {
+        let Some(dir) = OwnDir::open(self.path())? else {
+            return Ok(Vec::new());
+        };
+        let mut removed = Vec::new();
+        for (name, pid) in numbered(&dir)? {
+            let text = dir.read(&name)?.unwrap_or_default();
+            let standing = match serde_json::from_str::<KeptVm>(&text) {
+                Ok(vm) => vm.vmm.standing(&KernelHost::from(host)),
+                // It was never finished: the VMM has no memory.
+                Err(_) if host.path(format!("proc/{pid}")).exists() => Standing::InUse,
+                Err(_) => Standing::Stale,
+            };
+            if matches!(standing, Standing::Stale | Standing::OtherBoot) {
+                dir.remove(&name)?;
+                removed.push(self.path().join(&name));
+            }
+        }
+        dir.leave();
+        Ok(removed)
+    }
+}
+
+fn numbered(dir: &OwnDir) -> Result<Vec<(String, u32)>, Untrusted> {
+    let number = |name: String| {
+        let stem = Path::new(name.strip_suffix(".new").unwrap_or(&name));
+        let pid = stem.to_str()?.strip_suffix(SUFFIX)?.parse().ok()?;
+        Some((name, pid))
+    };
+    Ok(dir.names()?.into_iter().filter_map(number).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    //! What is kept is there as long as its VMM.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+    use crate::lifecycle::state::{ROOT_DIR, owner_of};
+
+    #[test]
+    fn a_vm_is_kept_until_its_vmm_ends() {
+        let host = FakeHost::empty();
+        host.write("proc/sys/kernel/random/boot_id", "boot");
+        host.write("proc/7/stat", format!("7 (qemu) S {}4000", "1 ".repeat(18)));
+        host.write("run/empty", "");
+        let dir = StateDir::at(host.root().path(ROOT_DIR));
+        let vm = KeptVm {
+            vmm: owner_of(&host.root(), 7).unwrap(),
+            socket: "/run/a".into(),
+            memory: (1, 2),
+            bells: vec![8, 9],
+        };
+        dir.write_vm(&vm).unwrap();
+        assert_eq!(dir.kept(&host.root()).unwrap(), [vm]);
+        assert!(dir.list().unwrap().is_empty(), "it is no record of changes");
+        assert!(dir.remove_ended_vms(&host.root()).unwrap().is_empty());
+        // The number is another process' now.
+        host.write("proc/7/stat", format!("7 (sh) S {}5000", "1 ".repeat(18)));
+        assert!(dir.kept(&host.root()).unwrap().is_empty());
+        assert_eq!(dir.remove_ended_vms(&host.root()).unwrap().len(), 1);
+        assert!(!host.root().path(ROOT_DIR).exists());
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Groups that are raised for VMs below them, by the records of all: the last VM puts back what was
+//! there before the first, whichever programs serve or run them.
+
+use std::{
+    fs::File,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use vcpufreq_device::host::{HostRoot, RaisedGroups};
+use vcpufreq_rt::{KernelHost, Standing};
+
+use super::state::{Record, StateDir};
+
+/// Others hold the lock while threads leave a cgroup, which takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
+impl Record {
+    /// The groups that are raised for its VM.
+    pub fn raises(&self) -> RaisedGroups {
+        let groups = self.groups.as_ref().filter(|groups| groups.raised_min);
+        let own = groups.map(|groups| RaisedGroups::one(groups.origin.clone(), "0"));
+        let mut all = self.raised.clone();
+        all.add(&own.unwrap_or_default());
+        all
+    }
+
+    /// The groups that its VM clamps, or those around them.
+    fn clamped(&self) -> impl Iterator<Item = &Path> {
+        let groups = self.groups.iter().map(|groups| &*groups.group);
+        let adopted = self.adopted.iter().flat_map(|adopted| adopted.of_vcpus());
+        groups.chain(adopted)
+    }
+
+    /// Raises what caps its groups, and notes what others have raised for theirs. It is in `dir`
+    /// already, and is written there again.
+    ///
+    /// # Errors
+    /// What the kernel or the file system refused.
+    pub fn raise(&mut self, dir: &StateDir, host: &HostRoot) -> anyhow::Result<()> {
+        let _lock = dir.lock()?;
+        // What a dead program has raised is still so while it has a record.
+        let mut raised = RaisedGroups::default();
+        for other in dir.raised_by_others(host, self, Standing::Stale)? {
+            raised.join(&other, self.clamped());
+        }
+        if let Some(adopted) = &self.adopted {
+            let capped = adopted.capped();
+            raised.add(&capped.context("the cgroups that the vCPUs have can't be clamped")?);
+        }
+        self.raised = raised;
+        dir.write(self)?;
+        let done = self.raised.raise();
+        done.context("what caps the vCPUs' cgroups can't be raised")
+    }
+}
+
+impl StateDir {
+    /// Held by a program that raises groups or puts them back. A record of that program keeps the
+    /// directory there.
+    ///
+    /// # Errors
+    /// When another program doesn't let go of it.
+    pub fn lock(&self) -> anyhow::Result<File> {
+        let path = self.path();
+        let dir = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
+        let until = Instant::now() + PATIENCE;
+        while dir.try_lock().is_err() {
+            if Instant::now() > until {
+                bail!(
+                    "another vcpufreq keeps {} locked; see which one hangs",
+                    path.display()
+                );
+            }
+            sleep(TRY_EVERY);
+        }
+        Ok(dir)
+    }
+
+    /// What other records than `mine` have raised: those of programs that run, and those that stand
+    /// so too.
+    ///
+    /// # Errors
+    /// When the records can't be listed.
+    pub fn raised_by_others(
+        &self,
+        host: &HostRoot,
+        mine: &Record,
+        too: Standing,
+    ) -> anyhow::Result<Vec<RaisedGroups>> {
+        let look = KernelHost::from(host);
+        let others = self
+            .list()?
+            .into_iter()
+            .filter_map(|(_, record)| record.ok());
+        let others = others.filter(|other| {
+            let standing = other.owner.standing(&look);
+            let counts = matches!(standing, Standing::InUse | Standing::Unseen);
+            other.owner.pid != mine.owner.pid && (counts || standing == too)
+        });
+        Ok(others.map(|other| other.raises()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Two VMs share a slice: it is raised until the last one ends.
+    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_device::host::{AdoptedGroups, GroupRecord, Tid};
+
+    use super::*;
+    use crate::lifecycle::cleanup::{Cleaned, Cleaner};
+    use crate::lifecycle::state::{ROOT_DIR, owner_of};
+
+    const SLICE: &str = "sys/fs/cgroup/machine.slice";
+
+    struct Scene {
+        host: FakeHost,
+        dir: StateDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let host = FakeHost::empty();
+            host.write("proc/sys/kernel/random/boot_id", "boot");
+            let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+            host.write("proc/self/mountinfo", mounts);
+            host.write("run/empty", "");
+            let dir = StateDir::at(host.root().path(ROOT_DIR));
+            let scene = Self { host, dir };
+            scene.group(SLICE, "", "12.00");
+            scene
+        }
+
+        fn group(&self, group: &str, threads: &str, min: &str) {
+            for (file, text) in [
+                ("cgroup.threads", threads),
+                ("cpu.uclamp.min", min),
+                ("cpu.uclamp.max", "max"),
+            ] {
+                self.host.write(&format!("{group}/{file}"), text);
+            }
+        }
+
+        /// The record of process `pid`, which runs.
+        fn record(&self, pid: u32) -> Record {
+            let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
+            self.host.write(&format!("proc/{pid}/stat"), stat);
+            Record {
+                owner: owner_of(&self.host.root(), pid).unwrap(),
+                groups: None,
+                rt: None,
+                pinned: Vec::new(),
+                threads: Vec::new(),
+                adopted: None,
+                raised: RaisedGroups::default(),
+            }
+        }
+
+        /// Server `pid` serves a VM of the slice, whose vCPU is a thread of that number too.
+        fn serve(&self, pid: u32) -> Record {
+            let group = format!("machine.slice/{pid}");
+            self.group(
+                &format!("sys/fs/cgroup/{group}"),
+                &format!("{pid}\n"),
+                "0.00",
+            );
+            let procfs = format!("proc/{pid}/task/{pid}/cgroup");
+            self.host.write(&procfs, format!("0::/{group}\n"));
+            let threads = [Tid::new(pid.cast_signed()).unwrap()];
+            let adopted = AdoptedGroups::find(&self.host.root(), pid, &threads);
+            self.begin(Record {
+                adopted: adopted.unwrap(),
+                ..self.record(pid)
+            })
+        }
+
+        fn begin(&self, mut record: Record) -> Record {
+            self.dir.write(&record).unwrap();
+            record.raise(&self.dir, &self.host.root()).unwrap();
+            record
+        }
+
+        /// What the slice has after the end of a program.
+        fn end(&self, record: &Record) -> String {
+            let host = self.host.root();
+            let cleaner = Cleaner {
+                may_be_group: |_| true,
+                ..Cleaner::new(&host)
+            };
+            let left = cleaner.end(&self.dir, record, &mut Cleaned::default());
+            assert_eq!(left, Vec::<String>::new());
+            self.min()
+        }
+
+        fn min(&self) -> String {
+            let min = self.host.root().text(format!("{SLICE}/cpu.uclamp.min"));
+            min.unwrap()
+        }
+    }
+
+    #[test]
+    fn the_last_of_three_servers_puts_a_slice_back() {
+        let scene = Scene::new();
+        let first = scene.serve(7);
+        assert_eq!(scene.min(), "max");
+        let second = scene.serve(8);
+        assert_eq!(scene.end(&first), "max");
+        let third = scene.serve(9);
+        assert_eq!(scene.end(&second), "max");
+        assert_eq!(scene.end(&third), "12.00");
+        assert!(!scene.host.root().path(ROOT_DIR).exists());
+    }
+
+    #[test]
+    fn a_server_that_was_killed_leaves_it_to_the_next() {
+        let scene = Scene::new();
+        let killed = scene.serve(7);
+        scene.host.remove("proc/7");
+        let next = scene.serve(8);
+        assert_eq!(scene.end(&killed), "max");
+        assert_eq!(scene.end(&next), "12.00");
+    }
+
+    /// `vcpufreq run` has groups of its own in the slice, or has raised the slice itself.
+    #[test]
+    fn a_run_beside_a_server_shares_the_slice() {
+        let scene = Scene::new();
+        let run = |pid, origin: &str, raised_min| {
+            let groups = GroupRecord {
+                group: scene.host.root().path(format!("{SLICE}/vcpufreq.{pid}")),
+                origin: scene.host.root().path(origin),
+                enabled_cpu: false,
+                raised_min,
+            };
+            scene.begin(Record {
+                groups: Some(groups),
+                ..scene.record(pid)
+            })
+        };
+        let server = scene.serve(7);
+        let beside = run(8, "sys/fs/cgroup", false);
+        assert_eq!(scene.end(&server), "max");
+        assert_eq!(scene.end(&beside), "12.00");
+
+        scene.group(SLICE, "", "0.00");
+        let first = run(8, SLICE, true);
+        scene.group(SLICE, "", "max");
+        let server = scene.serve(7);
+        assert_eq!(scene.end(&first), "max");
+        assert_eq!(scene.end(&server), "0");
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The options of `serve` and `qemu`.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::Args;
+
+use super::{BridgeArgs, VcpuArgs};
+
+/// Options of `serve`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ServeArgs {
+    /// Read options from a TOML file, as run does; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the VMM connects.
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    /// The VM.
+    #[command(flatten)]
+    pub served: ServedArgs,
+}
+
+/// Where `serve` waits for a VMM, and for whose.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ListenArgs {
+    /// The socket that the VMM's ivshmem-doorbell connects to
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// A user whose VMM may connect, as libvirt-qemu [default: the one that the
+    /// service manager gave the socket to, else this one]
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// The process that is served; others are refused
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// QEMU's control socket (-qmp), which tells the vCPUs' threads [default:
+    /// by the threads' names]
+    #[arg(long, value_name = "PATH")]
+    pub qmp: Option<PathBuf>,
+}
+
+/// Options of `qemu`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct QemuArgs {
+    /// Read options from a TOML file, as run does; flags win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The VM.
+    #[command(flatten)]
+    pub served: ServedArgs,
+    /// QEMU and its options
+    #[arg(last = true, required = true, value_name = "QEMU")]
+    pub command: Vec<OsString>,
+}
+
+/// What `serve` and `qemu` take of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ServedArgs {
+    /// The vCPUs.
+    #[command(flatten)]
+    pub vcpus: VcpuArgs,
+    /// The bridge.
+    #[command(flatten)]
+    pub bridge: BridgeArgs,
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq qemu`: a prefix for a QEMU command line, which gives the VM the bridge.
+//!
+//! ```text
+//! command line ─▶ QEMU's own device tree (dumpdtb) ─▶ with capacities and OPPs ─▶ -dtb
+//!      └────────▶ QEMU with ivshmem-doorbell ◀─ pair of sockets ─▶ server ─▶ QEMU's exit code
+//! ```
+//! QEMU inherits its end of the pair and the tree as open files: no file is left of a program that
+//! is killed.
+
+mod command;
+mod tree;
+
+use std::{
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::{net::UnixStream, process::ExitStatusExt},
+    },
+    process::{Child, Command, ExitStatus},
+};
+
+use anyhow::Context;
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use vcpufreq_device::host::HostRoot;
+
+use crate::{
+    message::{chain, warn},
+    options::serve::QemuArgs,
+    serve::{EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Vmm, Waiting, wait},
+};
+use command::QemuCommand;
+use tree::Tree;
+
+const WORKER_DIED: &str =
+    "the thread that carries out requests has died; the guest goes on without clamps";
+
+/// What a shell reports for a program that a signal ended.
+const SIGNALLED: i32 = 128;
+
+/// Runs QEMU with the bridge; returns its exit code.
+///
+/// # Errors
+/// Whatever keeps QEMU from starting, in one line.
+pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
+    let command = QemuCommand::read(&options.command)?;
+    let cpus = &mut options.served.vcpus.cpus;
+    if cpus.is_none() {
+        *cpus = Some(command.cpus()?);
+    }
+    let served = Served::check(options.served, HostRoot::default())?;
+    let tree = Tree::make(&command, &served)?;
+    warn(&format!("{}; {}", served.likeness, tree.told()));
+    let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
+    let mut qemu = Command::new(command.program());
+    qemu.args(command.arguments()).args(tree.arguments()?);
+    qemu.args(device(&of_qemu, served.vcpus.len())?);
+    let mut qemu = qemu
+        .spawn()
+        .with_context(|| format!("can't start {}", command.program().display()))?;
+    // After QEMU is started, which would inherit that they are blocked, and before any thread is
+    // made, so that all of them leave the signals alone.
+    let signals = EndSignals::take_with_children().context("can't wait for signals")?;
+    // From here on they are QEMU's alone: the connection ends with it.
+    drop((of_qemu, tree));
+    let mut waiting = Waiting::default();
+    // Without its memory QEMU ends by itself.
+    let added = Vmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
+    added.unwrap_or_else(not_served);
+    let supervisor = Supervisor {
+        served: &served,
+        signals: &signals,
+        waiting,
+        machine: None,
+        refusals: Refusals::default(),
+    };
+    let status = supervisor.run(&mut qemu)?;
+    Ok(exit_code(status))
+}
+
+fn not_served(error: anyhow::Error) {
+    warn(&format!("the VM isn't served: {}", chain(&error)));
+}
+
+/// The options that carry the bridge.
+fn device(socket: &UnixStream, vcpus: usize) -> anyhow::Result<[String; 6]> {
+    let number = inherited(socket)?;
+    Ok([
+        // The names of threads tell the vCPUs.
+        "-name".to_owned(),
+        "debug-threads=on".to_owned(),
+        "-chardev".to_owned(),
+        format!("socket,id=vcpufreq,fd={number}"),
+        "-device".to_owned(),
+        // Without master=on QEMU refuses snapshots and migration.
+        format!("ivshmem-doorbell,master=on,chardev=vcpufreq,vectors={vcpus}"),
+    ])
+}
+
+/// Leaves `file` open in the programs that this one starts; its number there.
+fn inherited(file: impl AsFd) -> anyhow::Result<i32> {
+    let file = file.as_fd();
+    fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).context("can't hand a file to QEMU")?;
+    Ok(file.as_raw_fd())
+}
+
+/// What is done while QEMU runs.
+struct Supervisor<'a> {
+    served: &'a Served,
+    signals: &'a EndSignals,
+    /// Until QEMU has its vCPUs.
+    waiting: Waiting,
+    /// From then on, unless it can't be served.
+    machine: Option<Machine>,
+    refusals: Refusals,
+}
+
+impl Supervisor<'_> {
+    /// Serves QEMU's machine until QEMU ends.
+    fn run(mut self, qemu: &mut Child) -> anyhow::Result<ExitStatus> {
+        let mut undone = Ok(());
+        let status = loop {
+            if let Some((vmm, threads)) = self.waiting.ready(self.served, &mut self.refusals) {
+                let started = Machine::start(self.served, vmm, &threads);
+                self.machine = started.map_err(not_served).ok();
+            }
+            // It may have ended before the signals were taken.
+            if let Some(status) = qemu.try_wait().context("can't wait for QEMU")? {
+                break status;
+            }
+            if self.machine_ends(qemu)? {
+                undone = self.machine.take().map_or(Ok(()), end);
+            }
+        };
+        self.machine.map_or(undone, end).map(|()| status)
+    }
+
+    /// Waits for something to do; whether the machine has ended.
+    fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<bool> {
+        let machine = self.machine.as_ref();
+        let lost = machine.map(Machine::lost);
+        let of_lost = usize::from(lost.is_some());
+        let ends = machine.into_iter().flat_map(Machine::ends);
+        let files: Vec<_> = lost.into_iter().chain(ends).collect();
+        let look = self.waiting.next_look().or(machine.map(|_| LOOK_EVERY));
+        match wait(self.signals, &files, look)? {
+            Ready::Signal(Signal::SIGCHLD) => {}
+            Ready::Signal(signal) => forward(signal, qemu),
+            Ready::File(index) if index < of_lost => {
+                warn(WORKER_DIED);
+                return Ok(true);
+            }
+            Ready::File(_) => return Ok(true),
+            Ready::Nothing => {
+                let seen = machine.map(|machine| machine.look(self.served));
+                return Ok(seen == Some(Seen::Ended));
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn end(machine: Machine) -> anyhow::Result<()> {
+    machine.end().map(drop)
+}
+
+/// A terminal sends its signals to QEMU too; twice does no harm.
+fn forward(signal: Signal, qemu: &Child) {
+    if let Ok(pid) = i32::try_from(qemu.id()) {
+        // It may have ended; then SIGCHLD comes next.
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let signalled = status.signal().map(|signal| SIGNALLED + signal);
+    let code = status.code().or(signalled).unwrap_or(SIGNALLED);
+    u8::try_from(code).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guest's device tree: QEMU's own, with capacities, OPPs and energy.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom, Write},
+    os::fd::AsFd,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::memfd::{MFdFlags, memfd_create},
+};
+use vcpufreq_dt::Seeds;
+
+use super::{
+    command::{Described, QemuCommand},
+    inherited,
+};
+use crate::{
+    config::topology,
+    lifecycle::state::{self, StateDir},
+    serve::Served,
+    sys,
+    vm::image::Kernel,
+};
+
+/// How long QEMU may take to tell its tree. It takes some 100 ms.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
+/// How many bytes of what it says at last are looked at.
+const LAST_WORDS: u64 = 4096;
+
+/// A tree for one boot of QEMU, or why there is none.
+pub struct Tree {
+    file: Option<File>,
+    told: &'static str,
+}
+
+impl Tree {
+    /// Asks QEMU for its tree, and puts the served vCPUs into it.
+    ///
+    /// # Errors
+    /// When QEMU makes none, or one of other vCPUs.
+    pub fn make(command: &QemuCommand<'_>, served: &Served) -> anyhow::Result<Self> {
+        match command.described() {
+            Described::ByTree => {}
+            Described::ByFile(_) => {
+                return Ok(Self {
+                    file: None,
+                    told: "the guest has the device tree of -dtb: put capacities into it by \
+                           vcpufreq dt --merge",
+                });
+            }
+            Described::Otherwise => {
+                return Ok(Self {
+                    file: None,
+                    told: "the guest has no device tree: its driver sets capacities in sysfs, but \
+                           its scheduler balances as if CPUs were equal",
+                });
+            }
+        }
+        let base = dumped(command)?;
+        // Without registers in the tree: they are the PCI device's.
+        let kernel = command.kernel().and_then(|path| Kernel::open(&path).ok());
+        let preempt_rt = |mut kernel: Kernel| matches!(kernel.preempt_rt(), Ok(Some(true)));
+        // A guest that QEMU emulates doesn't wake from it.
+        let standby = command.has_kvm() && kernel.is_some_and(preempt_rt);
+        let region = topology::registers(&served.vcpus, 0);
+        let machine = topology::machine(&served.vcpus, Some(region), standby)
+            .context("can't describe the guest's CPUs; correct --table or --capacity")?
+            .without_cpufreq();
+        let tree = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
+            .context("can't describe the CPUs in QEMU's device tree; give it as many as --cpus")?;
+        let file = memfd_create(c"vcpufreq.dtb", MFdFlags::MFD_CLOEXEC);
+        let mut file = File::from(file.context("can't make a file in memory")?);
+        file.write_all(&tree)
+            .context("can't write the device tree")?;
+        Ok(Self {
+            file: Some(file),
+            told: "the guest has capacities, OPPs and energy in its device tree",
+        })
+    }
+
+    /// What the guest will see.
+    pub fn told(&self) -> &'static str {
+        self.told
+    }
+
+    /// The options that give it to QEMU.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn arguments(&self) -> anyhow::Result<Vec<String>> {
+        let Some(file) = &self.file else {
+            return Ok(Vec::new());
+        };
+        // By this name each open begins at the file's start.
+        let path = format!("/proc/self/fd/{}", inherited(file)?);
+        Ok(vec!["-dtb".to_owned(), path])
+    }
+}
+
+/// QEMU's own tree for these options. It writes the tree before it starts a vCPU, and ends.
+fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
+    // Beside the records: if this process is killed now, the next start or cleanup removes it.
+    let file = StateDir::of_user()?.scratch(std::process::id())?;
+    let mut dump = OsString::from("dumpdtb=");
+    dump.push(file.as_os_str());
+    let mut qemu = Command::new(command.program());
+    qemu.args(command.arguments()).arg("-machine").arg(dump);
+    let ran = run(&mut qemu, TOLD_WITHIN);
+    let tree = fs::read(&file);
+    state::remove_file(&file).context("can't remove QEMU's device tree")?;
+    ran?;
+    tree.context("can't read QEMU's device tree")
+}
+
+/// Runs QEMU to its end, which has to come within so long.
+fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
+    let program = qemu.get_program().display().to_string();
+    // A file, which it can't be kept from writing by.
+    let said = memfd_create(c"vcpufreq.stderr", MFdFlags::MFD_CLOEXEC);
+    let mut said = File::from(said.context("can't make a file in memory")?);
+    qemu.stdin(Stdio::null()).stdout(Stdio::null());
+    qemu.stderr(said.try_clone().context("no more open files")?);
+    let qemu = qemu.spawn();
+    let mut qemu = qemu.with_context(|| format!("can't start {program}"))?;
+    let has_ended = || -> anyhow::Result<bool> {
+        let process = sys::pidfd_open(qemu.id())?;
+        let mut process = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut process, PollTimeout::try_from(within)?)? > 0)
+    };
+    if !has_ended().context("can't wait for QEMU")? {
+        // It may end just now.
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        bail!(
+            "{program} takes more than {} s to tell its device tree; give the guest one by -dtb",
+            within.as_secs()
+        );
+    }
+    if qemu.wait().context("can't wait for QEMU")?.success() {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    let end = said.metadata().map_or(0, |said| said.len());
+    let read = said.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS)));
+    read.and_then(|_| said.read_to_end(&mut text))
+        .context("can't read what QEMU said")?;
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().last().unwrap_or("it said nothing");
+    bail!("QEMU doesn't tell its device tree: {last}");
+}
+
+#[cfg(test)]
+mod tests {
+    //! A QEMU that tells no device tree is one line, and ends.
+    use super::*;
+
+    fn line(script: &str, within: Duration) -> String {
+        let mut shell = Command::new("sh");
+        let ran = run(shell.args(["-c", script]), within);
+        ran.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn one_that_hangs_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pid");
+        let script = format!("echo $$ > {}; exec sleep 1000", file.display());
+        let line = line(&script, Duration::from_secs(2));
+        assert!(line.contains("more than 2 s"), "{line}");
+        let pid = fs::read_to_string(file).unwrap();
+        assert!(!fs::exists(format!("/proc/{}", pid.trim())).unwrap());
+    }
+
+    #[test]
+    fn the_last_of_its_lines_is_told() {
+        let script = "seq 10000 >&2; echo no such machine >&2; exit 1";
+        let line = line(script, Duration::from_secs(60));
+        assert!(line.ends_with(": no such machine"), "{line}");
+    }
+}

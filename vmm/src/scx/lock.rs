@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One service for a host: a file with its process, which the kernel unlocks however that ends.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::Pid;
+
+/// The file.
+const PATH: &str = "/run/vcpufreq-scx";
+/// For its owner alone.
+const MODE: u32 = 0o600;
+
+/// The file, locked. Dropping it removes it.
+pub struct Lock {
+    path: PathBuf,
+    _file: Flock<File>,
+}
+
+impl Lock {
+    /// Takes it for this process.
+    ///
+    /// # Errors
+    /// That a service runs, or what the kernel said.
+    #[cfg_attr(not(feature = "bpf"), allow(dead_code))]
+    pub fn take() -> anyhow::Result<Self> {
+        Self::take_at(Path::new(PATH))
+    }
+
+    fn take_at(path: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("can't take {}; run it as root", path.display());
+        loop {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true).create(true).truncate(false);
+            // A lock takes no right to write: another user could hold it up.
+            let file = options.mode(MODE).open(path).with_context(failed)?;
+            let mode = Permissions::from_mode(MODE);
+            file.set_permissions(mode).with_context(failed)?;
+            let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => file,
+                Err((mut file, Errno::EWOULDBLOCK)) => match pid_in(&mut file) {
+                    Some(pid) => bail!("a vcpufreq scx service runs already, process {pid}"),
+                    None => bail!("another vcpufreq scx service is starting"),
+                },
+                Err((_, error)) => return Err(error).with_context(failed),
+            };
+            // The one before has removed what this has opened.
+            let still = fs::metadata(path).map(|there| there.ino()).ok();
+            if still != Some(file.metadata().with_context(failed)?.ino()) {
+                continue;
+            }
+            file.set_len(0).with_context(failed)?;
+            write!(&mut *file, "{}", std::process::id()).with_context(failed)?;
+            return Ok(Self {
+                path: path.to_owned(),
+                _file: file,
+            });
+        }
+    }
+
+    /// The process that has it; `None` when no service runs.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn owner() -> anyhow::Result<Option<Pid>> {
+        Self::owner_at(Path::new(PATH))
+    }
+
+    fn owner_at(path: &Path) -> anyhow::Result<Option<Pid>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file.with_context(|| format!("can't read {}", path.display()))?,
+        };
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            // Of one that was killed.
+            Ok(_) => Ok(None),
+            Err((mut file, Errno::EWOULDBLOCK)) => Ok(pid_in(&mut file)),
+            Err((_, error)) => Err(error).with_context(|| format!("can't lock {}", path.display())),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before it is unlocked.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn pid_in(file: &mut File) -> Option<Pid> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(32).read_to_string(&mut text).ok()?;
+    let pid = text.trim().parse().ok()?;
+    Some(Pid::from_raw(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: the owner is known as long as it has the lock, and no longer.
+    use super::*;
+
+    #[test]
+    fn one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        assert_eq!(Lock::owner_at(&path).unwrap(), None);
+        let lock = Lock::take_at(&path).unwrap();
+        let own = std::process::id();
+        let owner = Lock::owner_at(&path).unwrap().unwrap();
+        assert_eq!(u32::try_from(owner.as_raw()).unwrap(), own);
+        let why = Lock::take_at(&path).err().unwrap().to_string();
+        assert!(why.contains(&format!("process {own}")), "{why}");
+        drop(lock);
+        assert_eq!(Lock::owner_at(&path).unwrap(), None);
+        // What a killed one leaves is no obstacle.
+        fs::write(&path, "1").unwrap();
+        assert_eq!(Lock::owner_at(&path).unwrap(), None);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let lock = Lock::take_at(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, MODE, "another user could lock it");
+        drop(lock);
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The cgroups of a VM's vCPUs while it is served. libvirt makes one for each vCPU when QEMU
+//! answers, which QEMU does once it has its memory: after a server has looked for them.
+
+use std::path::{Path, PathBuf};
+
+use vcpufreq_device::host::{ActuatorKind, AdoptedGroups, HostRoot, Tid};
+
+/// The cgroups in which vCPUs were when the server chose what to clamp.
+pub struct SeenGroups {
+    pid: u32,
+    threads: Vec<Tid>,
+    /// In procfs' words.
+    before: Option<Vec<String>>,
+    /// The manager's groups that are clamped, if any.
+    clamped: Option<Vec<PathBuf>>,
+}
+
+impl SeenGroups {
+    /// Those of these threads of process `pid`.
+    pub fn look(host: &HostRoot, pid: u32, threads: &[Tid]) -> Self {
+        Self {
+            pid,
+            threads: threads.to_vec(),
+            before: of_threads(host, pid, threads),
+            clamped: None,
+        }
+    }
+
+    /// The same, once it is chosen what clamps the VM; none if that are groups which the server
+    /// makes itself.
+    pub fn clamped_by(self, kind: &ActuatorKind) -> Option<Self> {
+        match kind {
+            ActuatorKind::Cgroup(_) => None,
+            ActuatorKind::Adopted(groups) => Some(Self {
+                clamped: Some(paths(groups)),
+                ..self
+            }),
+            _ => Some(self),
+        }
+    }
+
+    /// Whether the manager's groups to clamp are others now.
+    pub fn have_changed(&self, host: &HostRoot) -> bool {
+        let now = of_threads(host, self.pid, &self.threads);
+        // A VMM that is ending has no threads.
+        if now.is_none() || now == self.before {
+            return false;
+        }
+        let found = AdoptedGroups::find(host, self.pid, &self.threads);
+        found.is_ok_and(|found| found.as_ref().map(paths) != self.clamped)
+    }
+}
+
+fn of_threads(host: &HostRoot, pid: u32, threads: &[Tid]) -> Option<Vec<String>> {
+    let groups = threads.iter();
+    let groups = groups.map(|tid| host.text(format!("proc/{pid}/task/{tid}/cgroup")));
+    groups.collect()
+}
+
+fn paths(groups: &AdoptedGroups) -> Vec<PathBuf> {
+    groups.of_vcpus().map(Path::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Groups that libvirt makes after its VM has connected are found, and others are left alone.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+
+    const SCOPE: &str = "machine.slice/machine-qemu.scope/libvirt";
+
+    /// Threads 8 and 9 of process 7 are in these groups of a scope.
+    fn place(host: &FakeHost, groups: [&str; 2]) {
+        for (tid, group) in [8, 9].into_iter().zip(groups) {
+            let line = format!("0::/{SCOPE}{group}\n");
+            host.write(&format!("proc/7/task/{tid}/cgroup"), line);
+        }
+        for group in ["", "/vcpu0", "/vcpu1", "/emulator"] {
+            let members = [8, 9].into_iter().zip(groups);
+            let members = members.filter(|(_, of)| *of == group);
+            let mut members: String = members.map(|(tid, _)| format!("{tid}\n")).collect();
+            if group == "/emulator" {
+                members += "7\n";
+            }
+            let group = format!("sys/fs/cgroup/{SCOPE}{group}");
+            host.write(&format!("{group}/cgroup.threads"), members);
+        }
+    }
+
+    fn host() -> FakeHost {
+        let host = FakeHost::empty();
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        host.write("proc/self/mountinfo", mounts);
+        let [slice, scope] = ["machine.slice", "machine.slice/machine-qemu.scope"];
+        for group in [slice, scope] {
+            host.write(&format!("sys/fs/cgroup/{group}/cgroup.threads"), "");
+        }
+        for group in [slice, scope, SCOPE] {
+            let clamps = [("min", "max"), ("max", "max")];
+            for (clamp, value) in clamps {
+                host.write(&format!("sys/fs/cgroup/{group}/cpu.uclamp.{clamp}"), value);
+            }
+        }
+        for group in ["vcpu0", "vcpu1", "emulator"] {
+            for (clamp, value) in [("min", "0.00"), ("max", "max")] {
+                let file = format!("sys/fs/cgroup/{SCOPE}/{group}/cpu.uclamp.{clamp}");
+                host.write(&file, value);
+            }
+        }
+        host
+    }
+
+    #[test]
+    fn groups_that_libvirt_makes_later_are_found() {
+        let (host, threads) = (host(), [8, 9].map(|tid| Tid::new(tid).unwrap()));
+        let look = || SeenGroups::look(&host.root(), 7, &threads);
+        place(&host, ["/emulator", "/emulator"]);
+        let by_thread = look().clamped_by(&ActuatorKind::Thread).unwrap();
+        let changed = |seen: &SeenGroups| seen.have_changed(&host.root());
+        assert!(!changed(&by_thread));
+        place(&host, ["/vcpu0", "/emulator"]);
+        assert!(!changed(&by_thread), "not all of them yet");
+        place(&host, ["/vcpu0", "/vcpu1"]);
+        assert!(changed(&by_thread));
+        let groups = AdoptedGroups::find(&host.root(), 7, &threads).unwrap();
+        let adopted = ActuatorKind::Adopted(groups.unwrap());
+        let adopted = look().clamped_by(&adopted).unwrap();
+        assert!(!changed(&adopted));
+        place(&host, ["/vcpu0", "/emulator"]);
+        assert!(changed(&adopted), "a vCPU was moved");
+        host.remove("proc/7");
+        assert!(!changed(&adopted), "the VM has ended");
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The service manager, if it has started this program: files that it hands over at the start, and
+//! those that it keeps for the next start. See sd_listen_fds(3) and sd_notify(3), which need no
+//! library.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+};
+
+use anyhow::Context;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use crate::sys;
+
+/// Files of a message: SCM_MAX_FD is 253.
+const FILES: usize = 250;
+
+/// What it has handed over.
+#[derive(Default)]
+pub struct Handed {
+    pub files: Vec<OwnedFd>,
+    /// The names by which it keeps some of them, each once.
+    pub names: BTreeSet<String>,
+}
+
+/// What it has handed to process `pid`: this one, or the one that has started it. To be called once,
+/// before a file is opened.
+pub fn handed_to(pid: u32) -> Handed {
+    let number = |name| env::var(name).ok()?.parse::<u32>().ok();
+    let count = number("LISTEN_FDS").filter(|_| number("LISTEN_PID") == Some(pid));
+    let count = count.and_then(|count| u16::try_from(count).ok());
+    let handed = count.map(|count| Handed {
+        files: sys::take_handed(count),
+        names: env::var("LISTEN_FDNAMES")
+            .unwrap_or_default()
+            .split(':')
+            .map(str::to_owned)
+            .collect(),
+    });
+    handed.unwrap_or_default()
+}
+
+/// Tells it that the program waits for VMMs.
+///
+/// # Errors
+/// What the kernel said.
+pub fn ready() -> anyhow::Result<()> {
+    tell("READY=1", &[])
+}
+
+/// Has it store files by this name, for the next start.
+///
+/// # Errors
+/// What the kernel said.
+pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+    let message = format!("FDSTORE=1\nFDNAME={name}");
+    files
+        .chunks(FILES)
+        .try_for_each(|some| tell(&message, some))
+}
+
+/// Has it close the stored files of this name.
+///
+/// # Errors
+/// What the kernel said.
+pub fn discard(name: &str) -> anyhow::Result<()> {
+    tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
+}
+
+fn tell(message: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+    use std::os::fd::AsRawFd;
+    let Some(address) = env::var_os("NOTIFY_SOCKET") else {
+        return Ok(());
+    };
+    let sent = || {
+        let address = match address.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(&address)?,
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address)?;
+        let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        socket
+            .send_with_fds(&[message.as_bytes()], &files)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
+    };
+    sent()
+        .map(drop)
+        .context("the service manager can't be told")
+}

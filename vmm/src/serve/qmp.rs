@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which threads run a VM's vCPUs, by QEMU's control socket (QMP). QEMU before 11 names its threads
+//! with `-name debug-threads=on` only.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use serde::Deserialize;
+use vcpufreq_device::host::{HostRoot, Tid};
+
+/// QEMU carries out the second once it has carried out the first.
+const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n";
+/// More than QEMU writes of 512 vCPUs.
+const MOST: usize = 1 << 20;
+
+/// A question to QEMU that it may not have answered yet.
+pub struct Qmp {
+    path: PathBuf,
+    stream: UnixStream,
+    said: Vec<u8>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(rename = "return")]
+    answer: Option<Answer>,
+    error: Option<Refusal>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answer {
+    Cpus(Vec<Cpu>),
+    Other(serde::de::IgnoredAny),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Cpu {
+    cpu_index: usize,
+    thread_id: i32,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    desc: String,
+}
+
+impl Qmp {
+    /// Asks the QEMU that listens at `path`.
+    ///
+    /// # Errors
+    /// When it can't be asked.
+    pub fn ask(path: &Path) -> anyhow::Result<Self> {
+        let sent = || {
+            // Else it would wait for room in the listener's queue.
+            let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+            let file = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+            connect(file.as_raw_fd(), &UnixAddr::new(path)?)?;
+            let mut stream = UnixStream::from(file);
+            stream.write_all(COMMANDS)?;
+            anyhow::Ok(stream)
+        };
+        let stream = sent().with_context(|| {
+            let path = path.display();
+            format!("can't connect to QEMU's control socket {path}; correct --qmp")
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            stream,
+            said: Vec::new(),
+        })
+    }
+
+    /// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; `None` while
+    /// QEMU hasn't answered.
+    ///
+    /// # Errors
+    /// When its answer is an error, or of another VM.
+    pub fn vcpu_threads(
+        &mut self,
+        host: &HostRoot,
+        pid: u32,
+        vcpus: usize,
+    ) -> anyhow::Result<Option<Vec<Tid>>> {
+        let path = self.path.display().to_string();
+        let Some(mut cpus) = self.answer().with_context(|| path.clone())? else {
+            return Ok(None);
+        };
+        cpus.sort_by_key(|cpu| cpu.cpu_index);
+        if !cpus.iter().map(|cpu| cpu.cpu_index).eq(0..vcpus) {
+            let count = cpus.len();
+            bail!("it has {count} vCPUs; start the server with --cpus {count}");
+        }
+        let threads = cpus.iter().map(|cpu| {
+            let of_pid = host.path(format!("proc/{pid}/task/{}", cpu.thread_id));
+            Tid::new(cpu.thread_id).filter(|_| of_pid.exists())
+        });
+        let threads: Option<_> = threads.collect();
+        let threads = threads.with_context(|| format!("{path} is another VM's; correct --qmp"));
+        threads.map(Some)
+    }
+
+    /// What to do about no answer.
+    pub fn silence(&self) -> String {
+        let path = self.path.display();
+        format!("{path} doesn't answer; disconnect other programs from it, or correct --qmp")
+    }
+
+    fn answer(&mut self) -> anyhow::Result<Option<Vec<Cpu>>> {
+        let mut part = [0; 4096];
+        loop {
+            match self.stream.read(&mut part) {
+                Ok(0) => bail!("QEMU has closed the connection"),
+                Ok(read) => self.said.extend_from_slice(&part[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+            if self.said.len() > MOST {
+                bail!("QEMU's answer has no end");
+            }
+        }
+        // The last one may not have come whole.
+        let lines = self.said.split_inclusive(|byte| *byte == b'\n');
+        for line in lines.filter(|line| line.ends_with(b"\n")) {
+            let line: Line = serde_json::from_slice(line).context("this isn't QMP")?;
+            if let Some(Refusal { desc }) = line.error {
+                bail!("QEMU doesn't tell its vCPUs: {desc}");
+            }
+            if let Some(Answer::Cpus(cpus)) = line.answer {
+                return Ok(Some(cpus));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! What QEMU writes in parts is put together, and what isn't this VM's is refused.
+    use std::os::unix::net::UnixListener;
+
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+    const EVENT: &str = "{\"event\": \"RESUME\", \"timestamp\": {}}\n{\"return\": {}}\n";
+    const CPUS: &str = "{\"return\": [{\"thread-id\": 9, \"cpu-index\": 1, \"props\": {}}, \
+                        {\"thread-id\": 8, \"cpu-index\": 0}]}\n";
+
+    /// What is learnt of a VM of threads 8 and 9 after each of these parts.
+    fn learnt(vcpus: usize, parts: &[&str]) -> Vec<Result<Option<Vec<i32>>, String>> {
+        let host = FakeHost::empty();
+        for tid in [8, 9] {
+            host.write(&format!("proc/7/task/{tid}/comm"), "qemu-system-aar\n");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut qmp = Qmp::ask(&path).unwrap();
+        let (mut qemu, _) = listener.accept().unwrap();
+        let learnt = parts.iter().map(|part| {
+            qemu.write_all(part.as_bytes()).unwrap();
+            let threads = qmp.vcpu_threads(&host.root(), 7, vcpus);
+            let numbers = |tids: Vec<Tid>| tids.into_iter().map(Tid::get).collect();
+            let threads = threads.map(|threads| threads.map(numbers));
+            threads.map_err(|error| format!("{error:#}"))
+        });
+        learnt.collect()
+    }
+
+    #[test]
+    fn threads_are_those_of_vcpus_in_order() {
+        let (half, rest) = CPUS.split_at(30);
+        let found = learnt(2, &["", GREETING, EVENT, half, rest]);
+        let none = Ok(None);
+        let all = Ok(Some(vec![8, 9]));
+        assert_eq!(found, [none.clone(), none.clone(), none.clone(), none, all]);
+    }
+
+    #[test]
+    fn what_is_not_this_vms_is_refused() {
+        for (vcpus, said, line) in [
+            (3, CPUS, "--cpus 2"),
+            (2, &CPUS.replace("9,", "10,"), "another VM's"),
+            (
+                2,
+                "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n",
+                "no",
+            ),
+            (2, "HTTP/1.1 400\n", "isn't QMP"),
+        ] {
+            let found = learnt(vcpus, &[said]);
+            let Err(error) = &found[0] else {
+                panic!("{found:?}")
+            };
+            assert!(error.contains(line), "{error}");
+        }
+    }
+}

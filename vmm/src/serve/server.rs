@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The server at work: VMMs come to its socket, the first that has its vCPUs is served, and others
+//! are refused until that one ends.
+
+use std::{os::fd::AsFd, time::Instant};
+
+use vcpufreq_device::host::Tid;
+
+use super::{
+    ERROR, EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Socket, Vmm,
+    WORKER_DIED, Waiting, wait,
+};
+use crate::message::{chain, warn};
+
+/// What is there as long as the server.
+pub struct Server {
+    pub served: Served,
+    pub socket: Socket,
+    pub signals: EndSignals,
+}
+
+/// Why a VM isn't served any longer.
+enum End {
+    /// It has ended.
+    Vm,
+    /// It is to be served in other cgroups.
+    Moved,
+    /// The server ends, with this exit code.
+    Server(u8),
+}
+
+impl Server {
+    /// Serves one VMM after another, those that were taken over first, until a signal ends it;
+    /// returns the exit code.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: Waiting) -> anyhow::Result<u8> {
+        let mut refusals = Refusals::default();
+        for vmm in taken_over {
+            warn(&format!("takes process {} over", vmm.pid()));
+            if let Err(error) = waiting.add(vmm, &self.served) {
+                refusals.add(|| not_served(&error));
+            }
+        }
+        let mut is_said = false;
+        loop {
+            while let Some((vmm, threads)) = waiting.ready(&self.served, &mut refusals) {
+                for pid in waiting.refuse() {
+                    refusals.add(|| other_is_served(pid, vmm.pid()));
+                }
+                if let Some(code) = self.serve(vmm, &threads, &mut refusals) {
+                    return Ok(code);
+                }
+            }
+            if !is_said && waiting.next_look().is_none() {
+                let (path, vcpus) = (self.socket.path().display(), self.served.vcpus.len());
+                warn(&format!("waits at {path} for a VMM with {vcpus} vCPUs"));
+                is_said = true;
+            }
+            match wait(&self.signals, &[self.socket.as_fd()], waiting.next_look())? {
+                Ready::Signal(_) => return Ok(0),
+                Ready::Nothing => {}
+                Ready::File(_) => {
+                    let added = self.socket.accept();
+                    let added = added.and_then(|vmm| waiting.add(vmm, &self.served));
+                    if let Err(error) = added {
+                        refusals.add(|| not_served(&error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves a VMM until it ends. The exit code, if the server ends too.
+    fn serve(&self, mut vmm: Vmm, threads: &[Tid], refusals: &mut Refusals) -> Option<u8> {
+        let pid = vmm.pid();
+        let failed = |error| {
+            warn(&format!("process {pid} isn't served: {}", chain(&error)));
+            None
+        };
+        loop {
+            let machine = match Machine::start(&self.served, vmm, threads) {
+                Ok(machine) => machine,
+                Err(error) => return failed(error),
+            };
+            let why = self.until_end(&machine, refusals);
+            vmm = match machine.end() {
+                Ok(vmm) => vmm,
+                // The record has what is left. The guardian puts it back when this process ends.
+                Err(error) => {
+                    warn(&format!("process {pid}: {}", chain(&error)));
+                    return Some(ERROR);
+                }
+            };
+            match why {
+                Ok(End::Vm) => return None,
+                Ok(End::Server(code)) => return Some(code),
+                Ok(End::Moved) => warn(&format!("process {pid}: its vCPUs have other cgroups now")),
+                Err(error) => return failed(error.into()),
+            }
+        }
+    }
+
+    /// Waits for the end of a VMM, and refuses others meanwhile.
+    fn until_end(&self, machine: &Machine, refusals: &mut Refusals) -> nix::Result<End> {
+        let files: Vec<_> = [machine.lost()]
+            .into_iter()
+            .chain(machine.ends())
+            .chain([self.socket.as_fd()])
+            .collect();
+        let others = files.len() - 1;
+        let mut next_look = Instant::now() + LOOK_EVERY;
+        loop {
+            let now = Instant::now();
+            if now >= next_look {
+                match machine.look(&self.served) {
+                    Seen::Same => next_look = now + LOOK_EVERY,
+                    Seen::Moved => return Ok(End::Moved),
+                    Seen::Ended => return Ok(End::Vm),
+                }
+            }
+            match wait(&self.signals, &files, Some(next_look - now))? {
+                Ready::Nothing => {}
+                Ready::File(0) => {
+                    warn(WORKER_DIED);
+                    return Ok(End::Server(ERROR));
+                }
+                Ready::File(index) if index == others => {
+                    let other = self.socket.accept();
+                    refusals.add(|| match &other {
+                        Ok(other) => other_is_served(other.pid(), machine.pid()),
+                        Err(error) => not_served(error),
+                    });
+                }
+                // A VMM sends nothing: it has closed the connection, or has ended.
+                Ready::File(_) => return Ok(End::Vm),
+                Ready::Signal(_) => return Ok(End::Server(0)),
+            }
+        }
+    }
+}
+
+fn not_served(error: &anyhow::Error) -> String {
+    format!("a VMM isn't served: {}", chain(error))
+}
+
+fn other_is_served(pid: u32, served: u32) -> String {
+    format!(
+        "process {pid} isn't served: process {served} is, at the same socket; give each VM its own"
+    )
+}

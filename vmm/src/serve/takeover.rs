@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM goes on when its server has ended. The next server finds memory and doorbells by the record
+//! of the VM, among the files that the service manager kept, or else among the VMM's own.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Display,
+    fs::{self, File},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
+    path::Path,
+    sync::Arc,
+};
+
+use anyhow::{Context, anyhow, bail};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use vcpufreq_device::{host::HostRoot, kvm::shm::SharedMemory};
+use vcpufreq_rt::KernelHost;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    manager,
+    vmm::{Shared, Vmm},
+};
+use crate::{
+    lifecycle::{
+        kept::KeptVm,
+        state::{Standing, StateDir, owner_of},
+    },
+    message::{chain, warn},
+    sys,
+};
+
+/// What the kernel calls the file of a memory that a server has made.
+const MEMORY: &str = "/memfd:vcpufreq (deleted)";
+/// The name by which the service manager keeps the files of a VMM begins so, and ends with its
+/// number.
+const STORED: &str = "vm-";
+
+fn store_name(pid: u32) -> String {
+    format!("{STORED}{pid}")
+}
+
+/// Lets a later server take `vmm` over, which is about to get `shared`.
+///
+/// # Errors
+/// Why it can't be recorded.
+pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
+    let (Some(socket), Some(stream)) = (&vmm.socket, &vmm.stream) else {
+        return Ok(());
+    };
+    let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
+    let bells = shared.bells.iter();
+    let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())));
+    let bells: Option<Vec<_>> = bells.collect();
+    StateDir::of_user()?.write_vm(&KeptVm {
+        vmm: owner_of(&HostRoot::default(), vmm.pid())?,
+        socket: socket.clone(),
+        memory: (memory.dev(), memory.ino()),
+        bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
+    })?;
+    let bells = shared.bells.iter().map(sys::file_of);
+    let files: Vec<_> = [shared.memory.as_fd(), stream.as_fd()]
+        .into_iter()
+        .chain(bells)
+        .collect();
+    manager::store(&store_name(vmm.pid()), &files)
+}
+
+/// No later server takes `vmm` over. It has ended, or has lost its device or a vCPU.
+pub fn forget(vmm: &Vmm) {
+    if vmm.socket.is_none() {
+        return;
+    }
+    let done = StateDir::of_user()
+        .and_then(|dir| Ok(dir.remove_vm(vmm.pid())?))
+        .and_then(|()| manager::discard(&store_name(vmm.pid())));
+    if let Err(error) = done {
+        warn(&chain(&error));
+    }
+}
+
+/// Discards what the service manager has stored by one of `names` for a VMM that has ended while no
+/// server ran.
+///
+/// # Errors
+/// When the records can't be read, or what the kernel said.
+pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
+    let kept = StateDir::of_user()?.kept(&HostRoot::default())?;
+    let runs = |name: &String| kept.iter().any(|vm| store_name(vm.vmm.pid) == *name);
+    let stored = names.iter().filter(|name| name.starts_with(STORED));
+    let mut ended = stored.filter(|name| !runs(name));
+    ended.try_for_each(|name| manager::discard(name))
+}
+
+/// The VMMs that have connected to `socket` of an earlier server of VMs of `vcpus` vCPUs, and run.
+/// Each that can't be taken over is a warning.
+///
+/// # Errors
+/// When the records can't be read.
+pub fn find(socket: &Path, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<Vmm>> {
+    let host = HostRoot::default();
+    let mut kept = StateDir::of_user()?.kept(&host)?;
+    kept.retain(|vm| vm.socket == socket);
+    let taken = kept.into_iter().filter_map(|vm| {
+        let taken = take_over(&host, &vm, vcpus, handed);
+        let pid = vm.vmm.pid;
+        let failed = |error: &anyhow::Error| {
+            warn(&format!("process {pid} isn't taken over: {}", chain(error)));
+        };
+        taken.inspect_err(failed).ok()
+    });
+    Ok(taken.collect())
+}
+
+fn take_over(
+    host: &HostRoot,
+    vm: &KeptVm,
+    vcpus: usize,
+    handed: &[OwnedFd],
+) -> anyhow::Result<Vmm> {
+    let count = vm.bells.len();
+    if count != vcpus {
+        bail!("it has {count} vCPUs; start the server with --cpus {count}");
+    }
+    let pid = vm.vmm.pid;
+    let process = sys::pidfd_open(pid).context("it can't be watched")?;
+    // The number was still its own when the file was opened.
+    if vm.vmm.standing(&KernelHost::from(host)) != Standing::InUse {
+        bail!("it has ended");
+    }
+    let files = match Files::among(vm, handed)? {
+        Some(files) => files,
+        None => Files::of_process(vm, process.as_fd())?,
+    };
+    let shared = files.share()?;
+    let stream = handed.iter().find(|file| is_connection_of(file, pid));
+    let stream = stream.map(|file| file.try_clone().map(UnixStream::from));
+    let mut vmm = Vmm::taken_over(process, pid, vm.socket.clone(), shared);
+    vmm.stream = stream.transpose().context("no more open files")?;
+    Ok(vmm)
+}
+
+fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {
+    let peer = getsockopt(file, PeerCredentials);
+    peer.is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(pid))
+}
+
+/// Memory, and a doorbell for each vCPU.
+struct Files {
+    memory: File,
+    bells: Vec<OwnedFd>,
+}
+
+impl Files {
+    /// Those of `vm` among files of this process, if all are there.
+    fn among(vm: &KeptVm, files: &[OwnedFd]) -> anyhow::Result<Option<Self>> {
+        let mut memory = None;
+        let mut bells: Vec<_> = vm.bells.iter().map(|_| None).collect();
+        for file in files {
+            let copy = || file.try_clone().context("no more open files");
+            let Some(id) = eventfd_id(&fdinfo("self", file.as_raw_fd())) else {
+                // A look at another file may wait for its file system.
+                let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+                if !name.is_ok_and(|name| name.as_os_str() == MEMORY) {
+                    continue;
+                }
+                let file = File::from(copy()?);
+                let is_it = file
+                    .metadata()
+                    .is_ok_and(|found| (found.dev(), found.ino()) == vm.memory);
+                memory = memory.or(is_it.then_some(file));
+                continue;
+            };
+            if let Some(vcpu) = vm.bells.iter().position(|bell| *bell == id) {
+                bells[vcpu] = Some(copy()?);
+            }
+        }
+        let bells: Option<Vec<_>> = bells.into_iter().collect();
+        let all = memory.zip(bells);
+        Ok(all.map(|(memory, bells)| Self { memory, bells }))
+    }
+
+    /// Copies of what the VMM itself has open.
+    fn of_process(vm: &KeptVm, process: BorrowedFd<'_>) -> anyhow::Result<Self> {
+        let pid = vm.vmm.pid;
+        let refused = |error| {
+            let pid = vm.vmm.pid;
+            anyhow!(
+                "the files of process {pid} can't be taken ({error}); start serve with \
+                 CAP_SYS_PTRACE, or as a service with FileDescriptorStoreMax="
+            )
+        };
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).map_err(refused)?;
+        let mut copies = Vec::new();
+        for file in open.flatten() {
+            let number = file.file_name();
+            let Some(number) = number.to_str().and_then(|name| name.parse::<RawFd>().ok()) else {
+                continue;
+            };
+            if is_wanted(vm, &file.path(), number) {
+                copies.push(sys::pidfd_getfd(process, number).map_err(refused)?);
+            }
+        }
+        // What a number stands for may have changed meanwhile: the copies are what counts.
+        Self::among(vm, &copies)?
+            .with_context(|| format!("process {pid} has closed its memory or a doorbell"))
+    }
+
+    fn share(self) -> anyhow::Result<Shared> {
+        let vcpus = u16::try_from(self.bells.len()).context("too many vCPUs")?;
+        let memory = SharedMemory::adopt(self.memory, vcpus);
+        let memory = memory.context("its memory isn't this server's")?;
+        let bells: Vec<EventFd> = self.bells.into_iter().map(sys::eventfd_of).collect();
+        Ok(Shared {
+            memory: Arc::new(memory),
+            bells: bells.into(),
+        })
+    }
+}
+
+/// Whether a process' file looks like one of `vm`. Without a look at the file itself, which another
+/// file system may answer late or never.
+fn is_wanted(vm: &KeptVm, path: &Path, number: RawFd) -> bool {
+    let name = fs::read_link(path).unwrap_or_default();
+    let info = || fdinfo(vm.vmm.pid, number);
+    match name.to_str() {
+        Some("anon_inode:[eventfd]") => {
+            eventfd_id(&info()).is_some_and(|id| vm.bells.contains(&id))
+        }
+        // Others may have a memory of this name. Linux before 5.14 doesn't number it here.
+        Some(MEMORY) => number_in(&info(), "ino:").is_none_or(|inode| inode == vm.memory.1),
+        _ => false,
+    }
+}
+
+/// What proc_pid_fdinfo(5) has of a process' file; nothing if that is closed.
+fn fdinfo(process: impl Display, number: RawFd) -> String {
+    fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default()
+}
+
+fn eventfd_id(info: &str) -> Option<u64> {
+    number_in(info, "eventfd-id:")
+}
+
+fn number_in(info: &str, name: &str) -> Option<u64> {
+    let number = info.lines().find_map(|line| line.strip_prefix(name))?;
+    number.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A VM's files are told from others that look like them.
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn another_memory_of_the_same_name_and_size_is_not_taken() {
+        let (host, pid) = (HostRoot::default(), std::process::id());
+        let [other, shared] = [(); 2].map(|()| Shared::new(2).unwrap());
+        let id_of = |shared: &Shared| {
+            let file = File::from(shared.memory.as_fd().try_clone_to_owned().unwrap());
+            let found = file.metadata().unwrap();
+            (found.dev(), found.ino())
+        };
+        let bells = shared.bells.iter();
+        let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())).unwrap());
+        let vm = KeptVm {
+            vmm: owner_of(&host, pid).unwrap(),
+            socket: "/run/a".into(),
+            memory: id_of(&shared),
+            bells: bells.collect(),
+        };
+        let wanted = |shared: &Shared| {
+            let number = shared.memory.fd();
+            is_wanted(&vm, Path::new(&format!("/proc/{pid}/fd/{number}")), number)
+        };
+        assert_eq!([&other, &shared].map(wanted), [false, true]);
+        let process = sys::pidfd_open(pid).unwrap();
+        let taken = Files::of_process(&vm, process.as_fd()).unwrap().share();
+        assert_eq!(id_of(&taken.unwrap()), vm.memory);
+        // By any way to get files.
+        let copy = |shared: &Shared| shared.memory.as_fd().try_clone_to_owned().unwrap();
+        let mut handed: Vec<_> = shared.bells.iter().map(sys::file_of).collect();
+        let other = copy(&other);
+        handed.push(other.as_fd());
+        let handed: io::Result<Vec<_>> =
+            handed.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        assert!(Files::among(&vm, &handed.unwrap()).unwrap().is_none());
+    }
+}

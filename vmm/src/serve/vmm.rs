@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VMM that is served: its process, its connection, and what it shares with the server.
+
+use std::{
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::PathBuf,
+    sync::Arc,
+};
+
+use anyhow::{Context, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use vcpufreq_device::kvm::shm::SharedMemory;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::sys;
+
+/// A VMM that has connected, or was taken over.
+pub struct Vmm {
+    process: OwnedFd,
+    pid: u32,
+    /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
+    pub stream: Option<UnixStream>,
+    /// The socket that it has connected to, which tells it to the next server.
+    pub socket: Option<PathBuf>,
+    /// What it has of the server before this one.
+    pub inherited: Option<Shared>,
+}
+
+/// What a VMM and its server both have.
+#[derive(Clone)]
+pub struct Shared {
+    /// Memory of the guest's registers.
+    pub memory: Arc<SharedMemory>,
+    /// A doorbell for each vCPU.
+    pub bells: Arc<[EventFd]>,
+}
+
+impl Shared {
+    /// New ones.
+    pub fn new(vcpus: u16) -> anyhow::Result<Self> {
+        let memory = Arc::new(SharedMemory::new(vcpus).context("can't make shared memory")?);
+        let bells = (0..vcpus).map(|_| EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC));
+        let bells: Result<Vec<_>, _> = bells.collect();
+        let bells = bells.context("can't make an eventfd for each vCPU")?.into();
+        Ok(Self { memory, bells })
+    }
+}
+
+impl Vmm {
+    /// The one at the other end of `stream`, which named process `pid`.
+    ///
+    /// # Errors
+    /// When that process has ended.
+    pub fn connected(stream: UnixStream, pid: u32, socket: PathBuf) -> anyhow::Result<Self> {
+        // Before Linux 6.5 the number may have become another process' since.
+        let process = match sys::peer_pidfd(stream.as_fd()) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => sys::pidfd_open(pid),
+            process => process,
+        };
+        Ok(Self {
+            process: process.with_context(|| format!("process {pid} has ended"))?,
+            pid,
+            stream: Some(stream),
+            socket: Some(socket),
+            inherited: None,
+        })
+    }
+
+    /// A child of this process, at the other end of `stream`.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn child(stream: UnixStream, pid: u32) -> anyhow::Result<Self> {
+        Ok(Self {
+            process: sys::pidfd_open(pid).context("it can't be watched")?,
+            pid,
+            stream: Some(stream),
+            socket: None,
+            inherited: None,
+        })
+    }
+
+    /// One that a server before this one has served.
+    pub fn taken_over(process: OwnedFd, pid: u32, socket: PathBuf, shared: Shared) -> Self {
+        Self {
+            process,
+            pid,
+            stream: None,
+            socket: Some(socket),
+            inherited: Some(shared),
+        }
+    }
+
+    /// The same, which has what the server until now shares with it.
+    pub fn inheriting(self, shared: Shared) -> Self {
+        Self {
+            inherited: Some(shared),
+            ..self
+        }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Files of which one is readable when it has ended, or has dropped the connection.
+    pub fn ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let stream = self.stream.iter().map(AsFd::as_fd);
+        stream.chain([self.process.as_fd()])
+    }
+
+    /// Whether it has, within so many milliseconds.
+    pub fn gone_within(&self, milliseconds: u16) -> bool {
+        let ends = self.ends().map(|file| PollFd::new(file, PollFlags::POLLIN));
+        let mut ends: Vec<_> = ends.collect();
+        poll(&mut ends, PollTimeout::from(milliseconds)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Fails if it has ended.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.gone_within(0) {
+            bail!("it has ended");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! VMMs that are to be served, while they start the threads of their vCPUs.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use vcpufreq_device::{host::Tid, kvm::shm::vcpu_threads};
+
+use super::{Refusals, Served, Vmm, give_memory, qmp::Qmp, takeover};
+use crate::message::chain;
+
+/// How long a VMM has to start its vCPUs' threads.
+const THREADS_WITHIN: Duration = Duration::from_secs(30);
+/// How often to look for them.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// VMMs that may wait at once.
+const MOST: usize = 16;
+
+/// Those VMMs.
+#[derive(Default)]
+pub struct Waiting {
+    /// QEMU's control socket, if that is to be asked for the threads.
+    qmp: Option<PathBuf>,
+    all: Vec<Candidate>,
+}
+
+/// One of them.
+struct Candidate {
+    vmm: Vmm,
+    /// The end of the server's patience.
+    until: Instant,
+    qmp: Option<Qmp>,
+}
+
+impl Candidate {
+    /// The threads of its vCPUs, once they are known.
+    fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Tid>>> {
+        let (pid, vcpus) = (self.vmm.pid(), served.count()?);
+        match &mut self.qmp {
+            Some(qmp) => qmp.vcpu_threads(&served.host, pid, vcpus.into()),
+            None => Ok(vcpu_threads(&served.host, pid, vcpus)),
+        }
+    }
+
+    /// Why it has waited in vain.
+    fn lacks(&self, vcpus: usize) -> String {
+        match &self.qmp {
+            Some(qmp) => qmp.silence(),
+            None => format!(
+                "it has no thread named \"CPU {}/KVM\"; give serve the --cpus that the VM has, and \
+                 QEMU -name debug-threads=on, or serve its --qmp",
+                vcpus - 1
+            ),
+        }
+    }
+}
+
+impl Waiting {
+    /// None yet, and QEMU's control socket.
+    pub fn by(qmp: Option<PathBuf>) -> Self {
+        Self {
+            qmp,
+            all: Vec::new(),
+        }
+    }
+
+    /// Has `vmm` wait too. QEMU answers at its control socket only once it has its memory.
+    ///
+    /// # Errors
+    /// When too many wait, or it can't be asked for its threads.
+    pub fn add(&mut self, mut vmm: Vmm, served: &Served) -> anyhow::Result<()> {
+        if self.all.len() == MOST {
+            let pid = vmm.pid();
+            bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
+        }
+        let qmp = self.qmp.as_deref().map(Qmp::ask).transpose()?;
+        if qmp.is_some() && vmm.inherited.is_none() {
+            vmm = give_memory(served, vmm)?;
+        }
+        self.all.push(Candidate {
+            vmm,
+            until: Instant::now() + THREADS_WITHIN,
+            qmp,
+        });
+        Ok(())
+    }
+
+    /// When to call [`Self::ready`] again; never while no VMM waits.
+    pub fn next_look(&self) -> Option<Duration> {
+        (!self.all.is_empty()).then_some(LOOK_EVERY)
+    }
+
+    /// The first VMM that has the threads of all vCPUs. One that has ended, or has had its time,
+    /// waits no longer, and is one of `refusals`.
+    pub fn ready(&mut self, served: &Served, refusals: &mut Refusals) -> Option<(Vmm, Vec<Tid>)> {
+        let mut index = 0;
+        while let Some(candidate) = self.all.get_mut(index) {
+            let threads = candidate.threads(served);
+            let vmm = &candidate.vmm;
+            let pid = vmm.pid();
+            // Afterwards: the threads were its own.
+            let why = if vmm.gone_within(0) {
+                if vmm.inherited.is_some() {
+                    takeover::forget(vmm);
+                }
+                "it has ended".to_owned()
+            } else {
+                match threads {
+                    Ok(Some(threads)) => return Some((self.all.remove(index).vmm, threads)),
+                    Err(error) => chain(&error),
+                    Ok(None) if Instant::now() > candidate.until => {
+                        candidate.lacks(served.vcpus.len())
+                    }
+                    Ok(None) => {
+                        index += 1;
+                        continue;
+                    }
+                }
+            };
+            refusals.add(|| format!("process {pid} isn't served: {why}"));
+            let refused = self.all.remove(index);
+            if let Some(shared) = refused.vmm.inherited {
+                shared.memory.say_gone();
+            }
+        }
+        None
+    }
+
+    /// Ends the connections of all that wait, and returns their processes. What was served before
+    /// stays.
+    pub fn refuse(&mut self) -> Vec<u32> {
+        let is_new = |one: &mut Candidate| one.vmm.inherited.is_none();
+        let refused = self.all.extract_if(.., is_new);
+        refused.map(|one| one.vmm.pid()).collect()
+    }
+}

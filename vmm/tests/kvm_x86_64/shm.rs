@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The path `shm`, on real KVM:
+//!
+//! - Reads, a store of a request and its ring are no exits, and the request reaches the device.
+//! - A ring for no vCPU exits and does nothing.
+//! - What KVM does not handle exits and does the same.
+//! - A guest that resets finds the memory as it was made, and its request taken back.
+//! - When the path is lost, requests exit.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::Kvm;
+use vcpufreq::vm::bus::{Bus, MmioDevice};
+use vcpufreq::vm::{Cpufreq, ExitReason};
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
+use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
+use vcpufreq_device::kvm::{
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered,
+};
+use vcpufreq_device::{
+    ClampMode, CurPerfVisibility, Device, DeviceConfig, Headroom, Khz, PerfTable, VcpuSpec,
+};
+
+use super::in_kernel::Counted;
+use super::*;
+
+const MAGIC: u32 = 0x7166_7076;
+const SET_PERF: u16 = 0x1004;
+/// Behind 128 KiB of memory, which one vCPU has.
+const DOORBELL: u32 = 0x2_000c;
+const RING: u32 = 1 << 16;
+
+#[derive(Debug)]
+struct Strict;
+
+impl Diagnostics for Strict {
+    fn warn(&self, text: &str) {
+        assert!(text.contains("the path shm is lost"), "{text}");
+    }
+
+    fn explain(&self, _: &str) {}
+}
+
+struct Path {
+    bridge: Bridge,
+    counted: Arc<Counted>,
+    size: u64,
+    /// The host's files.
+    _host: FakeHost,
+}
+
+fn path() -> Path {
+    let host = FakeHost::empty();
+    host.write("sys/devices/system/cpu/possible", "0\n");
+    for file in ["cpuinfo_max_freq", "scaling_cur_freq"] {
+        let file = format!("sys/devices/system/cpu/cpu0/cpufreq/{file}");
+        host.write(&file, "1800000");
+    }
+    let config = DeviceConfig {
+        vcpus: vec![VcpuSpec {
+            table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
+            capacity: Util::new(512).unwrap(),
+            domain: DomainId(0),
+        }],
+        mode: ClampMode::Floor,
+        headroom: Headroom::None,
+        visibility: CurPerfVisibility::Exact,
+        rate_limit: None,
+    };
+    let domains = config.domains();
+    let nothing = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &domains).unwrap();
+    let source = Arc::new(SysfsSource::new(&host.root(), 1).unwrap());
+    let memory = Arc::new(SharedMemory::of(&config).unwrap());
+    let device = Device::new(config, nothing, source, Arc::new(EventStats::new(1, None)));
+    let offered = Offered {
+        backend: Box::new(ShmBackend::of_own_guest(memory.clone()).unwrap()),
+        required: Some("no worker".to_owned()),
+    };
+    let config = BridgeConfig {
+        base: CPUFREQ_BASE,
+        pins: vec![vec![]],
+        rt_pcpus: vec![],
+        kick: None,
+        ioeventfd: None,
+    };
+    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Strict);
+    let bridge = Bridge::start(device.unwrap(), &config, &[offered], &diagnostics).unwrap();
+    let region = ShmRegion::new(memory, bridge.mmio());
+    Path {
+        size: region.size(),
+        counted: Counted::of(Arc::new(region)),
+        bridge,
+        _host: host,
+    }
+}
+
+impl Path {
+    /// Runs `code` until it halts, with KVM's part or without; what it left in `results`.
+    fn run(&self, kvm: &Kvm, (code, offload): (Code, bool), results: u16) -> Vec<u32> {
+        let mut machine = machine(kvm, &[code], CPUFREQ_BASE);
+        let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
+        let number = machine.memory.next_slot();
+        let free = FreeSlot { vm: &vm, number };
+        let refused = |text: &str| panic!("{text}");
+        let offload = self.bridge.offload().filter(|_| offload);
+        let _attached = offload.as_ref().map(|all| all.attach(&free, &refused));
+        let mut bus = Bus::new();
+        let device: Arc<dyn MmioDevice> = self.counted.clone();
+        bus.insert(CPUFREQ_BASE, self.size, device).unwrap();
+        let ends = run_to_end(&mut machine, &Arc::new(bus));
+        assert_eq!(ends, [(0, VcpuEnd::Halted)]);
+        (0..results).map(|i| result(&machine.memory, i)).collect()
+    }
+
+    fn asked(&self) -> Option<Khz> {
+        self.bridge.handle().snapshot().vcpus[0].asked
+    }
+
+    fn expect(&self, khz: u32) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while self.asked() != Some(Khz(khz)) {
+            assert!(Instant::now() < until, "{:?}, not {khz}", self.asked());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Reads magic, length of the table, its second entry and, behind a request, that.
+fn all(khz: u32) -> Code {
+    let reads = Code::default().read(0x00, 0).read(0x1008, 1);
+    let asks = reads.read(0x1204, 2).write(SET_PERF, khz);
+    asks.write_far(DOORBELL, RING).read(SET_PERF, 3)
+}
+
+#[test]
+fn reads_and_requests_are_no_exits() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let read = path.run(&kvm, (all(TABLE_KHZ[1]).halt(), true), 4);
+    assert_eq!(read, [MAGIC, 3, TABLE_KHZ[1], TABLE_KHZ[1]]);
+    assert_eq!(path.counted.exits(), (0, 0));
+    path.expect(TABLE_KHZ[1]);
+    // Any value, for there is no eventfd of each.
+    let code = Code::default().write(SET_PERF, 12_345);
+    path.run(&kvm, (code.write_far(DOORBELL, RING).halt(), true), 0);
+    path.expect(12_345);
+    assert_eq!(path.counted.exits(), (0, 0));
+    let counters = path.bridge.stop().counters;
+    assert_eq!((counters.requests, counters.refused), (2, 0));
+}
+
+#[test]
+fn a_ring_for_no_vcpu_does_nothing() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let code = Code::default().write(SET_PERF, TABLE_KHZ[1]);
+    let rings = [0, 1, RING + 1, RING + RING, u32::MAX];
+    let code = rings
+        .into_iter()
+        .fold(code, |code, ring| code.write_far(DOORBELL, ring));
+    path.run(&kvm, (code.write_far(DOORBELL - 4, RING).halt(), true), 0);
+    assert_eq!(path.counted.exits(), (0, 6));
+    assert_eq!(path.bridge.stop().counters.requests, 0);
+}
+
+#[test]
+fn what_kvm_does_not_handle_exits_and_does_the_same() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    let read = path.run(&kvm, (all(TABLE_KHZ[2]).halt(), false), 4);
+    assert_eq!(read, [MAGIC, 3, TABLE_KHZ[1], TABLE_KHZ[2]]);
+    assert_eq!(path.counted.exits(), (4, 2));
+    assert_eq!(path.asked(), Some(Khz(TABLE_KHZ[2])), "before it goes on");
+    assert_eq!(
+        path.bridge.handle().snapshot().vcpus[0].path,
+        AccessPath::Exit
+    );
+}
+
+#[test]
+fn a_guest_that_resets_finds_memory_anew() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    // What it writes over is read by the one that comes after it, which halts if that isn't so.
+    let scribbles = all(TABLE_KHZ[2]).write(0x00, 1).write(0x1008, 1);
+    let scribbles = scribbles.write(0x1204, 1).triple_fault();
+    let check = |code: Code, offset: u16, value: u32| {
+        let load = code.raw(&[0x66, 0xa1]).raw(&offset.to_le_bytes());
+        let compare = load.raw(&[0x66, 0x3d]).raw(&value.to_le_bytes());
+        // Over a halt.
+        compare.raw(&[0x74, 0x01]).halt()
+    };
+    let cells = [
+        (0, MAGIC),
+        (0x1008, 3),
+        (0x1204, TABLE_KHZ[1]),
+        (SET_PERF, 0),
+    ];
+    let fresh = cells
+        .into_iter()
+        .fold(Code::default(), |code, (at, value)| check(code, at, value));
+    let codes = vec![scribbles, fresh.triple_fault(), Code::default().halt()];
+    let handle = path.bridge.handle();
+    let told = Arc::new(Told {
+        also: Some(Box::new(move || handle.reset())),
+        ..Told::default()
+    });
+    let cpufreq = Cpufreq {
+        device: path.counted.clone(),
+        size: path.size,
+        offload: path.bridge.offload(),
+    };
+    let report = supervised(&kvm, codes, &told, Some(cpufreq));
+    assert_eq!((report.reason, report.resets), (ExitReason::PowerOff, 2));
+    assert_eq!(path.counted.exits(), (0, 0));
+    let snapshot = path.bridge.handle().snapshot();
+    assert_eq!(snapshot.vcpus[0].path, AccessPath::Backend(SHM));
+    assert!(snapshot.vcpus[0].asked.is_none_or(|khz| khz == Khz(0)));
+}
+
+#[test]
+fn a_lost_path_gives_way_to_exits() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = path();
+    path.run(&kvm, (all(TABLE_KHZ[0]).halt(), true), 0);
+    path.expect(TABLE_KHZ[0]);
+    assert!(path.bridge.handle().path_lost().is_none());
+    path.run(&kvm, (all(TABLE_KHZ[2]).halt(), false), 0);
+    assert_eq!(path.asked(), Some(Khz(TABLE_KHZ[2])));
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promise: what `vcpufreq qemu` starts gets every signal, also before it has vCPUs, and its exit code
+//! is the program's.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+#[test]
+fn it_blocks_no_signal_of_qemu_and_returns_its_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let qemu = dir.path().join("qemu");
+    // By the shell alone: it blocks signals while it starts a program.
+    let script = "#!/bin/sh\nwhile read -r name mask; do\n\
+                  [ \"$name\" != SigBlk: ] || echo \"$name $mask\" >&2\n\
+                  done < /proc/$$/status\nexit 7\n";
+    fs::write(&qemu, script).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let ended = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+        .args(["qemu", "--cpus=1", "--table=0=1000000", "--"])
+        .arg(&qemu)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(7), "{said}");
+    assert!(said.contains("SigBlk: 0000000000000000"), "{said}");
+    assert!(said.contains("isn't served: it has ended"), "{said}");
+}
+
+#[test]
+fn a_signal_comes_before_the_vcpus_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let qemu = dir.path().join("qemu");
+    let script = "#!/bin/sh\ntrap 'exit 5' TERM\necho ready\nwhile :; do sleep 0.1; done\n";
+    fs::write(&qemu, script).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut prefix = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+        .args(["qemu", "--cpus=1", "--table=0=1000000", "--"])
+        .arg(&qemu)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    prefix
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    // HUP, INT, TERM and CHLD: it waits for them.
+    let waits = |status: String| status.contains("SigBlk:\t0000000000014003");
+    while !waits(fs::read_to_string(format!("/proc/{}/status", prefix.id())).unwrap()) {
+        sleep(Duration::from_millis(1));
+    }
+    let pid = Pid::from_raw(prefix.id().try_into().unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    let ended = prefix.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(5), "{said}");
+    assert!(said.contains("isn't served: it has ended"), "{said}");
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A process that stands for a VMM: it connects, has a thread named as QEMU's, and keeps what it is
+//! sent.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::{fs::FileExt, net::UnixStream},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::mpsc::channel,
+    thread,
+};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    unistd::Pid,
+};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
+/// Of vCPU 0's page.
+const CUR_PERF: u64 = 0x1000;
+const SET_PERF: u64 = 0x1004;
+
+/// What that process does; nothing in any other one.
+pub fn stand_for_one() {
+    let Some(socket) = env::var_os(SOCKET) else {
+        return;
+    };
+    let (end, vcpu_ends) = channel::<()>();
+    let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
+    vcpu.spawn(move || vcpu_ends.recv()).unwrap();
+    let stream = UnixStream::connect(socket).unwrap();
+    let mut files = Vec::new();
+    // Version, number, memory, the server's doorbell, the guest's interrupt.
+    for _ in 0..5 {
+        let mut number = [0; 8];
+        let (len, file) = stream.recv_with_fd(&mut number).unwrap();
+        if len == 0 {
+            println!("@refused");
+            return;
+        }
+        files.extend(file);
+    }
+    println!("@served");
+    let word = |at| {
+        let mut word = [0; 4];
+        files[0].read_exact_at(&mut word, at).unwrap();
+        u32::from_le_bytes(word)
+    };
+    for line in std::io::stdin().lines() {
+        match line.unwrap().split_once(' ').unwrap() {
+            ("request", khz) => {
+                let khz: u32 = khz.parse().unwrap();
+                files[0].write_all_at(&khz.to_le_bytes(), SET_PERF).unwrap();
+                println!("@stored");
+            }
+            ("end", "vcpu") => {
+                end.send(()).unwrap();
+                println!("@ending");
+            }
+            ("read", at) => println!("@{}", word(at.parse().unwrap())),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub struct Vmm {
+    pub process: Child,
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Vmm {
+    pub fn connect(socket: &Path) -> Self {
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "vmm_process", "--nocapture"])
+            .env(SOCKET, socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            ask: process.stdin.take().unwrap(),
+            answers: BufReader::new(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    /// One that is served.
+    pub fn served_at(socket: &Path) -> Self {
+        let mut vmm = Self::connect(socket);
+        assert_eq!(vmm.answer(), "served");
+        vmm
+    }
+
+    pub fn answer(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it ended");
+            // The harness prints lines of its own, and the first one without an end.
+            if let Some((_, answer)) = line.trim_end().split_once('@') {
+                return answer.to_owned();
+            }
+        }
+    }
+
+    pub fn ask(&mut self, what: &str) -> String {
+        writeln!(self.ask, "{what}").unwrap();
+        self.answer()
+    }
+
+    pub fn cur_perf(&mut self) -> u32 {
+        self.ask(&format!("read {CUR_PERF}")).parse().unwrap()
+    }
+
+    /// The pCPUs that the vCPU may run on.
+    pub fn pcpus(&self) -> usize {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        let vcpu = tasks.flatten().find(|task| {
+            let name = fs::read_to_string(task.path().join("comm"));
+            name.is_ok_and(|name| name == "CPU 0/KVM\n")
+        });
+        let tid = vcpu.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        let allowed = sched_getaffinity(Pid::from_raw(tid)).unwrap();
+        let count = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true));
+        count.count()
+    }
+
+    /// Whether a later server can take it over.
+    pub fn is_kept(&self) -> bool {
+        Path::new(&format!("/run/vcpufreq/{}.vm", self.process.id())).exists()
+    }
+
+    pub fn end(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
