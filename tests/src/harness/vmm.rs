@@ -156,15 +156,18 @@ fn behind_prefix(setup: &Setup) -> Command {
 
 /// QEMU with the device that `vcpufreq serve` answers at `socket`.
 pub fn qemu_at(socket: &str, setup: &Setup) -> Command {
-    let vcpus = setup.pins.len();
     let mut command = qemu(setup);
+    with_device(&mut command, socket, setup.pins.len());
     command
-        .args(["-chardev", &format!("socket,path={socket},id=vcpufreq")])
+}
+
+/// Gives QEMU that device.
+pub fn with_device(qemu: &mut Command, socket: &str, vcpus: usize) {
+    qemu.args(["-chardev", &format!("socket,path={socket},id=vcpufreq")])
         .arg("-device")
         .arg(format!(
             "ivshmem-doorbell,master=on,vectors={vcpus},chardev=vcpufreq"
         ));
-    command
 }
 
 /// QEMU's process, once `vcpufreq qemu` has started it.

@@ -30,7 +30,10 @@ use vcpufreq_device::host::HostRoot;
 use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
-    serve::{EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Vmm, Waiting, wait},
+    serve::{
+        Connection, EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Vmm, Waiting,
+        wait,
+    },
 };
 use command::QemuCommand;
 use tree::Tree;
@@ -67,7 +70,8 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     // From here on they are QEMU's alone: the connection ends with it.
     drop((of_qemu, tree));
     let mut waiting = Waiting::default();
-    // Without its memory QEMU ends by itself.
+    // QEMU ends when it is refused.
+    let stream = Connection::new(stream);
     let added = Vmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
     added.unwrap_or_else(not_served);
     let supervisor = Supervisor {

@@ -10,10 +10,7 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostActuator,
         HostRoot, KernelTree, RaisedGroups, SysfsSource, Tid,
     },
-    kvm::{
-        Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered,
-        shm::{ShmBackend, hand_over},
-    },
+    kvm::{Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered, shm::ShmBackend},
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -359,13 +356,8 @@ impl Starting<'_> {
     fn hand_over(&self) -> anyhow::Result<()> {
         let stream = self.vmm.stream.as_ref().context("it isn't connected")?;
         takeover::keep(self.vmm, self.shared)?;
-        hand_over(
-            stream,
-            &self.shared.memory,
-            &self.shared.bells,
-            TAKEN_WITHIN,
-        )
-        .context("the VMM doesn't take its memory")
+        let given = stream.give(self.shared, TAKEN_WITHIN);
+        given.context("the VMM doesn't take its memory")
     }
 }
 

@@ -41,7 +41,7 @@ pub use refusals::Refusals;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
-pub use vmm::{Shared, Vmm};
+pub use vmm::{Connection, Shared, Vmm};
 pub use waiting::Waiting;
 
 /// The exit code when a VM is left without its bridge.

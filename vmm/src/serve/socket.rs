@@ -22,7 +22,7 @@ use nix::{
     unistd::{User, chown, geteuid},
 };
 
-use super::vmm::Vmm;
+use super::vmm::{Connection, Vmm};
 
 /// The socket at which the server listens. Dropping it removes its file, if this program has made
 /// that.
@@ -147,6 +147,7 @@ impl Socket {
     /// Takes the VMM that has connected.
     pub fn accept(&self) -> anyhow::Result<Vmm> {
         let (stream, _) = self.listener.accept().context("it can't be heard")?;
+        let stream = Connection::new(stream);
         let peer = getsockopt(&stream, PeerCredentials).context("its process can't be told")?;
         let own = geteuid().as_raw();
         let may = |user: u32| user == own || self.allowed.is_user(user);

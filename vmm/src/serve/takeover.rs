@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-        unix::{fs::MetadataExt, net::UnixStream},
+        unix::fs::MetadataExt,
     },
     path::Path,
     sync::Arc,
@@ -22,7 +22,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     manager,
-    vmm::{Shared, Vmm},
+    vmm::{Connection, Shared, Vmm},
 };
 use crate::{
     lifecycle::{
@@ -137,7 +137,10 @@ fn take_over(
     };
     let shared = files.share()?;
     let stream = handed.iter().find(|file| is_connection_of(file, pid));
-    let stream = stream.map(|file| file.try_clone().map(UnixStream::from));
+    let stream = stream.map(|file| {
+        file.try_clone()
+            .map(|file| Connection::resumed(file.into()))
+    });
     let mut vmm = Vmm::taken_over(process, pid, vm.socket.clone(), shared);
     vmm.stream = stream.transpose().context("no more open files")?;
     Ok(vmm)

@@ -2,17 +2,20 @@
 //! A VMM that is served: its process, its connection, and what it shares with the server.
 
 use std::{
+    cell::Cell,
+    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::kvm::shm::SharedMemory;
+use vcpufreq_device::kvm::shm::{SharedMemory, hand_over, refuse};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::sys;
@@ -22,7 +25,7 @@ pub struct Vmm {
     process: OwnedFd,
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
-    pub stream: Option<UnixStream>,
+    pub stream: Option<Connection>,
     /// The socket that it has connected to, which tells it to the next server.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
@@ -49,12 +52,59 @@ impl Shared {
     }
 }
 
+/// A VMM's connection. Dropping it refuses the VMM, if that was not given its memory.
+pub struct Connection {
+    stream: UnixStream,
+    given: Cell<bool>,
+}
+
+impl Connection {
+    /// One on which nothing was sent.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            given: Cell::new(false),
+        }
+    }
+
+    /// One on which a server before this one gave the memory.
+    pub fn resumed(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            given: Cell::new(true),
+        }
+    }
+
+    /// Gives the VMM its memory and doorbells, which it has to take within so long.
+    ///
+    /// # Errors
+    /// As [`hand_over`].
+    pub fn give(&self, shared: &Shared, within: Duration) -> io::Result<()> {
+        self.given.set(true);
+        hand_over(&self.stream, &shared.memory, &shared.bells, within)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.given.get() {
+            refuse(&self.stream);
+        }
+    }
+}
+
 impl Vmm {
     /// The one at the other end of `stream`, which named process `pid`.
     ///
     /// # Errors
     /// When that process has ended.
-    pub fn connected(stream: UnixStream, pid: u32, socket: PathBuf) -> anyhow::Result<Self> {
+    pub fn connected(stream: Connection, pid: u32, socket: PathBuf) -> anyhow::Result<Self> {
         // Before Linux 6.5 the number may have become another process' since.
         let process = match sys::peer_pidfd(stream.as_fd()) {
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => sys::pidfd_open(pid),
@@ -73,7 +123,7 @@ impl Vmm {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn child(stream: UnixStream, pid: u32) -> anyhow::Result<Self> {
+    pub fn child(stream: Connection, pid: u32) -> anyhow::Result<Self> {
         Ok(Self {
             process: sys::pidfd_open(pid).context("it can't be watched")?,
             pid,

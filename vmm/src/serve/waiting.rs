@@ -32,7 +32,39 @@ struct Candidate {
     vmm: Vmm,
     /// The end of the server's patience.
     until: Instant,
-    qmp: Option<Qmp>,
+    qmp: Option<Asked>,
+}
+
+/// QEMU's control socket, which may come after the connection: QEMU makes both in the order of its
+/// command line.
+struct Asked {
+    path: PathBuf,
+    qmp: anyhow::Result<Qmp>,
+}
+
+impl Asked {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            qmp: Qmp::ask(&path),
+            path,
+        }
+    }
+
+    /// The question, once QEMU listens.
+    fn question(&mut self) -> Option<&mut Qmp> {
+        if self.qmp.is_err() {
+            self.qmp = Qmp::ask(&self.path);
+        }
+        self.qmp.as_mut().ok()
+    }
+
+    /// What to do about no answer.
+    fn silence(&self) -> String {
+        match &self.qmp {
+            Ok(qmp) => qmp.silence(),
+            Err(error) => chain(error),
+        }
+    }
 }
 
 impl Candidate {
@@ -40,7 +72,10 @@ impl Candidate {
     fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Tid>>> {
         let (pid, vcpus) = (self.vmm.pid(), served.count()?);
         match &mut self.qmp {
-            Some(qmp) => qmp.vcpu_threads(&served.host, pid, vcpus.into()),
+            Some(asked) => match asked.question() {
+                Some(qmp) => qmp.vcpu_threads(&served.host, pid, vcpus.into()),
+                None => Ok(None),
+            },
             None => Ok(vcpu_threads(&served.host, pid, vcpus)),
         }
     }
@@ -48,7 +83,7 @@ impl Candidate {
     /// Why it has waited in vain.
     fn lacks(&self, vcpus: usize) -> String {
         match &self.qmp {
-            Some(qmp) => qmp.silence(),
+            Some(asked) => asked.silence(),
             None => format!(
                 "it has no thread named \"CPU {}/KVM\"; give serve the --cpus that the VM has, and \
                  QEMU -name debug-threads=on, or serve its --qmp",
@@ -70,13 +105,13 @@ impl Waiting {
     /// Has `vmm` wait too. QEMU answers at its control socket only once it has its memory.
     ///
     /// # Errors
-    /// When too many wait, or it can't be asked for its threads.
+    /// When too many wait, or it doesn't take its memory.
     pub fn add(&mut self, mut vmm: Vmm, served: &Served) -> anyhow::Result<()> {
         if self.all.len() == MOST {
             let pid = vmm.pid();
             bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
         }
-        let qmp = self.qmp.as_deref().map(Qmp::ask).transpose()?;
+        let qmp = self.qmp.clone().map(Asked::new);
         if qmp.is_some() && vmm.inherited.is_none() {
             vmm = give_memory(served, vmm)?;
         }

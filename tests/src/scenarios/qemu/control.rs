@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A VM that is given by its process and QEMU's control socket: QEMU tells which threads run its
 //! vCPUs, and each is clamped as it requests, by its thread if there is no cgroup. If another QEMU
-//! answers at the socket, it isn't served.
+//! answers at the socket, it isn't served. QEMU's control socket comes after its connection to the
+//! server. A QEMU that is refused ends, with a line.
 
 use std::fs;
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
@@ -18,7 +19,7 @@ use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, Qmp};
 use crate::harness::server::{NO_GROUPS, Server};
 use crate::harness::vm::{BOOT, Setup, Vm};
-use crate::harness::vmm::{QEMU, SOCKET, qemu_at};
+use crate::harness::vmm::{QEMU, SOCKET, qemu_at, with_device};
 
 const QMP: &str = "/run/control.qmp";
 const OTHER: &str = "/run/other.qmp";
@@ -28,6 +29,8 @@ const GROUP: &str = "/sys/fs/cgroup/lab";
 const ONCE_SERVED: &str = "echo $$ > /sys/fs/cgroup/lab/cgroup.procs
 until [ -S $0 ]; do sleep 0.1; done
 exec \"$@\"";
+/// What QEMU says when it ends then.
+const REFUSED: &str = "server sent version -1";
 const SOON: Duration = Duration::from_secs(1);
 /// The clamp of a vCPU without a server.
 const FREE: (u32, u32) = (0, 1024);
@@ -61,6 +64,7 @@ pub fn run() -> Result<Value> {
     }
     // The server has looked at the VM again.
     sleep(2 * SOON);
+    let refused = refused(policies.len())?;
     let server_said = server.stop()?;
     let other = other(policies.len())?;
     let wrong = Server::start(&setup.with(&["--pid", &pid, "--qmp", OTHER]))?;
@@ -77,18 +81,41 @@ pub fn run() -> Result<Value> {
     let held = served
         .iter()
         .all(|row| row["held"] == true && row["clamped"] == true)
+        && refused.contains(REFUSED)
         && server_said.contains(NO_GROUPS)
+        && server_said.contains("isn't --pid")
         && wrong_said.contains("another VM's")
         && clamps.iter().all(|clamp| *clamp == FREE)
         && left.is_empty();
     Ok(json!({
         "held": held, "served": served, "clamps_when_refused": clamps, "left": left,
-        "server_said": server_said, "wrong_said": wrong_said, "qemu_said": said,
+        "refused_qemu_said": refused, "server_said": server_said, "wrong_said": wrong_said, "qemu_said": said,
     }))
 }
 
-/// Another QEMU of as many vCPUs, which has started no guest.
+/// Another QEMU at the same socket: what it says when it ends by itself.
+fn refused(vcpus: usize) -> Result<String> {
+    let mut qemu = idle(vcpus);
+    with_device(&mut qemu, SOCKET, vcpus);
+    let ended = qemu.output()?;
+    ensure!(
+        !ended.status.success(),
+        "a QEMU that was refused ended with 0"
+    );
+    Ok(String::from_utf8_lossy(&ended.stderr).into_owned())
+}
+
+/// Another QEMU of as many vCPUs, which answers at a control socket of its own.
 fn other(vcpus: usize) -> Result<Child> {
+    let mut qemu = idle(vcpus);
+    qmp::listen(&mut qemu, OTHER);
+    let qemu = qemu.spawn()?;
+    drop(Qmp::connect(OTHER)?);
+    Ok(qemu)
+}
+
+/// One that starts no guest.
+fn idle(vcpus: usize) -> Command {
     let mut qemu = Command::new(QEMU);
     qemu.args([
         "-machine",
@@ -100,10 +127,7 @@ fn other(vcpus: usize) -> Result<Child> {
     ])
     .args(["-smp", &vcpus.to_string(), "-m", "64", "-S"])
     .args(["-nodefaults", "-display", "none"]);
-    qmp::listen(&mut qemu, OTHER);
-    let qemu = qemu.spawn()?;
-    drop(Qmp::connect(OTHER)?);
-    Ok(qemu)
+    qemu
 }
 
 fn end(mut qemu: Child) -> Result<()> {

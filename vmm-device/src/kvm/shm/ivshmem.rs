@@ -24,6 +24,8 @@ use super::layout::SERVER;
 use super::memory::SharedMemory;
 
 const VERSION: i64 = 0;
+/// A version that no VMM takes.
+const NO_VERSION: i64 = -1;
 const GUEST: i64 = 0;
 const MEMORY: i64 = -1;
 
@@ -55,6 +57,14 @@ pub fn hand_over(
         vmm.set_write_timeout(Some(left))?;
         send(vmm, number, file)
     })
+}
+
+/// Refuses a VMM that has connected and was sent nothing: QEMU ends with the line "server sent version
+/// -1, expecting 0". If the connection were closed alone, QEMU 11 would read from it in a busy loop
+/// (`ivshmem_recv_msg` in hw/misc/ivshmem-pci.c takes its end for no data yet).
+pub fn refuse(vmm: &UnixStream) {
+    // It may have gone. A stream that nothing was sent on has room.
+    drop(send(vmm, NO_VERSION, None));
 }
 
 fn send(vmm: &UnixStream, number: i64, file: Option<RawFd>) -> io::Result<()> {
@@ -114,6 +124,19 @@ mod tests {
         std::io::Write::write_all(&mut &ring, &1u64.to_ne_bytes()).unwrap();
         assert!(bells[0].read().is_err());
         assert_eq!(bells[1].read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_refused_vmm_gets_a_version_that_it_does_not_take() {
+        let (server, mut vmm) = UnixStream::pair().unwrap();
+        refuse(&server);
+        drop(server);
+        let mut heard = Vec::new();
+        std::io::Read::read_to_end(&mut vmm, &mut heard).unwrap();
+        assert_eq!(heard, (-1_i64).to_le_bytes());
+        let (server, vmm) = UnixStream::pair().unwrap();
+        drop(vmm);
+        refuse(&server);
     }
 
     #[test]

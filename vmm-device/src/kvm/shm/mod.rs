@@ -22,7 +22,7 @@ mod requests;
 mod threads;
 
 pub use backend::{SHM, ShmBackend};
-pub use ivshmem::hand_over;
+pub use ivshmem::{hand_over, refuse};
 pub use layout::{DOORBELL_PAGE, size};
 pub use memory::SharedMemory;
 pub use region::ShmRegion;
