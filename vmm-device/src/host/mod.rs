@@ -54,7 +54,9 @@ pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use raised_groups::RaisedGroups;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
-pub use sys::{SchedAttr, Tid, is_within, monotonic_ns, pin, stay_off, thread_cpu_time};
+pub use sys::{
+    SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
+};
 pub use thread_actuator::{ThreadActuator, clamp_current_thread_to_zero, uclamp_available};
 pub use topology::{policies, possible_pcpus, present_pcpus};
 

@@ -11,10 +11,8 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::memfd::{MFdFlags, memfd_create},
-};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use vcpufreq_device::host::memory_file;
 use vcpufreq_dt::Seeds;
 
 use super::{
@@ -75,8 +73,8 @@ impl Tree {
             .without_cpufreq();
         let tree = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
             .context("can't describe the CPUs in QEMU's device tree; give it as many as --cpus")?;
-        let file = memfd_create(c"vcpufreq.dtb", MFdFlags::MFD_CLOEXEC);
-        let mut file = File::from(file.context("can't make a file in memory")?);
+        let file = memory_file(c"vcpufreq.dtb");
+        let mut file = file.context("can't make a file in memory")?;
         file.write_all(&tree)
             .context("can't write the device tree")?;
         Ok(Self {
@@ -111,7 +109,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     let mut dump = OsString::from("dumpdtb=");
     dump.push(file.as_os_str());
     let mut qemu = Command::new(command.program());
-    qemu.args(command.arguments()).arg("-machine").arg(dump);
+    qemu.args(command.of_tree()).arg("-machine").arg(dump);
     let ran = run(&mut qemu, TOLD_WITHIN);
     let tree = fs::read(&file);
     state::remove_file(&file).context("can't remove QEMU's device tree")?;
@@ -123,8 +121,8 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
 fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     let program = qemu.get_program().display().to_string();
     // A file, which it can't be kept from writing by.
-    let said = memfd_create(c"vcpufreq.stderr", MFdFlags::MFD_CLOEXEC);
-    let mut said = File::from(said.context("can't make a file in memory")?);
+    let said = memory_file(c"vcpufreq.stderr");
+    let mut said = said.context("can't make a file in memory")?;
     qemu.stdin(Stdio::null()).stdout(Stdio::null());
     qemu.stderr(said.try_clone().context("no more open files")?);
     let qemu = qemu.spawn();

@@ -357,7 +357,9 @@ impl Starting<'_> {
         let stream = self.vmm.stream.as_ref().context("it isn't connected")?;
         takeover::keep(self.vmm, self.shared)?;
         let given = stream.give(self.shared, TAKEN_WITHIN);
-        given.context("the VMM doesn't take its memory")
+        given.context("the VMM doesn't take its memory")?;
+        // Not before: a server that finds the connection there has nothing to give.
+        takeover::store(self.vmm, self.shared)
     }
 }
 

@@ -10,13 +10,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::layout;
+use crate::host::memory_file;
 use crate::kvm::offload::SlotMemory;
 use crate::regs::{REG_WIDTH, region_size};
 use crate::{DeviceConfig, PageMemory, PerfTable, REG_CUR_PERF, Util, VcpuId};
@@ -41,18 +42,7 @@ impl SharedMemory {
     /// What the host said: no memory, or no more open files.
     pub fn new(vcpus: u16) -> io::Result<Self> {
         let size = layout::size(vcpus);
-        // SAFETY: the name is a C string; the call makes a new file.
-        let fd = unsafe {
-            libc::memfd_create(
-                c"vcpufreq".as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the file is new, and has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = memory_file(c"vcpufreq")?;
         file.set_len(size)?;
         let seals = SIZE_SEALS | libc::F_SEAL_SEAL;
         // SAFETY: takes an open file and a number.
@@ -120,6 +110,7 @@ impl SharedMemory {
         let used = u32::try_from(layout::used(self.vcpus)).unwrap_or(u32::MAX);
         for (offset, value) in [
             (layout::VERSION, layout::VERSION_VALUE),
+            (layout::FEATURES, 0),
             (layout::VCPUS, self.vcpus.into()),
             (layout::SIZE, used),
             (layout::PEER, layout::SERVER.into()),
