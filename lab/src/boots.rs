@@ -307,21 +307,12 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         ..boot(
             Long,
-            320,
+            150,
             "pixel6",
-            &[
-                "opps-exact",
-                "opps-floor",
-                "no-dip",
-                "unpinned",
-                "opps-exact:fair-server-off",
-                "opps-floor:fair-server-off",
-                "no-dip:fair-server-off",
-                "unpinned:fair-server-off",
-            ],
+            &["opps-exact", "unpinned", "opps-exact:fair-server-off"],
         )
     },
-    boot(Long, 200, "2+2", &["bench:little-to-big", "speed", "ramps"]),
+    boot(Long, 150, "2+2", &["bench:little-to-big", "ramps"]),
     // Hosts that nothing else here has in mind, with CPUs so small that a server's
     // reservation would be above most of their OPPs.
     boot(Long, 110, "drawn:1", DRAWN),
@@ -353,11 +344,6 @@ const BOOTS: &[Boot] = &[
     Boot {
         vmm: Vmm::Qemu,
         host: Rt,
-        guest: Rt,
-        ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
-    },
-    Boot {
-        vmm: Vmm::Qemu,
         guest: Rt,
         ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
     },
