@@ -101,7 +101,7 @@ pub enum CgroupError {
     UnknownLimits {
         /// The group.
         group: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// A group that should be gone still has processes or children.
@@ -125,7 +125,7 @@ pub enum CgroupError {
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
 }

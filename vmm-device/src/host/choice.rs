@@ -161,7 +161,7 @@ impl HostActuator {
         Ok(Self::new(on, domains))
     }
 
-    /// On the groups that somebody else has made in a real-time partition.
+    /// Uses the groups that another program has made in a real-time partition.
     ///
     /// # Errors
     /// When they can't be opened.
@@ -231,7 +231,7 @@ impl HostActuator {
     /// Says that `vcpu` runs on thread `tid`. Call it on that thread before it runs the guest.
     ///
     /// # Errors
-    /// What the kernel said; `NotFound` when there is no such vCPU.
+    /// The kernel's error; `NotFound` when there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         match &self.on {
             On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,
