@@ -91,7 +91,7 @@ impl Tree {
     /// The options that give it to QEMU.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let Some(file) = &self.file else {
             return Ok(Vec::new());

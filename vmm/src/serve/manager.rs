@@ -52,7 +52,7 @@ pub fn handed_to(pid: u32) -> Handed {
 /// Tells it that the program waits for VMMs.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn ready() -> anyhow::Result<()> {
     tell("READY=1", &[])
 }
@@ -60,7 +60,7 @@ pub fn ready() -> anyhow::Result<()> {
 /// Has it store files by this name, for the next start.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
     let message = format!("FDSTORE=1\nFDNAME={name}");
     files
@@ -71,7 +71,7 @@ pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
 /// Has it close the stored files of this name.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn discard(name: &str) -> anyhow::Result<()> {
     tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
 }
