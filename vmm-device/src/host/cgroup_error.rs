@@ -94,7 +94,7 @@ pub enum CgroupError {
     },
     /// A limit might end.
     #[error(
-        "whether {} has BPF programs can't be told ({error}); take a group below it, or run with \
+        "can't read whether {} has BPF programs ({error}); take a group below it, or run with \
          CAP_NET_ADMIN",
         group.display()
     )]

@@ -202,7 +202,7 @@ fn memory_alone(value: &OsString) -> Option<OsString> {
 
 #[cfg(test)]
 mod tests {
-    //! vCPUs and description are told as QEMU takes its options.
+    //! vCPUs and machine are read as QEMU reads its options.
     use super::*;
 
     fn of<T>(line: &str, ask: impl Fn(&QemuCommand<'_>) -> T) -> T {

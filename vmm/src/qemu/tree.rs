@@ -148,9 +148,9 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     let end = said.metadata().map_or(0, |said| said.len());
     let read = said.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS)));
     read.and_then(|_| said.read_to_end(&mut text))
-        .context("can't read what QEMU said")?;
+        .context("can't read QEMU's messages")?;
     let text = String::from_utf8_lossy(&text);
-    let last = text.lines().last().unwrap_or("it said nothing");
+    let last = text.lines().last().unwrap_or("no message");
     bail!("QEMU doesn't tell its device tree: {last}");
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The service manager, if it has started this program: files that it hands over at the start, and
-//! those that it keeps for the next start. See sd_listen_fds(3) and sd_notify(3), which need no
-//! library.
+//! The service manager, if it has started this program. It hands over files at the start and keeps
+//! files for the next start. See sd_listen_fds(3) and sd_notify(3), which need no library.
 
 use std::{
     collections::BTreeSet,
@@ -95,5 +94,5 @@ fn tell(message: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
     };
     sent()
         .map(drop)
-        .context("the service manager can't be told")
+        .context("can't notify the service manager")
 }

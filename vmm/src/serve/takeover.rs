@@ -265,7 +265,7 @@ fn number_in(info: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! A VM's files are told from others that look like them.
+    //! A VM's files are distinguished from similar ones.
     use std::io;
 
     use super::*;
