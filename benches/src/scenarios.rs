@@ -281,8 +281,8 @@ const fn work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
 }
 
 /// What virtualization itself costs: the same place and the same frequency on host and guest. The
-/// job is pinned: a scheduler that estimates it a little larger would put it on another CPU, and
-/// the ratio would be that of two kinds of CPUs.
+/// job stays on big CPUs. Otherwise a scheduler that estimates it a little larger could move it,
+/// and the ratio would be that of two kinds of CPUs.
 const fn work_at_max(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         place: Place::Big,

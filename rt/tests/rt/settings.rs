@@ -178,10 +178,7 @@ fn irqbalance_has_to_be_told() {
     assert!(!has_to("IRQBALANCE_BANNED_CPUS=8\0"));
     host.put(&format!("{CPU}/isolated"), "3");
     assert!(!has_to("PATH=/bin\0"), "isolcpus is heeded");
-    assert!(
-        has_to("IRQBALANCE_BANNED_CPULIST=2\0"),
-        "its own list wins"
-    );
+    assert!(has_to("IRQBALANCE_BANNED_CPULIST=2\0"), "its own list wins");
 }
 
 #[test]

@@ -124,10 +124,12 @@ pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, Choi
         facts.uclamp.map_err(ChoiceError::NoUclamp)?;
     }
     let (kind, reason) = match (wish, facts.cgroup) {
-        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as asked".into()),
+        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as configured".into()),
         (ActuatorChoice::Cgroup, Err(error)) => return Err(error.into()),
-        (ActuatorChoice::Cgroup, Ok(place)) => (ActuatorKind::Cgroup(place), "as asked".into()),
-        (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as asked".into()),
+        (ActuatorChoice::Cgroup, Ok(place)) => {
+            (ActuatorKind::Cgroup(place), "as configured".into())
+        }
+        (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as configured".into()),
         (ActuatorChoice::Auto, Ok(place)) => (
             ActuatorKind::Cgroup(place),
             "a cgroup's clamp changes without a dip of the frequency".into(),

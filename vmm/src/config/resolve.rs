@@ -278,7 +278,7 @@ impl<'a> Plan<'a> {
         };
         if opps.is_empty() && !self.options.no_bridge {
             let why = match policy {
-                Some(policy) => format!("cpufreq policy {} doesn't tell its maximum", policy.id),
+                Some(policy) => format!("cpufreq policy {} doesn't report its maximum", policy.id),
                 None => "its pCPU has no cpufreq policy".to_owned(),
             };
             bail!(

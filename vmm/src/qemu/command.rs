@@ -92,7 +92,7 @@ impl<'a> QemuCommand<'a> {
         let bare = parts.next().filter(|part| !part.contains('='));
         match cpus.or(bare).map(str::parse) {
             Some(Ok(cpus)) => Ok(cpus),
-            _ => bail!("-smp {smp} doesn't tell the number of vCPUs; give it cpus=N"),
+            _ => bail!("-smp {smp} doesn't give the number of vCPUs; add cpus=N"),
         }
     }
 

@@ -137,7 +137,7 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
         let _ = qemu.kill();
         let _ = qemu.wait();
         bail!(
-            "{program} takes more than {} s to tell its device tree; give the guest one by -dtb",
+            "{program} takes more than {} s to write its device tree; give the guest one by -dtb",
             within.as_secs()
         );
     }
@@ -151,12 +151,12 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
         .context("can't read QEMU's messages")?;
     let text = String::from_utf8_lossy(&text);
     let last = text.lines().last().unwrap_or("no message");
-    bail!("QEMU doesn't tell its device tree: {last}");
+    bail!("QEMU doesn't write its device tree: {last}");
 }
 
 #[cfg(test)]
 mod tests {
-    //! A QEMU that tells no device tree is one line, and ends.
+    //! A QEMU that writes no device tree is an error of one line, and ends.
     use super::*;
 
     fn line(script: &str, within: Duration) -> String {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: an impossible real-time guest is refused, with the cause in one line. A real-time
-//! guest's bridge has the same registers as any other.
+//! Promises: an impossible real-time guest is refused, with the cause in one line. Beside a
+//! real-time vCPU, each vCPU writes requests of its own domain only.
 
 use std::sync::{
     Arc,

@@ -92,7 +92,5 @@ fn tell(message: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
             .send_with_fds(&[message.as_bytes()], &files)
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
     };
-    sent()
-        .map(drop)
-        .context("can't notify the service manager")
+    sent().map(drop).context("can't notify the service manager")
 }

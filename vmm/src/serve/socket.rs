@@ -148,7 +148,10 @@ impl Socket {
 
     /// Takes the VMM that has connected.
     pub fn accept(&self) -> anyhow::Result<Vmm> {
-        let (stream, _) = self.listener.accept().context("can't accept its connection")?;
+        let (stream, _) = self
+            .listener
+            .accept()
+            .context("can't accept its connection")?;
         let stream = Connection::new(stream);
         let peer = getsockopt(&stream, PeerCredentials).context("can't read its process number")?;
         let own = geteuid().as_raw();
