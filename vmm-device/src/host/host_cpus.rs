@@ -6,7 +6,8 @@
 //! leaves its fact out; who needs the fact says what that means. Every path is
 //! below a root that a test replaces. It is not the source of `cur_perf`.
 
-use super::{CpuList, HostRoot, energy_model, opp_node, topology};
+use super::opp_node::{self, HostOpp};
+use super::{CpuList, HostRoot, energy_model, topology};
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
@@ -23,17 +24,6 @@ pub struct Pcpu {
     pub online: bool,
     /// `cpu_capacity`, 1..=1024; `None` where the host doesn't tell.
     pub capacity: Option<u16>,
-}
-
-/// An operating point as far as the host tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostOpp {
-    /// Frequency in kHz.
-    pub khz: u32,
-    /// Voltage in µV.
-    pub uv: Option<u32>,
-    /// Power of a busy CPU in µW.
-    pub uw: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
