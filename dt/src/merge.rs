@@ -58,9 +58,9 @@ pub enum MergeError {
     /// The base has another number of CPUs than the machine.
     #[error("{found} CPUs in the tree, {wanted} asked for")]
     CpuCount {
-        /// What the base has.
+        /// The base's.
         found: usize,
-        /// What the machine has.
+        /// The machine's.
         wanted: usize,
     },
     /// A CPU's `reg` is missing, or not above that of the CPU before it: the

@@ -3,9 +3,9 @@
  * cpuidle driver of the lab's emulated host, which has no idle states but WFI.
  *
  * Every state here executes WFI. The deeper ones then spend their exit latency
- * on the CPU before it goes on, so that the choice of a state, and a limit to
- * it by latency QoS, show in the time that a wake-up takes. The states' power
- * isn't modelled.
+ * on the CPU before it goes on. The time of a wake-up therefore shows the
+ * choice of a state, and a limit to it by latency QoS. The states' power isn't
+ * modelled.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 

@@ -64,9 +64,9 @@ const fn boot(
     }
 }
 
-/// What is tried on a topology that was drawn: each OPP, and each ramp five times, within three
-/// ticks: a ramp begins anywhere between two ticks, and the host's own repeats differ by two.
-/// Without the scheduler's servers, whose share is above most OPPs of a small CPU.
+/// The tests on a drawn topology: each OPP, and each ramp five times, within three ticks. A ramp
+/// begins anywhere between two ticks, and the host's own repeats differ by two. Without the
+/// scheduler's servers, whose share is above most OPPs of a small CPU.
 const DRAWN: &[&str] = &[
     "opps-exact:fair-server-off",
     "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",

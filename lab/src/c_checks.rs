@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests of the C code: what compiler, sparse and checkpatch say of the
-//! kernel modules for each kernel, the modules as packages, sparse and
-//! checkpatch on the BPF programs, the guest driver's own tests, and the
-//! register headers as plain C.
+//! Tests of the C code: compiler, sparse and checkpatch on the kernel modules for each kernel, the
+//! modules as packages, sparse and checkpatch on the BPF programs, the guest driver's own tests,
+//! and the register headers as plain C.
 //!
 //! They run on copies, and aren't repeated on the same input.
 

@@ -25,8 +25,8 @@ const MEM_MIB: u32 = 2048;
 /// piece is free.
 const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
-/// The host's kernel is where it is told to be; and a panic ends the run,
-/// because the emulator's -no-reboot makes the reboot an end.
+/// The host's kernel stays at its address. A panic ends the run: it reboots, and the emulator's
+/// -no-reboot makes the reboot an end.
 const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
 /// What an emulated host is made of.

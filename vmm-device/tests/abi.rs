@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: the constants of the C header and of this crate are the same, there is none in the
-//! header that the crate lacks, and a C compiler reads the header as this test does.
+//! Promises: the crate has all constants of the C header, with the same values, and a C compiler
+//! reads the header as this test does.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

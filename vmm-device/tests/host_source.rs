@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of the sysfs source, on a directory that stands for `/`: it follows the thread, opens
-//! nothing while a guest reads, and survives CPUs and drivers that go away.
+//! no file during a guest's read, and survives the loss of CPUs and drivers.
 #![cfg(feature = "host")]
 
 use std::fs;

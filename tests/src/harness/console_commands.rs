@@ -47,9 +47,8 @@ impl Deeds {
             ["insmod", module, options @ ..] => insmod(module, &options.join(" ")),
             ["rmmod", module] => rmmod(module),
             ["sleep", ms] => sleep(ms),
-            // On the vCPU whose register it is, as the kernel's tick reads it;
-            // and after a while, for the host's work on the line that asked
-            // for it moves the frequency too.
+            // Reads on the vCPU whose register it is, as the kernel's tick does. Waits first: the
+            // host's work on the command line moves the frequency, too.
             ["peek", cpu, address] => {
                 load::pin(cpu.parse()?)?;
                 std::thread::sleep(Duration::from_millis(20));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of the cgroup actuator on the running kernel: the groups can be made, the clamp that
-//! the scheduler uses for a thread is the clamp, for real-time threads too, and all of it goes
-//! away. Needs root and `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
+//! Promises of the cgroup actuator on the running kernel. The groups can be made and removed. The
+//! scheduler uses the clamp for a thread, for real-time threads too. Needs root and
+//! `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
 
 #![forbid(unsafe_code)]
 

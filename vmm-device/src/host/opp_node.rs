@@ -12,7 +12,7 @@ const TREE: &str = "sys/firmware/devicetree/base";
 /// `/cpus` or `/soc`.
 const MAX_DEPTH: u32 = 3;
 
-/// An operating point as far as the host tells it.
+/// An operating point as far as the host reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOpp {
     /// Frequency in kHz.

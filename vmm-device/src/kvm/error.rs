@@ -18,7 +18,7 @@ pub enum PathError {
     Refused {
         /// What can't be done.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The host or the guest lacks what is needed.
@@ -35,7 +35,7 @@ pub enum PathError {
     NotClamped {
         /// The vCPU.
         vcpu: VcpuId,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The order of a vCPU's writes can't be recorded: it has a thread already, or isn't there.

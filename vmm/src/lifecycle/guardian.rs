@@ -6,11 +6,9 @@
 //! VMM ──────────────── pipe, write end ───────────────▶ guardian's stdin
 //!  the kernel closes it when the VMM is gone, kill -9 included ─▶ end of file
 //! ```
-//! It is started before the VMM makes anything, in a session of its own, and
-//! ignores what ends groups of processes. It knows the VMM by its record and
-//! its terminal only.
-//! A VMM that ends by itself has removed its record before; then the guardian
-//! has nothing to do and ends.
+//! It starts before the VMM makes anything, in a session of its own, and ignores signals that end
+//! process groups. It knows the VMM by its record and its terminal only. A VMM that ends by itself
+//! has removed its record before; then the guardian has nothing to do and ends.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
@@ -86,7 +84,7 @@ impl Guardian {
     /// until this process is gone.
     pub fn dismiss(mut self) {
         drop(self.alive.take());
-        // It can't fail for a child that nobody has waited for.
+        // It can't fail for a child that hasn't been waited for.
         let _ = self.child.wait();
     }
 }

@@ -26,7 +26,7 @@ impl Lock {
     /// Takes it for this process.
     ///
     /// # Errors
-    /// That a service runs, or what the kernel said.
+    /// That a service runs, or the kernel's error.
     #[cfg_attr(not(feature = "bpf"), allow(dead_code))]
     pub fn take() -> anyhow::Result<Self> {
         Self::take_at(Path::new(PATH))
@@ -66,7 +66,7 @@ impl Lock {
     /// The process that has it; `None` when no service runs.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn owner() -> anyhow::Result<Option<Pid>> {
         Self::owner_at(Path::new(PATH))
     }

@@ -122,7 +122,7 @@ impl Vmm {
     /// A child of this process, at the other end of `stream`.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn child(stream: Connection, pid: u32) -> anyhow::Result<Self> {
         Ok(Self {
             process: sys::pidfd_open(pid).context("it can't be watched")?,

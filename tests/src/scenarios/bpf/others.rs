@@ -71,7 +71,7 @@ pub(super) fn spawn(cpu: u32, value: u32, times: u64) -> Result<Child> {
         .context("starting a VMM")
 }
 
-/// Two VMs with the same addresses at once: each is told of its own guest's writes alone.
+/// Two VMs with the same addresses at once: each gets its own guest's writes alone.
 pub fn two() -> Result<Value> {
     const TIMES: u64 = 5_000;
     console_commands::insmod("vcpufreq_host", "")?;

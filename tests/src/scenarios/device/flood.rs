@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that writes set_perf as fast as it can for 10 s, and then to all registers of all vCPUs,
-//! or to all of the shared memory and its doorbells, for 10 s, against a plain loop in its place. It
-//! measures how long another vCPU of it, and another guest, wait for their pCPUs meanwhile, and how
-//! often the other guest exits. No clamp of its own is ever above its vCPU's limit, and the other
-//! guest's stays as it was. `flood:worker` is without the host module. `flood:uart` is of the console's registers:
-//! the same of another guest, and the time of the VMM's main thread, which is in no vCPU's group.
+//! A guest writes set_perf as fast as it can for 10 s, and then all registers of all vCPUs, or all
+//! of the shared memory and its doorbells, for 10 s. A plain loop is the reference. It measures how
+//! long another vCPU of it, and another guest, wait for their pCPUs meanwhile, and how often the
+//! other guest exits. No clamp of its own is ever above its vCPU's limit, and the other guest's
+//! stays as it was. `flood:worker` is without the host module. `flood:uart` is of the console's
+//! registers: the same of another guest, and the time of the VMM's main thread, which is in no
+//! vCPU's group.
 //!
-//! The time that the others' work takes is reported, without a bound: the emulated CPUs that are
-//! busy share one stream of instructions, and a trap ends a CPU's turn in it. So beside a flood
-//! the work takes 0.86 to 1.18 of the time, by the path and the build, on CPUs that it doesn't
-//! use.
+//! The time of the others' work is reported without a bound: busy emulated CPUs share one stream of
+//! instructions, and a trap ends a CPU's turn in it. So beside a flood the work takes 0.86 to 1.18
+//! of the time, by the path and the build, on CPUs that it doesn't use.
 
 use std::fs;
 use std::thread::sleep;

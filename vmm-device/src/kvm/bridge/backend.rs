@@ -42,13 +42,13 @@ pub trait RunningBackend: Send + Sync {
     /// Called on thread `tid`, which runs `vcpu` from now on.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError>;
 
     /// pCPUs `changed`: they have come or gone; the device's source has been refreshed.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError>;
 
     /// Takes the guest's requests back: it resets, and no vCPU runs.

@@ -75,8 +75,7 @@ impl PendingWrites {
         })
     }
 
-    /// The writes of a vCPU's domain, if any can wait. Waits for
-    /// whoever carries its requests out.
+    /// The writes of a vCPU's domain, if any can wait. Waits for the thread that carries them out.
     fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, DomainWrites>> {
         self.locked((*self.of_vcpu.get(vcpu.index())?)?)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A request that exits comes after those that are older, and waits for
-//! whoever carries them out; no other access waits for anybody.
+//! A request that exits comes after older ones, and waits for the thread that carries them out. No
+//! other access waits.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -39,7 +39,7 @@ impl SharedMemory {
     /// New memory for so many vCPUs; its header is written, its pages are 0.
     ///
     /// # Errors
-    /// What the host said: no memory, or no more open files.
+    /// The host's error: no memory, or no more open files.
     pub fn new(vcpus: u16) -> io::Result<Self> {
         let size = layout::size(vcpus);
         let file = memory_file(c"vcpufreq")?;
