@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use vcpufreq_device as device;
 
-const HEADER: &str = include_str!("../../abi/vcpufreq-abi.h");
+const HEADER: &str = include_str!("../abi/vcpufreq-abi.h");
 
 fn rust_constants() -> BTreeMap<&'static str, u64> {
     let width = u64::try_from(device::REG_WIDTH).expect("a small number");

@@ -6,7 +6,8 @@
 //! and the caller decides what that means. Tests replace the root of all paths. It is not the
 //! source of `cur_perf`.
 
-use super::{CpuList, HostRoot, energy_model, opp_node, topology};
+use super::opp_node::{self, HostOpp};
+use super::{CpuList, HostRoot, energy_model, topology};
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
@@ -22,17 +23,6 @@ pub struct Pcpu {
     pub online: bool,
     /// `cpu_capacity`, 1..=1024; `None` if the host doesn't report it.
     pub capacity: Option<u16>,
-}
-
-/// An operating point as far as the host reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostOpp {
-    /// Frequency in kHz.
-    pub khz: u32,
-    /// Voltage in µV.
-    pub uv: Option<u32>,
-    /// Power of a busy CPU in µW.
-    pub uw: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
