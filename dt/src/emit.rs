@@ -160,7 +160,7 @@ impl<'a> Nodes<'a> {
         self.with_performance(node, index, cpu)
     }
 
-    /// Only what says how fast the CPU is, with the phandle.
+    /// Only the CPU's performance properties, with the phandle.
     pub(crate) fn performance(&self, index: usize, cpu: &CpuFacts) -> Node {
         let node = Node::new("").target(self.cpu_target(index));
         self.with_performance(node, index, cpu)

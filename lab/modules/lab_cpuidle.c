@@ -27,7 +27,7 @@ static __cpuidle int lab_idle_enter(struct cpuidle_device *dev,
 	dsb(sy);
 	wfi();
 	arm_cpuidle_restore_irq_context(&context);
-	/* What the first state says of itself is true of WFI without help. */
+	/* The first state's figures are true of WFI as it is. */
 	if (index > 0)
 		lab_spin_ns(drv->states[index].exit_latency_ns);
 	return index;

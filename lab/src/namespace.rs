@@ -38,8 +38,7 @@ pub fn command(users: Users) -> Command {
     command
 }
 
-/// Fails with one line that says what to do when this user may not make such
-/// namespaces.
+/// Fails with one line with the next step when this user may not make such namespaces.
 pub fn require(users: Users) -> Result<()> {
     // A mount, because a container may allow the namespace and not this.
     let output = command(users)

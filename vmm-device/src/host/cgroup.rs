@@ -222,8 +222,8 @@ fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupE
     let group = &record.group;
     if is_inside(record) {
         let home = &record.origin;
-        // Refused while another VM there needs it; then the processes can't go home, and the
-        // rmdir below tells.
+        // Refused while another VM there needs it. Then the processes can't move, and the rmdir
+        // below fails.
         drop(write(&group.join("cgroup.subtree_control"), "-cpu"));
         drop(write(&home.join("cgroup.subtree_control"), "-cpu"));
     }
@@ -233,7 +233,7 @@ fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupE
     for pid in read(&group.join("cgroup.procs"))?.split_whitespace() {
         let home = write(&record.origin.join("cgroup.procs"), pid);
         let moved = home.or_else(|_| write(&parent_of(record).join("cgroup.procs"), pid));
-        // A process that has ended meanwhile needs no move; the rmdir below tells the rest.
+        // A process that has ended meanwhile needs no move. Other failures show at the rmdir below.
         drop(moved);
     }
     for child in children(group)? {

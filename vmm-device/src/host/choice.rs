@@ -230,7 +230,8 @@ impl HostActuator {
         floors.max().unwrap_or(Util::ZERO)
     }
 
-    /// Says that `vcpu` runs on thread `tid`. Call it on that thread before it runs the guest.
+    /// Registers `tid` as the thread of `vcpu`. To be called on that thread before it runs the
+    /// guest.
     ///
     /// # Errors
     /// The kernel's error; `NotFound` when there is no such vCPU.

@@ -12,7 +12,7 @@ use crate::{Actuator, Clamp, DomainId, Util, VcpuId};
 
 const DOMAINS: [DomainId; 2] = [DomainId(3), DomainId(9)];
 
-/// A place on this machine; says why there is none.
+/// A place on this machine, or the reason why there is none.
 fn place() -> Option<Placement> {
     if std::env::var_os("VCPUFREQ_TEST_HOST").is_none() {
         println!("SKIP: VCPUFREQ_TEST_HOST=1 lets this test make cgroups on this machine");

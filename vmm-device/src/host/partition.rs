@@ -114,7 +114,8 @@ impl PartitionGroups {
         if processes.split_whitespace().any(|process| process == pid) {
             let parent = self.top.parent().unwrap_or(&self.top);
             let home = write(&self.origin.join("cgroup.procs"), &pid);
-            // A process that has ended meanwhile needs no move; the rmdir below tells the rest.
+            // A process that has ended meanwhile needs no move. Other failures show at the rmdir
+            // below.
             drop(home.or_else(|_| write(&parent.join("cgroup.procs"), &pid)));
         }
         groups.iter().try_for_each(|group| unmake(tree, group))

@@ -27,9 +27,9 @@ use crate::{
     vm::image::Kernel,
 };
 
-/// How long QEMU may take to tell its tree. It takes some 100 ms.
+/// How long QEMU may take to write its tree. It takes some 100 ms.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
-/// How many bytes of what it says at last are looked at.
+/// How many bytes of its last messages are read.
 const LAST_WORDS: u64 = 4096;
 
 /// A tree for one boot of QEMU, or why there is none.

@@ -48,7 +48,7 @@ pub fn handed_to(pid: u32) -> Handed {
     handed.unwrap_or_default()
 }
 
-/// Tells it that the program waits for VMMs.
+/// Notifies it that the program waits for VMMs.
 ///
 /// # Errors
 /// The kernel's error.

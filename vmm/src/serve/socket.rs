@@ -244,7 +244,7 @@ fn remove_dead(path: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! A socket takes the place of a dead one only, and says which process connects.
+    //! A socket takes the place of a dead one only, and identifies the process that connects.
     use std::{
         os::unix::process::CommandExt,
         process::{Command, Stdio},

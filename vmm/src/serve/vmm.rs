@@ -26,7 +26,7 @@ pub struct Vmm {
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
     pub stream: Option<Connection>,
-    /// The socket that it has connected to, which tells it to the next server.
+    /// The socket that it has connected to, by which the next server finds it.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<Shared>,

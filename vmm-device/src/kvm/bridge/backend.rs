@@ -15,7 +15,7 @@ pub trait Backend: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Starts it for `device`, and says what KVM is to do for it, if anything.
+    /// Starts it for `device`, and returns its part in KVM, if any.
     ///
     /// # Errors
     /// What the host refused; then nothing of it is left.
@@ -33,7 +33,7 @@ pub trait RunningBackend: Send + Sync {
     /// The pages that KVM shows, as the device stores to them.
     fn memory(&self) -> Box<dyn PageMemory>;
 
-    /// What answers accesses that exit, in the place of `inner`.
+    /// The device for accesses that exit, in the place of `inner`.
     fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice>;
 
     /// Whether it keeps cur_perf in the pages true by itself; else the device does.

@@ -159,8 +159,8 @@ fn offset(format: &str, name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    //! A record's fields are where the kernel says; other registers are none. Without the record
-    //! of one thread, none counts.
+    //! A record's fields are at the kernel's offsets. Writes to other registers don't count.
+    //! Without the record of one thread, none counts.
     use std::sync::Arc;
 
     use vmm_sys_util::eventfd::EventFd;

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::host::HostRoot;
 use crate::{Actuator, Device, Events, Source, VcpuId};
 
-/// What the kernel says of a tracepoint (`group/event`), if it can be read.
+/// The kernel's file of a tracepoint (`group/event`), if it can be read.
 fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {
     let path = format!("sys/kernel/tracing/events/{tracepoint}/{file}");
     host.text(path)

@@ -330,8 +330,8 @@ fn time_and_fields(record: &[u8]) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    //! A record is what it says; of a ring only what is new is read, round its
-    //! end too.
+    //! A record's fields are read as written; of a ring only what is new is read, round its end
+    //! too.
     use super::*;
 
     const PAGE: usize = 4096;

@@ -21,7 +21,7 @@ const KHZ: u32 = 1_800_000;
 /// Offset and width of a write, and what had been asked for by then.
 type Said = (u64, usize, Vec<u32>);
 
-/// Says what arrives.
+/// Reports the accesses that arrive.
 struct Says(Arc<FakeDevice<NullActuator>>, Sender<Said>);
 
 impl MmioDevice for Says {
