@@ -26,6 +26,7 @@ pub mod image_header;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod packed;
 pub mod probe;
 mod supervise;
 pub(crate) mod sys;
