@@ -70,6 +70,9 @@ fn kvm(facts: &DoctorFacts) -> Finding {
     if let Some(bits) = kvm.address_bits {
         what += &format!(", guest addresses of {bits} bits, mode {}", kvm.mode);
     }
+    if let Some(gic) = kvm.gic {
+        what += &format!(", {gic}");
+    }
     let missing: Vec<_> = [
         (kvm.stolen_time, "stolen time"),
         (kvm.readonly_slots, "read-only memory slots"),

@@ -3,7 +3,10 @@
 //! what to change, and gives the right exit code.
 
 use super::*;
-use crate::{doctor::facts::Live, vm::probe::PathFacts};
+use crate::{
+    doctor::facts::Live,
+    vm::{gic::Gic, probe::PathFacts},
+};
 use vcpufreq_device::fakes::FakeHost;
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
@@ -38,6 +41,7 @@ fn live() -> Live {
             stolen_time: true,
             readonly_slots: true,
             ioeventfd: true,
+            gic: Some(Gic::V3),
             mode: "default".to_owned(),
         }),
         paths: Ok(PathFacts {
