@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::qemu::Vmm;
-use crate::run::DEFAULT_CPU;
 use crate::run::Driver::{self, Mainline, Ours};
+use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::tools;
 
 use Set::{Long, Short};
@@ -40,6 +40,8 @@ pub struct Boot {
     pub vmm: Vmm,
     /// The emulated CPU.
     pub cpu: &'static str,
+    /// The version of the emulated interrupt controller.
+    pub gic: u8,
     /// What is tried, in this order.
     pub scenarios: &'static [&'static str],
 }
@@ -60,6 +62,7 @@ const fn boot(
         path: None,
         vmm: Vmm::Vcpufreq,
         cpu: DEFAULT_CPU,
+        gic: DEFAULT_GIC,
         scenarios,
     }
 }
@@ -242,6 +245,11 @@ const BOOTS: &[Boot] = &[
         cpu: "cortex-a76",
         ..boot(Long, 80, "2+2", &["no-exit", "opps-exact"])
     },
+    // As a Raspberry Pi 4 or 5 has it.
+    Boot {
+        gic: 2,
+        ..boot(Long, 80, "2+2", &["boot", "doctor", "opps-exact"])
+    },
     boot(
         Long,
         150,
@@ -386,7 +394,7 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {} {}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}",
             self.topology,
             self.host,
             self.guest,
@@ -394,6 +402,7 @@ impl Boot {
             self.path.unwrap_or("auto"),
             self.vmm.name(),
             self.cpu,
+            self.gic,
         )
     }
 }
@@ -430,7 +439,7 @@ mod tests {
     fn the_short_set_has_one_of_each_kind() {
         let short = entries(Short);
         let has = |host: &str, name: &str| {
-            let host = format!("2+2 host {host} vcpufreq neoverse-v1");
+            let host = format!("2+2 host {host} vcpufreq neoverse-v1 GICv3");
             assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
         };
         for path in ["auto", "ioeventfd", "exit"] {

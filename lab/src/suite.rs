@@ -178,6 +178,7 @@ impl Boot {
             path: self.path.map(str::to_owned),
             vmm: self.vmm,
             cpu: self.cpu.to_owned(),
+            gic: self.gic,
             later_us,
             limit_s: 1800,
             about_s: Some(self.about_s.into()),
