@@ -63,8 +63,6 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     command
         .args(["-C", "/src"])
         .args(settings(&root.inside(&target)?))
-        // A guest's ramdisk is a tmpfs of some 45 MB, which they filled with it.
-        .args(["CARGO_PROFILE_RELEASE_STRIP=debuginfo"])
         .args([CARGO, "build", "--release", "--locked", "--offline"])
         .args(["--target", TARGET])
         .args(PROGRAMS);

@@ -86,6 +86,25 @@ fn a_good_host_has_no_findings() {
     assert_eq!(text.lines().count(), findings.len());
 }
 
+/// `qemu` and `serve` work there, so it is no blocker; `run` doesn't, so it is the first line.
+#[test]
+fn another_architecture_limits_run_alone() {
+    let host = DoctorFacts::read(&good_host().root(), "x86_64", live());
+    let finding = only_finding(&host);
+    assert_eq!(
+        (finding.subject, finding.level),
+        ("architecture", Level::Limit)
+    );
+    let findings = findings(&host);
+    assert_eq!(exit_code(&findings), 1);
+    let text = text(&findings);
+    let first = text.lines().next().unwrap();
+    assert!(
+        first.contains("run and bench need arm64") && first.contains("by qemu and serve"),
+        "{first}"
+    );
+}
+
 /// What is done to a good host.
 type Damage = &'static dyn Fn(&FakeHost);
 
