@@ -272,6 +272,13 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["scx-service", "scx-requests", "scx-fallback"],
     ),
+    boot(Long, 150, "2+2", &["scx-deaths"]),
+    boot(
+        Long,
+        150,
+        "2+2",
+        &["bench:contended.new25:contended.new50:--variant=host:--variant=vm+bridge:--variant=scx"],
+    ),
     Boot {
         host: Rt,
         ..boot(Long, 120, "4+3+1", &["scx-fallback"])

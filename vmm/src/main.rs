@@ -100,6 +100,10 @@ fn cleanup() -> anyhow::Result<u8> {
     let cleaner = Cleaner::new(&host);
     let mut cleaned = cleaner.by_records(&StateDir::of_user()?)?;
     cleaner.without_records(&mut cleaned);
+    match scx::clean() {
+        Ok(removed) => cleaned.removed.extend(removed),
+        Err(error) => cleaned.left.push(format!("{error:#}")),
+    }
     let removed = cleaned.removed.iter();
     let removed: String = removed
         .map(|path| format!("removed {}\n", path.display()))

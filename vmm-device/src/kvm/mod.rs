@@ -32,7 +32,7 @@ pub mod shm;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
-    IoeventfdPlan, Offered, PcpuLoad, RunningBackend, Totals, VcpuSnapshot,
+    IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};

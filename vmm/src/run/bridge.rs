@@ -239,6 +239,8 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         uclamp: (of.clamp.min.get(), of.clamp.max.get()),
         own_util: of.load.map(|load| load.own.get()),
         others_util: of.load.map(|load| load.others.get()),
+        target_sum: of.target.map(|of| of.sum),
+        target: of.target.map(|of| of.target.get()),
         accesses: of.accesses,
         counts: of.counters,
         clamp_after: of.clamp_after.into(),

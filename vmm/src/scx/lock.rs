@@ -26,8 +26,7 @@ impl Lock {
     /// Takes it for this process.
     ///
     /// # Errors
-    /// That a service runs, or the kernel's error.
-    #[cfg_attr(not(feature = "bpf"), allow(dead_code))]
+    /// That a service runs, or what the kernel said.
     pub fn take() -> anyhow::Result<Self> {
         Self::take_at(Path::new(PATH))
     }
@@ -61,6 +60,16 @@ impl Lock {
                 _file: file,
             });
         }
+    }
+
+    /// Whether the file is there: locked, or left by one that was killed.
+    pub fn exists() -> bool {
+        Path::new(PATH).exists()
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The process that has it; `None` when no service runs.

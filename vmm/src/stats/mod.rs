@@ -67,6 +67,13 @@ pub struct VcpuStats {
     /// Of what else ran on its pCPU, as added to its request.
     #[serde(default)]
     pub others_util: Option<u16>,
+    /// What all vCPUs that want to run on its pCPU add to that one's utilization
+    /// by scx, and what of it the kernel was given; null with another actuator.
+    #[serde(default)]
+    pub target_sum: Option<u32>,
+    /// See `target_sum`, 0 to 1024.
+    #[serde(default)]
+    pub target: Option<u16>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
@@ -158,6 +165,8 @@ mod tests {
             gets_khz: 2_800_000,
             own_util: Some(312),
             others_util: Some(480),
+            target_sum: Some(1300),
+            target: Some(1024),
             counts,
             clamp_after: times.snapshot().into(),
             ..VcpuStats::default()

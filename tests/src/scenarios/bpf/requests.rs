@@ -113,12 +113,12 @@ fn clamped() -> Result<Value> {
 const CHANGES: u64 = 500;
 
 /// What a write costs by an exit, with the same clamp by the same file.
-fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
+pub(super) fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
     let policy = vcpu.policy.clone();
     let mut failed = 0;
     let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
     // The programs see these too, and have nothing to do with them.
-    vcpu.how.actuate = ActuateBy::Nobody;
+    let actuate = std::mem::replace(&mut vcpu.how.actuate, ActuateBy::Nobody);
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let (outcome, ns) = vcpu.timed(deed, |_, khz| {
         failed += u32::from(write_util(&group.min, policy.util(khz)).is_err());
@@ -128,7 +128,7 @@ fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
         "the control failed"
     );
     write_util(&group.min, 0)?;
-    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.how.actuate = actuate;
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     Ok(ns)
 }
