@@ -27,7 +27,7 @@ bench-paths: ## what an access costs by each path: out/paths.json, and its table
 figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
 	@cargo run --quiet --locked -p vcpufreq-bench --bin figures
 
-packages: ## Debian's packages of program and kernel modules, in out/packages
+packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
 	@$(LAB) packages
 
 lab-shell: ## a console on the emulated host

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `make packages`: Debian's packages of this checkout, by dpkg-buildpackage in the toolchain root.
+//! `make packages`: Debian's packages of this checkout, by dpkg-buildpackage in the toolchain root,
+//! and archives of the same files for machines without Debian's package manager.
 //!
-//! It builds a copy of what git tracks, in a place that is the same for each checkout and user as
+//! It builds a copy of the checkout, in a place that is the same for each checkout and user as
 //! seen from inside the root: packages of one commit are the same to the byte. What cargo makes
 //! stays there for the next time.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, remove_tree};
 use crate::child_output::{self, quietly};
 use crate::cross;
+use crate::install_check;
 use crate::progress::{Step, above};
 use crate::root::Root;
+use crate::verdict::{Counts, Tried, tell};
 
 /// Measured, in MiB.
 const NEEDED_MIB: u64 = 1_600;
@@ -23,24 +28,92 @@ const NEEDED_MIB: u64 = 1_600;
 /// Debian's name of an architecture, and what is built for it.
 const BUILDS: [(&str, &str); 2] = [("arm64", "--build=any,all"), ("amd64", "--build=any")];
 
-/// Makes them in `out/packages`, and has lintian look at them; whether it finds nothing.
-pub fn make(repo: &Path) -> Result<bool> {
+/// From the unpacked packages to an archive; the same input gives the same bytes.
+const ARCHIVE: &str = r#"
+    set -e
+    packages=$1 name=$2 program=$3 modules=$4
+    cd "$packages"
+    date=$(dpkg-parsechangelog --file source/debian/changelog --show-field Timestamp)
+    mkdir -p "/tmp/$name"
+    dpkg-deb --extract "$program" "/tmp/$name"
+    dpkg-deb --extract "$modules" "/tmp/$name"
+    rm -r "/tmp/$name/usr/share/lintian"
+    cp -r source/LICENSES "/tmp/$name/usr/share/doc/vcpufreq/"
+    tar --create --directory /tmp --sort=name --format=gnu --mtime="@$date" \
+        --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$name" |
+        xz --threads=1 >"$name.tar.xz"
+"#;
+
+/// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean
+/// Debian trees, and with `twice` builds them once more from nothing; whether all held.
+pub fn make(repo: &Path, twice: bool) -> Result<bool> {
     let cache = Cache::open()?;
     let root = Root::prepare(&cache, repo)?;
     cross::fetch_crates(repo)?;
+    install_check::prepare(&cache)?;
     let _lock = cache.lock("packages")?;
     cache.require_free(NEEDED_MIB)?;
     let place = cache.folder("packages", "tree")?;
-    let source = place.join("source");
-    remove_tree(&source)?;
-    copy(repo, &source)?;
-    let inside = root.inside(&source)?;
-    let target = root.inside(&place.join("target"))?;
-    for (architecture, what) in BUILDS {
-        let step = Step::start(format!("packages for {architecture}"));
-        let mut build = root.command("env");
+    let builder = Builder { repo, root, place };
+    builder.build()?;
+    let mut tried = vec![builder.lintian()?];
+    tell(&tried[0]);
+    let first = builder.collect()?;
+    tried.extend(install_check::check(&cache, &repo.join("out/packages"))?);
+    if twice {
+        remove_tree(&builder.place.join("target"))?;
+        builder.build()?;
+        let same = same(&first, &builder.made()?);
+        tell(&same);
+        tried.push(same);
+    }
+    let counts = Counts::of(&tried);
+    println!("{counts}");
+    Ok(counts.failed == 0)
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// One checkout's packages.
+struct Builder<'a> {
+    repo: &'a Path,
+    root: Root,
+    /// Where the copy of the sources, cargo's target folder and the packages are.
+    place: PathBuf,
+}
+
+impl Builder<'_> {
+    /// Packages and archives for each architecture, from a fresh copy of the sources.
+    fn build(&self) -> Result<()> {
+        let source = self.place.join("source");
+        remove_tree(&source)?;
+        for name in self.made()?.keys() {
+            fs::remove_file(self.place.join(name))?;
+        }
+        copy(self.repo, &source)?;
+        for (architecture, what) in BUILDS {
+            let step = Step::start(format!("packages for {architecture}"));
+            let mut command = self.dpkg_buildpackage(&source, architecture, what)?;
+            let (built, text) = child_output::cargo(&mut command, &step)?;
+            if !built {
+                above(|| eprint!("{text}"));
+                bail!("building the packages for {architecture} failed; its output is above");
+            }
+            step.done();
+        }
+        for (architecture, _) in BUILDS {
+            self.archive(architecture)?;
+        }
+        Ok(())
+    }
+
+    fn dpkg_buildpackage(&self, source: &Path, architecture: &str, what: &str) -> Result<Command> {
+        let target = self.root.inside(&self.place.join("target"))?;
+        let mut build = self.root.command("env");
         build
-            .args(["-C", &inside])
+            .args(["-C", &self.root.inside(source)?])
             .args(cross::settings(&target))
             .args([
                 "CARGO_NET_OFFLINE=true",
@@ -50,53 +123,177 @@ pub fn make(repo: &Path) -> Result<bool> {
             // The cargo that compiles is none of Debian's: no package to depend on.
             .args(["--no-check-builddeps", "--no-sign", what])
             .args(["--host-arch", architecture]);
-        let (built, text) = child_output::cargo(&mut build, &step)?;
-        if !built {
-            above(|| eprint!("{text}"));
-            anyhow::bail!("building the packages for {architecture} failed; its output is above");
+        Ok(build)
+    }
+
+    /// The files of the packages for an architecture, as one archive.
+    fn archive(&self, architecture: &str) -> Result<()> {
+        let version = version();
+        let name = format!("vcpufreq-{version}-{architecture}");
+        let packages = self.root.inside(&self.place)?;
+        let program = format!("vcpufreq_{version}_{architecture}.deb");
+        let modules = format!("vcpufreq-dkms_{version}_all.deb");
+        let args = ["-c", ARCHIVE, "sh", &packages, &name, &program, &modules];
+        self.root.run("making an archive", "sh", &args).map(drop)
+    }
+
+    fn lintian(&self) -> Result<Tried> {
+        let mut lintian = self.root.command("lintian");
+        lintian.args(["--allow-root", "--fail-on", "error,warning"]);
+        for (architecture, _) in BUILDS {
+            let name = format!("vcpufreq_{}_{architecture}.changes", version());
+            lintian.arg(self.root.inside(&self.place.join(name))?);
         }
-        step.done();
+        let (held, text) = child_output::output(&mut lintian)?;
+        print!("{text}");
+        let seen = || "errors or warnings are above".to_owned();
+        Ok(Tried::new("packages: lintian", held, seen))
     }
-    collect(&place, &repo.join("out/packages"))?;
-    let mut lintian = root.command("lintian");
-    lintian.args(["--allow-root", "--fail-on", "error,warning"]);
-    for (architecture, _) in BUILDS {
-        let name = format!("vcpufreq_{}_{architecture}.changes", version());
-        lintian.arg(root.inside(&place.join(name))?);
+
+    /// What was made, by name.
+    fn made(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        let of_packages = format!("_{}_", version());
+        let of_archives = format!("-{}-", version());
+        let mut made = BTreeMap::new();
+        for file in fs::read_dir(&self.place)? {
+            let name = file?.file_name().into_string().unwrap_or_default();
+            let package = name.ends_with(".deb") && name.contains(&of_packages);
+            if package || name.ends_with(".tar.xz") && name.contains(&of_archives) {
+                let bytes = fs::read(self.place.join(&name))?;
+                made.insert(name, bytes);
+            }
+        }
+        Ok(made)
     }
-    let (held, text) = child_output::output(&mut lintian)?;
-    print!("{text}");
-    Ok(held)
+
+    /// Puts what was made into `out/packages`, in the place of what is there.
+    fn collect(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        let to = self.repo.join("out/packages");
+        remove_tree(&to)?;
+        fs::create_dir_all(&to)?;
+        let made = self.made()?;
+        for (name, bytes) in &made {
+            fs::write(to.join(name), bytes)?;
+            println!("out/packages/{name}: {} KiB", bytes.len() / 1024);
+        }
+        Ok(made)
+    }
 }
 
-fn version() -> &'static str {
-    env!("CARGO_PKG_VERSION")
+/// Whether two builds made the same files with the same bytes.
+fn same(first: &BTreeMap<String, Vec<u8>>, second: &BTreeMap<String, Vec<u8>>) -> Tried {
+    let names = first.keys().chain(second.keys());
+    let mut differ: Vec<&str> = names
+        .filter(|name| first.get(*name) != second.get(*name))
+        .map(String::as_str)
+        .collect();
+    differ.dedup();
+    let name = format!("packages: two builds give the same {} files", first.len());
+    Tried::new(name, differ.is_empty() && !first.is_empty(), || {
+        format!("these differ: {}", differ.join(", "))
+    })
 }
 
-/// Copies what git tracks.
+/// Copies what a commit of this checkout would have, and names what is in no commit yet.
 fn copy(repo: &Path, to: &Path) -> Result<()> {
-    let mut git = Command::new("git");
-    git.args(["ls-files", "-z"]).current_dir(repo);
-    let names = quietly(&mut git, "listing the files of this checkout")?;
-    for name in names.split_terminator('\0') {
-        let target = to.join(name);
-        fs::create_dir_all(target.parent().context("a file's folder")?)?;
-        fs::copy(repo.join(name), &target).with_context(|| format!("cannot copy {name}"))?;
+    let git = |args: &[&str]| {
+        let mut git = Command::new("git");
+        git.args(args).current_dir(repo);
+        quietly(&mut git, "listing the files of this checkout")
+    };
+    let changed = git(&["status", "--porcelain"])?.lines().count();
+    if changed > 0 {
+        above(|| eprintln!("packages of no commit: {changed} files differ (git status)"));
     }
+    let names = git(&[
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ])?;
+    let mut copied = 0_usize;
+    for name in names.split_terminator('\0') {
+        copied += usize::from(copy_file(&repo.join(name), &to.join(name))?);
+    }
+    ensure!(copied > 0, "git lists no files in {}", repo.display());
     Ok(())
 }
 
-/// Puts the packages of this version into a folder, in the place of what is there.
-fn collect(from: &Path, to: &Path) -> Result<()> {
-    remove_tree(to)?;
-    fs::create_dir_all(to)?;
-    let ours = format!("_{}_", version());
-    for file in fs::read_dir(from)? {
-        let name = file?.file_name().into_string().unwrap_or_default();
-        if name.ends_with(".deb") && name.contains(&ours) {
-            fs::copy(from.join(&name), to.join(&name))?;
-            println!("out/packages/{name}");
-        }
+/// Copies a file with the mode that git gives it, whatever this user's umask is; false if it is
+/// gone, as a removal that is in no commit yet leaves it.
+fn copy_file(from: &Path, to: &Path) -> Result<bool> {
+    if !from.is_file() {
+        return Ok(false);
     }
-    Ok(())
+    let failed = || format!("cannot copy {}", from.display());
+    let runs = fs::metadata(from)
+        .with_context(failed)?
+        .permissions()
+        .mode()
+        & 0o100
+        != 0;
+    fs::create_dir_all(to.parent().context("a file's folder")?)?;
+    fs::copy(from, to).with_context(failed)?;
+    let mode = if runs { 0o755 } else { 0o644 };
+    fs::set_permissions(to, fs::Permissions::from_mode(mode)).with_context(failed)?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: an unclean checkout is packaged as it is, without what is gone or ignored, and
+    //! with git's modes; files that differ are named.
+    use super::*;
+    use crate::verdict::Verdict;
+
+    #[test]
+    fn an_unclean_checkout_is_copied_as_it_is() {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-debs-{}", std::process::id()));
+        let (repo, to) = (dir.join("repo"), dir.join("to"));
+        fs::create_dir_all(&repo).unwrap();
+        let git = |args: &[&str]| {
+            let mut git = Command::new("git");
+            quietly(git.args(args).current_dir(&repo), "git").unwrap()
+        };
+        git(&["init", "--quiet"]);
+        for name in ["kept", "gone", ".gitignore"] {
+            fs::write(repo.join(name), "ignored\n").unwrap();
+        }
+        git(&["add", "."]);
+        fs::remove_file(repo.join("gone")).unwrap();
+        for (name, mode) in [("new.sh", 0o775), ("new", 0o600), ("ignored", 0o644)] {
+            fs::write(repo.join(name), "").unwrap();
+            fs::set_permissions(repo.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        copy(&repo, &to).unwrap();
+        let mode = |name: &str| {
+            let found = fs::metadata(to.join(name)).ok()?;
+            Some(found.permissions().mode() & 0o777)
+        };
+        assert_eq!(["gone", "ignored"].map(mode), [None, None]);
+        let modes = ["kept", "new.sh", "new"].map(mode);
+        assert_eq!(modes, [Some(0o644), Some(0o755), Some(0o644)]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn files_that_differ_are_named() {
+        let of = |files: [(&str, &str); 2]| -> BTreeMap<String, Vec<u8>> {
+            let files = files.map(|(name, text)| (name.to_owned(), text.into()));
+            BTreeMap::from(files)
+        };
+        let first = of([("a", "1"), ("b", "1")]);
+        assert_eq!(same(&first, &first).verdict, Verdict::Passed);
+        for second in [of([("a", "1"), ("b", "2")]), of([("a", "1"), ("c", "1")])] {
+            let Verdict::Failed(seen) = same(&first, &second).verdict else {
+                panic!("they differ");
+            };
+            assert!(seen.starts_with("these differ: b"), "{seen}");
+        }
+        assert_ne!(
+            same(&BTreeMap::new(), &BTreeMap::new()).verdict,
+            Verdict::Passed
+        );
+    }
 }

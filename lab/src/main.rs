@@ -16,6 +16,7 @@ mod cache;
 mod check_cache;
 mod checks;
 mod child_output;
+mod clean_debian;
 mod cross;
 mod debian;
 mod debs;
@@ -24,6 +25,7 @@ mod draw;
 mod emulator;
 mod guest_disk;
 mod initramfs;
+mod install_check;
 mod kernel;
 mod kernel_source;
 mod libvirt;
@@ -90,8 +92,12 @@ enum Command {
         #[arg(long)]
         later_us: Option<u64>,
     },
-    /// Make Debian's packages in out/packages
-    Packages,
+    /// Make Debian's packages in out/packages, and try them on clean Debian systems
+    Packages {
+        /// Build them once more from nothing: both builds have to be equal to the byte
+        #[arg(long)]
+        check: bool,
+    },
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
     /// Run scenarios and print their results as JSON lines
@@ -116,13 +122,13 @@ fn dispatch(command: Command) -> Result<bool> {
         .map(PathBuf::from)
         .unwrap_or_default();
     out::build(&repo);
-    if let Command::Packages = command {
-        return debs::make(&repo);
+    if let Command::Packages { check } = command {
+        return debs::make(&repo, check);
     }
     let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
         // Needs none of these.
-        Command::Packages => Ok(true),
+        Command::Packages { .. } => Ok(true),
         Command::Setup => Ok(true),
         Command::Demo { vmm } => demo::run(&artifacts, &repo, vmm, started),
         Command::BenchPaths => bench::paths(&artifacts, &repo),

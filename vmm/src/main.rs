@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program `vcpufreq`: from the command line to the part that does it, and
-//! from what that says to output and exit code.
+//! The program `vcpufreq`: runs the command's part of the library, and turns its result into output
+//! and exit code.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 

@@ -35,10 +35,28 @@ fn it_blocks_no_signal_of_qemu_and_returns_its_exit_code() {
 }
 
 #[test]
-fn a_signal_comes_before_the_vcpus_do() {
+fn each_signal_comes_before_the_vcpus_do() {
+    const CATCHES: &str = "trap 'exit 5' HUP INT QUIT TERM USR1 USR2\n";
+    const BY_SIGNAL: i32 = 128;
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+    ] {
+        assert_eq!(code_after(signal, CATCHES), 5, "{signal}");
+    }
+    let signal = Signal::SIGTERM;
+    assert_eq!(code_after(signal, ""), BY_SIGNAL + signal as i32);
+}
+
+/// The exit code when `signal` is sent to the prefix of a QEMU that does this about signals.
+fn code_after(signal: Signal, catches: &str) -> i32 {
+    let script = format!("#!/bin/sh\n{catches}echo ready\nwhile :; do sleep 0.1; done\n");
     let dir = tempfile::tempdir().unwrap();
     let qemu = dir.path().join("qemu");
-    let script = "#!/bin/sh\ntrap 'exit 5' TERM\necho ready\nwhile :; do sleep 0.1; done\n";
     fs::write(&qemu, script).unwrap();
     fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
     let mut prefix = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
@@ -55,15 +73,15 @@ fn a_signal_comes_before_the_vcpus_do() {
         .unwrap()
         .read_exact(&mut ready)
         .unwrap();
-    // HUP, INT, TERM and CHLD: it waits for them.
-    let waits = |status: String| status.contains("SigBlk:\t0000000000014003");
+    // HUP, INT, QUIT, USR1, USR2, TERM and CHLD: it waits for them.
+    let waits = |status: String| status.contains("SigBlk:\t0000000000014a07");
     while !waits(fs::read_to_string(format!("/proc/{}/status", prefix.id())).unwrap()) {
         sleep(Duration::from_millis(1));
     }
     let pid = Pid::from_raw(prefix.id().try_into().unwrap());
-    kill(pid, Signal::SIGTERM).unwrap();
+    kill(pid, signal).unwrap();
     let ended = prefix.wait_with_output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(5), "{said}");
     assert!(said.contains("isn't served: it has ended"), "{said}");
+    ended.status.code().unwrap()
 }

@@ -202,6 +202,14 @@ mod tests {
     }
 
     #[test]
+    fn shipped_examples_have_known_keys() {
+        let guest = texts(include_str!("../../../docs/examples/guest.toml"));
+        assert!(guest.contains(&"--pin=1=4".to_owned()), "{guest:?}");
+        let server = texts(include_str!("../../../docs/examples/serve.toml"));
+        assert_eq!(server, ["--cpus=2", "--pin=0=0", "--pin=1=4"]);
+    }
+
+    #[test]
     fn a_key_is_a_flag() {
         for (toml, flags) in [
             ("kernel = 'Image'", &["--kernel=Image"][..]),

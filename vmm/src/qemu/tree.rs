@@ -11,10 +11,8 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::memfd::{MFdFlags, memfd_create},
-};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use vcpufreq_device::host::memory_file;
 use vcpufreq_dt::Seeds;
 
 use super::{
@@ -29,9 +27,9 @@ use crate::{
     vm::image::Kernel,
 };
 
-/// How long QEMU may take to tell its tree. It takes some 100 ms.
+/// How long QEMU may take to write its tree. It takes some 100 ms.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
-/// How many bytes of what it says at last are looked at.
+/// How many bytes of its last messages are read.
 const LAST_WORDS: u64 = 4096;
 
 /// A tree for one boot of QEMU, or why there is none.
@@ -75,8 +73,8 @@ impl Tree {
             .without_cpufreq();
         let tree = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
             .context("can't describe the CPUs in QEMU's device tree; give it as many as --cpus")?;
-        let file = memfd_create(c"vcpufreq.dtb", MFdFlags::MFD_CLOEXEC);
-        let mut file = File::from(file.context("can't make a file in memory")?);
+        let file = memory_file(c"vcpufreq.dtb");
+        let mut file = file.context("can't make a file in memory")?;
         file.write_all(&tree)
             .context("can't write the device tree")?;
         Ok(Self {
@@ -93,7 +91,7 @@ impl Tree {
     /// The options that give it to QEMU.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let Some(file) = &self.file else {
             return Ok(Vec::new());
@@ -111,7 +109,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     let mut dump = OsString::from("dumpdtb=");
     dump.push(file.as_os_str());
     let mut qemu = Command::new(command.program());
-    qemu.args(command.arguments()).arg("-machine").arg(dump);
+    qemu.args(command.of_tree()).arg("-machine").arg(dump);
     let ran = run(&mut qemu, TOLD_WITHIN);
     let tree = fs::read(&file);
     state::remove_file(&file).context("can't remove QEMU's device tree")?;
@@ -123,8 +121,8 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
 fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     let program = qemu.get_program().display().to_string();
     // A file, which it can't be kept from writing by.
-    let said = memfd_create(c"vcpufreq.stderr", MFdFlags::MFD_CLOEXEC);
-    let mut said = File::from(said.context("can't make a file in memory")?);
+    let said = memory_file(c"vcpufreq.stderr");
+    let mut said = said.context("can't make a file in memory")?;
     qemu.stdin(Stdio::null()).stdout(Stdio::null());
     qemu.stderr(said.try_clone().context("no more open files")?);
     let qemu = qemu.spawn();
@@ -139,7 +137,7 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
         let _ = qemu.kill();
         let _ = qemu.wait();
         bail!(
-            "{program} takes more than {} s to tell its device tree; give the guest one by -dtb",
+            "{program} takes more than {} s to write its device tree; give the guest one by -dtb",
             within.as_secs()
         );
     }
@@ -150,15 +148,15 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     let end = said.metadata().map_or(0, |said| said.len());
     let read = said.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS)));
     read.and_then(|_| said.read_to_end(&mut text))
-        .context("can't read what QEMU said")?;
+        .context("can't read QEMU's messages")?;
     let text = String::from_utf8_lossy(&text);
-    let last = text.lines().last().unwrap_or("it said nothing");
-    bail!("QEMU doesn't tell its device tree: {last}");
+    let last = text.lines().last().unwrap_or("no message");
+    bail!("QEMU doesn't write its device tree: {last}");
 }
 
 #[cfg(test)]
 mod tests {
-    //! A QEMU that tells no device tree is one line, and ends.
+    //! A QEMU that writes no device tree is an error of one line, and ends.
     use super::*;
 
     fn line(script: &str, within: Duration) -> String {

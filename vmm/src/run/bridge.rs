@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bridge of a guest of this program: what it is told, and where its texts, figures and
-//! virtual machine's moments come from and go to.
+//! Sets up a guest's bridge: its configuration, its diagnostics and counters, and its KVM events.
 
 use std::path::Path;
 use std::sync::Arc;

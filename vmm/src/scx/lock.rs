@@ -75,7 +75,7 @@ impl Lock {
     /// The process that has it; `None` when no service runs.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn owner() -> anyhow::Result<Option<Pid>> {
         Self::owner_at(Path::new(PATH))
     }

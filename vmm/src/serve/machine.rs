@@ -44,7 +44,7 @@ pub struct Machine {
     events: Option<EventWriter>,
     changes: HostChanges,
     groups: Option<SeenGroups>,
-    /// Why its vCPUs have no cgroups, until that is said.
+    /// Why its vCPUs have no cgroups, until that is reported.
     no_groups: Cell<Option<String>>,
     threads: VcpuThreads,
 }
@@ -262,7 +262,7 @@ impl Starting<'_> {
         }
     }
 
-    /// Tells the guest what its vCPUs can do.
+    /// Writes the guest's description of its vCPUs.
     fn describe(&self) -> anyhow::Result<()> {
         let served = self.served;
         let config =
@@ -357,7 +357,9 @@ impl Starting<'_> {
         let stream = self.vmm.stream.as_ref().context("it isn't connected")?;
         takeover::keep(self.vmm, self.shared)?;
         let given = stream.give(self.shared, TAKEN_WITHIN);
-        given.context("the VMM doesn't take its memory")
+        given.context("the VMM doesn't take its memory")?;
+        // Not before: a server that finds the connection there has nothing to give.
+        takeover::store(self.vmm, self.shared)
     }
 }
 

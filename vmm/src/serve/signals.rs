@@ -34,12 +34,15 @@ impl EndSignals {
         Self::take_these(&[Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM])
     }
 
-    /// The same, and the end of a child.
+    /// The same, the others that a terminal or a user sends, and the end of a child.
     pub fn take_with_children() -> nix::Result<Self> {
         let signals = [
             Signal::SIGHUP,
             Signal::SIGINT,
             Signal::SIGTERM,
+            Signal::SIGQUIT,
+            Signal::SIGUSR1,
+            Signal::SIGUSR2,
             Signal::SIGCHLD,
         ];
         Self::take_these(&signals)

@@ -29,7 +29,8 @@ use super::vmm::{Connection, Vmm};
 pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
-    inherited: bool,
+    /// Device and number of the file, if this program has made it.
+    file: Option<(u64, u64)>,
     allowed: Allowed,
 }
 
@@ -98,14 +99,15 @@ impl Socket {
                 path.display()
             )
         })?;
-        let socket = Self {
+        let mut socket = Self {
             listener,
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
-            inherited: false,
+            file: None,
             allowed,
         };
         let file =
             opened(path).with_context(|| format!("can't open the socket {}", path.display()))?;
+        socket.file = file.metadata().ok().map(|file| (file.dev(), file.ino()));
         let name = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         fs::set_permissions(&name, fs::Permissions::from_mode(0o600))
             .with_context(|| format!("can't close the socket {} to others", path.display()))?;
@@ -134,7 +136,7 @@ impl Socket {
         Some(Self {
             listener: files.swap_remove(index).into(),
             path,
-            inherited: true,
+            file: None,
             allowed,
         })
     }
@@ -146,9 +148,12 @@ impl Socket {
 
     /// Takes the VMM that has connected.
     pub fn accept(&self) -> anyhow::Result<Vmm> {
-        let (stream, _) = self.listener.accept().context("it can't be heard")?;
+        let (stream, _) = self
+            .listener
+            .accept()
+            .context("can't accept its connection")?;
         let stream = Connection::new(stream);
-        let peer = getsockopt(&stream, PeerCredentials).context("its process can't be told")?;
+        let peer = getsockopt(&stream, PeerCredentials).context("can't read its process number")?;
         let own = geteuid().as_raw();
         let may = |user: u32| user == own || self.allowed.is_user(user);
         let pid = u32::try_from(peer.pid()).ok().filter(|pid| *pid > 0);
@@ -190,7 +195,8 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if !self.inherited {
+        // Another server may have its own there by now.
+        if self.file.is_some() && self.file == id_of(&self.path) {
             // A directory that is gone has taken it along.
             let _ = fs::remove_file(&self.path);
         }
@@ -207,10 +213,22 @@ fn opened(path: &Path) -> io::Result<fs::File> {
     Ok(file)
 }
 
+/// Device and number of the file at `path`.
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
 fn remove_dead(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
+        Ok(file) if file.file_type().is_socket() && file.uid() != geteuid().as_raw() => {
+            bail!(
+                "user {}'s socket is at {shown}; name another --socket",
+                name_of(file.uid())
+            )
+        }
         Ok(file) if file.file_type().is_socket() => {}
         Ok(_) => bail!("{shown} isn't a socket; name another --socket"),
     }
@@ -219,14 +237,14 @@ fn remove_dead(path: &Path) -> anyhow::Result<()> {
             fs::remove_file(path).with_context(|| format!("can't remove the dead socket {shown}"))
         }
         Err(error) => Err(error)
-            .with_context(|| format!("another user's socket is at {shown}; name another --socket")),
+            .with_context(|| format!("can't look at the socket {shown}; name another --socket")),
         Ok(_) => bail!("another server answers at {shown}; end it, or name another --socket"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! A socket takes the place of a dead one only, and says which process connects.
+    //! A socket takes the place of a dead one only, and identifies the process that connects.
     use std::{
         os::unix::process::CommandExt,
         process::{Command, Stdio},
@@ -277,6 +295,32 @@ mod tests {
             assert!(line.contains(said), "{line}");
             assert!(path.exists());
         }
+    }
+
+    #[test]
+    fn another_users_socket_stays() {
+        if !geteuid().is_root() {
+            println!("SKIP: another user's socket: takes root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm");
+        drop(UnixListener::bind(&path).unwrap());
+        chown(&path, Some(65534.into()), None).unwrap();
+        let line = Socket::bind(&path, Allowed::default()).err().unwrap();
+        assert!(line.to_string().contains("'s socket is at"), "{line}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_file_that_took_the_sockets_place_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm");
+        let socket = Socket::bind(&path, Allowed::default()).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(socket);
+        assert!(path.exists());
     }
 
     #[test]

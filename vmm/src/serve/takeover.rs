@@ -48,7 +48,7 @@ fn store_name(pid: u32) -> String {
 /// # Errors
 /// Why it can't be recorded.
 pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
-    let (Some(socket), Some(stream)) = (&vmm.socket, &vmm.stream) else {
+    let Some(socket) = &vmm.socket else {
         return Ok(());
     };
     let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
@@ -60,7 +60,17 @@ pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
         socket: socket.clone(),
         memory: (memory.dev(), memory.ino()),
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
-    })?;
+    })
+}
+
+/// Has the service manager keep the files of `vmm`, which has `shared`, for a later server.
+///
+/// # Errors
+/// Why it doesn't.
+pub fn store(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
+    let (Some(_), Some(stream)) = (&vmm.socket, &vmm.stream) else {
+        return Ok(());
+    };
     let bells = shared.bells.iter().map(sys::file_of);
     let files: Vec<_> = [shared.memory.as_fd(), stream.as_fd()]
         .into_iter()
@@ -86,7 +96,7 @@ pub fn forget(vmm: &Vmm) {
 /// server ran.
 ///
 /// # Errors
-/// When the records can't be read, or what the kernel said.
+/// When the records can't be read, or the kernel's error.
 pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
     let kept = StateDir::of_user()?.kept(&HostRoot::default())?;
     let runs = |name: &String| kept.iter().any(|vm| store_name(vm.vmm.pid) == *name);
@@ -255,7 +265,7 @@ fn number_in(info: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! A VM's files are told from others that look like them.
+    //! A VM's files are distinguished from similar ones.
     use std::io;
 
     use super::*;

@@ -2,17 +2,22 @@
 //! VMMs that are to be served, while they start the threads of their vCPUs.
 
 use std::{
+    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
-use vcpufreq_device::{host::Tid, kvm::shm::vcpu_threads};
+use vcpufreq_device::{
+    host::{HostRoot, Tid},
+    kvm::shm::vcpu_threads,
+};
 
 use super::{Refusals, Served, Vmm, give_memory, qmp::Qmp, takeover};
 use crate::message::chain;
 
-/// How long a VMM has to start its vCPUs' threads.
+/// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
+/// longer is at work.
 const THREADS_WITHIN: Duration = Duration::from_secs(30);
 /// How often to look for them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -30,8 +35,12 @@ pub struct Waiting {
 /// One of them.
 struct Candidate {
     vmm: Vmm,
-    /// The end of the server's patience.
+    /// Whether a server before this one served it.
+    is_kept: bool,
+    /// The end of the server's patience, unless the VMM works.
     until: Instant,
+    /// What it had worked until then.
+    worked: u64,
     qmp: Option<Asked>,
 }
 
@@ -68,6 +77,19 @@ impl Asked {
 }
 
 impl Candidate {
+    /// Whether it has done nothing for as long as the server waits.
+    fn is_idle(&mut self, host: &HostRoot) -> bool {
+        let now = Instant::now();
+        if now <= self.until {
+            return false;
+        }
+        let worked = cpu_ticks(host, self.vmm.pid());
+        let is_idle = worked == self.worked;
+        self.until = now + THREADS_WITHIN;
+        self.worked = worked;
+        is_idle
+    }
+
     /// The threads of its vCPUs, once they are known.
     fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Tid>>> {
         let (pid, vcpus) = (self.vmm.pid(), served.count()?);
@@ -112,11 +134,14 @@ impl Waiting {
             bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
         }
         let qmp = self.qmp.clone().map(Asked::new);
-        if qmp.is_some() && vmm.inherited.is_none() {
+        let is_kept = vmm.inherited.is_some();
+        if qmp.is_some() && !is_kept {
             vmm = give_memory(served, vmm)?;
         }
         self.all.push(Candidate {
+            worked: cpu_ticks(&served.host, vmm.pid()),
             vmm,
+            is_kept,
             until: Instant::now() + THREADS_WITHIN,
             qmp,
         });
@@ -146,7 +171,7 @@ impl Waiting {
                 match threads {
                     Ok(Some(threads)) => return Some((self.all.remove(index).vmm, threads)),
                     Err(error) => chain(&error),
-                    Ok(None) if Instant::now() > candidate.until => {
+                    Ok(None) if candidate.is_idle(&served.host) => {
                         candidate.lacks(served.vcpus.len())
                     }
                     Ok(None) => {
@@ -167,8 +192,22 @@ impl Waiting {
     /// Ends the connections of all that wait, and returns their processes. What was served before
     /// stays.
     pub fn refuse(&mut self) -> Vec<u32> {
-        let is_new = |one: &mut Candidate| one.vmm.inherited.is_none();
-        let refused = self.all.extract_if(.., is_new);
-        refused.map(|one| one.vmm.pid()).collect()
+        let refused = self.all.extract_if(.., |one| !one.is_kept);
+        let refused = refused.map(|one| {
+            if let Some(shared) = &one.vmm.inherited {
+                shared.memory.say_gone();
+                takeover::forget(&one.vmm);
+            }
+            one.vmm.pid()
+        });
+        refused.collect()
     }
+}
+
+/// CPU time of a process, in ticks (proc(5), utime and stime).
+fn cpu_ticks(host: &HostRoot, pid: u32) -> u64 {
+    let stat = fs::read_to_string(host.path(format!("proc/{pid}/stat"))).unwrap_or_default();
+    let behind_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = behind_name.split_whitespace().skip(11).take(2);
+    ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }

@@ -22,7 +22,7 @@ use nix::{
 use vcpufreq_device::fakes::FakeHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use super::{PATIENCE, vmm::Vmm};
+use super::{PATIENCE, vmm::Vmm, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 
@@ -116,9 +116,27 @@ impl Server {
         (server, Vmm::served_at(socket))
     }
 
-    /// Has its worker end as one that has died does, which tells so by an eventfd: the only one that
-    /// no epoll waits for.
+    /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll
+    /// waits for, once the VMM's interrupt is closed here.
     pub fn kill_worker(&self) {
+        let mut eventfds = Vec::new();
+        wait_until("one eventfd that no epoll waits for", || {
+            eventfds = self.eventfds_alone();
+            eventfds.len() == 1
+        });
+        let lost = &eventfds[0];
+        let lost: i32 = lost.parse().unwrap();
+        // SAFETY: takes two numbers.
+        let server = unsafe { libc::syscall(libc::SYS_pidfd_open, self.process.id(), 0) };
+        // SAFETY: takes three numbers.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, server, lost, 0) };
+        // SAFETY: the kernel has just made it.
+        let mut copy = unsafe { File::from_raw_fd(copy.try_into().unwrap()) };
+        copy.write_all(&1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Numbers of its eventfds that no epoll waits for.
+    fn eventfds_alone(&self) -> Vec<String> {
         let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", self.process.id()));
         let mut waited_for = String::new();
         let mut eventfds = Vec::new();
@@ -139,17 +157,7 @@ impl Server {
             })
         };
         eventfds.retain(|number| !is_waited_for(number));
-        let [lost] = &eventfds[..] else {
-            panic!("{eventfds:?}");
-        };
-        let lost: i32 = lost.parse().unwrap();
-        // SAFETY: takes two numbers.
-        let server = unsafe { libc::syscall(libc::SYS_pidfd_open, self.process.id(), 0) };
-        // SAFETY: takes three numbers.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, server, lost, 0) };
-        // SAFETY: the kernel has just made it.
-        let mut copy = unsafe { File::from_raw_fd(copy.try_into().unwrap()) };
-        copy.write_all(&1u64.to_ne_bytes()).unwrap();
+        eventfds
     }
 
     /// Waits for its end.

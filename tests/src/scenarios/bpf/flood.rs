@@ -27,7 +27,8 @@ const TURNS: u64 = 900_000 / 6;
 const REQUESTS: u64 = 700;
 const TIMES: usize = 300;
 
-/// The agent as a VMM whose guest does the same for ever: `words` are who acts, and whether it asks.
+/// The agent as a VMM whose guest does the same for ever: `words` are the actuator, and whether the
+/// guest makes requests.
 pub fn guest(words: &[String]) -> Result<()> {
     let by = actuator(words.first().context("no actuator")?)?;
     let asks = words.get(1).is_some_and(|word| word == "asks");

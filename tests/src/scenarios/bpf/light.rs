@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vCPU that has just become busy changes its request, so that the request alone holds the
-//! frequency: which ways of clamping make the host's frequency dip below both requests?
+//! A vCPU that has just become busy changes its request: the request alone holds the frequency.
+//! Finds the ways of clamping that make the host's frequency dip below both requests.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -62,7 +62,7 @@ const CHANGES: usize = 100;
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;
 
-/// Every way, on each scheduler: none by a cgroup, whoever writes it, nor by scx.
+/// Every way, on each scheduler: no dips by a cgroup, from every writer, nor by scx.
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
     // A FIFO thread starts with the maximum as its own clamp.
@@ -132,7 +132,7 @@ impl Scheduler {
     }
 }
 
-/// On a thread of its own, whose policy and place nobody else has.
+/// On a thread of its own, with a policy and place of its own.
 fn changes(way: Way, scheduler: Scheduler) -> Result<Seen> {
     let thread = std::thread::Builder::new().name("vcpu0".into());
     let running = thread.spawn(move || on_thread(way, scheduler))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What else runs on a vCPU's pCPU is added to what the vCPU asks for, follows when it changes,
-//! never goes above what the vCPU could ask for by itself, and is nothing in mode `exact`.
+//! Other load of a vCPU's pCPU is added to the vCPU's request. The sum follows changes and never
+//! exceeds the vCPU's own maximum. In mode `exact` nothing is added.
 
 use std::os::fd::AsFd as _;
 use std::thread::sleep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest as a service of systemd, by the unit that `docs/` ships: its limits hold for every
-//! thread of the VMM while requests are in force. Without Delegate= the same, by threads.
+//! A guest as a service of systemd, by the unit that `docs/` ships: the limits of a drop-in hold for
+//! every thread of the VMM while requests are in force. Without Delegate= the same, by threads.
 
 use std::fs;
 use std::process::Command;
@@ -29,7 +29,9 @@ const CONFIG: &str = "/etc/vcpufreq";
 const INPUT: &str = "/run/vm.in";
 const OUTPUT: &str = "/run/vm.out";
 const SAID: &str = "/run/vm.err";
-/// What the unit's limits are in the kernel's words.
+/// Limits of the drop-in. A real guest's are larger.
+const DROP_IN_LIMITS: &str = "MemoryMax=1G\nCPUQuota=200%\nTasksMax=64";
+/// The same in the kernel's words.
 const LIMITS: [(&str, &str); 3] = [
     ("memory.max", "1073741824"),
     ("cpu.max", "200000 100000"),
@@ -114,7 +116,7 @@ fn write_unit(pcpus: &[u32], lines: &str) -> Result<()> {
     fs::write(format!("{CONFIG}/lab.toml"), config)?;
     let drop_in = format!(
         "[Service]\nStandardInput=file:{INPUT}\nStandardOutput=file:{OUTPUT}\n\
-         StandardError=file:{SAID}\n{lines}\n"
+         StandardError=file:{SAID}\n{DROP_IN_LIMITS}\n{lines}\n"
     );
     fs::write(format!("{DROP_IN}/lab.conf"), drop_in)?;
     systemctl(&["daemon-reload"]).map(drop)

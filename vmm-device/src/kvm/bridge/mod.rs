@@ -250,7 +250,7 @@ impl BridgeInner {
     }
 
     fn active(&self) -> MutexGuard<'_, CurrentPath> {
-        // Whoever panicked left a path that runs, or none.
+        // A thread that panicked left a path that runs, or none.
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

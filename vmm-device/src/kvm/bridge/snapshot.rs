@@ -160,8 +160,8 @@ impl VcpuSnapshot {
 
 #[cfg(test)]
 mod tests {
-    //! What a guest asked for, and what became of it, is what a snapshot says.
-    //! (That the path follows what KVM takes: `tests/kvm_x86_64`.)
+    //! A snapshot has a guest's requests and their outcomes. (That the path follows what KVM takes:
+    //! `tests/kvm_x86_64`.)
 
     use crate::{
         ClampMode, CurPerfVisibility, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF,

@@ -8,6 +8,7 @@ use crate::{REG_SET_PERF, VcpuId};
 
 pub const MAGIC: usize = 0x00;
 pub const VERSION: usize = 0x04;
+pub const FEATURES: usize = 0x08;
 pub const VCPUS: usize = 0x0c;
 pub const SIZE: usize = 0x10;
 pub const PEER: usize = 0x14;
@@ -70,7 +71,7 @@ mod tests {
     //! The header in C and this file have the same numbers.
     use super::*;
 
-    const HEADER: &str = include_str!("../../../../abi/vcpufreq-shm.h");
+    const HEADER: &str = include_str!("../../../abi/vcpufreq-shm.h");
 
     fn defined(name: &str) -> u64 {
         let line = HEADER.lines().find_map(|line| {

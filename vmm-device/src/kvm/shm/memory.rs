@@ -10,13 +10,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::layout;
+use crate::host::memory_file;
 use crate::kvm::offload::SlotMemory;
 use crate::regs::{REG_WIDTH, region_size};
 use crate::{DeviceConfig, PageMemory, PerfTable, REG_CUR_PERF, Util, VcpuId};
@@ -38,21 +39,10 @@ impl SharedMemory {
     /// New memory for so many vCPUs; its header is written, its pages are 0.
     ///
     /// # Errors
-    /// What the host said: no memory, or no more open files.
+    /// The host's error: no memory, or no more open files.
     pub fn new(vcpus: u16) -> io::Result<Self> {
         let size = layout::size(vcpus);
-        // SAFETY: the name is a C string; the call makes a new file.
-        let fd = unsafe {
-            libc::memfd_create(
-                c"vcpufreq".as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the file is new, and has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = memory_file(c"vcpufreq")?;
         file.set_len(size)?;
         let seals = SIZE_SEALS | libc::F_SEAL_SEAL;
         // SAFETY: takes an open file and a number.
@@ -120,6 +110,7 @@ impl SharedMemory {
         let used = u32::try_from(layout::used(self.vcpus)).unwrap_or(u32::MAX);
         for (offset, value) in [
             (layout::VERSION, layout::VERSION_VALUE),
+            (layout::FEATURES, 0),
             (layout::VCPUS, self.vcpus.into()),
             (layout::SIZE, used),
             (layout::PEER, layout::SERVER.into()),
@@ -129,7 +120,7 @@ impl SharedMemory {
         }
     }
 
-    /// Tells the guest what a vCPU can do.
+    /// Writes a vCPU's table, capacity and power for the guest.
     pub fn describe(&self, vcpu: VcpuId, table: &PerfTable, capacity: Util, microwatts: &[u32]) {
         let capacity = (layout::word(vcpu, layout::CAPACITY), capacity.get().into());
         let entries = table.entries();
@@ -144,7 +135,7 @@ impl SharedMemory {
         }
     }
 
-    /// Tells it all of that again, and the header.
+    /// Writes all of that again, and the header.
     pub fn tell_again(&self) {
         self.write_header();
         for (index, value) in &*self.described() {
@@ -158,13 +149,13 @@ impl SharedMemory {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the guest requests of `vcpu`, kHz: any value.
+    /// The guest's request for `vcpu`, kHz: any value.
     pub fn requested(&self, vcpu: VcpuId) -> u32 {
         let word = self.words_of_all().get(layout::request_word(vcpu));
         word.map_or(0, |word| u32::from_le(word.load(Relaxed)))
     }
 
-    /// Tells the guest that the server ends.
+    /// Marks cur_perf of all vCPUs: the server ends.
     pub fn say_gone(&self) {
         for vcpu in (0..self.vcpus).map(VcpuId) {
             self.store(layout::word(vcpu, REG_CUR_PERF), layout::GONE);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest by `--actuator scx`: its requests set no clamp as long as the service's scheduler is in
-//! force, and become clamps within a second when it is gone, however that comes about.
+//! A guest by `--actuator scx`. Its requests set no clamp as long as the service's scheduler is in
+//! force, and become clamps within a second when it is gone, for whatever reason.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
 }
 
-/// What a guest is told then.
+/// The error of a VMM's start then.
 fn without_service() -> Result<String> {
     let mut command = Command::new("/bin/vcpufreq");
     command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The service starts, says how it is and ends; each thing that is in its way is one line; and
-//! nothing of it is left, however it ends.
+//! The service starts, reports its status and ends. Each obstacle is an error of one line. However
+//! it ends, nothing is left.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a request by `scx` does: no exit, in force before the guest's next entry, without a write
-//! of any clamp; requests and other load of a pCPU add up; nothing is left of a vCPU that sleeps or
-//! has ended.
+//! A request by `scx` makes no exit, is in force before the guest's next entry, and writes no
+//! clamp. Requests and other load of a pCPU add up. Nothing is left of a vCPU that sleeps or has
+//! ended.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The packages on clean Debian systems for amd64: they install, their parts are there and run, DKMS
+//! builds the modules or passes over a kernel that is too old, and a purge leaves nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::cache::Cache;
+use crate::clean_debian::CleanDebian;
+use crate::progress::Step;
+use crate::verdict::{Tried, tell};
+
+const RELEASES: [&str; 2] = ["bookworm", "trixie"];
+/// As seen inside a system.
+const PACKAGES: &str = "opt/packages";
+
+const INSTALL: &str = "apt-get install --yes --no-install-recommends /opt/packages/*.deb";
+const PURGE: &str = "apt-get purge --yes vcpufreq vcpufreq-dkms";
+
+/// A name, and a script that fails when the promise is broken.
+const PARTS: [(&str, &str); 5] = [
+    (
+        "doctor's first line says what can't be done on amd64",
+        "code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
+         head -n 1 /tmp/doctor | grep 'x86_64; run and bench need arm64.* by qemu and serve'
+         rm /tmp/doctor",
+    ),
+    (
+        "each command has its page, and three shells complete",
+        "for name in vcpufreq $(vcpufreq --help | sed -n '/^Commands:/,/^$/s/^  \\([a-z]*\\) .*/vcpufreq-\\1/p' | grep -v -e -help); do
+             gzip -t /usr/share/man/man1/$name.1.gz
+         done
+         test -s /usr/share/man/man1/vcpufreq-rt-apply.1.gz
+         bash -n /usr/share/bash-completion/completions/vcpufreq
+         test -s /usr/share/zsh/vendor-completions/_vcpufreq
+         test -s /usr/share/fish/vendor_completions.d/vcpufreq.fish",
+    ),
+    (
+        "systemd takes the units",
+        "cd /usr/lib/systemd/system
+         systemd-analyze verify --man=no vcpufreq-scx.service ./vcpufreq@x.service \
+             ./vcpufreq-serve@x.socket ./vcpufreq-serve@x.service 2>&1",
+    ),
+    (
+        "pages and examples are there",
+        "cd /usr/share/doc/vcpufreq
+         test -s howto.md && test -s qemu.md && test -s vcpufreq.md
+         test -s examples/guest.toml && test -s examples/libvirt.xml
+         code=0; vcpufreq serve --config examples/serve.toml 2>/tmp/said || code=$?
+         cat /tmp/said; [ $code = 2 ] && grep 'no socket is given' /tmp/said; rm /tmp/said",
+    ),
+    (
+        "DKMS builds the modules of this architecture from Linux 6.12 on",
+        "dkms status; [ $(dkms status | grep -c '^vcpufreq-') = 3 ]
+         case $(ls /lib/modules) in 6.1.*) built=0;; *) built=2;; esac
+         [ $(dkms status | grep -c '^vcpufreq-.*: installed') = $built ]",
+    ),
+];
+
+/// What a user of the package leaves: instances, settings, records.
+const USE: &str = "
+    cp /usr/share/doc/vcpufreq/examples/guest.toml /etc/vcpufreq/
+    systemctl enable vcpufreq@guest.service vcpufreq-serve@guest.socket vcpufreq-scx.service
+    mkdir -p /etc/systemd/system/vcpufreq@guest.service.d /run/vcpufreq
+    echo '[Service]' >/etc/systemd/system/vcpufreq@guest.service.d/override.conf
+";
+
+/// Every file: kind, mode, size of a regular file, name, a link's target.
+const FILES: &str =
+    "find / -xdev \\( -type f -printf '%y %m %s %p\\n' \\) -o -printf '%y %m %p %l\\n'";
+
+/// What package managers write: state, caches, logs. depmod's lists of a kernel's modules are
+/// there after the first module of any package.
+const OTHERS: [&str; 6] = [
+    "/var/lib/dpkg/",
+    "/var/lib/apt/",
+    "/var/cache/",
+    "/var/log/",
+    "/tmp/",
+    "/modules.",
+];
+
+/// Fetches what the checks need from the network.
+pub fn prepare(cache: &Cache) -> Result<()> {
+    for release in RELEASES {
+        CleanDebian::prepare(cache, release)?;
+    }
+    Ok(())
+}
+
+/// Tries the packages of this folder on each release.
+pub fn check(cache: &Cache, packages: &Path) -> Result<Vec<Tried>> {
+    let mut tried = Vec::new();
+    for release in RELEASES {
+        let system = CleanDebian::copy(cache, release)?;
+        let step = Step::start(format!("packages on Debian {release}"));
+        for file in fs::read_dir(packages)? {
+            let file = file?.path();
+            let name = file.to_string_lossy();
+            if name.ends_with("_amd64.deb") || name.ends_with("_all.deb") {
+                system.take(&file, PACKAGES)?;
+            }
+        }
+        let news = on(&system)?;
+        step.done();
+        for (name, held, seen) in news {
+            let one = Tried::new(format!("{release}: {name}"), held, || seen);
+            tell(&one);
+            tried.push(one);
+        }
+    }
+    Ok(tried)
+}
+
+/// What came of each promise: its name, whether it held, what was seen.
+fn on(system: &CleanDebian) -> Result<Vec<(String, bool, String)>> {
+    let before = files(system)?;
+    let mut news = Vec::new();
+    let mut carry_out = |name: &str, script: &str| -> Result<()> {
+        let (held, seen) = system.shell(script)?;
+        news.push((name.to_owned(), held, seen));
+        Ok(())
+    };
+    carry_out("the packages install", INSTALL)?;
+    for (name, script) in PARTS {
+        carry_out(name, script)?;
+    }
+    carry_out("instances are enabled", USE)?;
+    carry_out("the packages are purged", PURGE)?;
+    let after = files(system)?;
+    let left = differences(&before, &after);
+    let name = "a purge leaves nothing".to_owned();
+    news.push((name, left.is_empty(), left.join("; ")));
+    Ok(news)
+}
+
+fn files(system: &CleanDebian) -> Result<BTreeSet<String>> {
+    let (done, text) = system.shell(FILES)?;
+    anyhow::ensure!(done, "listing a Debian system's files failed: {text}");
+    let lines = text.lines().map(str::to_owned);
+    let files: BTreeSet<String> = lines.filter(|line| !is_others(line)).collect();
+    files.first().context("a Debian system without files")?;
+    Ok(files)
+}
+
+fn is_others(line: &str) -> bool {
+    OTHERS
+        .iter()
+        .any(|part| match part.strip_prefix("/modules") {
+            Some(_) => line.contains("/lib/modules/") && line.contains(part),
+            None => line.contains(&format!(" {part}")),
+        })
+}
+
+/// Each line that only one of them has, with the sign of a diff.
+fn differences(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Vec<String> {
+    let gone = before.difference(after).map(|line| format!("-{line}"));
+    let left = after.difference(before).map(|line| format!("+{line}"));
+    gone.chain(left).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a file that is left, gone or changed is named; package managers' own state is not.
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_named() {
+        let of = |lines: &[&str]| -> BTreeSet<String> {
+            let lines = lines.iter().map(|line| (*line).to_owned());
+            lines.filter(|line| !is_others(line)).collect()
+        };
+        let before = of(&[
+            "d 755 /etc ",
+            "f 644 3 /etc/passwd",
+            "f 644 9 /var/log/apt/x",
+        ]);
+        let after = of(&[
+            "d 755 /etc ",
+            "f 644 4 /etc/passwd",
+            "l 777 /etc/systemd/system/a.wants/vcpufreq@a.service /lib/x",
+            "f 644 1 /usr/lib/modules/6.12/modules.dep",
+            "f 644 1 /var/lib/dpkg/status",
+        ]);
+        let left = differences(&before, &after);
+        assert_eq!(
+            left,
+            [
+                "-f 644 3 /etc/passwd",
+                "+f 644 4 /etc/passwd",
+                "+l 777 /etc/systemd/system/a.wants/vcpufreq@a.service /lib/x",
+            ]
+        );
+        assert!(differences(&before, &before).is_empty());
+    }
+}
