@@ -33,8 +33,11 @@ struct vcpufreq_host_apply {
 	__u32 domain;
 	__u32 min;		/* 0 to max */
 	__u32 max;		/* to 1024 */
-	__u32 pad;
+	__u32 flags;		/* VCPUFREQ_HOST_UNCOUNTED, or 0 */
 };
+
+/* No request: vcpufreq_host_stats has none of it. */
+#define VCPUFREQ_HOST_UNCOUNTED	1
 
 struct vcpufreq_host_stats {
 	__u32 domain;		/* asked for */

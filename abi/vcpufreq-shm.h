@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause) */
 /*
- * Virtual cpufreq in shared memory: the contract's second form. A guest finds it
- * as QEMU's ivshmem-doorbell, whose BAR 2 is the memory and BAR 0 has the
- * doorbell, or by a device-tree node VCPUFREQ_SHM_COMPATIBLE, whose first region
- * is the memory and whose second one has the doorbell. Words are 32 bits,
+ * Virtual cpufreq in shared memory: the contract's second form. A guest finds
+ * it as QEMU's ivshmem-doorbell: BAR 2 is the memory, BAR 0 has the doorbell.
+ * Or it finds a device-tree node VCPUFREQ_SHM_COMPATIBLE: the first region is
+ * the memory, the second one has the doorbell. Words are 32 bits,
  * little-endian, naturally aligned.
  *
  * The memory begins with a header page. Then comes a page per vCPU at stride

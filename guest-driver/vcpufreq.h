@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Guest side of the vcpufreq bridge: what the files of the driver share.
+ * Guest side of the vcpufreq bridge: declarations for the files of the driver.
  *
  * vcpufreq_main.c      registers the ways to find a device
  * vcpufreq_of.c        finds the registers, or memory, in the device tree

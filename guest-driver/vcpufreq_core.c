@@ -3,14 +3,14 @@
  * cpufreq driver of a guest: a request for performance goes to the host by
  * one register write, and the host's own governor acts on it.
  *
- * Requests go to the register of policy->cpu and are written by a CPU of the
- * policy: so the thread that leaves the guest is one of those that the host has
- * to adjust, and the host needs to reach no other. Where the host says that it
- * does (VCPUFREQ_FEATURE_ANY_CPU), the scheduler may ask from any CPU, so that a
- * task that another CPU moves to an idle one can find its frequency there.
+ * A CPU of the policy writes each request to the register of policy->cpu. The
+ * thread that leaves the guest is then one that the host has to adjust, and the
+ * host needs to reach no other. If the host sets VCPUFREQ_FEATURE_ANY_CPU, any
+ * CPU may write: when one CPU moves a task to an idle one, the frequency is set
+ * before the task runs.
  *
- * A request of 0 takes the last one back: nothing of it is left that would
- * keep the host fast, or slow, for a guest that doesn't ask.
+ * A request of 0 withdraws the last one: it no longer keeps the host fast or
+ * slow.
  */
 
 #include <linux/cpufreq.h>
@@ -201,10 +201,10 @@ static u32 vcpufreq_host_khz(const struct vcpufreq *vf, unsigned int cpu)
 }
 
 /*
- * host_cur_freq: what the host gives each of affected_cpus now, in kHz and in
- * that order. Not cpufreq's cpuinfo_cur_freq, because the core takes what
- * that reads for the last request: the next equal one would be dropped, and
- * a value that isn't in the table breaks the statistics.
+ * host_cur_freq: the host's frequency for each of affected_cpus now, in kHz and
+ * in that order. Not cpufreq's cpuinfo_cur_freq: the core takes its value for
+ * the last request, drops the next equal one, and its statistics break if the
+ * value isn't in the table.
  */
 static ssize_t show_host_cur_freq(struct cpufreq_policy *policy, char *buf)
 {

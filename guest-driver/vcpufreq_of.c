@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Attaches the driver to a device-tree node of the binding
- * "qemu,virtual-cpufreq", as VMMs describe it since Linux 6.13, or to one of
- * VCPUFREQ_SHM_COMPATIBLE: its first region is memory that the host shares, its second
- * one has the doorbell.
+ * "qemu,virtual-cpufreq" (Linux 6.13), or of VCPUFREQ_SHM_COMPATIBLE: its first
+ * region is memory that the host shares, its second one has the doorbell.
  */
 
 #include <linux/err.h>

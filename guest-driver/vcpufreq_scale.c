@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Frequency invariance: at each tick the scheduler learns which share of its
- * highest performance this CPU runs at now, as the host says in cur_perf.
+ * highest performance this CPU runs at now, from the host's cur_perf.
  *
  * What the guest asked for says little about that: the host may run faster
  * (others ask for more), slower (thermal limits) or later.

@@ -9,7 +9,7 @@ fn main() {
         return;
     }
     println!("cargo::rerun-if-changed=bpf");
-    println!("cargo::rerun-if-changed=../abi");
+    println!("cargo::rerun-if-changed=abi");
     println!("cargo::rerun-if-env-changed=CLANG");
     if let Err(why) = compile() {
         println!("cargo::error={why}");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the parts of an access cost that no kernel has a hand in: the decoding
-//! of a register, the policy's arithmetic, a read and a write of the device
-//! with fakes, and a guest's device tree.
+//! The cost of an access' parts without the kernel: the decoding of a register, the policy's
+//! arithmetic, a read and a write of the device with fakes. And the cost of a guest's device tree.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long an access blocks a vCPU, on this machine's KVM, with a few
-//! instructions of 16-bit code: a loop, the same loop with a load, with a read
-//! of cur_perf, with a write of set_perf, by each path that x86-64 has.
+//! How long an access blocks a vCPU, on this machine's KVM, by each path that x86-64 has. A few
+//! instructions of 16-bit code: a loop, and the same loop with a load, with a read of cur_perf, and
+//! with a write of set_perf.
 //!
 //! The host's side is a directory that stands for sysfs, and nothing is
 //! clamped: what is measured is KVM, and the library's way from there. Prints

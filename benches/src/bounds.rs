@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::report_json::{find, medians, number, unit};
+use crate::report_json::{find, number, unit};
 
 /// A guest's tick and a host's, in µs.
 pub const TWO_TICKS_US: u64 = 8_000;
@@ -15,19 +15,23 @@ pub const TWO_TICKS_US: u64 = 8_000;
 enum Rule {
     /// The host's within some ticks or 2 %.
     Ticks,
+    /// At most the host's and some ticks or 2 %.
+    NoLater,
     /// The host's within so many per mille.
     Points(u64),
     /// At least so many per mille of the host's.
     AtLeast(u64),
     /// At most.
     AtMost(u64),
+    /// At most so many per mille of the host's.
+    OfHost(u64),
     /// 1 in each repeat.
     Always,
     /// Anything: it is reported.
     Free,
 }
 
-use Rule::{Always, AtLeast, AtMost, Free, Points, Ticks};
+use Rule::{Always, AtLeast, AtMost, Free, NoLater, OfHost, Points, Ticks};
 
 const RULES: [(&str, &str, Rule); 19] = [
     ("little-to-big", "to_big_fmax", Ticks),
@@ -54,6 +58,18 @@ const RULES: [(&str, &str, Rule); 19] = [
     ("work", "frames.energy_to_host_normalised", ENERGY),
 ];
 
+/// A new thread beside a host's, of guests whose requests add up.
+const CONTENDED: [(&str, Rule); 6] = [
+    ("new25.to_needed", NoLater),
+    ("new25.above", NoLater),
+    ("new25.energy", OfHost(1_050)),
+    ("new50.to_needed", NoLater),
+    ("new50.above", NoLater),
+    ("new50.energy", OfHost(1_050)),
+];
+const ADD_UP: [&str; 2] = [BRIDGE, "scx"];
+const BRIDGE: &str = "vm+bridge";
+
 /// Of a job.
 const SCORE: Rule = AtLeast(950);
 const ENERGY: Rule = AtMost(1_050);
@@ -77,54 +93,111 @@ impl Bound {
 /// All bounds on what the report has, ramps within these ticks; what it hasn't measured is
 /// left out.
 pub fn of(report: &Value, ticks_us: u64) -> Vec<Bound> {
-    let bound = |(scenario, metric, rule)| bound(report, (scenario, metric), rule, ticks_us);
-    RULES.into_iter().filter_map(bound).collect()
+    let rules = RULES.map(|(scenario, metric, rule)| ((scenario, metric), BRIDGE, rule));
+    let contended = ADD_UP
+        .into_iter()
+        .flat_map(|variant| CONTENDED.map(|(metric, rule)| (("contended", metric), variant, rule)));
+    let bound = |(of, variant, rule)| bound(report, of, variant, rule, ticks_us);
+    rules
+        .into_iter()
+        .chain(contended)
+        .filter_map(bound)
+        .collect()
 }
 
-fn bound(report: &Value, of: (&str, &str), rule: Rule, ticks_us: u64) -> Option<Bound> {
-    let row = find(report, of, "vm+bridge")?;
-    let guest = row["median"].as_u64();
-    let name = row["unit"].as_str().unwrap_or_default();
-    let shown = |value: u64| format!("{} {}", number(&value.into(), name), unit(name).0);
-    let is = |value: Option<u64>| value.map_or("never".to_owned(), shown);
-    let near = |most: u64, host: Option<u64>| {
-        let apart = guest.zip(host).map(|(guest, host)| guest.abs_diff(host));
-        let (text, most_text) = (is(host), shown(most));
-        let held = apart.is_some_and(|apart| apart <= most);
-        (
-            Some(held),
-            format!("{}, host {text}, within {most_text}", is(guest)),
-        )
+fn bound(
+    report: &Value,
+    of: (&str, &str),
+    variant: &str,
+    rule: Rule,
+    ticks_us: u64,
+) -> Option<Bound> {
+    let row = find(report, of, variant)?;
+    let host = find(report, of, "host").map(|row| row["median"].as_u64());
+    let figure = Figure {
+        guest: row["median"].as_u64(),
+        host: host.flatten(),
+        unit: row["unit"].as_str().unwrap_or_default(),
     };
+    if host.is_none() && matches!(rule, Ticks | NoLater | Points(_) | OfHost(_)) {
+        return None;
+    }
+    let of_host = figure.host.unwrap_or_default();
+    let ticks = ticks_us.max(of_host / 50);
     let (held, text) = match rule {
-        Ticks => {
-            let [host, _] = medians(report, of)?;
-            near(ticks_us.max(host.unwrap_or_default() / 50), host)
-        }
-        Points(most) => near(most, medians(report, of)?[0]),
-        AtLeast(least) => (
-            Some(guest.is_some_and(|guest| guest >= least)),
-            format!("{}, at least {}", is(guest), shown(least)),
-        ),
-        AtMost(most) => (
-            Some(guest.is_some_and(|guest| guest <= most)),
-            format!("{}, at most {}", is(guest), shown(most)),
-        ),
+        Ticks => figure.near(ticks),
+        Points(most) => figure.near(most),
+        NoLater => figure.beside_host(of_host + ticks),
+        OfHost(most) => figure.beside_host(of_host * most / 1_000),
+        AtLeast(least) => figure.at_least(least),
+        AtMost(most) => figure.at_most(most),
         Always => {
             let values = row["values"].as_array()?;
             let held = !values.is_empty() && values.iter().all(|value| *value == 1);
             (Some(held), format!("{}, 1 in each repeat", row["values"]))
         }
         Free => {
-            let host = medians(report, of)
-                .map_or(String::new(), |[host, _]| format!(", host {}", is(host)));
-            (None, format!("{}{host}", is(guest)))
+            let beside = host.map_or(String::new(), |host| format!(", host {}", figure.is(host)));
+            (None, format!("{}{beside}", figure.is(figure.guest)))
         }
     };
+    let by = match variant {
+        BRIDGE => String::new(),
+        other => format!(" {other}"),
+    };
     Some(Bound {
-        text: format!("{} {}: {text}", of.0, of.1),
+        text: format!("{} {}{by}: {text}", of.0, of.1),
         held,
     })
+}
+
+/// A median beside the host's.
+struct Figure<'a> {
+    guest: Option<u64>,
+    host: Option<u64>,
+    unit: &'a str,
+}
+
+/// Whether a bound is held, and what is and what has to be.
+type Judged = (Option<bool>, String);
+
+impl Figure<'_> {
+    fn shown(&self, value: u64) -> String {
+        let figure = number(&value.into(), self.unit);
+        format!("{figure} {}", unit(self.unit).0)
+    }
+
+    fn is(&self, value: Option<u64>) -> String {
+        value.map_or("never".to_owned(), |value| self.shown(value))
+    }
+
+    fn near(&self, most: u64) -> Judged {
+        let apart = self.guest.zip(self.host);
+        let apart = apart.map(|(guest, host)| guest.abs_diff(host));
+        let held = apart.is_some_and(|apart| apart <= most);
+        let (guest, host) = (self.is(self.guest), self.is(self.host));
+        let text = format!("{guest}, host {host}, within {}", self.shown(most));
+        (Some(held), text)
+    }
+
+    fn beside_host(&self, most: u64) -> Judged {
+        let (held, _) = self.at_most(most);
+        let (guest, host) = (self.is(self.guest), self.is(self.host));
+        let text = format!("{guest}, host {host}, at most {}", self.shown(most));
+        (held.map(|held| held && self.host.is_some()), text)
+    }
+
+    fn at_most(&self, most: u64) -> Judged {
+        let held = self.guest.is_some_and(|guest| guest <= most);
+        let text = format!("{}, at most {}", self.is(self.guest), self.shown(most));
+        (Some(held), text)
+    }
+
+    fn at_least(&self, least: u64) -> Judged {
+        let held = self.guest.is_some_and(|guest| guest >= least);
+        let text = format!("{}, at least {}", self.is(self.guest), self.shown(least));
+        (Some(held), text)
+    }
 }
 
 #[cfg(test)]
@@ -244,6 +317,26 @@ mod tests {
                 work("io.energy", figure),
             ];
             assert_eq!(all(&rows), [None, None], "{figure:?}");
+        }
+    }
+
+    #[test]
+    fn what_adds_up_is_no_later_and_no_dearer_than_the_host() {
+        for (needed, energy, wanted) in [
+            (8_000, 1_050, [true, true]),
+            (8_001, 1_051, [false, false]),
+            (0, 900, [true, true]),
+        ] {
+            for variant in ["vm+bridge", "scx"] {
+                let of = |variant, metric, median| row("contended", variant, metric, Some(median));
+                let rows = [
+                    of("host", "new25.to_needed", 0),
+                    of(variant, "new25.to_needed", needed),
+                    of("host", "new25.energy", 1_000),
+                    of(variant, "new25.energy", energy),
+                ];
+                assert_eq!(held(&rows), wanted, "{variant} {needed} {energy}");
+            }
         }
     }
 }

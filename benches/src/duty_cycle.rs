@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How much of its period `periodic` works: so much that a little more or less
-//! work asks for the same OPP. Beside an OPP's edge a per cent of work decides
-//! between two frequencies, and the edge is measured, not who asks.
+//! How much of its period `periodic` works: chosen so that a little more or less work leads to the
+//! same OPP. At an OPP's edge a per cent of work decides between two frequencies, and the edge
+//! would be measured.
 
 use crate::machine::Cluster;
 

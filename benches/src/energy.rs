@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Energy from the trace: for each pCPU the time that it ran anything but the
-//! idle task, times the power of the OPP that it ran at, from the kernel's
+//! Energy from the trace: for each pCPU its busy time, times the power of its OPP from the kernel's
 //! energy model. Idle costs nothing; caches, memory and leakage aren't in it.
 
 use crate::machine::{Cluster, Machine};

@@ -82,9 +82,9 @@ impl Drop for FreqLimits {
     }
 }
 
-/// Waits until a file reads as it was written: cpufreq's limits are changed by a
-/// work item (`cpufreq_notifier_min`), and a reader that comes before it has run takes
-/// the value that was to be changed for the one to put back.
+/// Waits until a file reads as it was written. A work item (`cpufreq_notifier_min`) changes
+/// cpufreq's limits; a reader that comes earlier would take the changed value for the one to
+/// restore.
 fn taken(path: &Path, value: &str) -> Result<()> {
     let read = || fs::read_to_string(path).unwrap_or_default();
     for _ in 0..LOOKS {

@@ -188,7 +188,7 @@ pub fn runs_vcpu(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Threads are told apart by their names.
+    //! Threads are distinguished by their names.
 
     use super::runs_vcpu;
 

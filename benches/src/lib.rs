@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! scenario ─▶ steps ─▶ load program, on host or guest ─▶ marks ─┐
-//! host's tracepoints: frequencies, who runs where ──────────────┴▶ measure ─▶ report
+//! host's tracepoints: frequencies, context switches ────────────┴▶ measure ─▶ report
 //! ```
 //!
 //! One clock measures all: the host's. The page counts how many times are the

@@ -68,7 +68,7 @@ pub struct Machine {
     pub clusters: Vec<Cluster>,
     /// Its kernel's release.
     pub kernel: String,
-    /// What it says that it is: the device tree's model or the board's name.
+    /// Its name: the device tree's model or the board's name.
     pub board: String,
     /// Files that a guest is made of.
     pub guest: GuestFiles,

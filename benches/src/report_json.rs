@@ -63,13 +63,6 @@ pub fn find<'a>(
     })
 }
 
-/// The medians of host and guest with the bridge; `None` where it wasn't
-/// measured, `Some(None)` where it didn't come about.
-pub fn medians(report: &Value, of: (&str, &str)) -> Option<[Option<u64>; 2]> {
-    let median = |variant| find(report, of, variant).map(|row| row["median"].as_u64());
-    Some([median("host")?, median("vm+bridge")?])
-}
-
 /// The unit that people read a unit of reports in, how many of the report's
 /// are one, and digits behind the point.
 pub fn unit(of: &str) -> (&str, f64, usize) {

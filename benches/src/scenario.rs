@@ -91,9 +91,8 @@ pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str), repe
         .replace("{calm}", CALM)
 }
 
-/// What a thread does first so that its own past counts no more: of the
-/// utilization that it is remembered with from earlier activations (util_est)
-/// each short one takes a quarter, so that of 1024 nothing is left after 40.
+/// Clears a thread's utilization of earlier activations (util_est): each short activation removes a
+/// quarter, so that nothing of 1024 is left after 40.
 const CALM: &str = "calm=20/10000/40";
 
 /// Which CPUs a scenario is about.

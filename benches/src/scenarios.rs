@@ -79,7 +79,7 @@ pub const SCENARIOS: &[Scenario] = &[
         ..contended("guest50", WOKEN, HALF)
     },
     Scenario {
-        // The kernel's word for: don't use the stolen time that you are told.
+        // The guest's kernel doesn't use the stolen time that the host reports.
         only: Some(Variant::VmBridge),
         cmdline: "no-steal-acc",
         metrics: &[Metric::ToFmax, Metric::Work],
@@ -280,10 +280,9 @@ const fn work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     }
 }
 
-/// What virtualization itself costs: the same place and the same frequency on
-/// host and guest. Where the job could run anywhere, a scheduler that takes it
-/// for a little larger would put it on another CPU, and the ratio would be that
-/// of two kinds of CPUs.
+/// What virtualization itself costs: the same place and the same frequency on host and guest. The
+/// job stays on big CPUs. Otherwise a scheduler that estimates it a little larger could move it,
+/// and the ratio would be that of two kinds of CPUs.
 const fn work_at_max(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         place: Place::Big,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The host's trace of frequencies, of who runs where, and of what guests
-//! write to the cpufreq registers: a tracefs instance of the bench's own, so
-//! that no other tracing is touched, and nothing is left of it.
+//! The host's trace of frequencies, context switches, and guests' writes to the cpufreq registers.
+//! It has a tracefs instance of its own, which leaves other tracing alone and is removed at the
+//! end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ pub struct Request {
 pub struct Seen {
     /// Frequencies.
     pub changes: Vec<Change>,
-    /// Who runs.
+    /// Context switches.
     pub switches: Vec<Switch>,
     /// Requests of guests.
     pub requests: Vec<Request>,

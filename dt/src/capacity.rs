@@ -3,18 +3,16 @@
 //! `capacity-dmips-mhz`: the numbers from which Linux arrives at the
 //! capacities that it shall have.
 //!
-//! The host's `cpu_capacity` already contains the CPU's maximum frequency, and
-//! the guest multiplies its own in again. What goes into the tree is therefore
-//! performance per MHz, `capacity / khz_max`, as an integer of a scale that
-//! has to be chosen: 329 at 1.8 GHz beside 1024 at 2.8 GHz is 512 beside 1024.
-//! The scale is the smallest power of two from 1024 (what device trees usually
-//! have for the best CPU) at which the guest's integer arithmetic, modelled
-//! here, comes out right.
+//! The host's `cpu_capacity` already contains the CPU's maximum frequency, and the guest multiplies
+//! its own in again. The tree therefore has performance per MHz, `capacity / khz_max`, as an
+//! integer: 329 at 1.8 GHz beside 1024 at 2.8 GHz is 512 beside 1024. Its scale is the smallest
+//! power of two from 1024 (the usual value of the best CPU) at which the guest's integer
+//! arithmetic, modelled here, comes out right.
 
 use crate::error::FactsError;
 use crate::facts::CpuFacts;
 
-/// What goes into the tree, and what the guest makes of it.
+/// The tree's values and the guest's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scaled {
     /// `capacity-dmips-mhz` per CPU, from 1 on.
@@ -58,7 +56,7 @@ pub(crate) fn scale(cpus: &[CpuFacts]) -> Result<Scaled, FactsError> {
     }
 }
 
-/// What the guest should come to: Linux calls its own largest CPU 1024.
+/// The capacities that the guest should compute: Linux calls its own largest CPU 1024.
 fn wanted(cpus: &[CpuFacts]) -> Vec<u16> {
     let largest = cpus.iter().map(|cpu| cpu.capacity).max().unwrap_or(1);
     cpus.iter()

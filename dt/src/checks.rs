@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What facts have to fulfil before a node is made from them.
+//! Checks facts before nodes are made from them.
 
 use std::collections::HashMap;
 

@@ -14,9 +14,8 @@ use crate::machine::Machine;
 use crate::node::{Node, Target, Value};
 use crate::power;
 
-/// A machine with the phandles that its nodes get: one for each CPU, then one
-/// for each OPP table, then two for idle states, contiguous from a number
-/// that the caller gives.
+/// A machine with the phandles of its nodes: one for each CPU, one for each OPP table, and two for
+/// idle states. They are contiguous from a number that the caller gives.
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes<'a> {
     machine: &'a Machine,
@@ -33,8 +32,8 @@ pub(crate) const PERFORMANCE: [&str; 4] = [
 ];
 
 impl<'a> Nodes<'a> {
-    /// Allots phandles from `first` on. `None` if they would leave 1 to
-    /// 0xffff_fffe, what a phandle can be.
+    /// Allots phandles from `first` on. `None` if they would leave the range of phandles, 1 to
+    /// 0xffff_fffe.
     pub fn new(machine: &'a Machine, first: u32) -> Option<Self> {
         let nodes = Self {
             machine,
@@ -161,7 +160,7 @@ impl<'a> Nodes<'a> {
         self.with_performance(node, index, cpu)
     }
 
-    /// Only what says how fast the CPU is, with the phandle.
+    /// Only the CPU's performance properties, with the phandle.
     pub(crate) fn performance(&self, index: usize, cpu: &CpuFacts) -> Node {
         let node = Node::new("").target(self.cpu_target(index));
         self.with_performance(node, index, cpu)
@@ -236,8 +235,7 @@ fn cpufreq(CpufreqRegion { base, size, shared }: CpufreqRegion) -> Node {
 /// Writes `/cpus`. The writer must be in the root node, past its properties.
 ///
 /// # Errors
-/// What the writer refuses: a phandle that is taken, or a place where no node
-/// can be.
+/// The writer's refusal: a phandle that is taken, or a place where no node can be.
 pub fn write_cpus(fdt: &mut FdtWriter, nodes: &Nodes<'_>) -> FdtWriterResult<()> {
     nodes.cpus().write(fdt)
 }
@@ -264,7 +262,7 @@ pub fn write_cpufreq(fdt: &mut FdtWriter, nodes: &Nodes<'_>) -> FdtWriterResult<
 /// A tree of only these nodes, as a blob. Phandles are from 1 on.
 ///
 /// # Errors
-/// None that a checked machine leads to; it is the writer's type.
+/// None for a checked machine; the type is the writer's.
 pub fn dtb(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
     let mut fdt = FdtWriter::new()?;
     standalone(machine).write(&mut fdt)?;

@@ -13,10 +13,10 @@ pub const MAX_OPPS: usize = 64;
 pub const MAX_OPP_UW: u32 = 64_000_000;
 /// Bytes of registers for each CPU.
 pub const REGION_STRIDE: u64 = 0x1000;
-/// What the register region's base is aligned to: the largest page size of an
-/// arm64 host, because memory slots are in host pages.
+/// Alignment of the register region's base: the largest page size of an arm64 host, because memory
+/// slots are in host pages.
 pub const REGION_ALIGN: u64 = 0x1_0000;
-/// What the largest CPU's capacity is.
+/// The largest CPU's capacity.
 pub(crate) const CAPACITY_SCALE: u16 = 1024;
 
 /// The rule that facts broke, and the values that broke it.
@@ -77,7 +77,7 @@ pub enum FactsError {
     NoSuchTable {
         /// Index of the CPU.
         cpu: usize,
-        /// The table that it asks for.
+        /// The table that it refers to.
         table: usize,
         /// How many tables there are.
         tables: usize,
@@ -169,7 +169,7 @@ pub enum FactsError {
     RegionTooSmall {
         /// Its size.
         size: u64,
-        /// What it has to be at least.
+        /// The least that it has to be.
         needed: u64,
         /// How many CPUs there are.
         cpus: usize,
@@ -191,11 +191,11 @@ pub enum FactsError {
     CapacityOutOfReach {
         /// Index of the CPU that is furthest off.
         cpu: usize,
-        /// What the guest should see.
+        /// The value that the guest should see.
         wanted: u16,
         /// The CPU's highest frequency.
         khz_max: u32,
-        /// What it would see.
+        /// The value that it would see.
         nearest: u16,
     },
 }

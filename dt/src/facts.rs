@@ -15,14 +15,12 @@ pub struct MachineFacts {
     /// Whether the CPUs get PSCI's standby as an idle state, and with it Linux a
     /// cpuidle driver; true where the kernel isn't known.
     ///
-    /// A `PREEMPT_RT` kernel needs one: without, Linux 7.2 and later keep the tick
-    /// on the first entry to idle (`cpuidle_idle_call`), each tick wakes a thread
-    /// of such a kernel, so that it never counts as idle, and schedutil never
-    /// asks for less (`sugov_hold_freq`). Any other kernel is better off without:
-    /// on the way into an idle state and back Linux sends the GICv3's
-    /// redistributor to sleep and wakes it (`gic_cpu_pm_notifier`), by eight
-    /// accesses which each are an exit. QEMU's own GICv3, which it has without
-    /// KVM, then never wakes the CPU.
+    /// A `PREEMPT_RT` kernel needs one. Without it, Linux 7.2 and later keep the tick on the first
+    /// entry to idle (`cpuidle_idle_call`). Each tick wakes a thread of such a kernel, the CPU
+    /// never counts as idle, and schedutil never lowers its request (`sugov_hold_freq`). Any other
+    /// kernel is faster without it: around an idle state Linux puts the GICv3's redistributor to
+    /// sleep and wakes it (`gic_cpu_pm_notifier`), by eight accesses that each exit. With QEMU's
+    /// emulated GICv3 (no KVM) the CPU then never wakes.
     pub standby: bool,
     /// The virtual cpufreq device's registers; `None` leaves its node out.
     pub cpufreq: Option<CpufreqRegion>,
@@ -33,8 +31,8 @@ pub struct MachineFacts {
 pub struct CpuFacts {
     /// The affinity fields of the CPU's MPIDR_EL1: bits 39:32 and 23:0.
     pub reg: u64,
-    /// What the guest's `cpu_capacity` of this CPU shall be, 1 to 1024: the
-    /// host's `cpu_capacity` of the pCPU behind it.
+    /// The `cpu_capacity` that the guest shall show for this CPU, 1 to 1024: the host's
+    /// `cpu_capacity` of the pCPU behind it.
     ///
     /// Linux calls its own largest CPU 1024. A guest without a CPU of 1024
     /// therefore sees every capacity multiplied by 1024 / its largest; see

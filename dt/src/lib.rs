@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What a guest has to know of its CPUs' performance, as device tree nodes:
-//! capacities, clusters, OPP tables with voltage and power, and the registers
-//! of the virtual cpufreq device.
+//! Describes a guest's CPU performance in device tree nodes: capacities, clusters, OPP tables with
+//! voltage and power, and the registers of the virtual cpufreq device.
 //!
-//! The way through is [`MachineFacts`] (plain data from the host or the user,
-//! not trusted) → [`Machine`] (checked; every rule that was broken is a
-//! [`FactsError`] with the values in it) → nodes, either into a VMM's own tree
-//! ([`write_cpus`], [`write_opp_tables`], [`write_cpufreq`]), or into the tree
-//! that another VMM made ([`merge`]), or as a tree of their own ([`dtb`],
-//! [`dts`]). All come from the same node model.
+//! [`MachineFacts`] is plain, untrusted data from the host or the user. [`Machine`] is the checked
+//! form: each broken rule is a [`FactsError`] with its values. A machine's nodes go into a VMM's
+//! own tree ([`write_cpus`], [`write_opp_tables`], [`write_cpufreq`]), into the tree of another VMM
+//! ([`merge`]), or into a tree of their own ([`dtb`], [`dts`]). All come from the same node model.
 //!
-//! Nothing here reads a file or asks the host: whoever has the facts brings
-//! them. The rest of a guest's tree (memory, interrupt controller, timer,
-//! `/psci`, which the CPUs' enable-method refers to) is the VMM's.
+//! This crate reads no file and makes no host call: the caller brings the facts. The VMM writes the
+//! rest of a guest's tree (memory, interrupt controller, timer, and `/psci`, which the CPUs'
+//! enable-method refers to).
 //!
 //! ```
 //! use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
@@ -38,13 +35,11 @@
 //!
 //! # Beside Linux' own drivers
 //!
-//! A cpufreq node needs nothing in the cpu nodes: the driver numbers the
-//! register pages by logical CPU. `operating-points-v2` on the cpu nodes is
-//! for the energy model (see [`OppTable`]) and has a side effect: where it is
-//! on the boot CPU, Linux (`cpufreq-dt-platdev.c`) creates a `cpufreq-dt`
-//! platform device too, whose driver, if the guest has it, finds no clock for
-//! the CPU and gives up with a message. It changes nothing, but for that
-//! moment it holds the one place for a cpufreq driver.
+//! A cpufreq node needs nothing in the cpu nodes: the driver numbers the register pages by logical
+//! CPU. `operating-points-v2` on the cpu nodes is for the energy model (see [`OppTable`]). It has a
+//! side effect on the boot CPU: Linux (`cpufreq-dt-platdev.c`) also creates a `cpufreq-dt` platform
+//! device. Its driver, if the guest has it, finds no clock for the CPU and gives up with a message.
+//! Until then it occupies the one place for a cpufreq driver.
 
 #![forbid(unsafe_code)]
 

@@ -58,9 +58,9 @@ pub enum MergeError {
     /// The base has another number of CPUs than the machine.
     #[error("{found} CPUs in the tree, {wanted} asked for")]
     CpuCount {
-        /// What the base has.
+        /// The base's.
         found: usize,
-        /// What the machine has.
+        /// The machine's.
         wanted: usize,
     },
     /// A CPU's `reg` is missing, or not above that of the CPU before it: the
@@ -92,18 +92,16 @@ pub enum MergeError {
     Write(#[from] vm_fdt::Error),
 }
 
-/// The tree `base`, which another VMM made, with what says how fast the
-/// machine's CPUs are; without padding.
+/// Adds the machine's performance nodes to `base`, the tree of another VMM; without padding.
 ///
-/// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs
-/// are the machine's in the same order; they keep their `reg`, and
-/// [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used. What [`dtb`](crate::dtb)
-/// makes replaces what the base has of it: the cpu-map, idle states, the OPP
-/// tables of its CPUs, and in their nodes capacity, power coefficient and
-/// references to these. So a tree can be merged again.
+/// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs are the machine's in
+/// the same order; they keep their `reg`, and [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used.
+/// The nodes and properties of [`dtb`](crate::dtb) replace the base's: the cpu-map, idle states,
+/// the OPP tables of its CPUs, and in their nodes capacity, power coefficient and references to
+/// these. So a tree can be merged again.
 ///
 /// # Errors
-/// What is wrong with the base, or that it has other CPUs than the machine.
+/// An invalid base, or one with other CPUs than the machine.
 pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, MergeError> {
     let tree = parse(base)?;
     let root = tree.root();

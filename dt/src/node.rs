@@ -24,7 +24,7 @@ pub(crate) struct Target {
     pub phandle: u32,
 }
 
-/// What a property holds.
+/// A property's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// Its being there is all.

@@ -22,7 +22,7 @@
 #include <linux/errno.h>
 #include <linux/sched.h>
 
-#define VCPUFREQ_SCX_LAYOUT	1	/* raised with every change below */
+#define VCPUFREQ_SCX_LAYOUT	2	/* raised with every change below */
 
 #define UTIL_AVG_UNCHANGED	0x80000000	/* of kernel/sched: a flag in util_est */
 #define SCX_TARGET_MAX		1024	/* the kernel ends the scheduler above it */
@@ -56,7 +56,8 @@ struct vcpufreq_scx_control {
 	__u32 state;		/* enum vcpufreq_scx_state */
 	__u32 vcpus;		/* threads of vCPUs */
 	__u32 exit_kind;	/* why the kernel has ended the scheduler */
-	char exit_text[112];
+	__u32 maps[2];		/* the kernel's numbers of scx_vcpus and scx_cpus */
+	char exit_text[104];
 };
 
 struct {
@@ -244,9 +245,9 @@ static __always_inline bool scx_request(struct task_struct *p, __u32 request)
 }
 
 /* The lower half of a clamp is what a domain asks for; no clamp is known at first. */
-static __always_inline __u32 scx_wanted(__u32 clamp, __u32 nothing)
+static __always_inline __u32 scx_wanted(__u32 clamp)
 {
-	return nothing || clamp == 0xffffffff ? 0 : clamp & 0xffff;
+	return clamp == 0xffffffff ? 0 : clamp & 0xffff;
 }
 
 /* Makes the current thread one of the service's, which counts it where it runs. */

@@ -284,16 +284,33 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	return VCPUFREQ_BPF_IS_REFUSED;
 }
 
+/* The thread of a vCPU, to be released; NULL: it has none, or that has another vCPU by now. */
+static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_vm *v, __u32 id)
+{
+	__u32 *tid = bpf_map_lookup_elem(&tids, &id), *place;
+	struct task_struct *p;
+
+	p = tid && *tid ? bpf_task_from_pid(*tid) : NULL;
+	if (!p)
+		return NULL;
+	/* A number is used again, also by another VM. */
+	place = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (place && *place == VCPUFREQ_PLACE(v->slot, id))
+		return p;
+	bpf_task_release(p);
+	return NULL;
+}
+
 /*
- * Has every vCPU of a domain ask for what the domain wants, or for nothing.
- * Returns 1; 0 when the service's scheduler is gone, and clamps are to do it, or
- * others ask as fast as this can follow, and the worker is to try.
+ * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
+ * the service's scheduler is gone, and clamps are to do it, or others ask as fast
+ * as this can follow, and the worker is to try.
  */
-__noinline int ask_scx(__u32 number, __u32 nothing)
+__noinline int ask_scx(__u32 number)
 {
 	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
 	const struct vcpufreq_bpf_policy *policy;
-	__u32 zero = 0, id, clamp, *tid;
+	__u32 zero = 0, id, clamp;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct task_struct *p;
 
@@ -303,13 +320,12 @@ __noinline int ask_scx(__u32 number, __u32 nothing)
 		clamp = READ_ONCE(domain->clamp);
 		bpf_for(id, 0, v->vcpus) {
 			policy = policy_of(id);
-			tid = bpf_map_lookup_elem(&tids, &id);
-			if (!policy || policy->domain != number || !tid || !*tid)
+			if (!policy || policy->domain != number)
 				continue;
-			p = bpf_task_from_pid(*tid);
+			p = thread_of(v, id);
 			if (!p)
 				continue;
-			scx_request(p, scx_wanted(clamp, nothing));
+			scx_request(p, scx_wanted(clamp));
 			bpf_task_release(p);
 		}
 		/* Else another vCPU has stored a newer one meanwhile. */
@@ -359,7 +375,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	}
 	if (by_module)
 		return actuate(vcpu, policy, domain, event);
-	if (policy->actuator == VCPUFREQ_BPF_SCX && ask_scx(event->domain, 0)) {
+	if (policy->actuator == VCPUFREQ_BPF_SCX && ask_scx(event->domain)) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}
@@ -438,21 +454,37 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
  */
 static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32 id)
 {
-	__u32 *tid = bpf_map_lookup_elem(&tids, &id), *place, is = VCPUFREQ_PLACE(v->slot, id);
+	__u32 is = VCPUFREQ_PLACE(v->slot, id), *place;
+	struct task_struct *p = thread_of(v, id);
 	struct vcpufreq_dispatch_cpu *cpu;
-	struct task_struct *p;
 
-	p = tid && *tid ? bpf_task_from_pid(*tid) : NULL;
 	if (!p)
 		return;
 	place = bpf_task_storage_get(&threads, p, NULL, 0);
-	if (place && *place == is) {
+	if (place)
 		__sync_lock_test_and_set(place, 0);
-		cpu = dispatch_cpu(p->thread_info.cpu);
-		if (cpu)
-			__sync_val_compare_and_swap(&cpu->place, is, 0);
-	}
+	cpu = dispatch_cpu(p->thread_info.cpu);
+	if (cpu)
+		__sync_val_compare_and_swap(&cpu->place, is, 0);
+	scx_request(p, 0);
 	bpf_task_release(p);
+}
+
+/* The current thread, a vCPU of this domain, asks for what that has wanted before. */
+static __always_inline int join_scx(__u32 number)
+{
+	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	struct task_struct *p = bpf_get_current_task_btf();
+	int result = scx_register(p);
+	__u32 clamp;
+
+	for (int i = 0; i < 4 && domain && !result; i++) {
+		clamp = READ_ONCE(domain->clamp);
+		scx_request(p, scx_wanted(clamp));
+		if (clamp == READ_ONCE(domain->clamp))
+			break;
+	}
+	return result;
 }
 
 /* Run by a vCPU's thread, which this makes known; its next switch tells where. */
@@ -475,7 +507,7 @@ int vcpufreq_register(struct vcpufreq_bpf_call *call)
 	*place = VCPUFREQ_PLACE(v->slot, id);
 	policy = policy_of(id);
 	if (policy && policy->actuator == VCPUFREQ_BPF_SCX)
-		return scx_register(bpf_get_current_task_btf());
+		return join_scx(policy->domain);
 	return 0;
 }
 
@@ -491,11 +523,11 @@ int vcpufreq_leave(struct vcpufreq_bpf_call *call)
 	return 0;
 }
 
-/* Puts what a domain wants into force by scx, or takes it back. */
+/* Puts what a domain wants into force by scx. */
 SEC("syscall")
 int vcpufreq_scx(struct vcpufreq_bpf_call *call)
 {
-	return ask_scx(call->vcpu, call->nothing) ? 0 : -ENOENT;
+	return ask_scx(call->vcpu) ? 0 : -ENOENT;
 }
 
 /* After what a page follows from has changed other than by a trace event. */

@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	10	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	11	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -146,7 +146,7 @@ struct vcpufreq_bpf_event {
 /* What the programs of section syscall are run with. */
 struct vcpufreq_bpf_call {
 	__u32 vcpu;		/* a domain: vcpufreq_scx */
-	__u32 nothing;		/* 1: its request is taken back; vcpufreq_scx only */
+	__u32 pad;
 };
 
 #endif /* VCPUFREQ_BPF_H */

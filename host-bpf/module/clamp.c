@@ -193,7 +193,8 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
 /**
  * vcpufreq_clamp - put into force what a domain wants by now
  * @domain: the domain
- * @since_ns: when that was asked for, of ktime_get_mono_fast_ns()
+ * @since_ns: when that was asked for, of ktime_get_mono_fast_ns(); 0: it is not
+ *	counted
  *
  * Return: 0, or what the scheduler said.
  */
@@ -207,7 +208,9 @@ int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns)
 	mutex_lock(&domain->lock);
 	clamp = READ_ONCE(domain->wanted);
 	ret = vcpufreq_clamp_group(domain, clamp);
-	if (ret) {
+	if (!since_ns) {
+		/* What the VMM does by itself. */
+	} else if (ret) {
 		stats->refused++;
 		stats->last_error = ret;
 	} else {

@@ -228,6 +228,7 @@ static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind
 
 static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_apply *arg)
 {
+	bool counted = !(arg->flags & VCPUFREQ_HOST_UNCOUNTED);
 	struct vcpufreq_domain *domain;
 
 	if (arg->domain >= vm->domain_count || arg->min > arg->max || arg->max > 1024)
@@ -236,7 +237,7 @@ static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_app
 	if (!domain->bound)
 		return -ENOENT;
 	WRITE_ONCE(domain->wanted, VCPUFREQ_CLAMP(arg->min, arg->max));
-	return vcpufreq_clamp(domain, ktime_get_mono_fast_ns());
+	return vcpufreq_clamp(domain, counted ? ktime_get_mono_fast_ns() : 0);
 }
 
 static int vcpufreq_stats(struct vcpufreq_vm *vm, void __user *to)

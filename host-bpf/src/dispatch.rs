@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo, MapInfoIter, ProgInfoIter};
 use libbpf_rs::{
     ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
 };
@@ -40,12 +40,22 @@ const MAPS: [&str; 5] = [
     "on_frequency",
     "on_write",
 ];
+const TYPES: [MapType; 5] = [
+    MapType::Array,
+    MapType::TaskStorage,
+    MapType::ProgArray,
+    MapType::ProgArray,
+    MapType::ProgArray,
+];
+/// `BPF_OBJ_NAME_LEN` without the zero behind it.
+const NAME_LEN: usize = 15;
 /// Those of them that are a VM's programs by slot, in the order of [`PROGRAMS`].
 const BY_SLOT: std::ops::Range<usize> = 2..5;
 const PROGRAMS: [&str; 3] = ["dispatch_switch", "dispatch_frequency", "dispatch_write"];
 /// The layout of a set that others don't join.
 const PRIVATE: u32 = u32::MAX;
-/// Slots that a sweep looks at: it costs the same with any number of VMs.
+/// Slots that a sweep looks at, and as many again as long as it finds one of a dead VMM: without
+/// those it costs the same with any number of VMs.
 const SWEPT: usize = 16;
 /// How often to look for a set that another VMM is about to attach, and how many times.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -154,7 +164,12 @@ impl Dispatcher {
         self.slot
     }
 
-    /// A map of the hooks' that a VM's programs use too.
+    /// Whether a map of this name is the hooks', of those that a VM's programs use too.
+    pub(crate) fn is_shared(name: &str) -> bool {
+        MAPS[..BY_SLOT.start].contains(&name)
+    }
+
+    /// Such a map.
     pub(crate) fn shared(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let maps = MAPS.iter().zip(&self.maps).take(BY_SLOT.start);
         let mut found = maps.filter(|(one, _)| **one == name);
@@ -177,14 +192,27 @@ impl Dispatcher {
         self.clear(self.slot);
     }
 
+    /// Whether it is one of the VMs.
+    pub(crate) fn is_joined(&self) -> bool {
+        !self.maps.is_empty()
+    }
+
     /// Gives slots of VMMs that were killed back: of the next ones, at each call.
     pub(crate) fn sweep(&self) {
+        if !self.is_joined() {
+            return;
+        }
         let owners = self.owners();
         let from = self.swept.load(Relaxed);
         let taken = (0..owners.len())
             .map(|n| (from + n) % owners.len())
             .filter(|slot| owners[*slot].load(SeqCst) != 0);
-        for slot in taken.take(SWEPT) {
+        let mut left = SWEPT;
+        for slot in taken {
+            if left == 0 {
+                return;
+            }
+            left -= 1;
             self.swept.store(slot + 1, Relaxed);
             let number = owners[slot].load(SeqCst);
             let Ok(key) = u16::try_from(slot) else {
@@ -198,7 +226,25 @@ impl Dispatcher {
             {
                 self.clear(key);
                 owners[slot].store(0, SeqCst);
+                left = SWEPT;
             }
+        }
+    }
+
+    /// Gives the slot back and lets go of the hooks: this VM frees nothing for others from now on,
+    /// and has nothing that they would have to free.
+    pub(crate) fn let_go(&mut self) {
+        self.give_back();
+        self.maps.clear();
+        self._own.clear();
+        self._held.clear();
+    }
+
+    fn give_back(&self) {
+        self.call_none();
+        if let Some(owner) = self.owners().get(usize::from(self.slot)) {
+            // It may be another VM's by now.
+            let _ = owner.compare_exchange(self.number, 0, SeqCst, SeqCst);
         }
     }
 
@@ -210,11 +256,10 @@ impl Dispatcher {
 
     /// What the kernel frees with this VM, when it is the last one.
     pub(crate) fn ids_of_last(&self) -> Ids {
-        let own = usize::from(self.slot);
-        let mut others = self.owners().iter().enumerate();
-        let alone = !others.any(|(slot, owner)| {
+        let mut owners = self.owners().iter();
+        let alone = !owners.any(|owner| {
             let number = owner.load(SeqCst);
-            slot != own && number != 0 && !has_ended(number)
+            number != self.number && number != 0 && !has_ended(number)
         });
         match self.slots.get(0).filter(|_| alone) {
             Some(entry) => Ids {
@@ -236,7 +281,7 @@ impl Dispatcher {
 
     fn clear(&self, slot: u16) {
         let key = u32::from(slot).to_ne_bytes();
-        for map in &self.maps[BY_SLOT] {
+        for map in self.maps.get(BY_SLOT).unwrap_or_default() {
             // There may be none.
             let _ = map.delete(&key);
         }
@@ -245,10 +290,7 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        self.call_none();
-        if let Some(owner) = self.owners().get(usize::from(self.slot)) {
-            owner.store(0, SeqCst);
-        }
+        self.give_back();
     }
 }
 
@@ -341,8 +383,11 @@ impl Hooks {
         let maps = maps.map(|id| MapHandle::from_map_id(id.load(SeqCst)));
         let held = entry.links.iter().map(|id| link_by_id(id.load(SeqCst)));
         // Else its last VM ends just now.
-        match (maps.collect::<Result<Vec<_>, _>>(), held.collect()) {
-            (Ok(maps), Ok(held)) if maps.iter().map(MapHandle::name).eq(MAPS) => {
+        match (
+            maps.collect::<Result<Vec<_>, _>>(),
+            held.collect::<Result<Vec<_>, _>>(),
+        ) {
+            (Ok(maps), Ok(held)) if are_ours(&map, &maps) && call_ours(entry, &held) => {
                 Found::Ready(Self {
                     slots,
                     id,
@@ -354,6 +399,37 @@ impl Hooks {
             _ => Found::Nothing,
         }
     }
+}
+
+/// Whether maps are what their names say. A name is all that a VMM finds them by, and anybody with
+/// CAP_BPF can take it.
+fn are_ours(slots: &MapHandle, maps: &[MapHandle]) -> bool {
+    slots.map_type() == MapType::Array
+        && maps.iter().map(MapHandle::name).eq(MAPS)
+        && maps.iter().map(MapHandle::map_type).eq(TYPES)
+}
+
+/// Whether the links attach the programs that the entry lists, by their names.
+fn call_ours(entry: &SlotsEntry, links: &[OwnedFd]) -> bool {
+    let attached = links
+        .iter()
+        .map(|link| LinkInfo::from_fd(link.as_fd()).ok());
+    let listed: Vec<_> = entry.programs.iter().map(|id| id.load(SeqCst)).collect();
+    let same = attached.zip(&listed).all(|(link, id)| {
+        link.is_some_and(|link| {
+            matches!(link.info, LinkTypeInfo::Tracing(_)) && link.prog_id == *id
+        })
+    });
+    let named = |(id, name): (&u32, &str)| {
+        let mut all = ProgInfoIter::default();
+        let found = all.find(|program| program.id == *id);
+        // The kernel keeps the beginning of a name.
+        found.is_some_and(|program| {
+            let kept = program.name.to_string_lossy();
+            name.starts_with(&*kept) && kept.len() >= name.len().min(NAME_LEN)
+        })
+    };
+    same && links.len() == PROGRAMS.len() && listed.iter().zip(PROGRAMS).all(named)
 }
 
 fn attach(object: &Object) -> Result<Vec<Link>, BpfError> {

@@ -34,6 +34,7 @@ use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes};
 use crate::policy::{ActuateBy, VcpuPolicy};
 use crate::probe::probe;
+use crate::scx::{ScxError, ScxPins};
 use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
@@ -221,7 +222,14 @@ impl HostBpf {
     /// What the kernel said, or that there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
         self.known(vcpu)?;
-        let register = || self.programs().call("vcpufreq_register", vcpu.0);
+        let register = || {
+            let programs = self.programs();
+            match programs.dispatcher().is_joined() {
+                true => programs.call("vcpufreq_register", vcpu.0),
+                // Its slot may be another VM's.
+                false => Ok(()),
+            }
+        };
         let mut registered = register();
         for _ in 0..RETRIES {
             if registered.is_ok() {
@@ -260,14 +268,15 @@ impl HostBpf {
     }
 
     /// Detaches the programs for good. The pages stay, for whoever keeps them true from now on, and
-    /// so do the counters.
+    /// so do the counters. Other VMs sweep after each other without this one.
     pub fn detach(&self) {
-        let programs = self.programs();
+        let mut programs = self.programs();
         programs.detach();
         for (vcpu, _) in (0..=u16::MAX).zip(self.vcpus.all()) {
             // The thread may have ended.
             let _ = programs.call("vcpufreq_leave", vcpu);
         }
+        programs.let_go();
     }
 
     /// Frees what VMMs that were killed have left of theirs. Each VMM looks at another one's: call
@@ -323,6 +332,14 @@ impl HostBpf {
         let mut all = ProgInfoIter::default();
         all.find(|program| program.id == write)
             .map(|program| program.recursion_misses)
+    }
+
+    /// The service that its requests go to, for a VM with [`ActuateBy::Scx`].
+    ///
+    /// # Errors
+    /// That it has ended, or was started again meanwhile.
+    pub fn scx(&self) -> Result<ScxPins, ScxError> {
+        ScxPins::of_loaded(&self.programs())
     }
 
     fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {

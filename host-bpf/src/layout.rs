@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-pub(crate) const LAYOUT: u32 = 10;
+pub(crate) const LAYOUT: u32 = 11;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
@@ -142,7 +142,8 @@ pub(crate) struct ControlEntry {
     pub state: AtomicU32,
     pub vcpus: AtomicU32,
     pub exit_kind: AtomicU32,
-    pub exit_text: [AtomicU8; 112],
+    pub maps: [AtomicU32; 2],
+    pub exit_text: [AtomicU8; 104],
 }
 
 /// A register page.

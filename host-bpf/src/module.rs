@@ -38,8 +38,11 @@ struct Apply {
     domain: u32,
     min: u32,
     max: u32,
-    pad: u32,
+    flags: u32,
 }
+
+/// `VCPUFREQ_HOST_UNCOUNTED`.
+const UNCOUNTED: u32 = 1;
 
 /// `struct vcpufreq_host_stats`.
 #[repr(C)]
@@ -136,11 +139,24 @@ impl HostModule {
     /// # Errors
     /// What the scheduler said.
     pub fn apply(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
+        self.put(domain, clamp, 0)
+    }
+
+    /// The same for what is no request: [`Self::applied`] has none of it, unless the module is older
+    /// than this program.
+    ///
+    /// # Errors
+    /// What the scheduler said.
+    pub fn refresh(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
+        self.put(domain, clamp, UNCOUNTED)
+    }
+
+    fn put(&self, domain: u32, clamp: Clamp, flags: u32) -> io::Result<()> {
         let mut apply = Apply {
             domain,
             min: clamp.min.get().into(),
             max: clamp.max.get().into(),
-            pad: 0,
+            flags,
         };
         ioctl(self.file.as_fd(), APPLY, &mut apply)
     }

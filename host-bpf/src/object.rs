@@ -71,6 +71,11 @@ impl Loaded {
         self.dispatcher.call_none();
     }
 
+    /// The same for good.
+    pub(crate) fn let_go(&mut self) {
+        self.dispatcher.let_go();
+    }
+
     /// The hooks.
     pub(crate) fn dispatcher(&self) -> &Dispatcher {
         &self.dispatcher
@@ -82,7 +87,7 @@ impl Loaded {
         let programs = programs.filter_map(|one| libbpf_rs::Program::id_from_fd(one.as_fd()).ok());
         let shared = |name: &OsStr| {
             let name = name.to_str().unwrap_or_default();
-            (self.scx && shared_pin(name).is_some()) || self.dispatcher.shared(name).is_some()
+            (self.scx && shared_pin(name).is_some()) || Dispatcher::is_shared(name)
         };
         let own = self.object.maps().filter(|map| !shared(map.name()));
         let own = own.filter_map(|map| Some(map.info().ok()?.info.id));
@@ -93,15 +98,9 @@ impl Loaded {
     }
 
     /// Runs a program that is called and not attached.
-    pub(crate) fn call(&self, name: &'static str, vcpu: u16) -> Result<(), BpfError> {
-        self.call_with(name, [vcpu.into(), 0])
-    }
-
-    /// The same, with both words of its argument.
-    pub(crate) fn call_with(&self, name: &'static str, words: [u32; 2]) -> Result<(), BpfError> {
+    pub(crate) fn call(&self, name: &'static str, number: impl Into<u32>) -> Result<(), BpfError> {
         let mut context = [0_u8; CALL_SIZE];
-        context[..4].copy_from_slice(&words[0].to_ne_bytes());
-        context[4..].copy_from_slice(&words[1].to_ne_bytes());
+        context[..4].copy_from_slice(&number.into().to_ne_bytes());
         let input = ProgramInput {
             context_in: Some(&mut context),
             ..ProgramInput::default()

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 pub(crate) const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 /// The map that has the service's state.
 pub(crate) const CONTROL: &str = "scx_control";
+/// Those of which it has the numbers.
+pub(crate) const OTHERS: [&str; 2] = ["scx_vcpus", "scx_cpus"];
 /// All of them.
-pub(crate) const SHARED: [&str; 3] = ["scx_vcpus", "scx_cpus", CONTROL];
+pub(crate) const SHARED: [&str; 3] = [OTHERS[0], OTHERS[1], CONTROL];
 
 /// Where a shared map is pinned.
 pub(crate) fn pin_of(name: &str) -> PathBuf {

@@ -112,7 +112,7 @@ static int lab_read_power(struct lab_policy *lab,
 	return 0;
 }
 
-/* Read the device tree's OPP table of policy->cpu and who shares it. */
+/* Read the device tree's OPP table of policy->cpu and its sharing CPUs. */
 static int lab_read_opps(struct cpufreq_policy *policy, struct lab_policy *lab)
 {
 	int ret;

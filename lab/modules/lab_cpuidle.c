@@ -3,9 +3,9 @@
  * cpuidle driver of the lab's emulated host, which has no idle states but WFI.
  *
  * Every state here executes WFI. The deeper ones then spend their exit latency
- * on the CPU before it goes on, so that the choice of a state, and a limit to
- * it by latency QoS, show in the time that a wake-up takes. The states' power
- * isn't modelled.
+ * on the CPU before it goes on. The time of a wake-up therefore shows the
+ * choice of a state, and a limit to it by latency QoS. The states' power isn't
+ * modelled.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -27,7 +27,7 @@ static __cpuidle int lab_idle_enter(struct cpuidle_device *dev,
 	dsb(sy);
 	wfi();
 	arm_cpuidle_restore_irq_context(&context);
-	/* What the first state says of itself is true of WFI without help. */
+	/* The first state's figures are true of WFI as it is. */
 	if (index > 0)
 		lab_spin_ns(drv->states[index].exit_latency_ns);
 	return index;

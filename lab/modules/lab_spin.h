@@ -12,9 +12,8 @@
  * Keep this CPU busy for @ns nanoseconds. No tracing, no RCU, no locks, so
  * that it can be used while the CPU counts as idle.
  *
- * There is no cpu_relax() in it: the emulator takes that as leave to run
- * another CPU, and then a spinning CPU would not cost the others what a
- * working one costs them.
+ * There is no cpu_relax() in it: there the emulator runs another CPU, and a
+ * spinning CPU would cost the others less than a working one.
  *
  * Each read of the counter leaves the emulator's translated code, so the
  * time is passed in a plain loop of about half of what is left, over and over.

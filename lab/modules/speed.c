@@ -264,10 +264,9 @@ static void lab_speed_stop(struct lab_speed *speed)
 }
 
 /*
- * The scheduler's way in and out. Idle leaves through sched_entry and comes
- * back through sched_exit; both come before the idle governor looks for the
- * next timer, so that ours isn't there to be seen. (sched_switch would tell
- * the same, but isn't exported.)
+ * The scheduler's way in and out. Idle is left through sched_entry and entered
+ * through sched_exit. Both come before the idle governor reads the next timer,
+ * so it never sees ours. (sched_switch would do, too, but isn't exported.)
  */
 static void lab_speed_sched_entry(void *data, bool preempt)
 {

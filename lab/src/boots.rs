@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
 use crate::qemu::Vmm;
-use crate::run::DEFAULT_CPU;
 use crate::run::Driver::{self, Mainline, Ours};
+use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::tools;
 
 use Set::{Long, Short};
@@ -40,6 +40,8 @@ pub struct Boot {
     pub vmm: Vmm,
     /// The emulated CPU.
     pub cpu: &'static str,
+    /// The version of the emulated interrupt controller.
+    pub gic: u8,
     /// What is tried, in this order.
     pub scenarios: &'static [&'static str],
 }
@@ -60,13 +62,14 @@ const fn boot(
         path: None,
         vmm: Vmm::Vcpufreq,
         cpu: DEFAULT_CPU,
+        gic: DEFAULT_GIC,
         scenarios,
     }
 }
 
-/// What is tried on a topology that was drawn: each OPP, and each ramp five times, within three
-/// ticks: a ramp begins anywhere between two ticks, and the host's own repeats differ by two.
-/// Without the scheduler's servers, whose share is above most OPPs of a small CPU.
+/// The tests on a drawn topology: each OPP, and each ramp five times, within three ticks. A ramp
+/// begins anywhere between two ticks, and the host's own repeats differ by two. Without the
+/// scheduler's servers, whose share is above most OPPs of a small CPU.
 const DRAWN: &[&str] = &[
     "opps-exact:fair-server-off",
     "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",
@@ -242,6 +245,11 @@ const BOOTS: &[Boot] = &[
         cpu: "cortex-a76",
         ..boot(Long, 80, "2+2", &["no-exit", "opps-exact"])
     },
+    // As a Raspberry Pi 4 or 5 has it.
+    Boot {
+        gic: 2,
+        ..boot(Long, 80, "2+2", &["boot", "doctor", "opps-exact"])
+    },
     boot(
         Long,
         150,
@@ -263,6 +271,13 @@ const BOOTS: &[Boot] = &[
         200,
         "2+2",
         &["scx-service", "scx-requests", "scx-fallback"],
+    ),
+    boot(Long, 150, "2+2", &["scx-deaths"]),
+    boot(
+        Long,
+        150,
+        "2+2",
+        &["bench:contended.new25:contended.new50:--variant=host:--variant=vm+bridge:--variant=scx"],
     ),
     Boot {
         host: Rt,
@@ -307,21 +322,12 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         ..boot(
             Long,
-            320,
+            150,
             "pixel6",
-            &[
-                "opps-exact",
-                "opps-floor",
-                "no-dip",
-                "unpinned",
-                "opps-exact:fair-server-off",
-                "opps-floor:fair-server-off",
-                "no-dip:fair-server-off",
-                "unpinned:fair-server-off",
-            ],
+            &["opps-exact", "unpinned", "opps-exact:fair-server-off"],
         )
     },
-    boot(Long, 200, "2+2", &["bench:little-to-big", "speed", "ramps"]),
+    boot(Long, 150, "2+2", &["bench:little-to-big", "ramps"]),
     // Hosts that nothing else here has in mind, with CPUs so small that a server's
     // reservation would be above most of their OPPs.
     boot(Long, 110, "drawn:1", DRAWN),
@@ -353,11 +359,6 @@ const BOOTS: &[Boot] = &[
     Boot {
         vmm: Vmm::Qemu,
         host: Rt,
-        guest: Rt,
-        ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
-    },
-    Boot {
-        vmm: Vmm::Qemu,
         guest: Rt,
         ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
     },
@@ -400,7 +401,7 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {} {}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}",
             self.topology,
             self.host,
             self.guest,
@@ -408,6 +409,7 @@ impl Boot {
             self.path.unwrap_or("auto"),
             self.vmm.name(),
             self.cpu,
+            self.gic,
         )
     }
 }
@@ -444,7 +446,7 @@ mod tests {
     fn the_short_set_has_one_of_each_kind() {
         let short = entries(Short);
         let has = |host: &str, name: &str| {
-            let host = format!("2+2 host {host} vcpufreq neoverse-v1");
+            let host = format!("2+2 host {host} vcpufreq neoverse-v1 GICv3");
             assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
         };
         for path in ["auto", "ioeventfd", "exit"] {

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is fetched or built once, kept outside the repository.
 //!
-//! An entry is a directory named after what it is made of. It is built under
-//! a temporary name while an exclusive lock is held, and renamed into place:
-//! a reader sees a whole entry or none, two runs at once build it once, and
-//! an interrupted run leaves only a temporary directory that the next one
-//! removes. What wasn't used for 30 days is removed when something of the
-//! same name is made.
+//! An entry is a directory named after what it is made of. It is built under a temporary name while
+//! an exclusive lock is held, and renamed into place. A reader sees a whole entry or none. Two runs
+//! at once build it once. The next run removes an interrupted one's temporary directory. What
+//! wasn't used for 30 days is removed when something of the same name is made.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -90,8 +88,8 @@ impl Cache {
         }
         self.prune(name)?;
         let fresh = self.dir.join(format!("{name}-{key}.partial"));
-        // What an interrupted run left, whatever its key is like. Nobody else
-        // fills it while the lock is held.
+        // What an interrupted run left, whatever its key. No other process fills it while the lock
+        // is held.
         remove_tree(&fresh)?;
         fs::create_dir(&fresh).with_context(|| format!("cannot create {}", fresh.display()))?;
         if let Err(error) = build(&fresh) {
@@ -214,7 +212,7 @@ pub fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        // A Debian tree has folders of users who are in this user's range.
+        // A Debian tree has folders of users in this user's range.
         Err(error) if error.kind() == ErrorKind::PermissionDenied && !namespace::is_root() => {
             remove_as_all_users(path)
         }

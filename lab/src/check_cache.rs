@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks that aren't repeated on the same input.
 //!
-//! One that passed is kept in the cache with what it printed, under a key of
-//! everything that went into it, until that changes. A failure is never kept.
+//! A passed check stays in the cache with its output, under a key of all its inputs. A failure is
+//! never kept.
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::artifacts::Artifacts;
-use crate::c_checks;
 use crate::cache::Cache;
 use crate::child_output::{self, CARGO_BAR, output};
 use crate::cross;
@@ -25,7 +24,7 @@ const FEATURES: [&str; 3] = [
     "vcpufreq-device/kvm-ioctls",
 ];
 
-/// Formatting, lints, dependencies, C checks.
+/// Formatting, lints, dependencies.
 pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut format = cargo();
     format.args(["fmt", "--all", "--check"]).current_dir(repo);
@@ -39,7 +38,6 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         repo,
     ));
     tried.extend(dependencies(&artifacts.cache, repo)?);
-    tried.extend(c_checks::all(artifacts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }

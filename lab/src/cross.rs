@@ -75,9 +75,9 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     Ok(target.join(TARGET).join("release"))
 }
 
-/// What clippy says of all that is compiled for arm64, with the features that
-/// the programs are built with. It is the root's own, of the version of its
-/// compiler. Release, as they are: so libbpf isn't compiled once more.
+/// Runs clippy on all that is compiled for arm64, with the features that the programs are built
+/// with. It is the root's own, of the version of its compiler. Release, as they are: so libbpf
+/// isn't compiled once more.
 pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<Check> {
     let mut command = vec!["/usr/bin/cargo-clippy", "clippy", "--release", "--locked"];
     command.extend(["--offline", "--target", TARGET]);

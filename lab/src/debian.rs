@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian's programs for arm64, which the toolchain root keeps apart or which are unpacked beside it,
-//! in an initial file system: with the libraries that they are linked with, as `readelf` tells.
+//! Debian's programs for arm64 in an initial file system, with the libraries that `readelf` lists.
+//! The toolchain root keeps them apart, or they are unpacked beside it.
 
 use std::collections::BTreeSet;
 use std::iter;

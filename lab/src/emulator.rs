@@ -25,8 +25,8 @@ const MEM_MIB: u32 = 2048;
 /// piece is free.
 const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
-/// The host's kernel is where it is told to be; and a panic ends the run,
-/// because the emulator's -no-reboot makes the reboot an end.
+/// The host's kernel stays at its address. A panic ends the run: it reboots, and the emulator's
+/// -no-reboot makes the reboot an end.
 const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
 /// What an emulated host is made of.
@@ -42,6 +42,8 @@ pub struct Board<'a> {
     pub kernel: &'a Kernel,
     /// The emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
     pub cpu: &'a str,
+    /// The version of its interrupt controller, 2 or 3.
+    pub gic: u8,
     /// A disk, which stays as it is.
     pub disk: Option<PathBuf>,
     /// Whether a page of 1 GiB is wanted of it.
@@ -179,7 +181,9 @@ impl Board<'_> {
     }
 
     fn machine(&self, options: &str) -> Vec<String> {
-        let machine = format!("virt,virtualization=on,gic-version=3,dtb-randomness=off{options}");
+        let gic = self.gic;
+        let machine =
+            format!("virt,virtualization=on,gic-version={gic},dtb-randomness=off{options}");
         let cpus = self.topology.cpus().to_string();
         let memory = self.mem_mib().to_string();
         [
@@ -197,6 +201,7 @@ impl Board<'_> {
             self.cpu.as_bytes(),
             added.as_bytes(),
             &self.mem_mib().to_le_bytes(),
+            &[self.gic],
         ]);
         let dir = self.cache.entry("board", &key, |to| {
             let inside = self.root.inside(to)?;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 /// Which users there are in a namespace, when this process isn't root's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
-    /// Only root, who is this user outside. Needs no set-up.
+    /// Only root, which is this user outside. Needs no set-up.
     Root,
     /// All, from this user's range. Needs uidmap and the range.
     All,
@@ -22,9 +22,8 @@ pub enum Users {
 /// A command to which a program and its arguments are to be added, and which
 /// runs it in namespaces of its own.
 ///
-/// The kernel ends it, and whatever it has started, when this process ends
-/// or the child is killed: the program is the first process of a process
-/// namespace, and dies with the `unshare` that waits for it.
+/// The kernel ends it and its children when this process ends or the child is killed: the program
+/// is the first process of a process namespace, and dies with the `unshare` that waits for it.
 pub fn command(users: Users) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare"]);
@@ -39,8 +38,7 @@ pub fn command(users: Users) -> Command {
     command
 }
 
-/// Fails with one line that says what to do when this user may not make such
-/// namespaces.
+/// Fails with one line with the next step when this user may not make such namespaces.
 pub fn require(users: Users) -> Result<()> {
     // A mount, because a container may allow the namespace and not this.
     let output = command(users)

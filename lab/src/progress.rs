@@ -2,9 +2,9 @@
 //! Long steps show what they do, how far they are, how long they have taken, and about how
 //! long they still take.
 //!
-//! On stderr. On a terminal the last line shows all steps that are under way,
-//! each second anew; elsewhere each stage gets a line, and a step that has
-//! printed nothing for half a minute prints its line again.
+//! On stderr. On a terminal the last line shows all current steps, updated each second. Elsewhere
+//! each stage gets a line, and a step that has printed nothing for half a minute prints its line
+//! again.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a host writes to its second serial port: a line of JSON for each scenario that has ended,
-//! and `# DONE OF WHAT` for each part of the one that is under way.
+//! The output of a host's second serial port: a line of JSON for each finished scenario, and `#
+//! DONE OF WHAT` for each part of the current one.
 
 /// Before a line that is no result.
 const PART: &str = "# ";
@@ -71,7 +71,7 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: parts are told from results, and count towards what is done.
+    //! Promise: parts are distinguished from results, and count as progress.
     use super::*;
 
     const WRITTEN: &str = "{\"scenario\":\"boot\"}\n# 0 4 host: big-ramp, repeat 1 of 2\n\

@@ -65,10 +65,9 @@ const PACKAGES: &[&str] = &[
 ];
 
 pub const SUITE: &str = "trixie";
-/// Measured, in MiB: a root takes 3,390, while it is made some 4,410; all else in a
-/// cache that has just been filled 1,420, of which 950 are the programs for
-/// arm64, with what clippy leaves, and 350 two runs; the checkout's target
-/// folder after `make test` 2,340, of which some is there already.
+/// Measured, in MiB: a root takes 3,390, and some 4,410 while it is made. The rest of a newly
+/// filled cache takes 1,420: 950 for the arm64 programs and clippy's files, 350 for two runs. The
+/// checkout's target folder takes 2,340 after `make test`, of which some is there already.
 const NEEDED_MIB: u64 = 7_300;
 /// mmdebstrap's own package list and the hooks are part of what a root is made of; this
 /// number is for all else (options).
@@ -202,7 +201,7 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
     let mut command = namespace::command(Users::All);
     command
         .arg(mmdebstrap)
-        // In the namespace this is root, whoever it is outside.
+        // In the namespace every user is root.
         .args(["--mode=root", "--verbose"])
         .args(["--variant=apt", "--architectures=amd64,arm64"])
         .arg(format!("--include={}", PACKAGES.join(",")))

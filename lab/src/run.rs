@@ -27,6 +27,9 @@ use crate::topology::Topology;
 /// The emulated CPU unless another one is asked for.
 pub const DEFAULT_CPU: &str = "neoverse-v1";
 
+/// The emulated interrupt controller unless another one is asked for.
+pub const DEFAULT_GIC: u8 = 3;
+
 /// What to boot and what to do there.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
@@ -53,6 +56,9 @@ pub struct Options {
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
+    /// Version of the emulated interrupt controller: guests of a host with version 2 have it too
+    #[arg(long, default_value_t = DEFAULT_GIC, value_parser = clap::value_parser!(u8).range(2..=3))]
+    pub gic: u8,
     /// Pause for so long before each scenario, in us of virtual time: another draw of what
     /// depends on chance, since a run repeats exactly
     #[arg(long, default_value_t = 0)]
@@ -117,6 +123,7 @@ impl Options {
             path: None,
             vmm: Vmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
+            gic: DEFAULT_GIC,
             later_us: 0,
             crosvm: None,
             limit_s: 600,
@@ -257,6 +264,7 @@ impl Options {
             topology,
             kernel,
             cpu: &self.cpu,
+            gic: self.gic,
             disk: None,
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
         }

@@ -10,12 +10,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
 use crate::boots::Set::{self, Long, Short};
 use crate::boots::{self, Boot};
+use crate::c_checks;
 use crate::checks;
 use crate::demo;
 use crate::out;
@@ -30,8 +31,7 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
     let started = Instant::now();
     let mut tried = Vec::new();
     if set == Short && later_us.is_none() {
-        tried.extend(checks::sources(artifacts, repo)?);
-        tried.extend(checks::crates(artifacts, repo)?);
+        tried.extend(checks(artifacts, repo)?);
     }
     let (of_boots, results) = boots(artifacts, repo, set, later_us.unwrap_or(0));
     tried.extend(of_boots);
@@ -44,6 +44,18 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
         eprintln!("the emulated hosts alone, {us} us of pause before each scenario");
     }
     Ok(summary(&tried, started))
+}
+
+/// The checks that need no emulated host. Those of the C code keep one CPU busy, cargo's the others.
+fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+    std::thread::scope(|scope| {
+        let of_c = scope.spawn(|| c_checks::all(artifacts, repo));
+        let mut tried = checks::sources(artifacts, repo)?;
+        tried.extend(checks::crates(artifacts, repo)?);
+        let of_c = of_c.join();
+        tried.extend(of_c.map_err(|_| anyhow!("a panic in the checks of the C code"))??);
+        Ok(tried)
+    })
 }
 
 /// Boots two hosts at a time, the longest first: an emulated host keeps one CPU busy. What was
@@ -166,6 +178,7 @@ impl Boot {
             path: self.path.map(str::to_owned),
             vmm: self.vmm,
             cpu: self.cpu.to_owned(),
+            gic: self.gic,
             later_us,
             limit_s: 1800,
             about_s: Some(self.about_s.into()),

@@ -53,12 +53,12 @@ pub enum ApplyError {
     /// The old values can't be put on disk.
     #[error("{PATH} can't be written ({0}); run as root")]
     Unrecorded(io::Error),
-    /// Another process is at it.
+    /// Another process is applying or restoring.
     #[error("another vcpufreq rt is at work; wait until it has ended")]
     Busy,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// Changes made.
@@ -69,11 +69,11 @@ pub struct Applied {
     pub closed_earlier_boot: bool,
 }
 
-/// Makes the changes of `plan` that aren't made yet, unless a guest of ours runs on the CPUs that it
-/// sets apart. `report` gets each before it is made: the target's name, old value,
-/// new value.
+/// Makes the changes of `plan` that aren't made yet, unless a guest of ours runs on the CPUs that
+/// it sets apart. Before each change, `report` gets the target's name, old value and new value.
 ///
-/// A refused change doesn't stop the others: interrupts that their drivers manage refuse always.
+/// A refused change doesn't stop the others: the kernel always refuses those of interrupts that
+/// drivers manage.
 ///
 /// # Errors
 /// When nothing was changed, why.
@@ -166,8 +166,8 @@ fn check_new(plan: &Plan) -> Result<(), ApplyError> {
     }
 }
 
-/// Whether no guest is on the CPUs that are set apart, and the old values on record are those of
-/// now: a guest that has ended since the plan was made has brought its own back.
+/// Whether no guest is on the CPUs that are set apart, and the recorded old values are current: a
+/// guest that has ended since the plan was made has restored its own.
 fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
     guests::check_free(host, &record.partition.rt(), Vcpus::Pinned)?;
     for Entry { target, old, .. } in &record.entries {
@@ -218,8 +218,7 @@ fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
     Err(ApplyError::InForce(names.collect::<Vec<_>>().join(", ")))
 }
 
-/// What to bring back: all that will be changed or lost. Files of folders that are made go with
-/// them.
+/// The values to record: all that will be changed or lost. Files of new folders go with them.
 fn entries(plan: &Plan) -> Vec<Entry> {
     let lost = |change: &Change| change.want.is_none() || !change.is_set();
     let changes = plan.changes().filter(|(_, change)| lost(change));

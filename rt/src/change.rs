@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is changed on a host, from which value to which.
+//! A change of a host: the target, the old value and the new one.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ pub(crate) const THERE: &str = "there";
 pub(crate) const ABSENT: &str = "absent";
 
 impl Target {
-    /// What people call it.
+    /// Its name in texts.
     #[must_use]
     pub fn name(&self) -> String {
         match self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether what is wanted is set, and whether it is effective on the CPUs that it is for.
+//! Checks that the plan's settings are set, and effective on their CPUs.
 
 use serde::Serialize;
 

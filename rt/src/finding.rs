@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is found on a host: of each setting its effect, and what no setting changes.
+//! Findings about a host: each setting's effect, and facts that no setting changes.
 
 use serde::Serialize;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which running guests have vCPUs on some CPUs, by the records of their VMMs: `PID.json` beside
-//! our own record. A VMM writes its record before it changes anything and looks for ours after
-//! that; apply writes ours and looks for theirs after that: of two at once, one sees the other.
+//! Finds running guests that have vCPUs on given CPUs, by the records of their VMMs: `PID.json`
+//! beside our own record. A VMM writes its record and then looks for ours; apply writes ours and
+//! then looks for VMMs' records. If both start at once, at least one sees the other.
 //!
-//! A VMM that runs real-time vCPUs changes files of their CPUs too, and brings them back at its
-//! end: what is changed in between by others would come back wrong. Other programs' guests, and
-//! those of users whose records are elsewhere, can't be seen.
+//! A VMM that runs real-time vCPUs also changes files of their CPUs, and restores them at its end:
+//! changes that another program makes meanwhile would be lost. Guests of other programs, and of
+//! users whose records are elsewhere, are not found.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -47,7 +47,7 @@ impl GuestCpus {
     /// Whether it has no such vCPU on these CPUs, or doesn't run and has left nothing there.
     ///
     /// # Errors
-    /// In what way it has.
+    /// The guest that has one.
     pub fn check_off(&self, look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
         let (rt, pinned) = (self.real_time.and(cpus), self.pinned.and(cpus));
         let contended = match whose {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the rest needs of a host: to look at files, and to change them.
+//! The interface to a host: reads and changes of its files.
 //!
 //! Paths are absolute, as on the running host; where `/` is, the implementation knows.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VMM changes on the host for real-time vCPUs while its guest runs: as its record has it,
-//! and how it is undone, by the VMM or by what cleans up after it.
+//! The host changes that a VMM makes for real-time vCPUs while its guest runs, as its record lists
+//! them. The VMM undoes them, or the program that cleans up after it.
 
 use std::{
     fs, io,
@@ -33,7 +33,7 @@ pub struct InPartition {
     pub origin: PathBuf,
 }
 
-/// What a VMM changes for its real-time vCPUs, as it is written to the VMM's record.
+/// The changes that a VMM makes for its real-time vCPUs, as its record lists them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RtHostChanges {
@@ -71,7 +71,7 @@ pub fn remove_within(
 }
 
 impl RtHostChanges {
-    /// Takes the bounds as they are now for what was before.
+    /// Records the current bounds as the old ones.
     ///
     /// # Errors
     /// [`CgroupError::File`] when one can't be read.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is applied on this host, held while a guest starts there.
+//! The settings in force on this host, held while a guest starts.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub struct InForce {
     _held: Option<Held>,
 }
 
-/// Why there is no telling what is in force.
+/// Why the settings in force are unknown.
 #[derive(Debug, Error)]
 pub enum InForceError {
     /// The record can't be judged.
@@ -37,10 +37,10 @@ pub enum InForceError {
 }
 
 impl InForce {
-    /// What is in force, held if there is something; for a user who can't see it, nothing is.
+    /// Holds the record in force, if there is one. For a user without access to it there is none.
     ///
     /// # Errors
-    /// When an apply or restore is under way, or the record is none.
+    /// When an apply or restore is under way, or the record is invalid.
     pub fn look(host: &dyn Host) -> Result<Self, InForceError> {
         let nothing = Self {
             record: None,
@@ -73,7 +73,7 @@ impl InForce {
         self.record.as_ref()
     }
 
-    /// Whether it is so still. What is held is.
+    /// Whether this is still so. It is while a record is held.
     ///
     /// # Errors
     /// When there was nothing, and an apply has begun.

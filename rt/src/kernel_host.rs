@@ -78,7 +78,7 @@ fn bounded(source: impl Read) -> io::Result<String> {
 
 impl From<io::Error> for Unread {
     fn from(error: io::Error) -> Self {
-        // What procfs answers for a process that ends while its file is open.
+        // procfs' error for a process that ends while its file is open.
         if error.raw_os_error() == Some(Errno::ESRCH as i32) {
             return Self::Missing;
         }
@@ -219,8 +219,8 @@ impl Host for KernelHost {
     }
 }
 
-/// A file that is locked, if its name still leads to it: the process that had it locked before may
-/// have removed it, and then the lock keeps no other process out.
+/// A locked file, if its name still leads to it. The last holder of the lock may have removed the
+/// file; then the lock keeps no other process out.
 fn still_there(dir: &OwnDir, name: &str, file: File) -> io::Result<Held> {
     let there = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?.metadata()?;
     let locked = file.metadata()?;
@@ -236,7 +236,7 @@ fn unfinished(name: &str) -> String {
     format!("{stem}.new")
 }
 
-/// A new file; what a killed process left there goes.
+/// A new file, in place of one that a killed process left.
 fn only_mine(dir: &OwnDir, name: &str) -> io::Result<File> {
     match dir.create(name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

@@ -7,9 +7,9 @@
 //!              record of the old values ◀── apply ├─▶ check: set? effective on these CPUs?
 //!                        └────────────▶ restore
 //! ```
-//! [`plan()`] only looks. [`apply()`] writes what the plan lists and nothing else, after the old
-//! values are on disk. [`restore()`] brings those back, after a crash of either too. What only a
-//! reboot or the firmware can change is in the plan as text for people.
+//! [`plan()`] only reads. [`apply()`] writes the old values to disk, then makes the changes that
+//! the plan lists and no others. [`restore()`] brings the old values back, also after a crash.
+//! Changes that need a reboot or the firmware are in the plan as text for people.
 //!
 //! [`cli`] is the command line `vcpufreq rt`. The rest knows no VM and no virtual cpufreq device; it
 //! runs no thread and no daemon.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A directory for this program's own records. Root undoes on the host what they name, so a
-//! directory or file counts only if no other user could have made it or written to it: it belongs
-//! to root or to this process' effective user, no one else may write to it, and no symbolic link
-//! leads to it. Files are opened relative to the open directory: what was checked is what is used.
+//! A directory for this program's own records. Root undoes changes of the host by them, so a
+//! directory or file counts only if no other user could have written it. It has to belong to root
+//! or to this process' effective user, no other user may write to it, and no symbolic link may lead
+//! to it. Files are opened relative to the open directory, so that the checked file is the one
+//! used.
 
 use std::{
     fs::File,

@@ -24,7 +24,7 @@ pub struct Owner {
     pub pid_namespace: String,
 }
 
-/// What has become of a process.
+/// Whether a process still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It runs.
@@ -55,7 +55,7 @@ impl Owner {
         })
     }
 
-    /// What has become of it.
+    /// Whether it still runs.
     #[must_use]
     pub fn standing(&self, look: &dyn Look) -> Standing {
         let Ok(boot_id) = look.read(BOOT_ID) else {

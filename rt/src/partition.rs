@@ -29,7 +29,7 @@ pub struct Guest {
 pub struct Partition {
     /// The guests.
     pub guests: Vec<Guest>,
-    /// What interrupts, kernel threads and everything else is left.
+    /// The CPUs for interrupts, kernel threads and everything else.
     pub housekeeping: CpuList,
 }
 

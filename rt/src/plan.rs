@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What would be changed on a host, what only people can change, and what could not be seen.
+//! The changes of a host, those that only people can make, and facts that could not be read.
 
 use serde::Serialize;
 

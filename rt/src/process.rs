@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What procfs has of a thread or process.
+//! Facts of a thread or process in procfs.
 
 use crate::{
     host::{Look, Unread},

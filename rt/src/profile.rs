@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is wanted of a host, whatever its CPUs: a TOML file. What a profile doesn't name is left
-//! as it is.
+//! The settings wanted of a host, whatever its CPUs: a TOML file. What a profile doesn't name is
+//! left as it is.
 
 use std::fmt::Display;
 
@@ -168,7 +168,7 @@ pub struct Settings {
 pub struct ProfileError(String);
 
 impl ProfileError {
-    /// The text named `name` isn't a profile, by what its parser says.
+    /// The text named `name` isn't a profile: the parser's error.
     fn wrong(name: &str, error: &impl Display) -> Self {
         let why = one_line(error);
         Self(format!("{name}: {why}; see docs/rt.md for the keys"))

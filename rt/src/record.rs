@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The record of what was before: on disk before the first change, removed after the last one is
-//! undone. It is of one boot: after another, the kernel's files are as that boot made them.
+//! The record of the old values: on disk before the first change, removed after the last one is
+//! undone. It is valid for one boot: the next boot sets the kernel's files anew.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -21,8 +21,8 @@ pub const DIR: &str = "/run/vcpufreq";
 /// Where the record is. Its directory is no VMM's: a service manager that makes and removes the
 /// VMM's (systemd's `RuntimeDirectory=`) would give it to another user, or lose the old values.
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
-/// How often, and how far apart, to look whether a value has arrived: cpufreq's limits do so by a
-/// work item.
+/// How often, and how far apart, to check whether a value is in force: a work item applies
+/// cpufreq's limits.
 const LOOKS: u32 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -40,7 +40,7 @@ pub struct Entry {
     pub new: Option<String>,
 }
 
-/// What was before, and what it was changed for.
+/// The old values, and the profile and CPUs that they were changed for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -48,15 +48,15 @@ pub struct Record {
     pub boot_id: String,
     /// The profile's name.
     pub profile_name: String,
-    /// What was wanted.
+    /// The profile.
     pub profile: Profile,
-    /// For whom.
+    /// The CPUs of guests and of housekeeping.
     pub partition: Partition,
     /// The values, in the order in which they are changed.
     pub entries: Vec<Entry>,
 }
 
-/// Why there is no telling what was before.
+/// Why the old values are unknown.
 #[derive(Debug, Error)]
 pub enum RecordError {
     /// It can't be read.
@@ -68,12 +68,12 @@ pub enum RecordError {
     /// It isn't one.
     #[error("{PATH} is no record of this program's ({0}); remove it by hand if it is not needed")]
     Wrong(String),
-    /// It names what no setting changes.
+    /// It names a file that no setting changes.
     #[error(
         "{PATH} names {0}, which this program never changes; look at what made it, then remove it"
     )]
     Foreign(String),
-    /// It names what can't be part of a path.
+    /// It names something that can't be part of a path.
     #[error("{PATH} names guests that can't be ({0}); look at what made it, then remove it")]
     Guests(PartitionError),
     /// The boot id can't be read.
@@ -99,7 +99,8 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Whether it names only what the settings change: a record is written to the host as root.
+    /// Whether it names only files that the settings change: root writes a record's values to the
+    /// host.
     pub(crate) fn check(&self) -> Result<(), RecordError> {
         partition::check_guests(&self.partition.guests).map_err(RecordError::Guests)?;
         let targets = self.entries.iter().map(|entry| &entry.target);
@@ -127,8 +128,9 @@ pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
     look.read(BOOT_ID).map_err(|_| RecordError::NoBootId)
 }
 
-/// Has `pass` carry out what is left, and return what still is, as long as that gets less: some
-/// changes have to be in an order that depends on the old values. `report` gets each name once.
+/// Repeats `pass`, which makes the changes that are left and returns those that still are, as long
+/// as they get fewer: the order of some changes depends on the old values. `report` gets each name
+/// once.
 pub(crate) fn until_stuck<T>(
     mut left: Vec<T>,
     report: &mut dyn FnMut(&str, &str, &str),
@@ -149,7 +151,7 @@ pub(crate) fn until_stuck<T>(
     }
 }
 
-/// Gives a target a value, and looks whether it has it.
+/// Writes a value to a target, and checks that it has it.
 pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
     let written = match target {
         Target::File { path, .. } => host.write(path, value),

@@ -34,7 +34,7 @@ pub enum RestoreError {
     Unwritable(io::Error),
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Restored {
     /// There is no record: nothing was changed.
@@ -45,9 +45,9 @@ pub enum Restored {
     Done {
         /// How many.
         brought_back: usize,
-        /// What was gone, and so has no value to bring back.
+        /// Targets that were gone, and so have no value to bring back.
         gone: Vec<String>,
-        /// What could not be brought back, with the reason; the record keeps these.
+        /// Targets that could not be restored, with the reason; the record keeps these.
         left: Vec<(String, String)>,
     },
 }
@@ -62,7 +62,7 @@ pub fn restore(
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     if Record::read(host)?.is_none() {
-        // What a killed apply left of a record that it was writing; a living one's stays.
+        // Removes the unfinished record of a killed apply; a living one's stays.
         host.discard_unfinished(PATH).map_err(unheld)?;
         return Ok(Restored::Nothing);
     }
@@ -115,7 +115,7 @@ fn bring_back(
     })
 }
 
-/// What came of it so far.
+/// The result so far.
 #[derive(Default)]
 struct Done {
     brought_back: usize,

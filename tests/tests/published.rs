@@ -2,7 +2,7 @@
 //! The library as another VMM gets it: packaged, and unpacked away from this workspace, its
 //! example runs on real KVM.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn cargo(words: &[&str], folder: &Path) -> String {
@@ -13,6 +13,16 @@ fn cargo(words: &[&str], folder: &Path) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "cargo {words:?}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Where the package of a crate is unpacked, in the folder that it was made in.
+fn unpacked(folder: &Path, name: &str) -> PathBuf {
+    let name = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+    let archive = folder.join(format!("package/{name}.crate"));
+    let mut tar = Command::new("tar");
+    let unpacked = tar.arg("-xzf").arg(archive).arg("-C").arg(folder).status();
+    assert!(unpacked.expect("tar").success());
+    folder.join(name)
 }
 
 #[test]
@@ -40,20 +50,27 @@ fn the_packaged_library_runs_its_example() {
         &[&package[..], &crates[..], &["-p", "vcpufreq-rt"]].concat(),
         &workspace,
     );
-    let name = format!("vcpufreq-device-{}", env!("CARGO_PKG_VERSION"));
-    let archive = dir.path().join(format!("package/{name}.crate"));
-    let mut tar = Command::new("tar");
-    let unpacked = tar.arg("-xzf").arg(archive).arg("-C").arg(at).status();
-    assert!(unpacked.expect("tar").success());
+    let unpacked = |name: &str| unpacked(dir.path(), name);
+    // What its makefile needs is there: clang and libbpf, which compile it, are in the lab.
+    let mut make = Command::new("make");
+    let made = make
+        .args(["--dry-run", "-C"])
+        .arg(unpacked("vcpufreq-host-bpf").join("bpf"));
+    let made = made.output().expect("make");
+    assert!(made.status.success(), "{made:?}");
+    for other in ["vcpufreq-dt", "vcpufreq-rt"] {
+        assert!(unpacked(other).join("LICENSES/Apache-2.0.txt").exists());
+    }
     let test = [
         "test",
         "--offline",
         "--features=kvm-ioctls",
         "--test=attach",
+        "--test=abi",
         "--",
         "--nocapture",
     ];
-    let printed = cargo(&test, &dir.path().join(&name));
+    let printed = cargo(&test, &unpacked("vcpufreq-device"));
     print!("{printed}");
     assert!(printed.contains("1 passed"), "{printed}");
 }

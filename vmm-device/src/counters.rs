@@ -56,8 +56,7 @@ impl Add for CounterSnapshot {
     }
 }
 
-/// How one vCPU's registers were reached so far. Reads from memory are no exits, and nobody can
-/// count them.
+/// How one vCPU's registers were reached so far. Reads from memory don't exit and can't be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Accesses {

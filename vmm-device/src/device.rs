@@ -134,7 +134,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         &self.source
     }
 
-    /// What is told of everything that happens.
+    /// Receives every event.
     #[must_use]
     pub fn events(&self) -> &E {
         &self.events
@@ -171,8 +171,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Makes `khz` the request of the domain of `vcpu`, unless that has had one: what another way
-    /// to the host has carried out, or left undone, before this device got the guest's requests.
+    /// Makes `khz` the request of the domain of `vcpu`, unless the domain has had one. Takes over a
+    /// request that another path received before this device got the guest's writes.
     pub fn adopt_request(&self, vcpu: VcpuId, khz: Khz) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;

@@ -4,9 +4,9 @@
 //! Promises, whichever vCPUs write at the same time:
 //! - the last value written is the last one put into force;
 //! - for one domain, only one thread at a time calls the host;
-//! - a writer that finds another one at it leaves its value there and returns. The other one takes
-//!   it along, at most [`ROUNDS`] times. After that the writer that keeps it busy waits for its
-//!   last host call: without that bound, a flood by one vCPU would keep another one in the VMM.
+//! - if another thread is already applying a request, the writer queues its value and returns. The
+//!   applier makes at most [`ROUNDS`] host calls; a writer that arrives after that waits for the
+//!   last of them. Without that bound, a flood by one vCPU would keep another one in the VMM.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether it asks for something, and doesn't take back.
+    /// Whether it requests a frequency. 0 withdraws the domain's request.
     pub fn asks(&self) -> bool {
         self.khz != Khz(0)
     }
@@ -47,7 +47,7 @@ pub(crate) struct Domain {
     newest: Newest,
     /// What is in force on the host, if that is known. The lock is the right to call the host.
     in_force: Mutex<Option<Clamp>>,
-    /// Whoever holds the lock won't look for newer requests again.
+    /// The holder of the lock won't look for newer requests again.
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
     held: AtomicBool,
@@ -105,8 +105,8 @@ impl Domain {
         self.newest.renew()
     }
 
-    /// Sees to it that the newest request is put into force, by this thread or by another one that
-    /// is at it. `apply` gets a request and what is in force, and returns what is in force then.
+    /// Puts the newest request into force, or leaves it to the thread that holds the lock. `apply`
+    /// gets a request and the clamp in force, and returns the clamp in force afterwards.
     pub fn apply_pending(&self, mut apply: impl FnMut(Request, Option<Clamp>) -> Option<Clamp>) {
         let mut rounds = 0;
         let mut right = self.enter();
@@ -137,7 +137,7 @@ impl Domain {
         }
     }
 
-    /// The right to call the host; `None` when somebody else has it and will look again.
+    /// The right to call the host; `None` when another thread has it and will look again.
     fn enter(&self) -> Option<MutexGuard<'_, Option<Clamp>>> {
         fence(SeqCst);
         match self.in_force.try_lock() {
@@ -158,7 +158,7 @@ struct Newest(AtomicU64);
 
 /// There is a request.
 const SOME: u64 = 1 << 63;
-/// Nobody has taken it yet.
+/// No thread has taken it yet.
 const PENDING: u64 = 1 << 62;
 
 impl Newest {

@@ -16,7 +16,7 @@ use crate::policy::{Clamp, PcpuPerf};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::units::{DomainId, VcpuId};
 
-/// Remembers every clamp; refuses them while [`RecordingActuator::fail_with`] says so.
+/// Records every clamp; refuses clamps after [`RecordingActuator::fail_with`].
 #[derive(Debug, Default)]
 pub struct RecordingActuator {
     applied: Mutex<Vec<(DomainId, Clamp)>>,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtual cpufreq device (`qemu,virtual-cpufreq`) as a library for VMMs.
 //!
-//! A guest's frequency requests come in as register writes and go out as utilization clamps on
-//! the vCPU threads; the frequency of the pCPU that a vCPU is on goes back as a register read:
+//! A guest requests a frequency by a register write. The device turns the request into a
+//! utilization clamp on the vCPU thread. A register read returns the frequency of the vCPU's pCPU:
 //!
 //! ```text
 //! write ─▶ mmio ─▶ regs ─▶ device ─▶ policy ─▶ Actuator ─▶ uclamp of the vCPU's thread
 //! read  ◀─ mmio ◀─ regs ◀─ device ◀─ policy ◀─ Source   ◀─ frequency of its pCPU
 //! ```
 //!
-//! The device knows no KVM and no host: [`Actuator`], [`Source`] and [`Events`] are its ways out,
-//! with fakes in [`fakes`]. The feature `host` adds their Linux side, and the feature `kvm` what a
-//! VMM on KVM runs around the device.
+//! The device makes no KVM or host call itself: [`Actuator`], [`Source`] and [`Events`] are its
+//! interfaces, with fakes in [`fakes`]. The feature `host` adds their Linux implementations. The
+//! feature `kvm` adds the paths and threads of a VMM on KVM.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A limit on how often a guest's requests reach the host: token buckets of one word each.
 //!
-//! The word is the time at which the bucket is full again (generic cell rate algorithm): a request
-//! takes it one token's time further, and has to wait while it is more than a whole bucket ahead.
+//! The word is the time at which the bucket is full again (generic cell rate algorithm). A request
+//! moves it on by one token's time, and has to wait while it is more than a whole bucket ahead.
 //!
-//! A request takes a token of the vCPU that writes it and one of the VM. The register that is
-//! written pays nothing: a vCPU that writes every page has one bucket. Where the writer isn't
-//! known, the domain pays in its place.
+//! A request takes a token of the vCPU that writes it and one of the VM. The written register's
+//! vCPU pays nothing: a vCPU that writes every page has one bucket. If the writer isn't known, the
+//! domain pays.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The register pages as memory that a guest reads by plain loads, without an exit.
 //!
-//! The readable registers lie at their offsets, everything else is 0. The memory is the caller's:
-//! a VMM's anonymous mapping, or a BPF map's. Who maps it into the guest maps it read-only: writes
-//! still have to reach the device. Of an access that the register interface doesn't have (another
-//! width, a register that is write-only) a guest sees the bytes of the page, and nobody is told.
+//! The readable registers lie at their offsets, everything else is 0. The memory is the caller's: a
+//! VMM's anonymous mapping, or a BPF map's. A VMM maps it into the guest read-only, so that writes
+//! still reach the device. An access that the register interface doesn't have (another width, a
+//! write-only register) reads the bytes of the page; the device doesn't see it.
 
 #![forbid(unsafe_code)]
 

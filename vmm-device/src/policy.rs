@@ -124,7 +124,7 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
 ///
 /// That is `f` itself when the vCPU mirrors the pCPU. It may be above the vCPU's own maximum when
 /// the pCPU is bigger, and is at least 1. `None` when the pCPU's figures can't be (a maximum or
-/// frequency of 0): a guest must not be told that it stands still.
+/// frequency of 0): a guest must not read a frequency of 0.
 #[must_use]
 pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
     if pcpu.khz.0 == 0 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The device's ways out: what it makes the host do ([`Actuator`]), what it learns from the host
-//! ([`Source`]), and whom it tells ([`Events`]).
+//! The device's interfaces to its host: [`Actuator`] puts clamps into force, [`Source`] reads a
+//! pCPU's state, [`Events`] records what happens.
 //!
-//! All three are called on vCPU threads, on a guest's path: they return after a few bounded host
-//! calls, however often a guest makes them, and they neither panic nor block on another vCPU.
+//! The device calls all three on vCPU threads, during a guest's access. An implementation returns
+//! after a few bounded host calls. It neither panics nor blocks on another vCPU.
 
 #![forbid(unsafe_code)]
 
@@ -18,28 +18,29 @@ pub trait Actuator: Send + Sync {
     /// threads at once, nor with the clamp that is already in force.
     ///
     /// # Errors
-    /// What the host said. The device counts it and asks again at the next request.
+    /// The error that the host returned. The device counts it and calls again at the next request.
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError>;
 
-    /// Whether a guest may have a vCPU of any domain ask for any other, which it is told by
-    /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU) once. Not where what is clamped can be the
-    /// thread that asks, in place of the domain's.
+    /// True if any vCPU may write set_perf of any domain; announced once through
+    /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU). False if `apply` can clamp the calling thread
+    /// instead of the domain's.
     fn serves_any_vcpu(&self) -> bool {
         false
     }
 }
 
-/// Says what the pCPU that a vCPU is on does now.
+/// Reads the state of the pCPU that a vCPU is on.
 pub trait Source: Send + Sync {
     /// The state of the pCPU that the thread of `vcpu` is on.
     ///
     /// # Errors
-    /// What could not be learned. The device counts it and shows the guest the last good value.
+    /// What could not be read. The device counts the failure and shows the guest the last good
+    /// value.
     fn sample(&self, vcpu: VcpuId) -> Result<PcpuPerf, SourceError>;
 }
 
-/// Is told of everything that happens. A guest decides how often that is: an implementation that
-/// stores or prints bounds what it keeps.
+/// Receives every event. The guest decides how often events come: an implementation that stores or
+/// prints them bounds what it keeps.
 pub trait Events: Send + Sync {
     /// `event` has happened, on the calling thread.
     fn record(&self, event: &Event);
@@ -175,7 +176,7 @@ pub enum Event {
         domain: DomainId,
         /// The clamp.
         clamp: Clamp,
-        /// What the host said.
+        /// The host's error.
         error: ActuateError,
     },
     /// Clamps mean nothing to the domain's threads.
@@ -194,11 +195,11 @@ pub enum Event {
         /// In ns of CLOCK_MONOTONIC.
         at_ns: u64,
     },
-    /// cur_perf was learned, and is another one than before.
+    /// The device has read a new value of cur_perf.
     Moved {
         /// Whose.
         vcpu: VcpuId,
-        /// What the guest is told.
+        /// The value that the guest reads.
         khz: Khz,
     },
     /// An access that the contract doesn't have. Read as 0, or dropped.
@@ -273,7 +274,7 @@ impl<T: Events + ?Sized> Events for Arc<T> {
     }
 }
 
-/// Events that nobody wants.
+/// Discards all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoEvents;
 

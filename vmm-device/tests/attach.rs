@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The example `attach`, on real KVM: the guest reads the frequency of its pCPU and asks for one of
-//! its table, by ioeventfd without an exit, and what it asked for reaches the device.
+//! The example `attach`, on real KVM: the guest reads the frequency of its pCPU and requests one of
+//! its table, by ioeventfd without an exit. The request reaches the device.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used)]
 

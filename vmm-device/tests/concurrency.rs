@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises when vCPUs write at the same time: the last value written is the last one put into
-//! force; the host is called by one thread at a time for a domain; a writer doesn't wait for
-//! another one's host call; and a flood by one vCPU doesn't keep another one.
+//! Promises when vCPUs write at the same time. The last value written is the last one put into
+//! force. For a domain, one thread at a time calls the host. A writer doesn't wait for another
+//! one's host call. A flood by one vCPU doesn't hold up another one.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -121,7 +121,7 @@ fn floods_from_all_members_end_with_the_newest_value() {
     }
 }
 
-/// Says when a call begins, by whom, and ends it when told.
+/// Reports when a call begins and on which thread, and ends it on a signal.
 struct Gate {
     begun: mpsc::SyncSender<(u16, ThreadId)>,
     go_on: Mutex<mpsc::Receiver<()>>,

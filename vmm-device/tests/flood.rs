@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promise: whatever a guest does to the region, nothing panics and nothing grows. 10 million
-//! accesses at random offsets, widths, values and vCPUs, from a fixed seed: half of them to a device
-//! that tells and passes on everything, half as `vcpufreq run` makes it unless told otherwise.
+//! accesses at random offsets, widths, values and vCPUs, from a fixed seed: half of them to a
+//! device without limits, half to the default of `vcpufreq run`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of the cgroup actuator, on a directory that stands for `/`: where a VM's groups go and
-//! where not, what is made and written and in which order, and that all of it goes away again.
+//! Promises of the cgroup actuator, on a directory that stands for `/`: the place of a VM's groups,
+//! what is made and written, the order, and the removal.
 #![cfg(feature = "host")]
 
 use std::ffi::CString;
@@ -677,7 +677,7 @@ fn a_living_process_of_the_same_number_elsewhere_is_left_alone() {
 /// What a group that is being removed answers.
 const ENODEV: i32 = 19;
 
-/// Somebody else removes the group as soon as its first child is taken away.
+/// Another process removes the group as soon as its first child is removed.
 struct Overtaken<'a>(&'a Host);
 
 impl CgroupTree for Overtaken<'_> {

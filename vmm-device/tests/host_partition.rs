@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of groups in a real-time partition, and of floors, on a directory that stands for `/`:
-//! where threads go, that no request undercuts a floor, and that all of it goes away again and
-//! nothing else does.
+//! Promises of groups in a real-time partition, and of floors, on a directory that stands for `/`.
+//! Threads go to their groups. No request undercuts a floor. Removal takes these groups and nothing
+//! else.
 #![cfg(feature = "host")]
 
 use std::fs;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of the sysfs source, on a directory that stands for `/`: it follows the thread, opens
-//! nothing while a guest reads, and survives CPUs and drivers that go away.
+//! no file during a guest's read, and survives the loss of CPUs and drivers.
 #![cfg(feature = "host")]
 
 use std::fs;
@@ -131,11 +131,11 @@ fn on_its_own_thread_a_vcpu_asks_where_it_is() {
         );
     }
     let tid = Tid::current();
-    // What procfs says is wrong, and not asked.
+    // procfs has a wrong value, and isn't read.
     host.write(&format!("proc/self/task/{tid}/stat"), "");
     let source = host.source();
     source.register_thread(VcpuId(1), tid).unwrap();
-    // Whatever the file of the pCPU says that this thread is on.
+    // Any value of the file of this thread's pCPU.
     let sample = source.sample(VcpuId(1)).unwrap();
     assert_eq!(sample.khz, Khz(1000 + sample.pcpu));
     let elsewhere = std::thread::scope(|s| s.spawn(|| source.sample(VcpuId(1))).join().unwrap());

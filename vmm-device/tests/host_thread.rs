@@ -42,7 +42,7 @@ fn clamp_of(attr: &SchedAttr) -> Clamp {
     }
 }
 
-/// Whether the kernel clamps; says so if it doesn't.
+/// Whether the kernel clamps; prints SKIP if it doesn't.
 fn has_uclamp() -> bool {
     match uclamp_available() {
         Ok(()) => true,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: the register pages show what a read by exit would; cur_perf tells what the host lets
-//! it tell; a limit bounds host calls and loses no request.
+//! Promises: a read from the register pages equals a read by exit. cur_perf follows the host's
+//! setting of its visibility. A limit bounds host calls and loses no request.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml allows it in tests, but not in what they share"

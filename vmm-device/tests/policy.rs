@@ -157,9 +157,9 @@ proptest! {
         prop_assert!(clamp(a.min(b)) <= clamp(a.max(b)));
     }
 
-    /// A kernel from 6.8 on asks the driver for `floor(f_max * util / capacity)` and the driver
-    /// rounds up: with the floor in `util`, that is the OPP asked for whenever OPPs are at least
-    /// one step of the scale apart.
+    /// A kernel from 6.8 on requests `floor(f_max * util / capacity)` and the driver rounds up.
+    /// With the floor in `util`, that is the requested OPP if OPPs are at least one step of the
+    /// scale apart.
     #[test]
     fn the_host_picks_the_opp_that_was_asked_for(
         capacity in 50..=1024u16, step in 100_000..400_000u32, opps in 1..=20u32,

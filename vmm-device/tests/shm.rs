@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of a server's shared memory: a ring carries the newest request, the guest reads what
-//! the source knows, and nothing that a guest stores there is taken for the server's own.
+//! Promises of a server's shared memory. A doorbell carries the newest request. The guest reads the
+//! source's values. The server takes nothing that a guest stores for its own.
 #![cfg(feature = "kvm")]
 #![allow(clippy::unwrap_used)]
 

@@ -47,6 +47,13 @@ const QEMU_HELP: &str = "\
 The exit code is QEMU's, or 128 and the signal that ended it; 2 when QEMU was
 not started, with one line on stderr.";
 
+const SCX_HELP: &str = "\
+Exit codes:
+  0  done
+  1  no service runs, or it is not in force
+  2  error: one line on stderr with the cause and the next step
+  3  the kernel, or an administrator, has ended the scheduler of start";
+
 const DOCTOR_HELP: &str = "\
 Exit codes:
   0  everything that the bridge uses is there
@@ -109,7 +116,7 @@ pub enum Command {
     #[command(subcommand, after_help = EXIT_CODES)]
     Rt(RtCommand),
     /// Let requests of --actuator scx add up with what a CPU's tasks use: the host's service
-    #[command(subcommand, after_help = EXIT_CODES)]
+    #[command(subcommand, after_help = SCX_HELP)]
     Scx(ScxCommand),
     /// Remove what killed runs left behind, and nothing else
     #[command(after_help = EXIT_CODES)]

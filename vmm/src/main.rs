@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program `vcpufreq`: from the command line to the part that does it, and
-//! from what that says to output and exit code.
+//! The program `vcpufreq`: runs the command's part of the library, and turns its result into output
+//! and exit code.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -100,6 +100,10 @@ fn cleanup() -> anyhow::Result<u8> {
     let cleaner = Cleaner::new(&host);
     let mut cleaned = cleaner.by_records(&StateDir::of_user()?)?;
     cleaner.without_records(&mut cleaned);
+    match scx::clean() {
+        Ok(removed) => cleaned.removed.extend(removed),
+        Err(error) => cleaned.left.push(format!("{error:#}")),
+    }
     let removed = cleaned.removed.iter();
     let removed: String = removed
         .map(|path| format!("removed {}\n", path.display()))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the program writes to stderr: one line each.
 
-/// Tells the user something that ends nothing.
+/// Prints a warning.
 pub fn warn(text: &str) {
     eprintln!("{}", warning(text));
 }
@@ -11,13 +11,13 @@ pub fn warning(text: &str) -> String {
     format!("vcpufreq: {text}")
 }
 
-/// Joins what a parser says on several lines.
+/// Joins the lines of a parser's error.
 pub fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// What clap says of a usage error, without the usage text.
+/// clap's text for a usage error, without the usage.
 pub fn usage(error: &clap::Error) -> String {
     let text = error.to_string();
     let ends = ["\n\nUsage:", "\n\nFor more information"];

@@ -105,11 +105,10 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Open files that the path `ioeventfd` takes: an eventfd for each entry, an
-    /// epoll set for each domain, two perf events for each vCPU and one for
-    /// each pCPU. And what the VMM has open anyway: for each vCPU the vCPU, its
-    /// thread's stat and two files of its clamp, for each pCPU its frequency
-    /// and a file that goes with it, and under 64 others.
+    /// Open files that the path `ioeventfd` takes: an eventfd for each entry, an epoll set for each
+    /// domain, two perf events for each vCPU and one for each pCPU. The VMM's other open files: for
+    /// each vCPU the vCPU, its thread's stat and two clamp files; for each pCPU its frequency and
+    /// its hotplug file; and under 64 more.
     pub fn open_files(&self) -> u64 {
         self.entries + self.domains + 6 * self.vcpus + 3 * self.pcpus + 64
     }

@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_open_files_is_raised_as_far_as_possible() {
-        raise_open_files().expect("nobody needs privilege for it");
+        raise_open_files().expect("it needs no privilege");
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         assert_eq!(soft, hard);
     }

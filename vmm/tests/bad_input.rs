@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `vcpufreq` promises when it is given something wrong: exit code 2,
-//! nothing on stdout, one line on stderr with the cause and the next step, and
-//! nothing left on the host: no file, record, cgroup or process. Every refusal
-//! here is checked for all of it.
+//! Promises of `vcpufreq` for wrong input: exit code 2, nothing on stdout, and one line on stderr
+//! with the cause and the next step. Nothing is left on the host: no file, record, cgroup or
+//! process. Every refusal here is checked for all of it.
 //!
 //! What this machine can't show (an offline CPU, a kernel without uclamp) is
 //! skipped with its reason; unit tests show it on fake trees.

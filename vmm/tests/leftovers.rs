@@ -173,7 +173,7 @@ fn whenever_a_vmm_is_killed_nothing_is_left() {
         sleep(Duration::from_millis(round * 7 % 15));
         let killed = Instant::now();
         vmm.kill();
-        // It stays a zombie until the end of the round: nobody waits for it.
+        // It stays a zombie until the end of the round: it isn't waited for.
         let record = dir.record_path(vmm.child.id());
         let gone = is_gone_within(PATIENCE, || {
             let ended = guardian.try_wait().unwrap().is_some();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `vcpufreq rt` promises on the command line: plan and check read a tree and change nothing,
-//! with or without privilege; a partition that can't be is one line and exit code 2.
+//! Promises of `vcpufreq rt` on the command line: plan and check read a tree and change nothing,
+//! with or without privilege. An impossible partition gives one line and exit code 2.
 
 use std::{
     fs,

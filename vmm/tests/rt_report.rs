@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `vcpufreq rt report` promises on the command line, with shell scripts in the place of the
-//! programs that measure: a verdict on hardware and none elsewhere, the loads that were asked for,
-//! guests measured through their shell, one line when it can't.
+//! Promises of `vcpufreq rt report` on the command line, with shell scripts in the place of the
+//! programs that measure: a verdict on hardware and none elsewhere, the requested loads, guests
+//! measured through their shell, and failures of one line.
 
 use std::{
     fs,
@@ -108,7 +108,7 @@ impl Bench {
     fn start(&self, line: &str) -> Child {
         let path = std::env::var("PATH").expect("PATH");
         let own = self.path().join("bin");
-        // Whoever runs the tests in the background has them ignore an interrupt.
+        // A shell that runs the tests in the background has them ignore an interrupt.
         let mut command = Command::new("env");
         command
             .args(["--default-signal=INT", env!("CARGO_BIN_EXE_vcpufreq")])
@@ -297,7 +297,7 @@ fn a_report_that_is_ended_leaves_nothing_running() {
         }
         for pid in pids().lines() {
             let stat = format!("/proc/{pid}/stat");
-            // Gone, or a zombie of whoever takes orphans.
+            // Gone, or a zombie of the process that takes orphans.
             while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z")) {
                 std::thread::yield_now();
             }

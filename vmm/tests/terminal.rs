@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the virtual machine promises of the terminal that it was started on:
-//! raw while the guest runs, and as it was before when the machine has ended,
-//! whichever way. Signals and Ctrl-A x are seen whatever the guest does: when
-//! nobody reads what it prints, and when all it does is reset. A signal that
-//! isn't to end the machine loses nothing of what a guest prints.
+//! What the virtual machine promises of the terminal that it was started on: raw while the guest
+//! runs, and as it was before when the machine has ended, whichever way. Signals and Ctrl-A x work
+//! whatever the guest does: when its output isn't read, and when all it does is reset. A signal
+//! that isn't to end the machine loses nothing of what a guest prints.
 //!
 //! The test runs itself again, on a pseudo-terminal, as a program with a
 //! guest; without a usable /dev/kvm it says that it is skipped.
@@ -150,7 +149,7 @@ fn pseudo_terminal() -> (File, OwnedFd) {
         )
     };
     assert_eq!(result, 0);
-    // SAFETY: openpty gave these descriptors to nobody else.
+    // SAFETY: openpty has just made these descriptors, with no other owner.
     let master = unsafe { File::from_raw_fd(master) };
     // SAFETY: as above.
     (master, unsafe { OwnedFd::from_raw_fd(slave) })
@@ -283,9 +282,8 @@ impl Drop for Program {
     }
 }
 
-/// Starts a program with a guest, does `end` to it once its terminal is raw,
-/// and checks that the terminal is as it was when it has ended. Nobody reads
-/// what a guest that prints has printed.
+/// Starts a program with a guest, does `end` to it once its terminal is raw, and checks that the
+/// terminal is as it was when it has ended. The output of a guest that prints isn't read.
 fn ends(kind: &str, end: impl FnOnce(&Child, &mut File)) -> ExitStatus {
     let (mut master, slave) = pseudo_terminal();
     let before = flags(&slave);

@@ -2,8 +2,8 @@
 //! Loads, the same on host and guest: the unit of work, and threads that go
 //! through its phases on command.
 //!
-//! It measures nothing but the time of its own marks; what the load got is
-//! read from the host's trace by who started it.
+//! It measures nothing but the time of its own marks. The caller reads the load's share from the
+//! host's trace.
 #![forbid(unsafe_code)]
 
 pub mod commands;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq-load`: does on host and guest what `vcpufreq bench` tells it,
-//! line by line. As the first process of a guest it mounts what it reads, and
-//! powers off at the end.
+//! `vcpufreq-load`: carries out the commands of `vcpufreq bench` on host and guest, line by line.
+//! As the first process of a guest it mounts what it reads, and powers off at the end.
 #![forbid(unsafe_code)]
 
 use std::fs;

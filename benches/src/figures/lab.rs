@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{head, row};
 use crate::report_json::{cell, find, number, rows};
 
-/// A busy vCPU's requests, each once: what was asked, what the host ran at, what the guest read.
+/// A busy vCPU's requests, each once: the request, the host's frequency, the guest's read.
 pub fn demo(inputs: &[Value]) -> Option<String> {
     let demo = inputs.first()?;
     let names = [

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Promises: from `capacity-dmips-mhz`, Linux' own arithmetic arrives at the
-//! host's capacities within 1, at exactly them on realistic machines; without
-//! a CPU of 1024, at the host's ratios; and where 32 bits don't allow that,
-//! there is an error and not a wrong number.
+//! Promises: from `capacity-dmips-mhz`, Linux' own arithmetic arrives at the host's capacities
+//! within 1, and exactly on realistic machines. Without a CPU of 1024 it arrives at the host's
+//! ratios. Where 32 bits don't allow that, there is an error and no wrong number.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -145,7 +145,7 @@ fn behind_shared_memory_is_its_doorbell() {
     let tree = tree(facts);
     let node = &tree["/cpufreq@b000000"];
     assert_eq!(node["compatible"], b"vcpufreq,shm\0");
-    let header = include_str!("../../../abi/vcpufreq-shm.h");
+    let header = include_str!("../../abi/vcpufreq-shm.h");
     assert!(header.contains("_COMPATIBLE\t\t\"vcpufreq,shm\"\n"));
     let cells: [u64; 4] = [0xb00_0000, 0x2_0000, 0xb02_0000, 0x1000];
     assert_eq!(node["reg"], cells.map(u64::to_be_bytes).concat());

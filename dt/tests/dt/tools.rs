@@ -4,8 +4,8 @@
 //! and they are the same tree, also when merged with QEMU's; Linux' bindings have nothing against the nodes
 //! in a guest's tree, and would have if something were misspelt.
 //!
-//! dtc is looked for on the PATH, then in the toolchain root that
-//! `VCPUFREQ_LAB_ROOT` names; what `check-bindings` needs, it says itself.
+//! dtc is looked for on the PATH, then in the toolchain root that `VCPUFREQ_LAB_ROOT` names;
+//! `check-bindings` lists its own needs.
 
 use std::env;
 use std::fs;

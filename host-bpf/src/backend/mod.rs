@@ -25,7 +25,7 @@ use vcpufreq_device::kvm::{
 use vcpufreq_device::{DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{BpfPages, HostBpf, HostModule, VmConfig, Warn, probe as probe_host};
+use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, Warn, probe as probe_host};
 use scx::Scx;
 use setup::{by, open_module, pcpus, policies};
 
@@ -155,7 +155,10 @@ impl BpfBackend {
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> anyhow::Result<(BpfPath, KvmOffload)> {
         let domains = device.config().domains();
-        let scx = self.scx.then(Scx::open).transpose()?;
+        if self.scx {
+            // Before anything is loaded.
+            ScxPins::open()?;
+        }
         let module = match self.scx {
             true => Ok(None),
             false => open_module(device, &domains),
@@ -169,13 +172,14 @@ impl BpfBackend {
         let warnings = diagnostics.clone();
         let config = VmConfig {
             base: guest.base,
-            vcpus: policies(device, &domains, by(device, &scx, &module), self.sum),
+            vcpus: policies(device, &domains, by(device, self.scx, &module), self.sum),
             pcpus: pcpus(device.source()),
             warn: Warn::new(move |text| warnings.warn(text)),
         };
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.
         memory::give_back_freed();
+        let scx = self.scx.then(|| Scx::of(&bpf)).transpose()?;
         let bpf = Arc::new(bpf);
         let worker = bpf.worker()?;
         if module.is_some() {

@@ -82,7 +82,6 @@ impl RunningBackend for BpfPath {
         self.stop();
         // In this order: a program that is attached could ask again.
         shared.host.detach();
-        shared.host.leave_scx();
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
         shared.count_left();
@@ -139,6 +138,10 @@ impl RunningBackend for BpfPath {
         snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
         snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Clamp::NONE);
         snapshot.load = shared.host.load(vcpu);
+        snapshot.target = snapshot
+            .pcpu
+            .filter(|_| shared.scx_is_on())
+            .and_then(|(pcpu, _)| shared.host.target(pcpu));
         let in_module = shared.module.as_ref();
         let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
         snapshot.clamp_after = match in_module {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use super::Shared;
-use crate::{ScxError, ScxPins};
+use crate::{HostBpf, ScxError, ScxPins};
 
 /// How often to look whether the scheduler is gone: clamps follow within twice that.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
@@ -18,10 +18,11 @@ pub(super) struct Scx {
 }
 
 impl Scx {
-    /// Opens them.
-    pub(super) fn open() -> Result<Self, ScxError> {
+    /// Those that the VM's programs have: the service may have been started again since it was
+    /// found.
+    pub(super) fn of(host: &HostBpf) -> Result<Self, ScxError> {
         Ok(Self {
-            pins: ScxPins::open()?,
+            pins: host.scx()?,
             left: AtomicBool::new(false),
         })
     }
@@ -30,8 +31,12 @@ impl Scx {
 impl Shared {
     /// Puts what a domain wants into force by the scheduler; `false`: that is for clamps.
     pub(super) fn by_scx(&self, domain: u32) -> bool {
-        let on = self.scx.as_ref().is_some_and(|scx| scx.pins.is_on());
-        on && self.host.ask_scx(domain).is_ok()
+        self.scx_is_on() && self.host.ask_scx(domain).is_ok()
+    }
+
+    /// Whether requests are targets of the scheduler.
+    pub(super) fn scx_is_on(&self) -> bool {
+        self.scx.as_ref().is_some_and(|scx| scx.pins.is_on())
     }
 
     /// When the scheduler is gone, has what the domains want put into force by clamps, once: the

@@ -8,7 +8,6 @@ use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
 use vcpufreq_device::kvm::BridgeDevice;
 
-use super::scx::Scx;
 use crate::{ActuateBy, HostModule, Pcpu, VcpuPolicy};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
@@ -35,16 +34,12 @@ pub(super) fn open_module(
 }
 
 /// What puts requests into force.
-pub(super) fn by(
-    device: &BridgeDevice,
-    scx: &Option<Scx>,
-    module: &Option<HostModule>,
-) -> ActuateBy {
+pub(super) fn by(device: &BridgeDevice, scx: bool, module: &Option<HostModule>) -> ActuateBy {
     match (scx, device.actuator().clamps(), module) {
-        (Some(_), _, _) => ActuateBy::Scx,
-        (None, false, _) => ActuateBy::Nobody,
-        (None, true, Some(_)) => ActuateBy::Kfunc,
-        (None, true, None) => ActuateBy::Worker,
+        (true, _, _) => ActuateBy::Scx,
+        (false, false, _) => ActuateBy::Nobody,
+        (false, true, Some(_)) => ActuateBy::Kfunc,
+        (false, true, None) => ActuateBy::Worker,
     }
 }
 

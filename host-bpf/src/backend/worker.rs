@@ -345,21 +345,21 @@ impl Shared {
         self.count(vcpu, domain, settled);
     }
 
-    /// Puts into force what is added to a domain's request now. It is no request, and isn't counted:
-    /// so not by the module, which counts what it does. What can't be put into force is tried again
-    /// with the next one.
+    /// Puts into force what is added to a domain's request now. It is no request, and isn't counted.
+    /// What can't be put into force is tried again with the next one.
     fn refresh(&self, domain: u32) {
         let _alone = self.applying();
         self.host.begin_refresh(domain);
         let Some(id) = self.id_of(domain) else { return };
-        let actuator = self.device.actuator();
-        let _ = self.host.apply_pending(domain, |_, clamp| {
-            if self.module.is_some() {
-                // It doesn't know what the module has written.
-                actuator.forget();
-            }
-            actuator.apply(id, clamp)
-        });
+        let _ = self
+            .host
+            .apply_pending(domain, |domain, clamp| match &self.module {
+                // The files' only writer: else it takes a clamp for in force that isn't.
+                Some(module) => module
+                    .refresh(domain, clamp)
+                    .map_err(|error| refusal(id, error.raw_os_error())),
+                None => self.device.actuator().apply(id, clamp),
+            });
     }
 
     /// An actuator is called by one thread at a time: the worker's, and at a

@@ -7,7 +7,8 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-use vcpufreq_device::kvm::PcpuLoad;
+use libbpf_rs::{MapCore as _, MapFlags};
+use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
 use vcpufreq_device::{Clamp, Khz, Util, VcpuId, clamp};
 
 use super::{HostBpf, Latest, index};
@@ -19,6 +20,8 @@ use crate::policy::VcpuPolicy;
 /// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
 /// mind meanwhile.
 const ROUNDS: u32 = 4;
+/// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
+const TARGET_MAX: u32 = 1024;
 
 /// What came of putting into force what a domain wants: one outcome, however often the guest has
 /// changed its mind meanwhile. `E` is what the host said.
@@ -147,15 +150,7 @@ impl HostBpf {
     /// # Errors
     /// That its scheduler is gone, or what the kernel said.
     pub fn ask_scx(&self, domain: u32) -> Result<(), BpfError> {
-        self.programs().call_with("vcpufreq_scx", [domain, 0])
-    }
-
-    /// Takes what the domains ask of the service's scheduler back.
-    pub fn leave_scx(&self) {
-        for domain in 0..self.sizes.domains {
-            // It is gone, and with it what was asked for.
-            let _ = self.programs().call_with("vcpufreq_scx", [domain, 1]);
-        }
+        self.programs().call("vcpufreq_scx", domain)
     }
 
     /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
@@ -271,6 +266,22 @@ impl HostBpf {
         Some(PcpuLoad {
             own: util(&entry.own_util),
             others: util(&entry.others_util),
+        })
+    }
+
+    /// What the service's scheduler has of a pCPU; `None` for a VM that has no part in it.
+    #[must_use]
+    pub fn target(&self, pcpu: u32) -> Option<PcpuTarget> {
+        let programs = self.sizes.scx.then(|| self.programs())?;
+        let cpus = programs.map("scx_cpus").ok()?;
+        let entry = cpus.lookup(&pcpu.to_ne_bytes(), MapFlags::ANY).ok()??;
+        // `sum` and `set` of struct vcpufreq_scx_cpu.
+        let word = |at: usize| Some(u32::from_ne_bytes(*entry.get(at..)?.first_chunk()?));
+        let (sum, set) = (word(0)?, word(4)?);
+        (set <= TARGET_MAX).then_some(PcpuTarget {
+            // Between two CPUs a part may be taken out before it is added.
+            sum: sum.cast_signed().max(0).cast_unsigned(),
+            target: Util::saturating(set.into()),
         })
     }
 

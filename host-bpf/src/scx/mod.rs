@@ -20,18 +20,20 @@ mod service;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::SeqCst;
 
-use libbpf_rs::MapHandle;
+use libbpf_rs::{MapCore, MapHandle};
 
 use crate::error::BpfError;
 use crate::layout::ControlEntry;
+use crate::libbpf_log::refused;
 use crate::mapped::Mapped;
-use crate::pins::{CONTROL, pin_of};
+use crate::object::Loaded;
+use crate::pins::{CONTROL, OTHERS, pin_of};
 pub use service::ScxService;
 
 /// The file system where maps are pinned.
 const BPFFS: &str = "/sys/fs/bpf";
 /// VCPUFREQ_SCX_LAYOUT of `bpf/scx.h`.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 const OFF: u32 = 0;
 const STARTING: u32 = 1;
 const ON: u32 = 2;
@@ -73,6 +75,9 @@ pub enum ScxError {
     /// Maps of another version.
     #[error("the vcpufreq scx service is of another version; start it again from this one")]
     OtherVersion,
+    /// It was started anew between two looks at its pins.
+    #[error("the vcpufreq scx service has just been started again; start the guest again")]
+    Restarted,
     /// The pinned maps.
     #[error("{}: {why}", .path.display())]
     Pin {
@@ -109,7 +114,25 @@ impl ScxPins {
         }
         let map = MapHandle::from_pinned_path(&path);
         let map = map.map_err(|error| pin_error(&path, error))?;
-        let control = control(&map).ok_or(ScxError::OtherVersion)?;
+        Self::of(&map)
+    }
+
+    /// Those that a VM's programs have.
+    pub(crate) fn of_loaded(loaded: &Loaded) -> Result<Self, ScxError> {
+        let pins = Self::of(&loaded.map(CONTROL)?)?;
+        let maps = pins.entry().map(|entry| &entry.maps);
+        for (name, id) in OTHERS.into_iter().zip(maps.into_iter().flatten()) {
+            let info = loaded.map(name)?.info();
+            let info = info.map_err(refused("asking for a map"))?;
+            if info.info.id != id.load(SeqCst) {
+                return Err(ScxError::Restarted);
+            }
+        }
+        Ok(pins)
+    }
+
+    fn of(map: &impl MapCore) -> Result<Self, ScxError> {
+        let control = control(map).ok_or(ScxError::OtherVersion)?;
         let pins = Self { control };
         let entry = pins.entry();
         if entry.is_none_or(|entry| entry.layout.load(SeqCst) != LAYOUT) {
@@ -140,7 +163,7 @@ impl ScxPins {
     }
 }
 
-fn control(map: &impl libbpf_rs::MapCore) -> Option<Mapped<ControlEntry>> {
+fn control(map: &impl MapCore) -> Option<Mapped<ControlEntry>> {
     let size = usize::try_from(map.value_size()).ok()?;
     (size == size_of::<ControlEntry>()).then_some(())?;
     Mapped::new(map.as_fd(), 1).ok()

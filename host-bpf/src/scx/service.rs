@@ -18,7 +18,7 @@ use crate::layout::ControlEntry;
 use crate::libbpf_log::{explained, refused};
 use crate::mapped::Mapped;
 use crate::objects::{self, SCX};
-use crate::pins::{CONTROL, PINS, SHARED, pin_of};
+use crate::pins::{CONTROL, OTHERS, PINS, SHARED, pin_of};
 use crate::probe::probe;
 
 /// What sched_ext does now.
@@ -61,10 +61,7 @@ impl ScxService {
             links: Vec::new(),
             _object: object,
         };
-        if let Some(entry) = service.control.get(0) {
-            entry.layout.store(LAYOUT, SeqCst);
-            entry.state.store(STARTING, SeqCst);
-        }
+        service.publish()?;
         service.enable()?;
         service.attach()?;
         service.pin()?;
@@ -121,6 +118,21 @@ impl ScxService {
             return None;
         }
         Some(self.exit_text())
+    }
+
+    fn publish(&self) -> Result<(), ScxError> {
+        let Some(entry) = self.control.get(0) else {
+            return Ok(());
+        };
+        for (to, name) in entry.maps.iter().zip(OTHERS) {
+            let map = self._object.maps().find(|map| map.name() == name);
+            let info = map.map(|map| map.info()).transpose();
+            let info = info.map_err(refused("asking for a map"))?;
+            to.store(info.map_or(0, |info| info.info.id), SeqCst);
+        }
+        entry.layout.store(LAYOUT, SeqCst);
+        entry.state.store(STARTING, SeqCst);
+        Ok(())
     }
 
     fn enable(&mut self) -> Result<(), ScxError> {

@@ -45,7 +45,7 @@ pub(super) fn plan(plan: &Plan, profile: &str) -> String {
     text + &not_by_us(plan)
 }
 
-/// What this program can't change or see.
+/// Lists what this program can't change or see.
 fn not_by_us(plan: &Plan) -> String {
     let mut text = String::new();
     if let Some(words) = &plan.cmdline {
@@ -69,7 +69,7 @@ fn not_by_us(plan: &Plan) -> String {
     text
 }
 
-/// What check found.
+/// The result of check.
 pub(super) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for one in checked {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! cyclictest, of Debian's rt-tests: its command line, and what it prints.
+//! cyclictest, of Debian's rt-tests: its command line and its output.
 
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ pub struct Latencies {
     pub histogram: BTreeMap<u64, u64>,
 }
 
-/// Why what was printed is no result.
+/// Why its output is no result.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ParseError {
     /// A line isn't as cyclictest writes it.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Measuring what the tuning is for: wake-up latencies of real-time CPUs, on the host and in the
-//! guest, beside a budget.
+//! Measures wake-up latencies of real-time CPUs, on the host and in the guest, beside a budget.
 //!
 //! ```text
 //! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ Report ─▶ text, JSON

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What was measured, under which conditions, and what that means for the budget.
+//! The measurements, their conditions, and the verdict on the budget.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel's command line: what of the profile's is missing there.
+//! The kernel's command line: the words of the profile that it lacks.
 
 use vcpufreq_device::host::CpuList;
 
@@ -69,8 +69,8 @@ pub(super) fn needed(cx: &Context) -> Vec<(&'static str, &'static str)> {
     needed
 }
 
-/// Why a word that is there has no effect, as far as the kernel shows it: for `nohz_full`,
-/// for the CPUs that `isolcpus` takes out of load balancing, and by its threads for `rcu_nocbs`.
+/// Why a present word has no effect, as far as the kernel shows it: for `nohz_full`, for the CPUs
+/// that `isolcpus` takes out of load balancing, and, by its threads, for `rcu_nocbs`.
 fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
     let (name, value) = word.split_once('=')?;
     match name {

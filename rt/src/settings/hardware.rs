@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is looked at and never changed: the machine, its firmware, and what it was booted with.
+//! Facts that are read and never changed: the machine, its firmware, and its boot.
 
 use miniz_oxide::inflate;
 use vcpufreq_device::host::CpuList;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The settings: each is a unit with a name, a reason, the changes that it needs on this host,
-//! and a check whether it is effective on the CPUs that it is for.
+//! The settings. Each is a unit with a name, a reason, its changes on this host, and a check that
+//! they are effective on its CPUs.
 
 mod boot;
 mod cpuset;
@@ -33,7 +33,7 @@ use crate::{
     value::Format,
 };
 
-/// What a unit decides by.
+/// The facts that a unit decides by.
 pub(crate) struct Context<'a> {
     pub look: &'a dyn Look,
     pub partition: &'a Partition,
@@ -114,10 +114,10 @@ fn by_value(_: &Context) -> Effect {
     Effect::Effective
 }
 
-/// What units write their wishes on.
+/// Collects the changes of the units.
 pub(crate) struct Sheet<'a> {
     look: &'a dyn Look,
-    /// Whose wishes these are.
+    /// The unit whose changes these are.
     pub setting: &'static str,
     pub changes: Vec<Change>,
     pub absent: Vec<Absent>,

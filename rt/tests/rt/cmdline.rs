@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise of the command line and the kernel's configuration: what only a reboot or another kernel
-//! can change is said exactly, and what the kernel ignored is told.
+//! Promise of the command line and the kernel's configuration: the findings list exactly what needs
+//! a reboot or another kernel, and the words that the kernel ignored.
 
 use vcpufreq_rt::{Finding, Look, Plan};
 

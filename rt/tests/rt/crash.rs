@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: restore brings back exactly what was, wherever apply or an earlier restore was killed,
-//! and whatever a file refuses; nothing is written that the plan didn't list; after another boot
-//! nothing is written at all.
+//! Promises: restore brings back exactly the old values, wherever apply or an earlier restore was
+//! killed, and whatever a file refuses. It writes nothing that the plan didn't list, and nothing at
+//! all after another boot.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise of the findings: what of the host no setting changes, but a real-time guest suffers
-//! from, is told.
+//! Promise of the findings: they list the host's facts that harm a real-time guest and that no
+//! setting changes.
 
 use vcpufreq_rt::{Partition, Profile, plan};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: nothing is changed under a running guest, and what a guest changes of its CPUs and what
-//! apply changes of them come back each to what was before it, whatever their order; a record that
-//! somebody else has or makes is left alone.
+//! Promises: apply changes nothing under a running guest. The changes of a guest and of apply are
+//! each restored to the value before, whatever their order. A record that another process holds or
+//! makes is left alone.
 
 use std::fs::File;
 

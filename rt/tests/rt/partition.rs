@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise: a partition that can't be is refused, with one line that says what is wrong.
+//! Promise: an impossible partition is refused, with the cause in one line.
 
 use vcpufreq_rt::{
     Applied, ApplyError, CpuList, Guest, Partition, Plan, Profile, Restored, apply, check,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise: check says that all is well only when nothing is left for a reboot or for people; what
-//! the kernel or the machine doesn't have is no reason against it.
+//! Promise: check succeeds only when nothing is left for a reboot or for people. Features that the
+//! kernel or the machine lacks don't matter.
 
 use vcpufreq_rt::{check, is_ready};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise of each setting: which files it changes to what on this host, what it says where the
-//! host lacks them or hides them, and when it counts as effective.
+//! Promise of each setting: its changes on this host, its text if the host lacks or hides the
+//! files, and when it counts as effective.
 
 use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
 
@@ -178,10 +178,7 @@ fn irqbalance_has_to_be_told() {
     assert!(!has_to("IRQBALANCE_BANNED_CPUS=8\0"));
     host.put(&format!("{CPU}/isolated"), "3");
     assert!(!has_to("PATH=/bin\0"), "isolcpus is heeded");
-    assert!(
-        has_to("IRQBALANCE_BANNED_CPULIST=2\0"),
-        "what it is told wins"
-    );
+    assert!(has_to("IRQBALANCE_BANNED_CPULIST=2\0"), "its own list wins");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an access costs whoever makes it: batches for those that take less than
-//! a look at the clock, one at a time for the others. Answers are
-//! `MEDIAN P99` in ns.
+//! The cost of an access: batches for those that take less than a read of the clock, one at a time
+//! for the others. Answers are `MEDIAN P99` in ns.
 
 use std::time::Duration;
 

@@ -47,9 +47,8 @@ impl Deeds {
             ["insmod", module, options @ ..] => insmod(module, &options.join(" ")),
             ["rmmod", module] => rmmod(module),
             ["sleep", ms] => sleep(ms),
-            // On the vCPU whose register it is, as the kernel's tick reads it;
-            // and after a while, for the host's work on the line that asked
-            // for it moves the frequency too.
+            // Reads on the vCPU whose register it is, as the kernel's tick does. Waits first: the
+            // host's work on the command line moves the frequency, too.
             ["peek", cpu, address] => {
                 load::pin(cpu.parse()?)?;
                 std::thread::sleep(Duration::from_millis(20));
@@ -234,27 +233,30 @@ fn writes(address: &str, low: &str, high: &str) -> Result<impl FnMut() + Send + 
     })
 }
 
-/// All of the shared memory, before the first page too, and each vCPU's doorbell.
+/// All of the shared memory, before the first page too, with values of any size, and each vCPU's
+/// doorbell.
 fn scribble(words: &[&str]) -> Result<impl FnMut() + Send + use<>> {
-    let [pages, bell, vcpus, low, high] = words else {
+    let [pages, bell, vcpus] = words else {
         bail!("not understood: scribble {words:?}");
     };
     let base = pages.strip_prefix("0x").context("an address is 0x...")?;
     let base = u64::from_str_radix(base, 16)? - 0x1000;
     let vcpus: u32 = vcpus.parse()?;
-    let values: [u32; 2] = [low.parse()?, high.parse()?];
     let pages = (0..=u64::from(vcpus)).map(|page| Registers::map(base + page * 0x1000));
     let pages = pages.collect::<Result<Vec<_>>>()?;
     let (bell, first) = bell.split_once(',').context("a doorbell has a value")?;
     let (bell, offset) = register(bell)?;
     let first = first.strip_prefix("0x").context("a value is 0x...")?;
     let first = u32::from_str_radix(first, 16)?;
-    let mut turn = 0_usize;
+    // xorshift32, of Marsaglia's "Xorshift RNGs".
+    let mut random = 1_u32;
     Ok(move || {
-        turn ^= 1;
         for page in &pages {
             for word in (0..0x1000).step_by(4) {
-                page.write(word, values[turn]);
+                random ^= random << 13;
+                random ^= random >> 17;
+                random ^= random << 5;
+                page.write(word, random >> (random % 32));
             }
         }
         for vcpu in 0..vcpus {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What cur_perf shows, by `--cur-perf`: with the host held at each of its
-//! frequencies in turn, a vCPU with a coarser table reads the nearest entry of
-//! that, and one with `request` what it asked for, whatever the host runs at.
+//! cur_perf by `--cur-perf`, with the host held at each of its frequencies in turn. A vCPU with a
+//! coarser table reads its nearest entry. With `request` a vCPU reads its own request, whatever the
+//! host's frequency.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};

@@ -52,10 +52,9 @@ pub struct Dips {
 }
 
 impl Dips {
-    /// Whether there were changes of request, and the frequency moved at all:
-    /// where it doesn't move there is nothing to see. (A SCHED_FIFO thread's
-    /// doesn't with each change, for its tick doesn't call the governor: what else
-    /// happens on its pCPU does. 19 to 72 moves in 102 changes, by build.)
+    /// Whether there were changes of request, and the frequency moved at all. (With a SCHED_FIFO
+    /// thread it doesn't move at each change: its tick doesn't call the governor, only other events
+    /// on its pCPU do. 19 to 72 moves in 102 changes, by build.)
     pub fn enough(&self) -> bool {
         self.changes >= CHANGES && self.moves >= self.least_moves
     }

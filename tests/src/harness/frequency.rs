@@ -80,9 +80,8 @@ pub fn look_after<T>(
     })
 }
 
-/// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another
-/// policy, if there is one: what they do is a load that the host's governor
-/// answers.
+/// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another policy, if there is one:
+/// the host's governor would answer their load.
 pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     let all = Policy::all()?;
     let Some(other) = all.iter().find(|other| other.path != policy.path) else {

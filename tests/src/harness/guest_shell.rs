@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A shell in the lab's guest, for programs of the host that take a command that leads to one: over
-//! a socket to the scenario, and from there over the guest's console.
+//! A shell in the lab's guest, for host programs that take a shell command: over a socket to the
+//! scenario, and from there over the guest's console.
 
 use std::io::{Read as _, Write as _, stdin};
 use std::net::Shutdown;

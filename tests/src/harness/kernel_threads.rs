@@ -24,7 +24,7 @@ const KINDS: [&str; 11] = [
 /// `PF_KTHREAD` of the flags in proc_pid_stat(5).
 const KERNEL_THREAD: u64 = 0x20_0000;
 
-/// Who ran on a pCPU.
+/// The threads that ran on a pCPU.
 #[derive(Debug)]
 pub struct Company {
     /// How often it was switched to each thread.
@@ -48,7 +48,8 @@ impl Company {
     }
 }
 
-/// Whether a thread that ran is one of `cpu`'s own. A thread that has ended is told by its name.
+/// Whether a thread that ran is one of `cpu`'s own. A thread that has ended is recognized by its
+/// name.
 fn is_own(name: &str, tid: i32, cpu: u32) -> bool {
     let stat = sysfs::text(format!("/proc/{tid}/stat"));
     has_name(name, cpu) && (tid == 0 || stat.map_or(true, |stat| is_kernels(&stat)))
@@ -77,7 +78,7 @@ pub fn is_kernels(stat: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: nobody passes for one of the CPU's own threads.
+    //! Promise: no other thread passes for one of the CPU's own.
     use super::*;
 
     #[test]

@@ -27,10 +27,9 @@ pub fn mount_traces() -> Result<()> {
 /// Turns off what the kernel does of its own accord that would be measured,
 /// on host and guest.
 pub fn calm_kernel() -> Result<()> {
-    // On an RT kernel interrupts are threads of a real-time class, which run
-    // at the maximum by default: a pCPU would never be seen at its guest's
-    // request, nor a guest ask for less.
-    // /sys/kernel/realtime was the RT patches'; mainline has none.
+    // On an RT kernel interrupts are real-time threads, which run at the maximum by default. A pCPU
+    // would never run at its guest's request, and a guest would never request less.
+    // /sys/kernel/realtime was in the RT patches; mainline has none.
     if sysfs::text("/proc/version")?.contains("PREEMPT_RT") {
         uclamp::first_use(Some(0))?;
     }

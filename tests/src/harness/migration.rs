@@ -84,8 +84,8 @@ pub fn to_and_fro<'a>(
         .take(moves)
 }
 
-/// A pCPU's frequency in the unit of a vCPU that is like a CPU of `vcpu`:
-/// itself on such a CPU, scaled by what it can do per kHz elsewhere.
+/// A pCPU's frequency in the unit of a vCPU that mirrors a CPU of `vcpu`: unchanged on such a CPU,
+/// scaled by capacity per kHz elsewhere.
 pub fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
     let [capacity, max, own_capacity, own_max] =
         [pcpu.capacity, pcpu.max(), vcpu.capacity, vcpu.max()].map(u128::from);

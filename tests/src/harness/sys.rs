@@ -119,6 +119,23 @@ pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
     attr.set(Tid::current()).context("sched_setattr")
 }
 
+/// Forks a process that ends at once, and waits for that.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn fork_and_wait() -> Result<()> {
+    // SAFETY: the child only ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: nothing of this process' runs at its end.
+        unsafe { libc::_exit(0) };
+    }
+    let pid = nix::unistd::Pid::from_raw(Errno::result(pid).context("fork")?);
+    nix::sys::wait::waitpid(pid, None).context("waitpid")?;
+    Ok(())
+}
+
 /// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and
 /// CAP_BPF leave its bounding set, and with that root's set at the next exec.
 pub fn drop_bpf_capabilities(command: &mut std::process::Command) {

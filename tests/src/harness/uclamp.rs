@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The first use of uclamp on a host, and whether the kernel's count is right.
 //!
-//! The first use flips a static key (`sched_uclamp_enable`), which patches the
-//! code that counts a task in, in `enqueue_task`, before the code that counts
-//! it out, in `dequeue_task`. A task that is queued and leaves between the two
-//! stays counted: on that CPU nothing below its clamp takes effect any more,
-//! until the next boot.
+//! The first use flips a static key (`sched_uclamp_enable`). It patches `enqueue_task`, which
+//! counts a task in, before `dequeue_task`, which counts it out. A task that is queued and leaves
+//! between the two stays counted: on that CPU nothing below its clamp takes effect any more, until
+//! the next boot.
 
 use std::fs;
 use std::path::Path;

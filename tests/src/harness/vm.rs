@@ -258,9 +258,8 @@ impl Vm {
         field(&self.sched(vcpu)?, "se.avg.util_avg")
     }
 
-    /// The utilization that the host's governor reckons with: the larger of
-    /// what it sees now and what it remembers from earlier activations
-    /// (util_est; its highest bit is a flag of the kernel's own).
+    /// The utilization that the host's governor uses: the larger of the current one and that of
+    /// earlier activations (util_est; its highest bit is a flag of the kernel).
     pub fn util(&self, vcpu: usize) -> Result<u32> {
         let text = self.sched(vcpu)?;
         let remembered = field(&text, "se.avg.util_est")? & !(1 << 31);

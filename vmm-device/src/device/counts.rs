@@ -44,13 +44,13 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Says when the guest wrote what is written here next for `vcpu`: in ns of CLOCK_MONOTONIC.
+    /// Records when the guest made the next write for `vcpu`: in ns of CLOCK_MONOTONIC.
     pub fn written_at(&self, vcpu: VcpuId, at_ns: u64) {
         self.events.record(&Event::Written { vcpu, at_ns });
     }
 
-    /// Counts what became of a request, and tells it: also for what carries requests out beside this
-    /// device.
+    /// Counts and records a request's outcome, also one of a path that carries requests out beside
+    /// this device.
     pub fn count(&self, event: &Event) {
         let (vcpu, counter): (_, fn(&Counters) -> &Counter) = match event {
             Event::Applied { vcpu, .. } => (vcpu, |of| &of.applied),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VM's cgroups: making them, and taking them away whoever made them.
+//! Makes and removes a VM's cgroups. A process may remove groups that another one made.
 //!
 //! ```text
 //! <parent>/                      cpu in cgroup.subtree_control
@@ -8,19 +8,19 @@
 //!     domain<N>/                 threaded; the vCPU threads of domain N; clamped; like rest,
 //!                                without pressure (PSI) of its own
 //! ```
-//! `rest` is there so that the maximum that the VM's group must allow doesn't become the floor of
-//! the VMM's other threads.
+//! The VM's group must allow the maximum. `rest` keeps that from becoming the floor of the VMM's
+//! other threads.
 //!
-//! A side effect to know: the cpu controller shares CPU time between groups, and the VM's group has
-//! the default `cpu.weight` however many vCPUs it has. Beside other busy tasks on the same pCPUs, a
-//! VM of many vCPUs gets less than its threads got one by one; raise the weight there.
+//! A side effect: the cpu controller shares CPU time between groups, and the VM's group has the
+//! default `cpu.weight` however many vCPUs it has. Beside other busy tasks on the same pCPUs, a VM
+//! of many vCPUs gets less than its threads would without a group. Raise the weight there.
 //!
-//! Removing kills nothing: processes move to where the VM's came from, groups are removed. It may
-//! be done by another process, and again when it was interrupted.
+//! Removal kills nothing: it moves the processes to the VM's group of origin. It may run in another
+//! process, and again after an interruption.
 //!
-//! [`Placement`](super::Placement) finds `parent`. Where it is the process' own group,
-//! that has to become empty: the process and its guardian are in `rest` then, and the group's
-//! `cpu.uclamp.min` is `max` for as long.
+//! [`Placement`](super::Placement) finds `parent`. If that is the process' own group, it has to
+//! become empty: the process and its guardian move to `rest`, and the group's `cpu.uclamp.min` is
+//! `max` until they return.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ pub const DOMAIN_PREFIX: &str = "domain";
 /// Group of the threads that run no vCPU.
 pub const REST_NAME: &str = "rest";
 
-/// What a VM's groups are and how it was before them; all that removing them needs.
+/// A VM's groups and the state before them: all that removal needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GroupRecord {
@@ -55,7 +55,7 @@ pub struct GroupRecord {
     pub raised_min: bool,
 }
 
-/// A VM's group that nobody uses any more.
+/// A VM's group that no process uses any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     /// The group.
@@ -95,7 +95,7 @@ impl CgroupTree for KernelTree {
 }
 
 impl Leftover {
-    /// What removing it needs. It has no process that could go home.
+    /// What removal needs. No process is left to move.
     #[must_use]
     pub fn record(&self) -> GroupRecord {
         GroupRecord {
@@ -121,7 +121,7 @@ impl GroupRecord {
     }
 }
 
-/// Whether nobody is in `group`, so that what a dead process left there may be taken away.
+/// Fails if a process is in `group`; otherwise a dead process' groups there may be removed.
 pub(super) fn check_unused(group: &Path) -> Result<(), CgroupError> {
     match read(&group.join("cgroup.events")) {
         Ok(events) if events.lines().any(|line| line == "populated 1") => {
@@ -169,9 +169,9 @@ pub(super) fn create(
     Ok(())
 }
 
-/// The processes that move: the VMM `pid`; and from a group that has to become empty the server, if
-/// that is another process, and children of both, the guardian. Any other process there is in the
-/// way.
+/// The processes that move. The VMM `pid` always does. From a group that has to become empty the
+/// server, if it is another process, and children of both (the guardian) move too. Any other
+/// process there is an error.
 fn movers(record: &GroupRecord, pid: u32) -> Result<Vec<String>, CgroupError> {
     if !is_inside(record) {
         return Ok(vec![pid.to_string()]);
@@ -196,18 +196,18 @@ fn parent_process(pid: &str) -> Option<String> {
     Some(parent.trim().to_owned())
 }
 
-/// Whether the VM's group is in its process' own, which isn't the root: that has no type.
+/// Whether the VM's group is in its process' own group. The root doesn't count: it has no type.
 fn is_inside(record: &GroupRecord) -> bool {
     parent_of(record) == record.origin && record.origin.join("cgroup.type").exists()
 }
 
 /// Removes the groups of `record`, and moves whatever is in them to its origin, or to the group's
-/// parent when that is gone. Does nothing when there is no such group, or when somebody else
+/// parent when that is gone. Does nothing when there is no such group, or when another process
 /// removes it at the same time.
 ///
 /// # Errors
 /// [`CgroupError::Busy`] while ending processes are still in it: call again, they take some
-/// milliseconds. Otherwise what the kernel said.
+/// milliseconds. Otherwise the kernel's error.
 pub fn remove(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupError> {
     if !record.group.exists() {
         return Ok(());
@@ -222,8 +222,8 @@ fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupE
     let group = &record.group;
     if is_inside(record) {
         let home = &record.origin;
-        // Refused while another VM there needs it; then the processes can't go home, and the
-        // rmdir below tells.
+        // Refused while another VM there needs it. Then the processes can't move, and the rmdir
+        // below fails.
         drop(write(&group.join("cgroup.subtree_control"), "-cpu"));
         drop(write(&home.join("cgroup.subtree_control"), "-cpu"));
     }
@@ -233,7 +233,7 @@ fn take_apart(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupE
     for pid in read(&group.join("cgroup.procs"))?.split_whitespace() {
         let home = write(&record.origin.join("cgroup.procs"), pid);
         let moved = home.or_else(|_| write(&parent_of(record).join("cgroup.procs"), pid));
-        // A process that has ended meanwhile needs no move; the rmdir below tells the rest.
+        // A process that has ended meanwhile needs no move. Other failures show at the rmdir below.
         drop(moved);
     }
     for child in children(group)? {
@@ -256,8 +256,8 @@ fn restore_controller(parent: &Path) {
 }
 
 /// All groups of VMs on the host below `root` that are empty and whose process is dead. A group
-/// that has children of another name is of another program; one in which no process has run is just
-/// being made, by a process of another PID namespace.
+/// that has children of another name belongs to another program. A group in which no process has
+/// run is being made by a process of another PID namespace.
 ///
 /// # Errors
 /// When there is no cgroup v2 to look into.
@@ -309,9 +309,8 @@ fn was_used(group: &Path) -> bool {
 
 pub(super) fn make_threaded(tree: &dyn CgroupTree, dir: &Path) -> Result<(), CgroupError> {
     make(tree, dir)?;
-    // What keeps it waiting is in its parent too, and to reckon it for one group more costs each
-    // switch to and from a vCPU. Kernels before 6.1, or without PSI, have no such file.
-    // Without it all is as before, only a little slower.
+    // PSI is already accounted in the parent; accounting it again here would slow every vCPU
+    // context switch. Kernels before 6.1, or without PSI, have no such file.
     drop(write(&dir.join("cgroup.pressure"), "0"));
     write(&dir.join("cgroup.type"), "threaded")
 }

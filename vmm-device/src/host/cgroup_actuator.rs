@@ -4,10 +4,10 @@
 //! One write clamps all threads of a domain, and unlike `sched_setattr` it takes no running
 //! thread off its run queue, so that the frequency doesn't dip.
 //!
-//! The order of two writes: maximum first on the way up, minimum first on the way down. The
-//! kernel's effective minimum of a group is the lower one of its two values (`cpu_util_update_eff`),
-//! so from 300..300 to 500..500 the thread sees 300..500 in between, and from 500..500 to 300..300
-//! it sees 300..500 too: never a floor below the lower request.
+//! The maximum is written first on the way up, the minimum first on the way down. The kernel's
+//! effective minimum of a group is the lower one of its two values (`cpu_util_update_eff`). From
+//! 300..300 to 500..500 the thread therefore sees 300..500 in between, as it does on the way back:
+//! the floor is never below the lower request.
 
 #![forbid(unsafe_code)]
 
@@ -29,13 +29,13 @@ use crate::policy::Clamp;
 use crate::ports::{ActuateError, Actuator};
 use crate::units::{DomainId, Util, VcpuId};
 
-/// Of a file that somebody else has written to: no clamp.
+/// A file that another part of the host has written to: no clamp has this value.
 const UNKNOWN: u16 = u16::MAX;
 
 /// Clamps the group of a domain.
 #[derive(Debug)]
 pub struct CgroupActuator {
-    /// Of the groups that it has made; none in a partition.
+    /// The groups that it has made; `None` in a partition.
     record: Option<GroupRecord>,
     /// The threads are in their groups already.
     adopted: bool,
@@ -98,7 +98,7 @@ impl CgroupActuator {
         }
     }
 
-    /// For groups that are there: `group` tells that of a domain. Who made them removes them.
+    /// For existing groups: `group` returns a domain's. Their maker removes them.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -118,7 +118,7 @@ impl CgroupActuator {
         })
     }
 
-    /// For groups that a VMM's manager has made, one for each vCPU. Raise what caps them first;
+    /// For groups that a VMM's manager has made, one for each vCPU. Raise what caps them first.
     /// [`AdoptedGroups::put_back`] undoes the rest.
     ///
     /// # Errors
@@ -145,13 +145,13 @@ impl CgroupActuator {
         self.record.as_ref()
     }
 
-    /// Says that `vcpu` runs on thread `tid`, and moves that into its domain's group. The
-    /// thread's own clamp is set to none, once: the one that SCHED_FIFO and SCHED_RR threads
-    /// start with is the maximum, and would win over the group's.
+    /// Registers `tid` as the thread of `vcpu` and moves it into its domain's group. Clears the
+    /// thread's own clamp once: SCHED_FIFO and SCHED_RR threads start with the maximum, which would
+    /// override the group's.
     ///
     /// # Errors
-    /// What the kernel said; `NotFound` when there is no such vCPU. When the last step fails, the
-    /// thread's own clamp, it is in its group all the same.
+    /// The kernel's error; `NotFound` when there is no such vCPU. If only clearing the thread's own
+    /// clamp fails, the thread is in its group nevertheless.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
         let group = self.groups(domain).next().ok_or(io::ErrorKind::NotFound)?;
@@ -162,13 +162,14 @@ impl CgroupActuator {
         prepare_thread(tid)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask. Returns the vCPUs
-    /// whose thread is so no longer: their requests had no effect.
+    /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
+    /// vCPUs whose thread no longer is: their requests had no effect.
     pub fn look_at_policies(&self) -> Vec<VcpuId> {
         self.threads.look_at_policies()
     }
 
-    /// Forgets what the clamps hold, for another part of the host writes them from now on.
+    /// Forgets the clamps in force. To be called when another part of the host takes over writing
+    /// them.
     pub fn forget(&self) {
         for group in &self.domains {
             for file in [&group.min, &group.max] {
@@ -251,9 +252,8 @@ impl ClampFile {
 /// zeros or not.
 ///
 /// The kernel reads `p` hundredths of a percent as `DIV_ROUND_CLOSEST(p * 1024, 10000)`. Rounding
-/// to the nearest here is off by half a hundredth at most, that is by 0.0512 of a utilization
-/// step, so the kernel's own rounding lands on `util` again: 329 is written as 32.13, which is
-/// 329.01.
+/// to the nearest is off by half a hundredth at most, 0.0512 of a utilization step. The kernel's
+/// own rounding therefore returns to `util`: 329 is written as 32.13, which is 329.01.
 fn percent_bytes(util: Util) -> [u8; 6] {
     let hundredths = (u32::from(util.get()) * 10_000 + 512) / 1024;
     let digit = |scale: u32| b'0' + (hundredths / scale % 10).to_le_bytes()[0];

@@ -94,14 +94,14 @@ pub enum CgroupError {
     },
     /// A limit might end.
     #[error(
-        "whether {} has BPF programs can't be told ({error}); take a group below it, or run with \
+        "can't read whether {} has BPF programs ({error}); take a group below it, or run with \
          CAP_NET_ADMIN",
         group.display()
     )]
     UnknownLimits {
         /// The group.
         group: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// A group that should be gone still has processes or children.
@@ -125,7 +125,7 @@ pub enum CgroupError {
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
 }

@@ -124,10 +124,12 @@ pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, Choi
         facts.uclamp.map_err(ChoiceError::NoUclamp)?;
     }
     let (kind, reason) = match (wish, facts.cgroup) {
-        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as asked".into()),
+        (ActuatorChoice::Nothing, _) => (ActuatorKind::Nothing, "as configured".into()),
         (ActuatorChoice::Cgroup, Err(error)) => return Err(error.into()),
-        (ActuatorChoice::Cgroup, Ok(place)) => (ActuatorKind::Cgroup(place), "as asked".into()),
-        (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as asked".into()),
+        (ActuatorChoice::Cgroup, Ok(place)) => {
+            (ActuatorKind::Cgroup(place), "as configured".into())
+        }
+        (ActuatorChoice::Thread, _) => (ActuatorKind::Thread, "as configured".into()),
         (ActuatorChoice::Auto, Ok(place)) => (
             ActuatorKind::Cgroup(place),
             "a cgroup's clamp changes without a dip of the frequency".into(),
@@ -161,7 +163,7 @@ impl HostActuator {
         Ok(Self::new(on, domains))
     }
 
-    /// On the groups that somebody else has made in a real-time partition.
+    /// Uses the groups that another program has made in a real-time partition.
     ///
     /// # Errors
     /// When they can't be opened.
@@ -228,10 +230,11 @@ impl HostActuator {
         floors.max().unwrap_or(Util::ZERO)
     }
 
-    /// Says that `vcpu` runs on thread `tid`. Call it on that thread before it runs the guest.
+    /// Registers `tid` as the thread of `vcpu`. To be called on that thread before it runs the
+    /// guest.
     ///
     /// # Errors
-    /// What the kernel said; `NotFound` when there is no such vCPU.
+    /// The kernel's error; `NotFound` when there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         match &self.on {
             On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,

@@ -2,16 +2,16 @@
 //! The host's CPUs as sysfs, debugfs and the device tree show them: which are
 //! online, their capacities, cpufreq policies and operating points.
 //!
-//! Reads once and keeps nothing open. A file that is missing or makes no sense
-//! leaves its fact out; who needs the fact says what that means. Every path is
-//! below a root that a test replaces. It is not the source of `cur_perf`.
+//! Reads once and keeps nothing open. A file that is missing or makes no sense leaves its fact out,
+//! and the caller decides what that means. Tests replace the root of all paths. It is not the
+//! source of `cur_perf`.
 
-use super::{CpuList, HostRoot, energy_model, opp_node, topology};
+use super::opp_node::{self, HostOpp};
+use super::{CpuList, HostRoot, energy_model, topology};
 
 const CPU_DIR: &str = "sys/devices/system/cpu";
 
-/// The highest capacity, and that of a host that tells none (its CPUs are
-/// alike then).
+/// The highest capacity. Also the capacity of a host that reports none: its CPUs are alike.
 pub const CAPACITY_SCALE: u16 = 1024;
 
 /// One pCPU.
@@ -21,19 +21,8 @@ pub struct Pcpu {
     pub id: u32,
     /// Whether tasks can run on it now.
     pub online: bool,
-    /// `cpu_capacity`, 1..=1024; `None` where the host doesn't tell.
+    /// `cpu_capacity`, 1..=1024; `None` if the host doesn't report it.
     pub capacity: Option<u16>,
-}
-
-/// An operating point as far as the host tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostOpp {
-    /// Frequency in kHz.
-    pub khz: u32,
-    /// Voltage in µV.
-    pub uv: Option<u32>,
-    /// Power of a busy CPU in µW.
-    pub uw: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
@@ -49,7 +38,7 @@ pub struct Policy {
     pub governor: String,
     /// `cpuinfo_max_freq`.
     pub max_khz: Option<u32>,
-    /// Operating points, frequency rising; empty where the host tells none.
+    /// Operating points, frequency rising; empty if the host reports none.
     pub opps: Vec<HostOpp>,
 }
 
@@ -104,7 +93,7 @@ impl HostCpus {
 }
 
 impl Pcpu {
-    /// Its capacity; 1024 where the host tells none.
+    /// Its capacity; 1024 if the host reports none.
     #[must_use]
     pub fn capacity_or_full(&self) -> u16 {
         self.capacity.unwrap_or(CAPACITY_SCALE)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of the cgroup actuator on the running kernel: the groups can be made, the clamp that
-//! the scheduler uses for a thread is the clamp, for real-time threads too, and all of it goes
-//! away. Needs root and `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
+//! Promises of the cgroup actuator on the running kernel. The groups can be made and removed. The
+//! scheduler uses the clamp for a thread, for real-time threads too. Needs root and
+//! `VCPUFREQ_TEST_HOST=1`, since it makes groups on the machine it runs on.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use crate::{Actuator, Clamp, DomainId, Util, VcpuId};
 
 const DOMAINS: [DomainId; 2] = [DomainId(3), DomainId(9)];
 
-/// A place on this machine; says why there is none.
+/// A place on this machine, or the reason why there is none.
 fn place() -> Option<Placement> {
     if std::env::var_os("VCPUFREQ_TEST_HOST").is_none() {
         println!("SKIP: VCPUFREQ_TEST_HOST=1 lets this test make cgroups on this machine");

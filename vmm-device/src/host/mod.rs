@@ -4,9 +4,10 @@
 //! - [`SysfsSource`]: cpufreq's files in sysfs, and the place of a thread in procfs.
 //! - [`CgroupActuator`]: one threaded cgroup v2 per domain, `cpu.uclamp.min` and `.max`.
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
-//! - [`choose`]: which of the two, and why; [`HostActuator`] is either.
+//! - [`choose`]: selects one of the two, with the reason. [`HostActuator`] is either.
 //! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
-//! - [`CpuList`], [`SchedAttr`], [`Tid`]: what the kernel calls CPUs, scheduling and threads.
+//! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
+//!   threads.
 //!
 //! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
 
@@ -49,7 +50,8 @@ pub use choice::{
 };
 pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
-pub use host_cpus::{CAPACITY_SCALE, HostCpus, HostOpp, Pcpu, Policy};
+pub use host_cpus::{CAPACITY_SCALE, HostCpus, Pcpu, Policy};
+pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use raised_groups::RaisedGroups;

@@ -5,12 +5,23 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{HostOpp, HostRoot};
+use super::HostRoot;
 
 const TREE: &str = "sys/firmware/devicetree/base";
 /// How deep below the root an OPP table may be; they are at the top, or in
 /// `/cpus` or `/soc`.
 const MAX_DEPTH: u32 = 3;
+
+/// An operating point as far as the host reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostOpp {
+    /// Frequency in kHz.
+    pub khz: u32,
+    /// Voltage in µV.
+    pub uv: Option<u32>,
+    /// Power of a busy CPU in µW.
+    pub uw: Option<u32>,
+}
 
 /// The operating points of the table that a CPU's node points to.
 pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<HostOpp>> {

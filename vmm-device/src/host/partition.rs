@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VM's groups in a real-time partition that somebody else has made (`vcpufreq rt apply`).
+//! A VM's groups in a real-time partition, which `vcpufreq rt apply` has made.
 //!
 //! ```text
 //! <top>/                         a threaded domain
@@ -10,7 +10,7 @@
 //!     vcpufreq.<pid>.rest        all threads that run no vCPU
 //! ```
 //! `top`, `rt` and `rest` have the cpu controller for their children, and no cap on
-//! `cpu.uclamp.min`. Removing kills nothing, and may be done by another process, and again.
+//! `cpu.uclamp.min`. Removal kills nothing. It may run in another process, and again.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use super::cgroup_fs::{cgroup_mount, children, own_group, read, write};
 use super::limits::check_kept;
 use crate::units::DomainId;
 
-/// Where a VM's groups are; nothing is made by having it.
+/// Where a VM's groups are. They need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionGroups {
     /// The partition's group.
@@ -40,7 +40,7 @@ impl PartitionGroups {
     /// For process `pid`, the calling one, in the partition `top`.
     ///
     /// # Errors
-    /// When its own group can't be told, or has a limit that would end with the move.
+    /// When its own group is unknown, or has a limit that would end with the move.
     pub fn here(
         root: &HostRoot,
         top: PathBuf,
@@ -102,8 +102,8 @@ impl PartitionGroups {
     /// partition's parent when that is gone. Nothing to do when they aren't there.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise what the
-    /// kernel said.
+    /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise the
+    /// kernel's error.
     pub fn remove(&self, tree: &dyn CgroupTree) -> Result<(), CgroupError> {
         let groups = self.found()?;
         if groups.is_empty() {
@@ -114,7 +114,8 @@ impl PartitionGroups {
         if processes.split_whitespace().any(|process| process == pid) {
             let parent = self.top.parent().unwrap_or(&self.top);
             let home = write(&self.origin.join("cgroup.procs"), &pid);
-            // A process that has ended meanwhile needs no move; the rmdir below tells the rest.
+            // A process that has ended meanwhile needs no move. Other failures show at the rmdir
+            // below.
             drop(home.or_else(|_| write(&parent.join("cgroup.procs"), &pid)));
         }
         groups.iter().try_for_each(|group| unmake(tree, group))
@@ -137,7 +138,7 @@ impl PartitionGroups {
         Ok(found)
     }
 
-    /// Whether threads are in the partition's real-time group: those of a guest that runs.
+    /// Whether a running guest has threads in the partition's real-time group.
     #[must_use]
     pub fn is_taken(top: &Path) -> bool {
         let events = read(&top.join("rt/cgroup.events"));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where in the host's cgroup v2 tree a VM's group can be, if anywhere. Looks only; makes nothing.
 //!
-//! A process stays below all groups that limit it. So the place is its own group, or the group
-//! around that where nothing is limited by the own one, and only if that is delegated to it: by
-//! systemd (`Delegate=`, which systemd notes in the attribute `delegate`), or because it belongs to
-//! the process' user. A process in the root finds its place there. Anywhere else a parent has to be
-//! named, and one that would end a limit is refused.
+//! A process stays below all groups that limit it. So the place is the process' own group, or that
+//! group's parent if the own group limits nothing. It has to be delegated to the process: by
+//! systemd (`Delegate=`, recorded in the attribute `delegate`), or because the process' user owns
+//! it. A process in the root finds its place there. Anywhere else a parent has to be named, and one
+//! that would end a limit is refused.
 //!
 //! What decides besides is a rule of uclamp: a group's effective minimum is capped by its parent's,
 //! up to the root, and a new group's minimum is 0. So below a group such as systemd's
@@ -71,7 +71,7 @@ impl Placement {
     }
 
     /// What process `pid`, the VMM or its server, would make here, and what undoes it. A guardian
-    /// can know that before anything is made.
+    /// gets it before anything is made.
     #[must_use]
     pub fn record(&self, pid: u32) -> GroupRecord {
         GroupRecord {
@@ -215,9 +215,8 @@ fn check_writable(path: &Path) -> Result<(), CgroupError> {
     })
 }
 
-/// Whether `group` is this process' to divide. systemd, also one that a user runs, marks what it
-/// hands over; below it, nothing else is. Without systemd it is the owner that tells, but for root,
-/// which owns all.
+/// Whether this process may divide `group`. Below systemd, a user's instance included, only marked
+/// groups may be divided. Without systemd the owner may, except root, which owns all.
 fn is_delegated(group: &Path, mount: &Path) -> bool {
     if group == mount {
         return false;

@@ -184,7 +184,8 @@ impl SysfsSource {
         self.frequency(pcpu).ok().map(|perf| perf.khz)
     }
 
-    /// Says that `vcpu` runs on thread `tid` of this process, or of that of [`Self::for_process`].
+    /// Registers `tid` as the thread of `vcpu`: one of this process, or of that of
+    /// [`Self::for_process`].
     ///
     /// # Errors
     /// When there is no such vCPU, or the thread can't be seen in procfs.

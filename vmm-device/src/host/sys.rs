@@ -16,8 +16,7 @@ use std::time::Duration;
 
 use super::cpu_list::CpuList;
 
-/// A thread's number, as the kernel counts them. Never 0, which system calls take for "the
-/// caller", whoever that is.
+/// A thread's number, as the kernel counts them. Never 0, which system calls take for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tid(NonZeroI32);
 
@@ -53,11 +52,11 @@ pub struct SchedAttr {
 /// MFD_NOEXEC_SEAL of `include/uapi/linux/memfd.h`.
 const MFD_NOEXEC_SEAL: u32 = 0x0008;
 
-/// An empty file in memory that can be sealed, and that cannot be executed: a host with
-/// `vm.memfd_noexec = 2` allows no other (Linux 6.3; before, that seal does not exist).
+/// An empty, sealable file in memory that can't be executed. A host with `vm.memfd_noexec = 2`
+/// allows no other. Before Linux 6.3 that seal does not exist.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn memory_file(name: &CStr) -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let made = |flags| {
@@ -123,8 +122,8 @@ impl SchedAttr {
     /// ESRCH when there is no such thread.
     pub fn of(tid: Tid) -> io::Result<Self> {
         let mut attr = Self::default();
-        // SAFETY: the kernel writes at most the `ATTR_SIZE` bytes it is told of, which is the
-        // size of `attr`, and every bit pattern is a value of its fields.
+        // SAFETY: the kernel writes at most the given `ATTR_SIZE` bytes, the size of `attr`. Every
+        // bit pattern is a value of its fields.
         let ret = unsafe {
             libc::syscall(
                 libc::SYS_sched_getattr,
@@ -275,8 +274,8 @@ pub(super) fn attached_programs(dir: &File, attach_type: u32) -> io::Result<u32>
         attach_type,
         ..ProgQuery::default()
     };
-    // SAFETY: the kernel reads and writes at most the size that it is told of, that of `query`;
-    // with room for no program it writes no further than that.
+    // SAFETY: the kernel reads and writes at most the given size, that of `query`. Without room for
+    // programs it writes no further.
     let ret = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -356,7 +355,7 @@ fn without(mut set: [u64; CPU_WORDS], pcpus: &[u32]) -> [u64; CPU_WORDS] {
 /// Whether thread `tid` may run on no online CPU but `pcpus`.
 ///
 /// # Errors
-/// What the kernel said: ESRCH when the thread has ended.
+/// The kernel's error: ESRCH when the thread has ended.
 pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
     let others = without(affinity(tid.get())?, pcpus);
     Ok(others.iter().all(|word| *word == 0))
@@ -365,7 +364,7 @@ pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
 /// Keeps the calling thread off `pcpus`, unless it may run on no others.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
     let others = without(affinity(0)?, pcpus);
     match others.iter().all(|word| *word == 0) {
@@ -378,7 +377,7 @@ pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
 /// count.
 ///
 /// # Errors
-/// What the kernel said: EINVAL when none of them is left.
+/// The kernel's error: EINVAL when none of them is left.
 pub fn pin(tid: Tid, pcpus: &[u32]) -> io::Result<()> {
     let top = pcpus.iter().copied().max().unwrap_or(0);
     let words = usize::try_from(top / u64::BITS).map_err(io::Error::other)? + 1;

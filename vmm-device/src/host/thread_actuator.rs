@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Clamps on threads, by `sched_setattr`.
 //!
-//! Needs no cgroup and no privilege, and ends with the thread. But the kernel dequeues a running
-//! thread to change its clamp, cpufreq sees the run queue without it, and the rate limit of
-//! schedutil swallows the update at the enqueue: the frequency dips, for up to 10 ms on
-//! SCHED_OTHER and 40 ms on SCHED_FIFO. [`super::CgroupActuator`] has no dip.
+//! Needs no cgroup and no privilege, and ends with the thread. But the frequency dips for up to 10
+//! ms on SCHED_OTHER and 40 ms on SCHED_FIFO: the kernel dequeues a running thread to change its
+//! clamp, cpufreq sees the run queue without it, and the rate limit of schedutil swallows the
+//! update at the enqueue. [`super::CgroupActuator`] has no dip.
 
 #![forbid(unsafe_code)]
 
@@ -21,11 +21,11 @@ use crate::units::{DomainId, VcpuId};
 const CALL: &str = "sched_setattr";
 const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their bandwidth";
 
-/// Takes the calling thread out of the host's choice of frequency: with uclamp.max 0 it neither
-/// raises one nor lifts the ceiling of a vCPU beside it.
+/// Keeps the calling thread out of the host's choice of frequency. With uclamp.max 0 it neither
+/// raises the frequency nor lifts the ceiling of a vCPU beside it.
 ///
 /// # Errors
-/// What the kernel said; one without uclamp has no such clamp.
+/// The kernel's error; a kernel without uclamp has no such clamp.
 pub fn clamp_current_thread_to_zero() -> io::Result<()> {
     SchedAttr::clamp(0, 0).set(Tid::current())
 }
@@ -45,23 +45,23 @@ impl ThreadActuator {
         }
     }
 
-    /// Says that `vcpu` runs on thread `tid`, takes its clamp away, and sees to it that what the
-    /// thread forks doesn't inherit later ones.
+    /// Registers `tid` as the thread of `vcpu` and clears its clamp. Threads that it forks don't
+    /// inherit later clamps.
     ///
     /// # Errors
-    /// What the kernel said; `NotFound` when there is no such vCPU.
+    /// The kernel's error; `NotFound` when there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE. Requests don't ask. Returns the vCPUs
-    /// whose thread is so no longer: their requests had no effect.
+    /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
+    /// vCPUs whose thread no longer is: their requests had no effect.
     pub fn look_at_policies(&self) -> Vec<VcpuId> {
         self.threads.look_at_policies()
     }
 
-    /// Forgets what is in force, for another part of the host clamps from now on.
+    /// Forgets the clamps in force. To be called when another part of the host takes over clamping.
     pub fn forget(&self) {
         self.threads
             .0
@@ -71,9 +71,9 @@ impl ThreadActuator {
 }
 
 impl Actuator for ThreadActuator {
-    /// One call for each thread of the domain that hasn't the clamp yet: a call that changes nothing
-    /// makes the frequency dip all the same. When one fails, the others are clamped all the same,
-    /// and a failure is returned.
+    /// One call for each thread of the domain that hasn't the clamp yet: a call that changes
+    /// nothing makes the frequency dip, too. If one fails, the others are still clamped, and the
+    /// failure is returned.
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         self.threads.check_applies(domain)?;
         let mut refused = None;
@@ -95,10 +95,9 @@ impl Actuator for ThreadActuator {
     }
 }
 
-/// Makes `tid` fit to be clamped: takes its own clamp away (a SCHED_FIFO or SCHED_RR thread starts
-/// with the maximum for its minimum) and lets its children start without one. The kernel takes
-/// that flag only in a call that gives the policy too, so this is done once; requests keep policy
-/// and parameters.
+/// Prepares `tid` for clamps. Clears its own clamp (a SCHED_FIFO or SCHED_RR thread starts with the
+/// maximum as its minimum) and lets its children start without one. The kernel takes that flag only
+/// in a call that gives the policy too, so this is done once; requests keep policy and parameters.
 pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
     let attr = SchedAttr::of(tid)?;
     if attr.policy == SchedAttr::DEADLINE {
@@ -120,8 +119,7 @@ fn set_clamp(tid: Tid, clamp: Clamp) -> io::Result<()> {
     SchedAttr::clamp(clamp.min.get().into(), clamp.max.get().into()).set(tid)
 }
 
-/// Whether the running kernel has uclamp: a thread that ends at once asks for the clamp that it
-/// has anyway.
+/// Whether the running kernel has uclamp: a short-lived thread sets the clamp that it has anyway.
 ///
 /// # Errors
 /// `EOPNOTSUPP` from a kernel without `CONFIG_UCLAMP_TASK`, `EINVAL` or `E2BIG` from one before
@@ -173,7 +171,7 @@ impl DomainThread {
         Tid::new(self.tid.load(Relaxed))
     }
 
-    /// Whether it was SCHED_DEADLINE and is so no longer.
+    /// Whether it was SCHED_DEADLINE and no longer is.
     fn look_at_policy(&self, tid: Tid) -> bool {
         // One that has ended is none of either kind.
         let Ok(policy) = sched_policy(tid) else {
@@ -207,8 +205,8 @@ impl DomainThreads {
         self.0.get(vcpu.index()).map(|thread| thread.domain)
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE; the vCPUs whose thread is so no
-    /// longer.
+    /// Reads from the kernel which threads are SCHED_DEADLINE; returns the vCPUs whose thread no
+    /// longer is.
     pub fn look_at_policies(&self) -> Vec<VcpuId> {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.0);
         let clampable = vcpus.filter(|(_, thread)| {
@@ -266,7 +264,7 @@ mod tests {
         }
     }
 
-    /// A request doesn't ask: what a thread is counts as it was at the last look.
+    /// A request doesn't query the policy: the result of the last look counts.
     #[test]
     fn a_thread_that_becomes_sched_deadline_is_found_by_a_look() {
         let threads = DomainThreads::new(&[DOMAIN]);

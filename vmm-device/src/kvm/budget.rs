@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The share of the time that a worker may run: after a turn it sleeps so many
-//! times as long as the turn took of its CPU, unless it had been idle for as long
-//! before, up to a reserve. A turn that was charged for more than it did (an
-//! interrupt, a hypervisor below) doesn't keep the next request waiting for
-//! longer than `NAP`: what is left of its debt is paid by later naps.
+//! Bounds the share of the time that a worker runs. After a turn the worker sleeps for a multiple
+//! of the turn's CPU time. Idle time before the turn counts as sleep, up to a reserve. A turn can
+//! be charged for an interrupt or a hypervisor below; the next request still waits for no longer
+//! than `NAP`, and later naps pay the rest.
 
 use std::time::{Duration, Instant};
 
-/// What it may run at once after it has been idle.
+/// How long it may run at once after it has been idle.
 const RESERVE: Duration = Duration::from_millis(2);
 /// The longest that a request waits for the worker's share.
 const NAP: Duration = Duration::from_millis(10);
@@ -23,7 +22,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Of a worker that starts at `since` and may run one part in `one_in` of the time.
+    /// For a worker that starts at `since` and may run one part in `one_in` of the time.
     pub fn new(one_in: u32, since: Instant) -> Self {
         Self {
             one_in,

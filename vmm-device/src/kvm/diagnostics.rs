@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the user is told, and by whom: the bridge writes no text anywhere itself.
+//! Texts for the user. The bridge passes them to the VMM and writes none itself.
 
 use std::fmt::Debug;
 
-/// Gets the texts of a bridge, each of one line.
+/// Receives the texts of a bridge, each of one line.
 pub trait Diagnostics: Debug + Send + Sync {
-    /// Something isn't as it should be, and ends nothing: the cause and the next step.
+    /// A problem that ends nothing: the cause and the next step.
     fn warn(&self, text: &str);
     /// How a path works on this host.
     fn explain(&self, text: &str);

@@ -6,7 +6,7 @@ use std::io;
 use crate::host::SourceSetupError;
 use crate::{PagesError, VcpuId};
 
-/// What a backend says when it can't go on.
+/// A backend's error.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a bridge or its path can't be started, or a thread can't be registered. The text has the
@@ -18,7 +18,7 @@ pub enum PathError {
     Refused {
         /// What can't be done.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The host or the guest lacks what is needed.
@@ -35,7 +35,7 @@ pub enum PathError {
     NotClamped {
         /// The vCPU.
         vcpu: VcpuId,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The order of a vCPU's writes can't be recorded: it has a thread already, or isn't there.
@@ -53,7 +53,7 @@ pub enum PathError {
     /// A backend that is required can't be started.
     #[error("{required}: {error}")]
     Required {
-        /// What to say then, of [`Offered`](super::Offered).
+        /// The text of [`Offered`](super::Offered) for that.
         required: String,
         /// Why not.
         error: BackendError,
@@ -63,9 +63,9 @@ pub enum PathError {
     Backend(#[from] BackendError),
 }
 
-/// Says what was being done.
+/// Adds the failed action to an error.
 pub trait Doing<T> {
-    /// The value, or an error that says what can't be done.
+    /// The value, or an error with the action that failed.
     fn doing(self, what: &'static str) -> Result<T, PathError>;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the host changes under a running guest without a word: the governor of a
-//! pCPU's policy, and a vCPU's pinning.
+//! Finds changes that the host makes under a running guest without a notification: the governor of
+//! a pCPU's policy, and a vCPU's pinning.
 //!
 //! ```text
 //! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line of diagnostics a change, EventStats (counters, events)
 //! ```
-//! Linux lets a thread run anywhere when the last of its CPUs goes offline, and
-//! leaves it so when that CPU is back. A look reads a small file, kept open, for
-//! each policy, and makes a system call for each pinned vCPU.
+//! When the last of a thread's CPUs goes offline, Linux lets the thread run anywhere, also after
+//! that CPU is back. A look reads one open file for each policy and makes one system call for each
+//! pinned vCPU.
 
 use std::fs::File;
 use std::io;
@@ -48,8 +48,8 @@ struct Pin {
 }
 
 impl Watch {
-    /// Of vCPUs with these pins, where an empty one is anywhere; and if they are
-    /// to be clamped, of the policies that they may be on.
+    /// Watches vCPUs with these pins (an empty list is anywhere). If they are to be clamped,
+    /// watches the policies that they may be on, too.
     pub fn of_host(pins: &[Vec<u32>], clamped: bool, host: &HostRoot) -> Self {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(pins);
         let everywhere = pins.iter().any(Vec::is_empty);
@@ -70,7 +70,7 @@ impl Watch {
         }
     }
 
-    /// Looks once; `thread` says which thread a vCPU has, if it has one now.
+    /// Looks once; `thread` returns a vCPU's thread, if it has one now.
     pub fn look(
         &mut self,
         stats: &EventStats,
@@ -111,7 +111,7 @@ impl Governor {
 
     fn look(&mut self) -> Option<(HostChange, String)> {
         let mut name = [0; NAME_LEN];
-        // Unreadable while the policy has no CPU online: nobody runs there.
+        // Unreadable while the policy has no CPU online.
         let len = self.read(&mut name).ok()?;
         let name = String::from_utf8_lossy(&name[..len]);
         let schedutil = name.trim() == SCHEDUTIL;
@@ -156,8 +156,8 @@ impl Pin {
         }
     }
 
-    /// What is to be said now that the thread runs `within` its pCPUs, or
-    /// doesn't; pins it `again` when it doesn't, as soon as that is possible.
+    /// The change to report, if the thread has begun or ceased to run `within` its pCPUs. When it
+    /// doesn't, pins it `again` as soon as that is possible.
     fn found(
         &mut self,
         within: bool,
@@ -189,8 +189,8 @@ impl Pin {
 
 #[cfg(test)]
 mod tests {
-    //! Each change is said once and counted once, of the policies that vCPUs
-    //! may be on alone; a lost pinning comes back when the host takes it.
+    //! Each change is reported once and counted once, for the policies that vCPUs may be on. A lost
+    //! pinning comes back when the host accepts it.
 
     use std::fs;
 

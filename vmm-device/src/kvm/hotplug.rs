@@ -2,9 +2,9 @@
 //! pCPUs that go offline and come back.
 //!
 //! A pCPU's folder `topology` in sysfs goes with it, and another one comes with it
-//! (`drivers/base/topology.c`, `CPUHP_TOPOLOGY_PREPARE`). A file that was opened there before
-//! can't be read any more: so a pCPU that was away between two looks is found, too, as after a
-//! suspend, of which no uevent tells.
+//! (`drivers/base/topology.c`, `CPUHP_TOPOLOGY_PREPARE`). A file that was opened there before can't
+//! be read any more. So a pCPU that was away between two looks is found, too: after a suspend,
+//! which sends no uevent.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -45,9 +45,9 @@ impl Hotplug {
         hotplug
     }
 
-    /// The pCPUs that have come or gone since the last look, and those that had at the last one:
-    /// the folder is there before the pCPU is online and has its capacity, so the first look can
-    /// come too early.
+    /// The pCPUs that have come or gone since the last look, and those that the last look returned:
+    /// the folder exists before the pCPU is online and has its capacity, so the first look can be
+    /// too early.
     pub fn look(&mut self) -> Vec<u32> {
         let changed = self.0.iter_mut().filter_map(Pcpu::look);
         changed.collect()
@@ -69,9 +69,8 @@ impl Pcpu {
 
 #[cfg(test)]
 mod tests {
-    //! Each pCPU that comes or goes is found, and once more at the next look. That one which was
-    //! away between two looks is found, only the kernel's own files show: the lab's scenario
-    //! `hotplug`.
+    //! Each pCPU that comes or goes is found, and once more at the next look. Only the kernel's own
+    //! files show a pCPU that was away between two looks: the lab's scenario `hotplug`.
     use std::fs;
 
     use super::*;

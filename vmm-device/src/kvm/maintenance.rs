@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thread for what is nobody's turn: the source's files are opened anew after
-//! a read has failed (pCPUs come and go, and so do cpufreq drivers), requests
-//! that came too fast get their turn, and what the host changes without a word
-//! is looked after.
+//! The maintenance thread. It opens the source's files anew after a read has failed (pCPUs and
+//! cpufreq drivers come and go), puts rate-limited requests into force when they have a token, and
+//! checks for host changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,8 +16,8 @@ use crate::{Actuator, Device, host, host::SysfsSource};
 /// the host for what it has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long requests that came too fast wait for their turn, at least and at
-/// most: whoever floods the device wakes this thread no more often than that.
+/// How long rate-limited requests wait for their turn, at least and at most. A flood wakes this
+/// thread no more often.
 pub const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
 
 /// The running thread.

@@ -19,12 +19,11 @@ pub fn accesses_are_of(vcpu: VcpuId) {
 
 /// Something that answers guest accesses to a range of addresses.
 ///
-/// Called on the thread of the vCPU that made the access. Whatever a guest
-/// does, neither function may panic. What keeps the vCPU waiting: at the
-/// console, whoever reads what it prints; at the vcpufreq registers, a call of
-/// the host for a request of the domain that it asks for, which on the path `ioeventfd` the
-/// worker may be at (`KernelRegion`), and
-/// accesses under way while a path takes over from another one.
+/// Called on the thread of the vCPU that made the access. Whatever a guest does, neither function
+/// may panic. At the console, the vCPU waits for the reader of its output. At the vcpufreq
+/// registers, it waits for a host call for the same domain, which on the path `ioeventfd` the
+/// worker may be making (`KernelRegion`), and, while one path replaces another, for accesses under
+/// way.
 pub trait MmioDevice: Send + Sync {
     /// Fills `data` with what the guest reads at `offset` from the range's start.
     fn read(&self, offset: u64, data: &mut [u8]);

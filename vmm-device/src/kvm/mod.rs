@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VMM on KVM runs around the device: how accesses get to it, and the threads that it needs.
+//! The device in a VMM on KVM: the paths of accesses, and the threads that they need.
 //!
 //! ```text
 //! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a memory slot, ioeventfds
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
 //! ```
 //!
-//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`], calls [`Bridge::start`], puts [`Bridge::mmio`]
-//! on its bus and tells a [`BridgeHandle`] of its threads, resets and end.
+//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`],
+//! calls [`Bridge::start`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
+//! and end to a [`BridgeHandle`].
 //!
-//! The virtual machine comes with [`BridgeHandle::attach`] and not with the start, for a reset may
-//! make a new one. The VMM calls [`Attachment::fall_back`] when [`Attachment::lost`] is readable,
-//! on the thread that resets the guest too: a reset and a fallback never meet.
+//! [`BridgeHandle::attach`] takes the virtual machine, because a reset may make a new one. When
+//! [`Attachment::lost`] is readable, the VMM calls [`Attachment::fall_back`] on the thread that
+//! also resets the guest: a reset and a fallback never run at once.
 
 mod bridge;
 pub mod budget;
@@ -31,7 +32,7 @@ pub mod shm;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
-    IoeventfdPlan, Offered, PcpuLoad, RunningBackend, Totals, VcpuSnapshot,
+    IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};

@@ -122,16 +122,15 @@ pub struct KvmOffload {
     pub pages: Arc<dyn SlotMemory>,
     /// What its writes signal; other values exit.
     pub doorbells: Arc<[Doorbell]>,
-    /// Readable when nobody answers the doorbells any more.
+    /// Readable when the thread that answers the doorbells has ended.
     pub lost: Arc<EventFd>,
     /// The path is of no use without the doorbells: KVM's refusal loses it.
     pub all_or_nothing: bool,
-    /// What of it KVM has taken.
+    /// Which of it KVM has taken.
     pub state: Arc<OffloadState>,
 }
 
-/// Memory that a slot shows to the guest; it stays where it is as long as it
-/// lives.
+/// Memory that a slot shows to the guest. Its address doesn't change.
 pub trait SlotMemory: Send + Sync {
     /// Where it is in this process, on a page boundary.
     fn address(&self) -> u64;
@@ -143,13 +142,12 @@ pub trait SlotMemory: Send + Sync {
     fn guest_writes(&self) -> bool;
 }
 
-/// What KVM answers itself now, for whoever asks.
+/// What KVM answers itself now.
 #[derive(Debug, Default)]
 pub struct OffloadState {
     reads: AtomicBool,
     writes: AtomicBool,
-    /// A refusal of the path in use has been told; it is the same after each
-    /// reset.
+    /// A refusal of the path in use has been reported; it is the same after each reset.
     told: AtomicBool,
 }
 
@@ -169,20 +167,18 @@ impl OffloadState {
 pub struct InstalledOffload<'vm> {
     vm: &'vm dyn KvmVm,
     shown: bool,
-    /// So many of the doorbells are connected.
+    /// How many of the doorbells are connected.
     connected: usize,
     offload: Arc<KvmOffload>,
 }
 
 impl KvmOffload {
-    /// Says that this takes the place of a path that was lost: what KVM refuses
-    /// of it is news.
+    /// This replaces a lost path: what KVM refuses of it has not been reported.
     fn succeed(&self) {
         self.state.told.store(false, Relaxed);
     }
 
-    /// Makes `vm` handle all of it. What KVM refuses is a warning, and is left
-    /// to the exit.
+    /// Makes `vm` handle all of it. What KVM refuses is a warning, and exits.
     pub fn attach<'vm>(
         self: &Arc<Self>,
         vm: &'vm dyn KvmVm,
@@ -225,8 +221,8 @@ impl KvmOffload {
 }
 
 impl InstalledOffload<'_> {
-    /// Hands all accesses over to the device on the bus. Writes that were
-    /// signalled before are for whoever answers the doorbells.
+    /// Hands all accesses over to the device on the bus. The thread that answers the doorbells
+    /// carries out writes that were signalled before.
     pub fn detach(&mut self) {
         self.disconnect();
         if std::mem::take(&mut self.shown) {
@@ -241,7 +237,7 @@ impl InstalledOffload<'_> {
         &self.offload.lost
     }
 
-    /// Shows the pages; what to say when KVM doesn't.
+    /// Shows the pages; returns the warning when KVM doesn't.
     fn show(&mut self) -> Option<String> {
         let shown = self.vm.map(self.offload.slot());
         self.shown = shown.is_ok();
@@ -285,9 +281,9 @@ impl InstalledOffload<'_> {
     }
 }
 
-/// What comes in the place of a path that is lost, if anything.
+/// Returns what replaces a lost path, if anything.
 pub type Next<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
-/// Gets what KVM refuses.
+/// Receives what KVM refuses.
 pub type Warn<'a> = Box<dyn Fn(&str) + 'a>;
 
 /// What KVM handles of one virtual machine, over all paths that it takes.
@@ -300,7 +296,7 @@ pub struct Attachment<'a> {
 }
 
 impl<'a> Attachment<'a> {
-    /// Makes `vm` handle `offload`, if there is any, which becomes what takes its place later.
+    /// Makes `vm` handle `offload`, if there is any; `next` replaces it later.
     pub fn new(
         vm: &'a dyn KvmVm,
         offload: &'a mut Option<Arc<KvmOffload>>,
@@ -329,7 +325,7 @@ impl<'a> Attachment<'a> {
         self.attached.as_ref().map(InstalledOffload::lost)
     }
 
-    /// Takes KVM's part back, and makes it handle what comes next.
+    /// Detaches the current offload and attaches the next one.
     pub fn fall_back(&mut self) {
         if let Some(mut attached) = self.attached.take() {
             attached.detach();

@@ -27,7 +27,7 @@ impl PageMapping {
     /// store is made visible to loads that go past the cache.
     ///
     /// # Errors
-    /// What the host said.
+    /// The host's error.
     pub fn new(size: u64, clean: bool) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
         let region = MmapRegion::new(size).map_err(io::Error::other)?;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises of the device, driven as a guest would drive it:
-//! registers read and write as the contract says; a domain's request is its members' last write;
-//! what is in force is not asked for again; what was refused is; nothing that goes wrong on the
-//! host reaches the guest as anything but the last good value.
+//! Promises of the device, driven as a guest would drive it. Registers follow the contract. A
+//! domain's request is its members' last write. A clamp in force is not set again; a refused one
+//! is. If the host fails, the guest reads the last good value.
 
 mod state;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether vCPUs mirror the host's topology: as the user says, else as their pins allow.
+//! Whether vCPUs mirror the host's topology: by the user's option, else if their pins allow.
 
 use vcpufreq_device::host::CpuList;
 

@@ -4,14 +4,13 @@
 //!
 //! Pure but for the kernel and initrd, which are opened to be checked.
 //!
-//! A vCPU mirrors one pCPU: the one with the largest capacity among those it
-//! may run on (all online ones when it isn't pinned); among equals the
-//! fastest, then the first. That pCPU's capacity and frequencies are the
-//! vCPU's unless the user gives others. With `--host-topology` the vCPU also
-//! gets the pCPU's whole table and cluster, and vCPUs that are pinned within
-//! one policy share a domain, whose number is that of its first vCPU; real-time
-//! ones have one of their own. That is the default where each vCPU is pinned
-//! within one policy and none is described by the user ([`Likeness`]).
+//! A vCPU mirrors one pCPU: the one with the largest capacity of those that it may run on, or of
+//! all online ones if it isn't pinned. Of equals, the fastest, then the first. That pCPU's capacity
+//! and frequencies are the vCPU's unless the user gives others. With `--host-topology` the vCPU
+//! also gets the pCPU's whole table and cluster. vCPUs that are pinned within one policy share a
+//! domain, which has its first vCPU's number; a real-time vCPU has one of its own. That is the
+//! default where each vCPU is pinned within one policy and none is described by the user
+//! ([`Likeness`]).
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -279,7 +278,7 @@ impl<'a> Plan<'a> {
         };
         if opps.is_empty() && !self.options.no_bridge {
             let why = match policy {
-                Some(policy) => format!("cpufreq policy {} doesn't tell its maximum", policy.id),
+                Some(policy) => format!("cpufreq policy {} doesn't report its maximum", policy.id),
                 None => "its pCPU has no cpufreq policy".to_owned(),
             };
             bail!(
@@ -315,10 +314,9 @@ impl<'a> Plan<'a> {
         *self.clusters.entry(policy.id).or_insert(next)
     }
 
-    /// The capacity of a vCPU at its highest frequency. The user's, else
-    /// `pCPU's × vCPU's maximum / pCPU's maximum × IPC ratio`: a vCPU of at most
-    /// 1.4 GHz on a pCPU of 2.8 GHz and capacity 1024 has 512, with a ratio of
-    /// 0.75, 384.
+    /// The capacity of a vCPU at its highest frequency. The user's, else `pCPU's × vCPU's maximum /
+    /// pCPU's maximum × IPC ratio`. A vCPU of at most 1.4 GHz on a pCPU of 2.8 GHz and capacity
+    /// 1024 has 512; with a ratio of 0.75, 384.
     fn capacity(
         &self,
         vcpu: u32,

@@ -5,10 +5,12 @@
 use std::{io, path::Path};
 
 use serde::Serialize;
+use vcpufreq_device::host::CgroupError;
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::{Headroom, host};
 
 use crate::{
+    doctor::board::BoardFacts,
     floors::{self, PolicyFloor},
     kernel_version::headroom_of,
     path, sys,
@@ -46,13 +48,22 @@ pub struct Live {
     pub uclamp: Result<(), String>,
     /// The cgroup that a VM's would be in, or why there is none.
     pub cgroup: Result<String, String>,
+    /// The file of a group above that caps its clamps, and what it holds.
+    pub capped: Option<(String, String)>,
 }
 
 impl Live {
     /// Asks the running kernel. Starts and ends a thread; changes nothing.
     pub fn ask(kvm_device: &Path) -> Self {
         let offer = host::ActuatorFacts::probe(&host::HostRoot::default(), None);
+        let capped = match &offer.cgroup {
+            Err(CgroupError::Capped { path, value }) => {
+                Some((path.display().to_string(), value.clone()))
+            }
+            _ => None,
+        };
         Self {
+            capped,
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
             paths: PathFacts::ask(kvm_device),
             bpf: path::offer_bpf(),
@@ -80,6 +91,8 @@ pub struct DoctorFacts {
     pub uclamp_sysctl_min: Option<u32>,
     /// `kernel.sched_util_clamp_max`, 0..=1024.
     pub uclamp_sysctl_max: Option<u32>,
+    /// What else files tell of the board and its kernel.
+    pub board: BoardFacts,
     /// CPUs and cpufreq policies.
     pub cpus: HostCpus,
     /// Below which frequency each policy's busy CPUs don't go.
@@ -119,6 +132,7 @@ impl DoctorFacts {
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
             floors: floors::floors(root, &cpus),
+            board: BoardFacts::read(root, &cpus),
             cpus,
             energy_model: performance_domains(root),
             // Empty on a machine that could not schedule energy-aware anyway.

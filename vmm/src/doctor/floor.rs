@@ -5,9 +5,9 @@
 use super::Finding;
 use crate::floors::{PolicyFloor, Reserved, mhz};
 
-const NAME: &str = "fair server";
+pub(super) const NAME: &str = "fair server";
 const KNOW: &str = "run doctor as root, with debugfs mounted, to know";
-const REMOVE: &str = "vcpufreq rt apply --profile no-fair-server; vcpufreq rt restore brings it \
+pub(super) const REMOVE: &str = "vcpufreq rt apply --profile no-fair-server; vcpufreq rt restore brings it \
                       back. Without it a real-time task that never sleeps keeps fair tasks off its CPU";
 
 pub(super) fn finding(of: &PolicyFloor) -> Finding {

@@ -3,9 +3,11 @@
 //! a pure function from facts to findings. The facts are read elsewhere
 //! (`doctor_facts`).
 
+pub mod board;
 pub mod facts;
 mod finding;
 mod floor;
+pub mod traps;
 
 use std::collections::BTreeSet;
 
@@ -27,10 +29,11 @@ pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
     found.extend(paths(facts));
     found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
     found.push(drivers(facts));
-    found.push(governors(facts));
+    found.extend(governors(facts));
     found.extend(facts.floors.iter().map(floor::finding));
     found.extend([capacities(facts), energy_model(facts), headroom(facts)]);
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
+    found.extend(traps::findings(facts));
     found
 }
 
@@ -67,6 +70,9 @@ fn kvm(facts: &DoctorFacts) -> Finding {
     if let Some(bits) = kvm.address_bits {
         what += &format!(", guest addresses of {bits} bits, mode {}", kvm.mode);
     }
+    if let Some(gic) = kvm.gic {
+        what += &format!(", {gic}");
+    }
     let missing: Vec<_> = [
         (kvm.stolen_time, "stolen time"),
         (kvm.readonly_slots, "read-only memory slots"),
@@ -79,7 +85,7 @@ fn kvm(facts: &DoctorFacts) -> Finding {
         return Finding::good("kvm", what, "guests can run");
     }
     Finding::limit("kvm", what, format!("without {}", missing.join(", ")))
-        .change("use a newer kernel, and no protected mode (kvm-arm.mode=)")
+        .change("use a newer kernel: stolen time needs Linux 5.10 with CONFIG_SCHED_INFO")
 }
 
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.
@@ -148,20 +154,10 @@ fn bpf_not_built(allowed: bool) -> Finding {
 }
 
 fn uclamp(facts: &DoctorFacts) -> Finding {
-    match &facts.live.uclamp {
-        Ok(()) => Finding::good(
-            "uclamp",
-            "available",
-            "a guest's request can be put into force",
-        ),
-        Err(error) => Finding::limit(
-            "uclamp",
-            format!("not available: {error}"),
-            "run needs --no-bridge, or --actuator none: then a guest reads what it gets, and its \
-             requests are counted as not applicable",
-        )
-        .change("use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP"),
-    }
+    traps::UCLAMP.look(facts).unwrap_or_else(|| {
+        let why = "a guest's request can be put into force";
+        Finding::good("uclamp", "available", why)
+    })
 }
 
 fn uclamp_limit(facts: &DoctorFacts) -> Finding {
@@ -236,37 +232,27 @@ fn drivers(facts: &DoctorFacts) -> Finding {
     Finding::good(NAME, what, "frequencies can be read and driven")
 }
 
-fn governors(facts: &DoctorFacts) -> Finding {
+fn governors(facts: &DoctorFacts) -> Vec<Finding> {
     const NAME: &str = "governor";
     let policies = &facts.cpus.policies;
     if policies.is_empty() {
-        return Finding::limit(NAME, "none", "there is no cpufreq policy")
-            .change("load the cpufreq driver first");
+        let none = Finding::limit(NAME, "none", "there is no cpufreq policy");
+        return vec![none.change("load the cpufreq driver first")];
+    }
+    let traps = [traps::FIRMWARE, traps::SCHEDUTIL, traps::GOVERNOR];
+    let wrong: Vec<_> = traps.iter().filter_map(|trap| trap.look(facts)).collect();
+    if !wrong.is_empty() {
+        return wrong;
     }
     let what = per_policy(policies, |policy| &policy.governor);
-    let wrong: Vec<_> = policies
-        .iter()
-        .filter(|policy| policy.governor != "schedutil")
-        .collect();
-    let Some(first) = wrong.first() else {
-        return Finding::good(NAME, what, "schedutil follows uclamp");
-    };
-    let change = match first.driver.as_str() {
-        "intel_pstate" => "boot with intel_pstate=passive, then choose schedutil".to_owned(),
-        "amd-pstate-epp" => "boot with amd_pstate=passive, then choose schedutil".to_owned(),
-        _ => {
-            let ids: Vec<_> = wrong.iter().map(|policy| policy.id.to_string()).collect();
-            format!(
-                "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
-                ids.join(", ")
-            )
-        }
-    };
-    Finding::limit(NAME, what, "only schedutil follows uclamp").change(change)
+    vec![Finding::good(NAME, what, "schedutil follows uclamp")]
 }
 
 fn capacities(facts: &DoctorFacts) -> Finding {
     const NAME: &str = "cpu capacity";
+    if let Some(finding) = traps::CAPACITY.look(facts) {
+        return finding;
+    }
     let told = facts.cpus.cpus.iter().filter_map(|cpu| cpu.capacity);
     let values: BTreeSet<_> = told.collect();
     if values.is_empty() {
@@ -325,19 +311,10 @@ fn headroom(facts: &DoctorFacts) -> Finding {
 }
 
 fn btf(facts: &DoctorFacts) -> Finding {
-    if facts.btf {
-        return Finding::good(
-            "btf",
-            "/sys/kernel/btf/vmlinux",
-            "BPF programs fit this kernel",
-        );
-    }
-    Finding::limit(
-        "btf",
-        "none",
-        "requests can't be handled inside the kernel, only by an exit to the VMM",
-    )
-    .change("use a kernel with CONFIG_DEBUG_INFO_BTF")
+    traps::BTF.look(facts).unwrap_or_else(|| {
+        let file = "/sys/kernel/btf/vmlinux";
+        Finding::good("btf", file, "BPF programs fit this kernel")
+    })
 }
 
 /// To this user, by a kernel that has it.

@@ -3,7 +3,10 @@
 //! what to change, and gives the right exit code.
 
 use super::*;
-use crate::{doctor::facts::Live, vm::probe::PathFacts};
+use crate::{
+    doctor::facts::Live,
+    vm::{gic::Gic, probe::PathFacts},
+};
 use vcpufreq_device::fakes::FakeHost;
 
 const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy0";
@@ -38,6 +41,7 @@ fn live() -> Live {
             stolen_time: true,
             readonly_slots: true,
             ioeventfd: true,
+            gic: Some(Gic::V3),
             mode: "default".to_owned(),
         }),
         paths: Ok(PathFacts {
@@ -48,6 +52,7 @@ fn live() -> Live {
         bpf: Ok("by programs".to_owned()),
         uclamp: Ok(()),
         cgroup: Ok("/sys/fs/cgroup".to_owned()),
+        capped: None,
     }
 }
 
@@ -327,6 +332,7 @@ fn an_empty_tree_is_findings_and_no_panic() {
         paths: Err("absent".into()),
         uclamp: Err("absent".into()),
         cgroup: Err("absent".into()),
+        capped: None,
     };
     let facts = DoctorFacts::read(&FakeHost::empty().root(), "x86_64", live);
     assert_eq!(facts.energy_model, EnergyModel::Hidden);
@@ -365,4 +371,183 @@ fn exit_codes_follow_the_worst_finding() {
     assert_eq!(exit_code(&[]), 0);
     assert_eq!(exit_code(&[good.clone(), limit.clone()]), 1);
     assert_eq!(exit_code(&[good, blocker, limit]), 2);
+}
+
+/// What is done to the facts of a good host.
+type Change = &'static dyn Fn(&FakeHost, &mut Live);
+
+/// A board that has the trap of this name, and a part of its finding: of the change, or of what is
+/// so where there is nothing to change.
+const BOARDS: [(&str, Change, &str); 16] = [
+    (
+        "uclamp",
+        &|_, live| live.uclamp = Err("Operation not supported".into()),
+        "CONFIG_UCLAMP_TASK",
+    ),
+    (
+        "schedutil",
+        &|host, _| governors_of(host, "lab", "performance ondemand"),
+        "CONFIG_CPU_FREQ_GOV_SCHEDUTIL",
+    ),
+    (
+        "governor",
+        &|host, _| host.write(&format!("{POLICY}/scaling_governor"), "ondemand"),
+        "policyN/scaling_governor, N = 0",
+    ),
+    (
+        "firmware",
+        &|host, _| governors_of(host, "amd-pstate-epp", "performance powersave"),
+        "boot with amd_pstate=passive",
+    ),
+    (
+        "cppc",
+        &|host, _| host.write(&format!("{POLICY}/auto_select"), "1\n"),
+        "echo 0 > /sys/devices/system/cpu/cpufreq/policyN/auto_select, N = 0",
+    ),
+    (
+        "firmware hint",
+        &|host, _| host.write(&format!("{POLICY}/scaling_driver"), "scmi\n"),
+        "vcpufreq top",
+    ),
+    (
+        "boost",
+        &|host, _| host.write("sys/devices/system/cpu/cpufreq/boost", "1\n"),
+        "echo 0 > /sys/devices/system/cpu/cpufreq/boost",
+    ),
+    (
+        "cpu capacity",
+        &|host, _| {
+            for cpu in 0..4 {
+                host.remove(&format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"));
+            }
+        },
+        "--capacity VCPUS=N",
+    ),
+    (
+        "cgroup v1",
+        &|host, _| {
+            let mount = "cgroup /sys/fs/cgroup/cpu cgroup rw,nosuid,cpu,cpuacct 0 0\n";
+            host.write("proc/self/mounts", mount);
+        },
+        "cgroup_no_v1=all",
+    ),
+    (
+        "slice",
+        &|host, _| host.write("sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min", "0.00\n"),
+        "echo max > /sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min",
+    ),
+    (
+        "lockdown",
+        &|host, _| {
+            let modes = "none [integrity] confidentiality\n";
+            host.write("sys/kernel/security/lockdown", modes);
+        },
+        "sign the modules",
+    ),
+    (
+        "btf",
+        &|host, _| host.remove("sys/kernel/btf/vmlinux"),
+        "CONFIG_DEBUG_INFO_BTF",
+    ),
+    (
+        "kvm mode",
+        &|host, _| host.write("proc/cmdline", "kvm-arm.mode=protected\n"),
+        "protected",
+    ),
+    (
+        "gic",
+        &|_, live| live.kvm.as_mut().unwrap().gic = Some(Gic::V2),
+        "GICv2",
+    ),
+    (
+        "fair server",
+        &|host, _| host.fair_server(500, 1000),
+        "no-fair-server",
+    ),
+    (
+        "headroom",
+        &|host, _| host.write("proc/sys/kernel/osrelease", "6.1.0-rpi7-rpi-v8\n"),
+        "Linux 6.1",
+    ),
+];
+
+fn governors_of(host: &FakeHost, driver: &str, governors: &str) {
+    for (name, text) in [
+        ("scaling_driver", driver),
+        ("scaling_available_governors", governors),
+        ("scaling_governor", "performance"),
+    ] {
+        host.write(&format!("{POLICY}/{name}"), text);
+    }
+}
+
+#[test]
+fn each_trap_has_a_board_that_it_is_found_on() {
+    let names: Vec<_> = BOARDS.iter().map(|(name, ..)| *name).collect();
+    let traps: Vec<_> = traps::ALL.iter().map(|trap| trap.name).collect();
+    assert_eq!(names, traps);
+    let good = facts(&good_host());
+    for ((name, change, part), trap) in BOARDS.into_iter().zip(traps::ALL) {
+        assert_eq!((trap.found)(&good), None, "{name}: on a good host");
+        let (host, mut live) = (good_host(), live());
+        change(&host, &mut live);
+        let facts = DoctorFacts::read(&host.root(), "aarch64", live);
+        assert!((trap.found)(&facts).is_some(), "{name}");
+        let all = findings(&facts).into_iter();
+        let all: Vec<_> = all.filter(|found| found.subject == name).collect();
+        assert!(
+            all.iter().any(|found| found.level == trap.level),
+            "{name}: {all:?}"
+        );
+        let says = |found: &Finding| match trap.level {
+            Level::Good => found.change.is_none() && found.what.contains(part),
+            _ => found
+                .change
+                .as_ref()
+                .is_some_and(|text| text.contains(part)),
+        };
+        assert!(all.iter().any(says), "{name}: {all:?}");
+    }
+}
+
+#[test]
+fn a_trap_of_a_board_is_its_only_finding() {
+    for (name, change, _) in BOARDS {
+        let (host, mut live) = (good_host(), live());
+        change(&host, &mut live);
+        let found = findings(&DoctorFacts::read(&host.root(), "aarch64", live));
+        let others = found.iter().filter(|found| found.level > Level::Good);
+        let others: Vec<_> = others.filter(|found| found.subject != name).collect();
+        assert!(others.is_empty(), "{name}: {others:?}");
+    }
+}
+
+#[test]
+fn a_slice_above_that_caps_is_named_with_the_command() {
+    let file = "/sys/fs/cgroup/machine.slice/cpu.uclamp.min";
+    let mut live = live();
+    live.capped = Some((file.to_owned(), "0.00".to_owned()));
+    let found = only_finding(&DoctorFacts::read(&good_host().root(), "aarch64", live));
+    assert_eq!(found.change, Some(format!("echo max > {file}")));
+}
+
+#[test]
+fn protected_mode_is_no_advice_where_kvm_lacks_something() {
+    let host = good_host();
+    host.write("proc/cmdline", "kvm-arm.mode=protected\n");
+    let mut live = live();
+    live.kvm.as_mut().unwrap().stolen_time = false;
+    let found = only_finding(&DoctorFacts::read(&host.root(), "aarch64", live));
+    let change = found.change.unwrap();
+    assert!(!change.contains("mode"), "{change}");
+}
+
+#[test]
+fn the_page_has_the_table_of_traps() {
+    let page = include_str!("../../../docs/boards.md");
+    let table = traps::table();
+    assert!(
+        page.contains(&table),
+        "docs/boards.md has another table than:\n{table}"
+    );
 }

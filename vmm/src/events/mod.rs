@@ -50,7 +50,7 @@ struct Stamped {
 enum What {
     /// Of a guest's access.
     Event(Event),
-    /// Of nobody's.
+    /// Not caused by a guest's access.
     Host(HostChange),
 }
 
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(lines[1]["result"], "ok");
     }
 
-    /// An output that takes nothing until it is told to.
+    /// An output that blocks until it is released.
     struct Gate(mpsc::Receiver<()>);
 
     impl Write for Gate {

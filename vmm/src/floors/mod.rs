@@ -149,8 +149,8 @@ pub fn mhz(khz: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: what is reserved is what the servers that are in force have; what can't be read is
-    //! the kernel's default and called so; a kernel without servers has none.
+    //! Promise: the reserve is that of the servers in force. If it can't be read, it is the
+    //! kernel's default, and marked so. A kernel without servers has none.
     use super::*;
     use vcpufreq_device::fakes::FakeHost;
 

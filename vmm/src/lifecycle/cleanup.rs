@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Removes what dead VMMs left: by their records, and, where even the record
-//! is lost, by cgroups that carry our names, are empty and whose maker is gone.
-//! What belongs to a living VMM, or isn't ours, stays.
+//! Removes what dead VMMs left, by their records. Without a record, removes empty cgroups that have
+//! our names and whose maker has ended. What belongs to a living VMM, or isn't ours, stays.
 
 use std::{
     fs::File,
@@ -124,7 +123,7 @@ impl<'a> Cleaner<'a> {
                 let path = path.display();
                 cleaned
                     .left
-                    .push(format!("{path}: somebody else cleans up after it: {why}"));
+                    .push(format!("{path}: another process cleans up after it: {why}"));
                 return;
             }
         };

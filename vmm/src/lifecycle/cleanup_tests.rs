@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a dead VMM left is removed, with its record; what belongs to a living
-//! one, to another namespace or to somebody else stays.
+//! What a dead VMM left is removed, with its record. What belongs to a living VMM, another
+//! namespace or another program stays.
 
 use std::{fs, io};
 

@@ -6,11 +6,9 @@
 //! VMM ──────────────── pipe, write end ───────────────▶ guardian's stdin
 //!  the kernel closes it when the VMM is gone, kill -9 included ─▶ end of file
 //! ```
-//! It is started before the VMM makes anything, in a session of its own, and
-//! ignores what ends groups of processes. It knows the VMM by its record and
-//! its terminal only.
-//! A VMM that ends by itself has removed its record before; then the guardian
-//! has nothing to do and ends.
+//! It starts before the VMM makes anything, in a session of its own, and ignores signals that end
+//! process groups. It knows the VMM by its record and its terminal only. A VMM that ends by itself
+//! has removed its record before; then the guardian has nothing to do and ends.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
@@ -35,7 +33,7 @@ use crate::{
     sys,
 };
 
-/// What the guardian says when it is on guard.
+/// The guardian's output when it is on guard.
 const READY: &[u8] = b"on guard\n";
 /// How often to look whether a VMM that is ending has ended. It takes some
 /// milliseconds, or as long as a device keeps one of its threads in the kernel.
@@ -81,12 +79,11 @@ impl Guardian {
         Ok(Self { child, alive })
     }
 
-    /// Tells it that the VMM ends and has removed its record, and waits until
-    /// it has ended too. With a record left, just drop it: it stays on guard
-    /// until this process is gone.
+    /// Ends the guardian of a VMM that ends and has removed its record. If a record is left, drop
+    /// the guardian instead: it stays on guard until this process is gone.
     pub fn dismiss(mut self) {
         drop(self.alive.take());
-        // It can't fail for a child that nobody has waited for.
+        // It can't fail for a child that hasn't been waited for.
         let _ = self.child.wait();
     }
 }

@@ -13,7 +13,7 @@ use super::state::{Owner, Standing, StateDir};
 
 const SUFFIX: &str = ".vm";
 
-/// What tells a virtual machine's files.
+/// What identifies a virtual machine's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptVm {

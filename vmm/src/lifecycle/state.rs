@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Records of what a VMM is about to make on the host, so that it can be
-//! removed whoever is killed: `PID.json` in a runtime directory, written before
-//! anything is made.
+//! Records of what a VMM is about to make on the host, so that it can be removed whichever process
+//! is killed: `PID.json` in a runtime directory, written before anything is made.
 //!
-//! A record is somebody's as long as the process with its number is the one
-//! that wrote it: same boot, same start time, not a zombie. Otherwise it is
-//! stale. After another boot nothing is left but the record itself.
+//! A record is valid as long as the process with its number is the one that wrote it: same boot,
+//! same start time, not a zombie. Otherwise it is stale. After another boot nothing is left but the
+//! record itself.
 
 use std::{
     fs::{self, File},
@@ -60,7 +59,7 @@ impl Record {
     }
 }
 
-/// Who the process `pid` of the host below `root` is.
+/// The identity of process `pid` of the host below `root`.
 ///
 /// # Errors
 /// When procfs doesn't show it.

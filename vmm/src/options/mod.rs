@@ -58,7 +58,7 @@ pub struct RunArgs {
     /// under [vcpu.VCPUS]; flags win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Kernel: an uncompressed arm64 Image
+    /// Kernel for arm64: Image, Image.gz, Image.zst, or EFI zboot of either
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// Initial ramdisk

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can be said of real-time vCPUs: scheduling, page sizes, latency bounds. From text to
-//! checked types.
+//! Options of real-time vCPUs: scheduling, page sizes, latency bounds. From text to checked types.
 
 use std::{fmt, str::FromStr};
 

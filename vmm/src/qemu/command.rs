@@ -92,7 +92,7 @@ impl<'a> QemuCommand<'a> {
         let bare = parts.next().filter(|part| !part.contains('='));
         match cpus.or(bare).map(str::parse) {
             Some(Ok(cpus)) => Ok(cpus),
-            _ => bail!("-smp {smp} doesn't tell the number of vCPUs; give it cpus=N"),
+            _ => bail!("-smp {smp} doesn't give the number of vCPUs; add cpus=N"),
         }
     }
 
@@ -202,7 +202,7 @@ fn memory_alone(value: &OsString) -> Option<OsString> {
 
 #[cfg(test)]
 mod tests {
-    //! vCPUs and description are told as QEMU takes its options.
+    //! vCPUs and machine are read as QEMU reads its options.
     use super::*;
 
     fn of<T>(line: &str, ask: impl Fn(&QemuCommand<'_>) -> T) -> T {

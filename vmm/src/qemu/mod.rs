@@ -5,8 +5,7 @@
 //! command line ─▶ QEMU's own device tree (dumpdtb) ─▶ with capacities and OPPs ─▶ -dtb
 //!      └────────▶ QEMU with ivshmem-doorbell ◀─ pair of sockets ─▶ server ─▶ QEMU's exit code
 //! ```
-//! QEMU inherits its end of the pair and the tree as open files: no file is left of a program that
-//! is killed.
+//! QEMU inherits its end of the pair and the tree as open files: a killed program leaves no file.
 
 mod command;
 mod tree;

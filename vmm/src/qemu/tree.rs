@@ -27,9 +27,9 @@ use crate::{
     vm::image::Kernel,
 };
 
-/// How long QEMU may take to tell its tree. It takes some 100 ms.
+/// How long QEMU may take to write its tree. It takes some 100 ms.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
-/// How many bytes of what it says at last are looked at.
+/// How many bytes of its last messages are read.
 const LAST_WORDS: u64 = 4096;
 
 /// A tree for one boot of QEMU, or why there is none.
@@ -91,7 +91,7 @@ impl Tree {
     /// The options that give it to QEMU.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let Some(file) = &self.file else {
             return Ok(Vec::new());
@@ -137,7 +137,7 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
         let _ = qemu.kill();
         let _ = qemu.wait();
         bail!(
-            "{program} takes more than {} s to tell its device tree; give the guest one by -dtb",
+            "{program} takes more than {} s to write its device tree; give the guest one by -dtb",
             within.as_secs()
         );
     }
@@ -148,15 +148,15 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     let end = said.metadata().map_or(0, |said| said.len());
     let read = said.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS)));
     read.and_then(|_| said.read_to_end(&mut text))
-        .context("can't read what QEMU said")?;
+        .context("can't read QEMU's messages")?;
     let text = String::from_utf8_lossy(&text);
-    let last = text.lines().last().unwrap_or("it said nothing");
-    bail!("QEMU doesn't tell its device tree: {last}");
+    let last = text.lines().last().unwrap_or("no message");
+    bail!("QEMU doesn't write its device tree: {last}");
 }
 
 #[cfg(test)]
 mod tests {
-    //! A QEMU that tells no device tree is one line, and ends.
+    //! A QEMU that writes no device tree is an error of one line, and ends.
     use super::*;
 
     fn line(script: &str, within: Duration) -> String {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bridge of a guest of this program: what it is told, and where its texts, figures and
-//! virtual machine's moments come from and go to.
+//! Sets up a guest's bridge: its configuration, its diagnostics and counters, and its KVM events.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -240,6 +239,8 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         uclamp: (of.clamp.min.get(), of.clamp.max.get()),
         own_util: of.load.map(|load| load.own.get()),
         others_util: of.load.map(|load| load.others.get()),
+        target_sum: of.target.map(|of| of.sum),
+        target: of.target.map(|of| of.target.get()),
         accesses: of.accesses,
         counts: of.counters,
         clamp_after: of.clamp_after.into(),

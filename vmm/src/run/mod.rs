@@ -214,7 +214,7 @@ fn make_actuator(
     }
 }
 
-/// Says how it went; whether that has findings.
+/// Reports the result; returns whether it has findings.
 fn report(
     bridge: Option<(Totals, &RunReport)>,
     stats: &EventStats,

@@ -132,7 +132,7 @@ fn choose_path(
     })
 }
 
-/// Says how far down clamps hold on the pCPUs that vCPUs may be on.
+/// Reports how far down clamps hold on the pCPUs that vCPUs may be on.
 pub fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<String> {
     let mut pcpus = config.pinned();
     if config.vcpus.iter().any(|vcpu| vcpu.pin.is_empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The real-time side of a guest: which vCPUs, what that asks of the host, and doing it.
+//! The real-time side of a guest: its vCPUs and their changes of the host.
 //!
 //! ```text
 //! options ─▶ RunConfig (pure) ─▶ RtGuest::of_host (looks) ─▶ record ─▶ begin ─▶ hooks on each thread

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises: a real-time guest that can't be is refused, with one line that says why; and being
-//! real-time keeps nothing from the bridge that it is told otherwise.
+//! Promises: an impossible real-time guest is refused, with the cause in one line. Beside a
+//! real-time vCPU, each vCPU writes requests of its own domain only.
 
 use std::sync::{
     Arc,
@@ -178,7 +178,7 @@ fn of(toml: &str) -> RtGuest {
     }
 }
 
-/// What a guest is told by its second vCPU's register, by an exit and from its page: `bpf` and
+/// The guest's reads of its second vCPU's register, by an exit and from its page: `bpf` and
 /// `ioeventfd` show the same pages.
 fn features(actuator: HostActuator) -> [u32; 2] {
     let spec = |domain| VcpuSpec {

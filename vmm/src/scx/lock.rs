@@ -27,7 +27,6 @@ impl Lock {
     ///
     /// # Errors
     /// That a service runs, or what the kernel said.
-    #[cfg_attr(not(feature = "bpf"), allow(dead_code))]
     pub fn take() -> anyhow::Result<Self> {
         Self::take_at(Path::new(PATH))
     }
@@ -63,10 +62,20 @@ impl Lock {
         }
     }
 
+    /// Whether the file is there: locked, or left by one that was killed.
+    pub fn exists() -> bool {
+        Path::new(PATH).exists()
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The process that has it; `None` when no service runs.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn owner() -> anyhow::Result<Option<Pid>> {
         Self::owner_at(Path::new(PATH))
     }

@@ -6,17 +6,21 @@ mod lock;
 #[cfg(feature = "bpf")]
 mod service;
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 
 use lock::Lock;
 use vcpufreq_rt::cli::print;
 
+/// Where the service pins its maps.
+const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 /// How long `stop` waits: the kernel takes a tenth of a second.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -67,6 +71,34 @@ fn stop() -> anyhow::Result<u8> {
         sleep(BETWEEN);
     }
     bail!("the service, process {owner}, has not ended within 10 s; kill -9 {owner} ends it too")
+}
+
+/// Removes what a killed service has left; the paths. One that runs, or another user's, stays.
+///
+/// # Errors
+/// What the kernel said.
+pub fn clean() -> anyhow::Result<Vec<PathBuf>> {
+    let pins = Path::new(PINS);
+    let left = pins.exists() || Lock::exists();
+    if !left || !geteuid().is_root() || Lock::owner()?.is_some() {
+        return Ok(Vec::new());
+    }
+    let Ok(lock) = Lock::take() else {
+        // One has just started.
+        return Ok(Vec::new());
+    };
+    let mut removed = Vec::new();
+    if pins.exists() {
+        // Maps of a service's alone, and nothing below.
+        for entry in fs::read_dir(pins).with_context(|| format!("can't read {PINS}"))? {
+            let path = entry?.path();
+            fs::remove_file(&path).with_context(|| format!("can't remove {}", path.display()))?;
+        }
+        fs::remove_dir(pins).with_context(|| format!("can't remove {PINS}"))?;
+        removed.push(pins.to_owned());
+    }
+    removed.push(lock.path().to_owned());
+    Ok(removed)
 }
 
 fn status() -> anyhow::Result<u8> {

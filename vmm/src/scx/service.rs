@@ -10,8 +10,8 @@ use super::lock::Lock;
 use crate::message::warn;
 use crate::serve::{EndSignals, Ready, manager, wait};
 
-/// The exit code when the kernel has ended the scheduler.
-const ENDED: u8 = 2;
+/// The exit code when the kernel has ended the scheduler: the unit isn't to load it again.
+const ENDED: u8 = 3;
 /// How often to look whether it has.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cgroups of a VM's vCPUs while it is served. libvirt makes one for each vCPU when QEMU
-//! answers, which QEMU does once it has its memory: after a server has looked for them.
+//! answers. QEMU answers once it has its memory, which is after the server has looked for groups.
 
 use std::path::{Path, PathBuf};
 

@@ -44,7 +44,7 @@ pub struct Machine {
     events: Option<EventWriter>,
     changes: HostChanges,
     groups: Option<SeenGroups>,
-    /// Why its vCPUs have no cgroups, until that is said.
+    /// Why its vCPUs have no cgroups, until that is reported.
     no_groups: Cell<Option<String>>,
     threads: VcpuThreads,
 }
@@ -262,7 +262,7 @@ impl Starting<'_> {
         }
     }
 
-    /// Tells the guest what its vCPUs can do.
+    /// Writes the guest's description of its vCPUs.
     fn describe(&self) -> anyhow::Result<()> {
         let served = self.served;
         let config =

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The service manager, if it has started this program: files that it hands over at the start, and
-//! those that it keeps for the next start. See sd_listen_fds(3) and sd_notify(3), which need no
-//! library.
+//! The service manager, if it has started this program. It hands over files at the start and keeps
+//! files for the next start. See sd_listen_fds(3) and sd_notify(3), which need no library.
 
 use std::{
     collections::BTreeSet,
@@ -49,10 +48,10 @@ pub fn handed_to(pid: u32) -> Handed {
     handed.unwrap_or_default()
 }
 
-/// Tells it that the program waits for VMMs.
+/// Notifies it that the program waits for VMMs.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn ready() -> anyhow::Result<()> {
     tell("READY=1", &[])
 }
@@ -60,7 +59,7 @@ pub fn ready() -> anyhow::Result<()> {
 /// Has it store files by this name, for the next start.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
     let message = format!("FDSTORE=1\nFDNAME={name}");
     files
@@ -71,7 +70,7 @@ pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
 /// Has it close the stored files of this name.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn discard(name: &str) -> anyhow::Result<()> {
     tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
 }
@@ -93,7 +92,5 @@ fn tell(message: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
             .send_with_fds(&[message.as_bytes()], &files)
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
     };
-    sent()
-        .map(drop)
-        .context("the service manager can't be told")
+    sent().map(drop).context("can't notify the service manager")
 }

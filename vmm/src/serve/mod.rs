@@ -5,8 +5,8 @@
 //! socket ─▶ VMM's process and threads ─▶ offer of the host ─▶ host changes ─▶ device ─▶ bridge
 //!    └────── VMM gets memory and doorbells, then runs its guest ◀──────────────────┘
 //! ```
-//! The VMM waits for its memory until all is in place, so that no request comes too early. It goes
-//! on when the server ends or is killed, and the next server takes it over.
+//! The VMM waits for its memory until all is in place: no request comes too early. It goes on when
+//! the server ends or is killed, and the next server takes it over.
 
 mod groups;
 mod machine;

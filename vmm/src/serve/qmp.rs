@@ -130,7 +130,7 @@ impl Qmp {
         for line in lines.filter(|line| line.ends_with(b"\n")) {
             let line: Line = serde_json::from_slice(line).context("this isn't QMP")?;
             if let Some(Refusal { desc }) = line.error {
-                bail!("QEMU doesn't tell its vCPUs: {desc}");
+                bail!("QEMU doesn't list its vCPUs: {desc}");
             }
             if let Some(Answer::Cpus(cpus)) = line.answer {
                 return Ok(Some(cpus));

@@ -34,7 +34,7 @@ impl Server {
     /// returns the exit code.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: Waiting) -> anyhow::Result<u8> {
         let mut refusals = Refusals::default();
         for vmm in taken_over {

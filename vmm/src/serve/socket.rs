@@ -148,9 +148,12 @@ impl Socket {
 
     /// Takes the VMM that has connected.
     pub fn accept(&self) -> anyhow::Result<Vmm> {
-        let (stream, _) = self.listener.accept().context("it can't be heard")?;
+        let (stream, _) = self
+            .listener
+            .accept()
+            .context("can't accept its connection")?;
         let stream = Connection::new(stream);
-        let peer = getsockopt(&stream, PeerCredentials).context("its process can't be told")?;
+        let peer = getsockopt(&stream, PeerCredentials).context("can't read its process number")?;
         let own = geteuid().as_raw();
         let may = |user: u32| user == own || self.allowed.is_user(user);
         let pid = u32::try_from(peer.pid()).ok().filter(|pid| *pid > 0);
@@ -241,7 +244,7 @@ fn remove_dead(path: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! A socket takes the place of a dead one only, and says which process connects.
+    //! A socket takes the place of a dead one only, and identifies the process that connects.
     use std::{
         os::unix::process::CommandExt,
         process::{Command, Stdio},

@@ -96,7 +96,7 @@ pub fn forget(vmm: &Vmm) {
 /// server ran.
 ///
 /// # Errors
-/// When the records can't be read, or what the kernel said.
+/// When the records can't be read, or the kernel's error.
 pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
     let kept = StateDir::of_user()?.kept(&HostRoot::default())?;
     let runs = |name: &String| kept.iter().any(|vm| store_name(vm.vmm.pid) == *name);
@@ -265,7 +265,7 @@ fn number_in(info: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! A VM's files are told from others that look like them.
+    //! A VM's files are distinguished from similar ones.
     use std::io;
 
     use super::*;

@@ -26,7 +26,7 @@ pub struct Vmm {
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
     pub stream: Option<Connection>,
-    /// The socket that it has connected to, which tells it to the next server.
+    /// The socket that it has connected to, by which the next server finds it.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<Shared>,
@@ -122,7 +122,7 @@ impl Vmm {
     /// A child of this process, at the other end of `stream`.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn child(stream: Connection, pid: u32) -> anyhow::Result<Self> {
         Ok(Self {
             process: sys::pidfd_open(pid).context("it can't be watched")?,

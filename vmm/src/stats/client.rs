@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The reader's end: which VMM, and what it says.
+//! The reader's end: selects a VMM and reads its answer.
 
 use std::{
     io::Read,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a running VMM counts, for `vcpufreq stats` and `vcpufreq top`.
+//! A running VMM's counters, for `vcpufreq stats` and `vcpufreq top`.
 //!
 //! ```text
 //! device, paths ─▶ Stats ─▶ JSON on a unix socket beside the VMM's record ─▶ stats, top
@@ -47,20 +47,18 @@ pub struct VcpuStats {
     pub vcpu: u16,
     /// Its performance domain.
     pub domain: u32,
-    /// How its registers are reached now: `ioeventfd` while KVM answers reads or
-    /// requests of table entries. Which accesses exit all the same is in
-    /// `accesses`.
+    /// How its registers are reached now: `ioeventfd` while KVM answers reads or requests of table
+    /// entries. `accesses` counts those that exit.
     pub path: Path,
     /// The pCPU that its thread is on, if that is known.
     pub pcpu: Option<u32>,
     /// That pCPU's frequency, kHz.
     pub pcpu_khz: Option<u32>,
-    /// What its domain asks for, kHz.
+    /// Its domain's request, kHz.
     pub asks_khz: Option<u32>,
-    /// What it was last told that it gets, kHz.
+    /// The last cur_perf that it read, kHz.
     pub gets_khz: u32,
-    /// The clamp that its domain's request stands for, with what is added to
-    /// it, 0 to 1024.
+    /// The clamp of its domain's request, including additions, 0 to 1024.
     pub uclamp: (u16, u16),
     /// Utilization of its thread when it was last looked at, 0 to 1024; null
     /// without `--sum`.
@@ -69,17 +67,22 @@ pub struct VcpuStats {
     /// Of what else ran on its pCPU, as added to its request.
     #[serde(default)]
     pub others_util: Option<u16>,
+    /// What all vCPUs that want to run on its pCPU add to that one's utilization
+    /// by scx, and what of it the kernel was given; null with another actuator.
+    #[serde(default)]
+    pub target_sum: Option<u32>,
+    /// See `target_sum`, 0 to 1024.
+    #[serde(default)]
+    pub target: Option<u16>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
     pub counts: CounterSnapshot,
-    /// How long requests took until their clamp was in force, those that
-    /// changed it: from the guest's write on by `bpf`, and by `ioeventfd` where
-    /// its writes are recorded; from when the worker takes the request up by
-    /// `ioeventfd` otherwise; from its arrival in the VMM by `exit`. Time that the
-    /// limit makes a request wait is in it. A request that is settled at the
-    /// moment in which the next one arrives may have no time, so that `n` can be
-    /// below `applied`.
+    /// How long requests that changed the clamp took until it was in force. By `bpf`, from the
+    /// guest's write on; by `exit`, from the arrival in the VMM. By `ioeventfd`, from the guest's
+    /// write if writes are recorded, else from when the worker takes up the request. Time that the
+    /// limit makes a request wait is in it. A request that is settled at the moment in which the
+    /// next one arrives may have no time, so that `n` can be below `applied`.
     pub clamp_after: Times,
     /// From where `clamp_after` begins until the vCPU's frequency was another
     /// one. By `exit` and `ioeventfd` seen at the next read of cur_perf or look.
@@ -123,10 +126,9 @@ impl VcpuStats {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: what the server sends is what the client reads; a VMM that
-    //! isn't there, or that hangs up, is said in one line; another user gets
-    //! nothing, a slow reader no more than fits the deadline, and nothing waits
-    //! for it; the table has a line for each vCPU.
+    //! Promises: the client reads what the server sends. A missing VMM, or one that hangs up, is an
+    //! error of one line. Another user gets nothing. A slow reader gets what fits the deadline, and
+    //! nothing waits for it. The table has a line for each vCPU.
 
     use std::{
         fs,
@@ -163,6 +165,8 @@ mod tests {
             gets_khz: 2_800_000,
             own_util: Some(312),
             others_util: Some(480),
+            target_sum: Some(1300),
+            target: Some(1024),
             counts,
             clamp_after: times.snapshot().into(),
             ..VcpuStats::default()
@@ -252,8 +256,8 @@ mod tests {
         server.stop();
     }
 
-    // Each write had a deadline of its own, so that a client that read a little now and then
-    // held the thread, and the end of the VMM, for as long as it liked.
+    // One deadline for all writes: a client that reads a little now and then would otherwise hold
+    // the thread, and the end of the VMM, for as long as it likes.
     #[test]
     fn a_slow_reader_gets_what_fits_the_deadline_and_holds_no_lock() {
         let many = Stats {

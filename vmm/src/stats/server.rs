@@ -51,7 +51,7 @@ impl Server {
                     break;
                 }
                 match client {
-                    // A client that hangs up has lost its answer, nobody else's.
+                    // A client that hangs up loses its own answer only.
                     Ok(client) => drop(answer(client, &stats)),
                     // No more open files, at the moment.
                     Err(_) => std::thread::sleep(PATIENCE),
@@ -76,8 +76,7 @@ impl Server {
     /// Removes the socket and ends the thread.
     pub fn stop(self) {
         self.stop.store(true, SeqCst);
-        // Wakes it up. Without a socket nobody can, and the thread ends with
-        // the process.
+        // Wakes it up. Without a socket that is impossible, and the thread ends with the process.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = fs::remove_file(&self.path);
         if woken {

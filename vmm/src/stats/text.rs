@@ -6,7 +6,7 @@ use super::{Stats, Times, VcpuStats};
 /// A column: title, width, and a vCPU's cell.
 type Column = (&'static str, usize, fn(&VcpuStats) -> String);
 
-const COLUMNS: [Column; 16] = [
+const COLUMNS: [Column; 17] = [
     ("VCPU", 4, |of| of.vcpu.to_string()),
     ("PATH", 6, |of| of.path.to_string()),
     ("ON", 4, |of| {
@@ -19,6 +19,10 @@ const COLUMNS: [Column; 16] = [
     }),
     ("OWN+OTHERS", 10, |of| match (of.own_util, of.others_util) {
         (Some(own), Some(others)) => format!("{own}+{others}"),
+        _ => none(),
+    }),
+    ("SUM>TARGET", 10, |of| match (of.target_sum, of.target) {
+        (Some(sum), Some(target)) => format!("{sum}>{target}"),
         _ => none(),
     }),
     ("REQUESTS", 10, |of| of.counts.requests.to_string()),

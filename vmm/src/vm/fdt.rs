@@ -3,14 +3,16 @@
 //!
 //! CPUs, OPP tables and the vcpufreq node come from `vcpufreq_dt`; here is the
 //! rest of the board. Bindings: Linux `Documentation/devicetree/bindings`
-//! (`arm,gic-v3`, `arm,arch_timer`, `psci`, `serial/8250`).
+//! (`arm,gic-v3`, `arm,gic`, `arm,arch_timer`, `psci`, `serial/8250`).
 
 use vcpufreq_dt::{Machine, Nodes};
 use vm_fdt::{Error, FdtWriter};
 
+use super::gic::Gic;
 use super::image::Placement;
 use super::layout::{
-    GICD_BASE, GICD_SIZE, GICR_BASE, GICR_STRIDE, RAM_BASE, UART_BASE, UART_SIZE, UART_SPI,
+    GICC_BASE, GICC_SIZE, GICD_BASE, GICD_SIZE, GICD_V2_SIZE, GICR_BASE, GICR_STRIDE, RAM_BASE,
+    UART_BASE, UART_SIZE, UART_SPI,
 };
 
 /// Phandle of the GIC; those of `vcpufreq_dt` come after it.
@@ -28,7 +30,12 @@ const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
 const UART_CLOCK_HZ: u32 = 1_843_200;
 
 /// The device tree of `machine`, as a blob.
-pub fn build(machine: &Machine, cmdline: &str, place: &Placement) -> Result<Vec<u8>, Error> {
+pub fn build(
+    machine: &Machine,
+    cmdline: &str,
+    place: &Placement,
+    gic: Gic,
+) -> Result<Vec<u8>, Error> {
     // At most 1025 phandles: there are always enough numbers left for them.
     let nodes = Nodes::new(machine, GIC_PHANDLE + 1).ok_or(Error::DuplicatePhandle)?;
     let mut fdt = FdtWriter::new()?;
@@ -46,8 +53,9 @@ pub fn build(machine: &Machine, cmdline: &str, place: &Placement) -> Result<Vec<
     vcpufreq_dt::write_cpus(&mut fdt, &nodes)?;
     vcpufreq_dt::write_opp_tables(&mut fdt, &nodes)?;
     write_psci(&mut fdt)?;
-    write_gic(&mut fdt, machine.facts().cpus.len() as u64)?;
-    write_timer(&mut fdt)?;
+    let vcpus = machine.facts().cpus.len();
+    write_gic(&mut fdt, gic, vcpus as u64)?;
+    write_timer(&mut fdt, gic, vcpus)?;
     write_serial(&mut fdt)?;
     vcpufreq_dt::write_cpufreq(&mut fdt, &nodes)?;
     fdt.end_node(root)?;
@@ -73,25 +81,43 @@ fn write_psci(fdt: &mut FdtWriter) -> Result<(), Error> {
     fdt.end_node(psci)
 }
 
-fn write_gic(fdt: &mut FdtWriter, vcpus: u64) -> Result<(), Error> {
-    let gic = fdt.begin_node(&format!("interrupt-controller@{GICD_BASE:x}"))?;
-    fdt.property_string("compatible", "arm,gic-v3")?;
+fn write_gic(fdt: &mut FdtWriter, gic: Gic, vcpus: u64) -> Result<(), Error> {
+    let (compatible, reg) = match gic {
+        Gic::V2 => (
+            "arm,cortex-a15-gic",
+            [GICD_BASE, GICD_V2_SIZE, GICC_BASE, GICC_SIZE],
+        ),
+        Gic::V3 => (
+            "arm,gic-v3",
+            [GICD_BASE, GICD_SIZE, GICR_BASE, vcpus * GICR_STRIDE],
+        ),
+    };
+    let node = fdt.begin_node(&format!("interrupt-controller@{GICD_BASE:x}"))?;
+    fdt.property_string("compatible", compatible)?;
     fdt.property_u32("#interrupt-cells", 3)?;
     fdt.property_u32("#address-cells", 2)?;
     fdt.property_u32("#size-cells", 2)?;
     fdt.property_null("ranges")?;
     fdt.property_null("interrupt-controller")?;
-    let redistributors = [GICR_BASE, vcpus * GICR_STRIDE];
-    fdt.property_array_u64("reg", &[[GICD_BASE, GICD_SIZE], redistributors].concat())?;
+    fdt.property_array_u64("reg", &reg)?;
     fdt.property_phandle(GIC_PHANDLE)?;
-    fdt.end_node(gic)
+    fdt.end_node(node)
 }
 
-fn write_timer(fdt: &mut FdtWriter) -> Result<(), Error> {
+/// Third cell of a private interrupt. That of a GICv2 has a bit for each CPU that gets it.
+fn ppi_flags(gic: Gic, vcpus: usize) -> u32 {
+    let cpus = (0..vcpus.min(8)).fold(0, |mask, cpu| mask | 1 << cpu);
+    match gic {
+        Gic::V2 => LEVEL_HIGH | cpus << 8,
+        Gic::V3 => LEVEL_HIGH,
+    }
+}
+
+fn write_timer(fdt: &mut FdtWriter, gic: Gic, vcpus: usize) -> Result<(), Error> {
     let timer = fdt.begin_node("timer")?;
     fdt.property_string("compatible", "arm,armv8-timer")?;
     fdt.property_null("always-on")?;
-    let cells = TIMER_PPIS.map(|ppi| [PPI, ppi, LEVEL_HIGH]);
+    let cells = TIMER_PPIS.map(|ppi| [PPI, ppi, ppi_flags(gic, vcpus)]);
     fdt.property_array_u32("interrupts", cells.as_flattened())?;
     fdt.end_node(timer)
 }
@@ -189,7 +215,7 @@ mod tests {
 
     #[test]
     fn nodes_say_where_things_are() {
-        let blob = build(&machine(2), "console=ttyS0 quiet", &PLACE).unwrap();
+        let blob = build(&machine(2), "console=ttyS0 quiet", &PLACE, Gic::V3).unwrap();
         let found = properties(&blob);
         let rows: [(&str, Vec<u8>); 9] = [
             ("/chosen/bootargs", b"console=ttyS0 quiet\0".to_vec()),
@@ -226,19 +252,32 @@ mod tests {
             initrd: None,
             ..PLACE
         };
-        let found = properties(&build(&machine(1), "", &place).unwrap());
+        let found = properties(&build(&machine(1), "", &place, Gic::V3).unwrap());
         assert!(!found.contains_key("/chosen/linux,initrd-start"));
         assert_eq!(found["/chosen/bootargs"], b"\0");
     }
 
     #[test]
     fn the_largest_guest_has_all_its_cpus_and_fits() {
-        let blob = build(&machine(512), "", &PLACE).unwrap();
+        let blob = build(&machine(512), "", &PLACE, Gic::V3).unwrap();
         assert!(blob.len() < usize::try_from(FDT_MAX).unwrap());
         let found = properties(&blob);
         assert_eq!(found["/cpus/cpu@1f0f/reg"], cells(&[0, 0x1f0f]));
         assert_eq!(found["/cpus/cpu@1f0f/enable-method"], b"psci\0");
         let gic = &found["/interrupt-controller@10000000/reg"];
         assert_eq!(gic[24..], cells(&[0, 512 * 0x2_0000]));
+    }
+
+    #[test]
+    fn a_gicv2_has_a_cpu_interface_and_a_mask_of_cpus() {
+        let found = properties(&build(&machine(3), "", &PLACE, Gic::V2).unwrap());
+        let gic = "/interrupt-controller@10000000";
+        assert_eq!(found[&format!("{gic}/compatible")], b"arm,cortex-a15-gic\0");
+        let reg = cells(&[0, 0x1000_0000, 0, 0x1000, 0, 0x1001_0000, 0, 0x2000]);
+        assert_eq!(found[&format!("{gic}/reg")], reg);
+        // Three vCPUs in bits 15:8.
+        let flags = 0x704;
+        let timer = [13, 14, 11, 10].map(|ppi| [1, ppi, flags]);
+        assert_eq!(found["/timer/interrupts"], cells(timer.as_flattened()));
     }
 }

@@ -3,7 +3,7 @@
 //! state, and their places in RAM.
 //!
 //! They stay open, so that a guest that resets boots again from what was
-//! checked, whatever has become of the paths.
+//! checked, whatever has become of the paths. A packed kernel's file is one in memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use linux_loader::cmdline::Cmdline;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::banner;
 use super::image_header::{BLOCK, ImageHeader, PROBE_LEN};
 use super::layout::RAM_BASE;
+use super::packed::Payload;
 
 /// Linux refuses larger device trees.
 pub const FDT_MAX: u64 = 2 << 20;
@@ -69,6 +71,24 @@ impl BootFile {
         Ok(&mut self.file)
     }
 
+    fn head(&mut self) -> anyhow::Result<Vec<u8>> {
+        let mut head = Vec::new();
+        self.rewound()
+            .and_then(|file| file.take(PROBE_LEN).read_to_end(&mut head))
+            .map_err(|source| unreadable("kernel", &self.path, source))?;
+        Ok(head)
+    }
+
+    /// Takes what `payload` unpacks to in the file's place.
+    fn unpack(&mut self, payload: Payload) -> anyhow::Result<()> {
+        let memory = memfd_create(c"vcpufreq.kernel", MFdFlags::MFD_CLOEXEC);
+        let mut memory =
+            File::from(memory.context("is packed, and no file can be made in memory")?);
+        self.len = payload.unpack(&mut self.file, &mut memory)?;
+        self.file = memory;
+        Ok(())
+    }
+
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -81,19 +101,20 @@ fn unreadable(what: &str, path: &Path, source: io::Error) -> anyhow::Error {
 }
 
 impl Kernel {
-    /// Opens `path` and checks that it is a whole arm64 Image.
+    /// Opens `path` and checks that it is a whole arm64 Image, which it unpacks
+    /// into memory where it is packed.
     ///
     /// # Errors
     /// When it can't be read, or which rule it breaks.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let mut file = BootFile::open("kernel", path)?;
-        let mut head = Vec::new();
-        let probe = Read::by_ref(&mut file.file).take(PROBE_LEN);
-        { probe }
-            .read_to_end(&mut head)
-            .map_err(|source| unreadable("kernel", path, source))?;
-        let header = ImageHeader::parse(&head, file.len)
-            .map_err(|why| anyhow!("kernel {} {why}", path.display()))?;
+        let refused = |why: anyhow::Error| anyhow!("kernel {} {why}", path.display());
+        let mut head = file.head()?;
+        if let Some(payload) = Payload::find(&head, file.len).map_err(refused)? {
+            file.unpack(payload).map_err(refused)?;
+            head = file.head()?;
+        }
+        let header = ImageHeader::parse(&head, file.len).map_err(refused)?;
         Ok(Self { file, header })
     }
 

@@ -9,8 +9,8 @@
 //! | `0x0900_0000` | 16550 console, 4 KiB |
 //! | `0x0910_0000` | stolen time, 64 bytes a vCPU, 64 KiB (memory, own slot) |
 //! | `0x0a00_0000` | vcpufreq registers, 4 KiB a vCPU; or shared memory and its doorbell |
-//! | `0x1000_0000` | GIC distributor, 64 KiB |
-//! | `0x1001_0000` | GIC redistributors, 128 KiB a vCPU |
+//! | `0x1000_0000` | GIC distributor, 64 KiB (GICv2: 4 KiB) |
+//! | `0x1001_0000` | GIC redistributors, 128 KiB a vCPU (GICv2: CPU interface, 8 KiB) |
 //! | `0x4000_0000` | RAM |
 
 /// Most vCPUs that a GICv3 under KVM has room for (`VGIC_V3_MAX_CPUS`).
@@ -41,6 +41,12 @@ pub const GICD_SIZE: u64 = 0x1_0000;
 pub const GICR_BASE: u64 = 0x1001_0000;
 /// Bytes of one vCPU's redistributor (two 64 KiB frames).
 pub const GICR_STRIDE: u64 = 0x2_0000;
+/// Bytes of a GICv2's distributor (`KVM_VGIC_V2_DIST_SIZE`).
+pub const GICD_V2_SIZE: u64 = 0x1000;
+/// CPU interface of a GICv2, which has no redistributors.
+pub const GICC_BASE: u64 = GICR_BASE;
+/// Bytes of the CPU interface (`KVM_VGIC_V2_CPU_SIZE`).
+pub const GICC_SIZE: u64 = 0x2000;
 /// Interrupts of the GIC: 32 private ones and 32 shared.
 pub const GIC_IRQS: u32 = 64;
 

@@ -21,11 +21,13 @@ pub mod console_output;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod exit;
 pub mod fdt;
+pub mod gic;
 pub mod image;
 pub mod image_header;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod packed;
 pub mod probe;
 mod supervise;
 pub(crate) mod sys;
@@ -43,6 +45,7 @@ use vcpufreq_dt::Machine;
 
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
+use gic::Gic;
 use image::{Initrd, Kernel, Placement};
 use memory::PageSize;
 use probe::KvmFacts;
@@ -187,6 +190,8 @@ pub struct VmSpec {
 pub struct LinuxGuest<'a> {
     /// What it is made of.
     pub spec: VmSpec,
+    /// Its interrupt controller.
+    pub gic: Gic,
     /// The device tree.
     pub fdt: &'a [u8],
     /// Where warnings go.
@@ -202,19 +207,18 @@ pub struct LinuxGuest<'a> {
 /// # Errors
 /// What the host or a hook refused, with what was being done.
 pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
-    let fdt = build_fdt(&spec, machine)?;
+    let kvm = open_kvm(&spec.kvm_device)?;
+    let gic = arch::gic(&kvm)?;
+    gic.check_vcpus(spec.pins.len(), kvm.get_max_vcpus())?;
+    let fdt = build_fdt(&spec, machine, gic)?;
     if let Some(path) = &spec.dump_dtb {
         std::fs::write(path, &fdt)
             .with_context(|| format!("can't write the device tree to {}", path.display()))?;
     }
-    let kvm = open_kvm(&spec.kvm_device)?;
-    let (vcpus, max) = (spec.pins.len(), kvm.get_max_vcpus());
-    if vcpus > max {
-        bail!("{vcpus} vCPUs are more than the {max} of this host's KVM; give fewer with --cpus");
-    }
     let pins = spec.pins.clone();
     let mut guest = LinuxGuest {
         spec,
+        gic,
         fdt: &fdt,
         hooks: &*host.hooks,
         warned: false,
@@ -223,8 +227,8 @@ pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunRe
     supervise(&mut guest, &kvm, threads, host)
 }
 
-fn build_fdt(spec: &VmSpec, machine: &Machine) -> anyhow::Result<Vec<u8>> {
-    let fdt = fdt::build(machine, &spec.cmdline, &spec.place)
+fn build_fdt(spec: &VmSpec, machine: &Machine, gic: Gic) -> anyhow::Result<Vec<u8>> {
+    let fdt = fdt::build(machine, &spec.cmdline, &spec.place, gic)
         .context("can't describe the guest in a device tree")?;
     let len = fdt.len();
     let max = image::FDT_MAX;

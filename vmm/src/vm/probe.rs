@@ -14,6 +14,7 @@ use vcpufreq_device::REGION_ALIGN;
 use vcpufreq_device::kvm::{PageMapping, SlotMemory};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::gic::Gic;
 use super::layout::CPUFREQ_BASE;
 use super::{arch, open_kvm, sys};
 
@@ -37,6 +38,8 @@ pub struct KvmFacts {
     pub readonly_slots: bool,
     /// `KVM_CAP_IOEVENTFD`: writes without an exit to the VMM are possible.
     pub ioeventfd: bool,
+    /// The interrupt controller of guests, on arm64 only.
+    pub gic: Option<Gic>,
     /// `kvm-arm.mode` of the kernel command line; `default` is VHE where the
     /// CPU has it.
     pub mode: String,
@@ -65,6 +68,7 @@ impl KvmFacts {
             stolen_time: kvm.check_extension_raw(KVM_CAP_STEAL_TIME) > 0,
             readonly_slots: kvm.check_extension(Cap::ReadonlyMem),
             ioeventfd: kvm.check_extension(Cap::Ioeventfd),
+            gic: kvm.create_vm().ok().and_then(|vm| Gic::of(&vm)),
             mode: "default".to_owned(),
         })
     }

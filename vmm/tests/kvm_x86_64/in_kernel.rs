@@ -8,7 +8,7 @@
 //! - A guest that resets has it all again.
 //! - When the worker dies, what was written is carried out, and what follows
 //!   exits.
-//! - What KVM refuses is told, once for each path.
+//! - What KVM refuses is reported, once for each path.
 //! - 64 vCPUs with 16 entries each are within KVM's limits.
 
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -416,8 +416,8 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let _ = again.attach(&in_slot(&vm, 0), &no_warning);
 }
 
-/// KVM refuses the eventfds of one path, and of the next one: both are told,
-/// and the second one after a reset not again.
+/// KVM refuses the eventfds of one path, and of the next one: both refusals are reported, and the
+/// second one not again after a reset.
 #[test]
 fn what_kvm_refuses_of_the_next_path_is_told_too() {
     let Some(kvm) = kvm_or_skip() else { return };

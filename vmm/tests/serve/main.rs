@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What `serve` promises of its end, with the real program, and a process that stands for a VMM: it
-//! connects, has a thread named as QEMU's, and keeps what it is sent.
+//! Promises of `serve` and its end, with the real program and a process that stands for a VMM: it
+//! connects, has a thread named as QEMU's, and keeps the files that it receives.
 //!
 //! - A server that is killed leaves no pin; the next one takes the VM over, pins its vCPUs anew, and
 //!   carries out what the guest has requested meanwhile.

@@ -116,8 +116,8 @@ impl Server {
         (server, Vmm::served_at(socket))
     }
 
-    /// Has its worker end as one that has died does, which tells so by an eventfd: the only one that
-    /// no epoll waits for, once the VMM's interrupt is closed here.
+    /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll
+    /// waits for, once the VMM's interrupt is closed here.
     pub fn kill_worker(&self) {
         let mut eventfds = Vec::new();
         wait_until("one eventfd that no epoll waits for", || {

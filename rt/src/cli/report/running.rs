@@ -19,7 +19,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// Signals that ask a program to end.
+/// Signals that end a program.
 const ENDING: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -72,7 +72,7 @@ impl Running {
     /// Whether the report may go on.
     ///
     /// # Errors
-    /// When a signal has asked this program to end.
+    /// When such a signal has come.
     pub(super) fn go_on(&self) -> anyhow::Result<()> {
         match self.with(|state| state.signal) {
             Some(signal) => bail!("ended by signal {signal} before it had measured"),
@@ -94,8 +94,8 @@ impl Running {
     }
 }
 
-/// While it lives, a signal that asks this program to end ends what runs for the report; the report
-/// then undoes what it did and ends with an error. Signals that are ignored stay so.
+/// While it lives, a signal to end this program ends the report's child processes. The report then
+/// undoes its changes and ends with an error. Signals that are ignored stay so.
 pub(super) struct Ending {
     /// What the thread had blocked before.
     before: SigSet,

@@ -19,8 +19,8 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// An empty one that records nothing yet, with that much room for each CPU. One
-    /// of that name is somebody's who failed: it is removed.
+    /// An empty one that records nothing yet, with that much room for each CPU. Removes one that a
+    /// failed scenario left.
     pub fn create(name: &str, kib: u32) -> Result<Self> {
         let path = format!("{INSTANCES}/{name}");
         if fs::exists(&path)? {

@@ -197,7 +197,7 @@ impl Seen {
     }
 }
 
-/// Tracing of frequencies and of who runs, on until it is stopped.
+/// Tracing of frequencies and context switches, on until it is stopped.
 #[derive(Debug)]
 pub struct Trace(());
 
@@ -234,12 +234,12 @@ impl Trace {
         Self::start_with(&["events/kvm/kvm_mmio/enable", "events/power/cpu_idle/enable"])
     }
 
-    /// That of frequencies and of who runs, with the host's ticks.
+    /// Frequencies and context switches, with the host's ticks.
     pub fn start_with_ticks() -> Result<Self> {
         Self::start_with(&["events/timer/hrtimer_expire_entry/enable"])
     }
 
-    /// The same, with who is woken from where.
+    /// The same, with wake-ups and their CPUs.
     pub fn start_with_wakings() -> Result<Self> {
         Self::start_with(&["events/sched/sched_waking/enable"])
     }
@@ -336,8 +336,7 @@ fn mmio(line: &Line) -> Result<Mmio> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a trace line is read as the kernel prints it; who ran is
-    //! told apart.
+    //! Promises: a trace line is read as the kernel prints it, and threads are distinguished.
     use super::*;
 
     #[test]

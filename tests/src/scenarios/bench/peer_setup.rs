@@ -86,7 +86,7 @@ impl Vmm {
     }
 }
 
-/// crosvm with a vCPU on the first CPU of each policy, which it is told to be like.
+/// crosvm with a vCPU on the first CPU of each policy, which the vCPU mirrors.
 fn crosvm(policies: &[Policy], domains: &str) -> Result<Setup> {
     let each = |of: &dyn Fn(&Policy) -> Result<u32>, sign: &str| {
         let each = policies.iter().enumerate();

@@ -165,11 +165,11 @@ fn without_repeats(said: impl Read) -> Result<String> {
     Ok(others)
 }
 
-/// What this process starts is in a cgroup with the cpu controller, two levels below
-/// the root, as a login's is under systemd (which has one more): on a host with an init
-/// system no load is in the root group, and each level costs a thread's ticks and
-/// switches something. A VM's own groups are two levels deep, too: below the root, where a VMM
-/// goes with --cgroup-parent only, which is accepted because nothing is limited here.
+/// Starts child processes in a cgroup with the cpu controller, two levels below the root, as
+/// systemd does for a login (with one level more). On a host with an init system no load is in the
+/// root group, and each level makes a thread's ticks and switches slower. A VM's own groups are two
+/// levels deep, too: below the root, where a VMM goes with --cgroup-parent only, which is accepted
+/// because nothing is limited here.
 struct Session;
 
 impl Session {

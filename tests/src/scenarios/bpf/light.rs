@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vCPU that has just become busy changes its request, so that the request alone holds the
-//! frequency: which ways of clamping make the host's frequency dip below both requests?
+//! A vCPU that has just become busy changes its request: the request alone holds the frequency.
+//! Finds the ways of clamping that make the host's frequency dip below both requests.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -12,10 +12,12 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule};
 
 use super::group::Group;
+use super::scx::{Service, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Policy, like, start};
 use crate::harness::dips::{Dips, LIGHT_US, dips};
-use crate::harness::sys::{set_clamp, set_fifo_priority};
+use crate::harness::machine::mount_bpffs;
+use crate::harness::sys::{set_clamp, set_deadline, set_fifo_priority, set_policy_of};
 use crate::harness::trace::Trace;
 use crate::harness::{console_commands, load, sysfs};
 
@@ -30,42 +32,64 @@ enum Way {
     KfuncGroup,
     /// An event to a thread of the VMM, which writes the cgroup's file.
     WorkerGroup,
+    /// A target of the service's scheduler.
+    Scx,
 }
 
-const WAYS: [(Way, &str); 4] = [
-    (Way::ExitThread, "exit, sched_setattr"),
-    (Way::ExitGroup, "exit, cgroup"),
-    (Way::KfuncGroup, "kfunc, cgroup"),
-    (Way::WorkerGroup, "worker, cgroup"),
+/// The vCPU's own policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheduler {
+    Other,
+    Fifo,
+    Rr,
+    Deadline,
+}
+
+use Scheduler::{Deadline, Fifo, Other, Rr};
+
+/// Clamps mean nothing to SCHED_DEADLINE.
+const WAYS: [(Way, &str, &[Scheduler]); 5] = [
+    (Way::ExitThread, "exit, sched_setattr", &[Other, Fifo]),
+    (Way::ExitGroup, "exit, cgroup", &[Other, Fifo]),
+    (Way::KfuncGroup, "kfunc, cgroup, summed", &[Other, Fifo, Rr]),
+    (Way::WorkerGroup, "worker, cgroup", &[Other, Fifo]),
+    (Way::Scx, "scx", &[Other, Fifo, Rr, Deadline]),
 ];
 
+/// Of real-time and DEADLINE threads.
+const BANDWIDTH: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const CHANGES: usize = 100;
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;
 
-/// Every way, on CFS and on FIFO: none by a cgroup, whoever writes it.
+/// Every way, on each scheduler: no dips by a cgroup, from every writer, nor by scx.
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
     // A FIFO thread starts with the maximum as its own clamp.
     sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
+    // Else a DEADLINE thread may not be pinned.
+    let bandwidth = sysfs::text(BANDWIDTH)?;
+    sysfs::write(BANDWIDTH, -1)?;
     let mut rows = Vec::new();
-    let mut held = true;
-    for fifo in [false, true] {
-        for (way, name) in WAYS {
-            let seen = changes(way, fifo).with_context(|| name.to_owned())?;
-            let group = way != Way::ExitThread;
-            held &= seen.dips.changes >= CHANGES && seen.missed == 0;
-            // That the others dip is why they aren't taken.
-            held &= group == (seen.dips.dips.is_empty());
-            rows.push(json!({
-                "way": name, "scheduler": if fifo { "FIFO" } else { "CFS" },
-                "changes": seen.dips.changes, "dips": seen.dips.dips.len(),
-                "clamp_missed": seen.missed, "exits": seen.exits,
-                "first_dip": seen.dips.dips.first(), "clamp_after_ns": seen.clamp_after_ns,
-            }));
+    for (way, name, schedulers) in WAYS {
+        let service = match way {
+            Way::Scx => {
+                mount_bpffs()?;
+                Some(Service::start()?)
+            }
+            _ => None,
+        };
+        for &scheduler in schedulers {
+            let seen = changes(way, scheduler).with_context(|| name.to_owned())?;
+            rows.push(seen.row(way, name, scheduler));
+        }
+        if service.is_some() {
+            scx(&["stop"])?;
         }
     }
-    crate::harness::console_commands::unload_host_module()?;
+    sysfs::write(BANDWIDTH, bandwidth)?;
+    console_commands::unload_host_module()?;
+    let held = rows.iter().all(|row| row["held"] == true);
     Ok(json!({ "held": held, "rows": rows }))
 }
 
@@ -78,27 +102,57 @@ struct Seen {
     clamp_after_ns: Value,
 }
 
-/// On a thread of its own, whose policy and place nobody else has.
-fn changes(way: Way, fifo: bool) -> Result<Seen> {
+impl Seen {
+    fn row(self, way: Way, name: &str, scheduler: Scheduler) -> Value {
+        // That the first one dips is why it isn't taken.
+        let dips = way == Way::ExitThread;
+        let held = self.dips.changes >= CHANGES
+            && self.missed == 0
+            && self.dips.dips.is_empty() != dips
+            // On FIFO a clamp's frequency follows at some changes only.
+            && (way != Way::Scx || self.dips.enough());
+        json!({
+            "held": held, "way": name, "scheduler": format!("{scheduler:?}").to_uppercase(),
+            "changes": self.dips.changes, "moves": self.dips.moves,
+            "dips": self.dips.dips.len(), "clamp_missed": self.missed, "exits": self.exits,
+            "first_dip": self.dips.dips.first(), "clamp_after_ns": self.clamp_after_ns,
+        })
+    }
+}
+
+impl Scheduler {
+    fn set(self) -> Result<()> {
+        match self {
+            Other => Ok(()),
+            Fifo => set_fifo_priority(10),
+            Rr => set_policy_of(0, (libc::SCHED_RR, 10, 0)),
+            // Less than the lowest frequency.
+            Deadline => set_deadline(Duration::from_millis(20), Duration::from_millis(100)),
+        }
+    }
+}
+
+/// On a thread of its own, with a policy and place of its own.
+fn changes(way: Way, scheduler: Scheduler) -> Result<Seen> {
     let thread = std::thread::Builder::new().name("vcpu0".into());
-    let running = thread.spawn(move || on_thread(way, fifo))?;
+    let running = thread.spawn(move || on_thread(way, scheduler))?;
     running.join().map_err(|_| anyhow!("the vCPU panicked"))?
 }
 
-fn on_thread(way: Way, fifo: bool) -> Result<Seen> {
+fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let group = Group::with_current("dip")?;
     load::pin(policy.cpu())?;
-    if fifo {
-        set_fifo_priority(10)?;
-    }
+    scheduler.set()?;
     let mut vcpu = like(policy, 0)?;
     vcpu.actuate = match way {
         Way::ExitThread | Way::ExitGroup => ActuateBy::Nobody,
         Way::KfuncGroup => ActuateBy::Kfunc,
         Way::WorkerGroup => ActuateBy::Worker,
+        Way::Scx => ActuateBy::Scx,
     };
+    vcpu.sum = way == Way::KfuncGroup;
     let host = start(&policies, vec![vcpu])?;
     let module = match way {
         Way::KfuncGroup => Some(HostModule::open(1, 1)?),
@@ -209,8 +263,13 @@ impl Run<'_> {
             self.requests.push((latest.at_ns / 1000, khz));
             let clamp = sysfs::text("/proc/thread-self/sched")?;
             let util = self.policy.util(khz);
-            self.missed +=
-                usize::from(crate::harness::vm::field(&clamp, "effective uclamp.min")? != util);
+            let min = crate::harness::vm::field(&clamp, "effective uclamp.min")?;
+            self.missed += usize::from(match self.way {
+                Way::Scx => min != 0,
+                // Others may be added.
+                Way::KfuncGroup => min < util,
+                _ => min != util,
+            });
         }
         Ok(())
     }

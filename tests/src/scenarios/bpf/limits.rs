@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rate limit charges the vCPU that writes and the VM: one vCPU that writes every page gets its
-//! own rate, and writers at the same time lose no charge.
+//! The rate limit charges the vCPU that writes and the VM. A vCPU that writes every page gets its
+//! own rate. Writers at the same time lose no charge.
 
 use std::num::NonZeroU32;
 use std::time::Instant;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VM of 1, 16 and 64 vCPUs with 16 table entries each: an access of the last
-//! one costs the same within 10 %, start-up and memory grow with their number and
-//! no faster.
+//! A VM of 1, 16 and 64 vCPUs with 16 table entries each. An access of the last one costs the same
+//! within 10 %. Start-up and memory grow no faster than the number of vCPUs.
 
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};

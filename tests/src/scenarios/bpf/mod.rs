@@ -34,7 +34,7 @@ use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 
 pub use flood::guest as flood_guest;
-pub use others::{switches, vmm};
+pub use others::{switches, vmm, vms};
 
 /// Guest address of the registers of the tiny VM.
 const BASE: u64 = 0x0a00_0000;

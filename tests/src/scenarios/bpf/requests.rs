@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads that don't leave the guest and writes that don't leave the kernel: what they do, and what
-//! one costs the vCPU. On a host without uclamp reads are the same, and requests are counted.
+//! Reads that don't leave the guest and writes that don't leave the kernel: their effect, and their
+//! cost for the vCPU. On a host without uclamp reads are the same, and requests are counted.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -113,12 +113,12 @@ fn clamped() -> Result<Value> {
 const CHANGES: u64 = 500;
 
 /// What a write costs by an exit, with the same clamp by the same file.
-fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
+pub(super) fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
     let policy = vcpu.policy.clone();
     let mut failed = 0;
     let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
     // The programs see these too, and have nothing to do with them.
-    vcpu.how.actuate = ActuateBy::Nobody;
+    let actuate = std::mem::replace(&mut vcpu.how.actuate, ActuateBy::Nobody);
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let (outcome, ns) = vcpu.timed(deed, |_, khz| {
         failed += u32::from(write_util(&group.min, policy.util(khz)).is_err());
@@ -128,7 +128,7 @@ fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
         "the control failed"
     );
     write_util(&group.min, 0)?;
-    vcpu.how.actuate = ActuateBy::Kfunc;
+    vcpu.how.actuate = actuate;
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     Ok(ns)
 }
@@ -200,8 +200,8 @@ fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-/// Another vCPU of the domain asks while what waited for a token is put into force: that is put
-/// into force, too, and each of the two has one outcome.
+/// Another vCPU of the domain writes while a request that waited for a token is put into force: its
+/// request is put into force, too, and each of the two has one outcome.
 fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
@@ -261,7 +261,7 @@ fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
     let mut served = true;
     for event in &events {
         let Event::Waiting(waiting) = event else {
-            bail!("told of a request that nobody wanted told: {event:?}");
+            bail!("an event other than a waiting request: {event:?}");
         };
         served &= waiting.not_before_ns.is_some();
         let apply = |domain, clamp| module.apply(domain, clamp);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What comes of a request that the worker puts into force: where the guest asks for something
-//! else all the time, where the host fails, where writes were missed, and where the guest starts
-//! anew meanwhile.
+//! The outcome of a request that the worker puts into force: when the guest changes its request all
+//! the time, when the host fails, when writes were missed, and when the guest restarts meanwhile.
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -69,8 +68,8 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     }))
 }
 
-/// What couldn't be put into force isn't taken for being so: it is tried again, by the worker and
-/// where it is asked for again, and a newer request of the domain isn't lost with it.
+/// A failed request doesn't count as in force. The worker tries it again, as does a repeated write,
+/// and a newer request of the domain isn't lost with it.
 fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;

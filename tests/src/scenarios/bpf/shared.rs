@@ -98,6 +98,7 @@ pub fn run() -> Result<Value> {
     ensure!(second.status.success(), "a VMM failed");
     let second: Value = serde_json::from_slice(&second.stdout)?;
     let apart = vcpu.counters()?.requests == requests;
+    let lost = lost(&vcpu)?;
     drop(vcpu);
     let none = settle((0, 0));
     let of_other = content(&other)? == untouched;
@@ -107,12 +108,24 @@ pub fn run() -> Result<Value> {
     let held = counts == [(3, 1), (3, 2), (3, 2), (3, 1), (0, 0)]
         && requests == WRITES
         && latest == Khz(KHZ)
+        && lost == (0, 1)
         && second["requests"] == WRITES
         && apart
         && of_other;
     Ok(json!({
         "held": held, "requests": requests, "latest_khz": latest.0, "apart": apart,
-        "hooks_and_vms": { "one": one, "both": both, "killed": killed, "swept": swept, "none": none },
+        "hooks_and_vms": { "one": one, "both": both, "killed": killed, "swept": swept, "lost": lost, "none": none },
         "second": second, "other_version_untouched": of_other,
     }))
+}
+
+/// What is left when a VMM whose path was lost is the only one that lives, and another one is
+/// killed: its own programs, which nothing calls.
+fn lost(vcpu: &Vcpu) -> Result<(usize, usize)> {
+    let mut other = spawn(2, 900_000, 0)?;
+    ensure!(settle((3, 2)) == (3, 2), "the other VMM doesn't start");
+    vcpu.host.detach();
+    other.kill()?;
+    other.wait()?;
+    Ok(settle((0, 1)))
 }

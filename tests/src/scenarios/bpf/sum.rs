@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What else runs on a vCPU's pCPU is added to what the vCPU asks for, follows when it changes,
-//! never goes above what the vCPU could ask for by itself, and is nothing in mode `exact`.
+//! Other load of a vCPU's pCPU is added to the vCPU's request. The sum follows changes and never
+//! exceeds the vCPU's own maximum. In mode `exact` nothing is added.
 
 use std::os::fd::AsFd as _;
 use std::thread::sleep;
@@ -9,12 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{ClampMode, Util};
-use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy};
+use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy, Worker};
 
 use super::group::Group;
 use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
 use crate::harness::console_commands;
 use crate::harness::load::Load;
+use crate::harness::sys::set_fifo_priority;
 use crate::harness::sysfs;
 
 const PERIOD: Duration = Duration::from_millis(10);
@@ -74,17 +75,19 @@ fn in_thread() -> Result<Value> {
     let maximum = beside(&mut vcpu, &maximum, 50, khz)?;
     let (follows, followed) = follows(&mut vcpu, &how, &module, khz)?;
     let none = beside(&mut vcpu, &how, 50, 0)?;
+    let (fifo_held, fifo) = fifo(&mut vcpu, &how, &module, khz)?;
     let held = rows.iter().all(|row| row["held"] == true)
         && limited == (400, 1024)
         && half_limited == (400, 1024)
         && exact == (asked, asked)
         && maximum == (asked, 1024)
         && none == (0, 1024)
-        && follows;
+        && follows
+        && fifo_held;
     Ok(json!({
         "held": held, "emulated": true, "rows": rows, "limited": limited,
         "half_limited": half_limited, "exact": exact, "maximum": maximum,
-        "followed": followed, "asks_for_nothing": none,
+        "followed": followed, "asks_for_nothing": none, "fifo": fifo,
     }))
 }
 
@@ -143,15 +146,7 @@ fn follows(
         let mut refreshed = 0;
         let until = std::time::Instant::now() + time;
         while std::time::Instant::now() < until {
-            for event in worker.wait(Duration::from_millis(4))? {
-                let Event::Refresh(domain) = event else {
-                    continue;
-                };
-                refreshed += 1;
-                vcpu.host.begin_refresh(domain);
-                vcpu.host
-                    .apply_pending(domain, |domain, clamp| module.apply(domain, clamp));
-            }
+            refreshed += refresh(vcpu, &worker, module, Duration::from_millis(4))?;
         }
         Ok((own_clamps()?.0, refreshed))
     };
@@ -163,6 +158,51 @@ fn follows(
     let held = with >= alone + 3 * 50 && without == alone && raised > 0 && lowered > 0;
     let row = json!({
         "alone": alone, "with": with, "without": without, "refreshed": [raised, lowered],
+    });
+    Ok((held, row))
+}
+
+/// Does what a VMM's worker does with the events that there are; how many.
+fn refresh(vcpu: &Vcpu, worker: &Worker, module: &HostModule, time: Duration) -> Result<u32> {
+    let mut refreshed = 0;
+    for event in worker.wait(time)? {
+        let Event::Refresh(domain) = event else {
+            continue;
+        };
+        refreshed += 1;
+        vcpu.host.begin_refresh(domain);
+        let by_module = |domain, clamp| module.refresh(domain, clamp);
+        vcpu.host.apply_pending(domain, by_module);
+    }
+    Ok(refreshed)
+}
+
+/// A real-time vCPU, beside a neighbour that has come and gone: what was added goes with the next
+/// request, also with one for what was asked for before. The module has counted the requests alone.
+fn fifo(vcpu: &mut Vcpu, how: &VcpuPolicy, module: &HostModule, khz: u32) -> Result<(bool, Value)> {
+    sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
+    let before = module.applied(0)?;
+    set_fifo_priority(10)?;
+    let alone = beside(vcpu, how, 0, khz)?.0;
+    let worker = vcpu.host.worker()?;
+    // A thread has the policy of the one that starts it.
+    set_fifo_priority(0)?;
+    let load = neighbour(vcpu, 50);
+    set_fifo_priority(10)?;
+    let mut with = 0;
+    for _ in 0..SETTLED.as_millis() / 4 {
+        sleep(Duration::from_millis(4));
+        refresh(vcpu, &worker, module, Duration::ZERO)?;
+        with = own_clamps()?.0.max(with);
+    }
+    drop(load);
+    // Nothing serves the events: it is the request that sees that the neighbour has gone.
+    let again = beside(vcpu, how, 0, khz)?.0;
+    set_fifo_priority(0)?;
+    let counted = module.applied(0)?.applied - before.applied;
+    let held = with >= alone + 3 * 50 && again == alone && counted == 2;
+    let row = json!({
+        "alone": alone, "with": with, "asked_again": again, "counted": counted,
     });
     Ok((held, row))
 }

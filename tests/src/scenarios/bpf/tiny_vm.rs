@@ -97,7 +97,7 @@ impl TinyVm {
         Ok(tiny)
     }
 
-    /// Writes of 4 bytes at this address are finished in the kernel, and told to nobody.
+    /// Writes of 4 bytes at this address end in the kernel, and wake no thread.
     pub fn swallow(&self, address: u64) -> Result<EventFd> {
         let event = EventFd::new(libc::EFD_NONBLOCK)?;
         self.vm

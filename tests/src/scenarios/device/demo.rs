@@ -99,8 +99,8 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
     Ok(rows)
 }
 
-/// The frequency that the pCPU was at or below for half of the time that
-/// the vCPU's thread ran: an idle pCPU's frequency is nobody's.
+/// The frequency that the pCPU was at or below for half of the time that the vCPU's thread ran. An
+/// idle pCPU's frequency doesn't count.
 fn median_while_running(policy: &Policy, seen: &Seen, (tid, at_start): (i32, u32)) -> u32 {
     let mut time_at = BTreeMap::new();
     for (from, to) in seen.runs_of(tid) {

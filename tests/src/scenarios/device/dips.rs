@@ -61,9 +61,8 @@ fn changes_while_busy(plan: &Plan, policies: &[Policy], fifo: bool) -> Result<Di
     Ok(dips(policy, &requests_of(vcpu)?, &seen, u64::MAX))
 }
 
-/// The same on a vCPU that has just become busy, so that the request alone
-/// holds the frequency: none by a cgroup, some by sched_setattr on the
-/// vCPU's thread, which is why a cgroup is taken where there is one.
+/// The same on a vCPU that has just become busy, so that the request alone holds the frequency: no
+/// dips by a cgroup, some by sched_setattr on the vCPU's thread. That is why a cgroup is preferred.
 pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
     let cgroup = changes_while_light("cgroup")?;
     let thread = changes_while_light("thread")?;

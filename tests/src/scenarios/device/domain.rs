@@ -76,8 +76,8 @@ fn raw_writes(setup: &Setup, policy: &Policy) -> Result<Vec<Value>> {
     Ok(checks)
 }
 
-/// The driver writes one register for the policy; after the CPU that it
-/// belongs to goes offline it writes the other one, and tells nobody.
+/// The driver writes one register for the policy. After that register's CPU goes offline it writes
+/// the other one, without a notice to the host.
 fn through_driver(plan: &Plan, setup: &Setup, policy: &Policy) -> Result<Vec<Value>> {
     let mut vm = plan.guest(setup)?;
     set_governor(&mut vm, 0, "userspace")?;

@@ -19,12 +19,11 @@ use crate::harness::vm::{Vm, events};
 
 /// The VMM looks at the host every second.
 const A_LOOK: Duration = Duration::from_millis(1_500);
-/// Governors that follow nobody's request.
+/// Governors that follow no request.
 const DEAF: [&str; 2] = ["performance", "powersave"];
 
-/// The host's governor changes, a pCPU goes offline and comes back, the
-/// cgroup goes away: the guest runs on, each is said once and counted, and the
-/// requests after it are in force.
+/// The host's governor changes, a pCPU goes offline and comes back, the cgroup goes away. The guest
+/// runs on, each is reported once and counted, and later requests are in force.
 pub fn host_fails(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
@@ -149,8 +148,7 @@ fn both_ends(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
     Ok(right)
 }
 
-/// As an administrator would who doesn't know what they are for: moves
-/// everything to the root and removes them.
+/// As an administrator could by mistake: moves everything to the root and removes the groups.
 fn remove_cgroups(vmm: u32) -> Result<()> {
     sysfs::write(format!("{CGROUPS}/cgroup.procs"), vmm)?;
     for top in own_cgroups()? {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that writes set_perf as fast as it can for 10 s, and then to all registers of all vCPUs,
-//! or to all of the shared memory and its doorbells, for 10 s, against a plain loop in its place. It
-//! measures how long another vCPU of it, and another guest, wait for their pCPUs meanwhile, and how
-//! often the other guest exits. `flood:worker` is without the host module. `flood:uart` is of the console's registers:
-//! the same of another guest, and the time of the VMM's main thread, which is in no vCPU's group.
+//! A guest writes set_perf as fast as it can for 10 s, and then all registers of all vCPUs, or all
+//! of the shared memory and its doorbells, for 10 s. A plain loop is the reference. It measures how
+//! long another vCPU of it, and another guest, wait for their pCPUs meanwhile, and how often the
+//! other guest exits. No clamp of its own is ever above its vCPU's limit, and the other guest's
+//! stays as it was. `flood:worker` is without the host module. `flood:uart` is of the console's
+//! registers: the same of another guest, and the time of the VMM's main thread, which is in no
+//! vCPU's group.
 //!
-//! The time that the others' work takes is reported, without a bound: the emulated CPUs that are
-//! busy share one stream of instructions, and a trap ends a CPU's turn in it. So beside a flood
-//! the work takes 0.86 to 1.18 of the time, by the path and the build, on CPUs that it doesn't
-//! use.
+//! The time of the others' work is reported without a bound: busy emulated CPUs share one stream of
+//! instructions, and a trap ends a CPU's turn in it. So beside a flood the work takes 0.86 to 1.18
+//! of the time, by the path and the build, on CPUs that it doesn't use.
 
 use std::fs;
 use std::thread::sleep;
@@ -119,25 +120,28 @@ fn flooded(plan: &Plan) -> Result<Value> {
     let (base, register) = (device.base, device.set_perf(0));
     let (min, max) = (low.min(), low.max());
     let all = match device.bell {
-        Some((bell, ring)) => format!("scribble 0 {base:#x} {bell:#x},{ring:#x} 2 {min} {max}"),
+        Some((bell, ring)) => format!("scribble 0 {base:#x} {bell:#x},{ring:#x} 2"),
         None => format!("flood-all 0 {base:#x} 2 {min} {max}"),
     };
     let loads = [
         ("set_perf", format!("flood 0 {register} {min} {max}")),
         ("all registers", all),
     ];
-    let clamp_beside = beside.clamp(0)?;
+    let clamps = Clamps {
+        limits: [low, high].map(|policy| policy.util(policy.max())),
+        beside: beside.clamp(0)?,
+    };
     let (mut rows, mut turns) = (Vec::new(), Vec::new());
-    let plain = measure(&mut vm, &mut beside, "busy 0")?;
+    let plain = measure(&mut vm, &mut beside, "busy 0", &clamps)?;
     for (what, load) in &loads {
-        let flood = measure(&mut vm, &mut beside, load)?;
+        let flood = measure(&mut vm, &mut beside, load, &clamps)?;
         turns.push(flood.turns);
         rows.push(flood.row(what, &plain));
     }
     // What waits for the limit gets its turn.
     sleep(Duration::from_millis(200));
     let counted = stats(&vm)?["vcpus"].clone();
-    let others_clamp = [clamp_beside, beside.clamp(0)?];
+    let others_clamp = [clamps.beside, beside.clamp(0)?];
     let said = [vm.quit()?, beside.quit()?];
     let log = dmesg("")?;
     let log = log.get(log_before..).unwrap_or(&log);
@@ -242,6 +246,29 @@ struct Measured {
     guest: Counted,
     turns: u64,
     grown_kib: u64,
+    /// Clamps that were seen of the load's own vCPUs, and of the other guest's.
+    seen: Vec<[u32; 3]>,
+    clamps_hold: bool,
+}
+
+/// What the clamps are held to.
+struct Clamps {
+    /// Of the load's own vCPUs: never above.
+    limits: [u32; 2],
+    /// Of the other guest's vCPU: always this.
+    beside: (u32, u32),
+}
+
+impl Clamps {
+    /// The minima now, and whether they hold.
+    fn look(&self, vm: &Vm, beside: &Vm) -> Result<([u32; 3], bool)> {
+        let (own, other) = ([vm.clamp(0)?.0, vm.clamp(1)?.0], beside.clamp(0)?);
+        let within = own
+            .iter()
+            .zip(self.limits)
+            .all(|(own, limit)| *own <= limit);
+        Ok(([own[0], own[1], other.0], within && other == self.beside))
+    }
 }
 
 impl Measured {
@@ -250,17 +277,18 @@ impl Measured {
         // The exits of the vCPU's guest are those of the flood.
         let undisturbed = self.vcpu.waits_little() && self.guest.undisturbed(&plain.guest);
         json!({
-            "held": undisturbed && self.grown_kib <= 64 && self.turns > 1_000,
+            "held": undisturbed && self.clamps_hold && self.grown_kib <= 64 && self.turns > 1_000,
             "what": what, "turns": self.turns, "rounds_of_each": ROUNDS,
             "other_vcpu": self.vcpu.json(&plain.vcpu),
             "other_guest": self.guest.json(&plain.guest), "vmm_grown_kib": self.grown_kib,
+            "clamps_seen": self.seen,
         })
     }
 }
 
 /// The others' work while vCPU 0 carries `load`, one after the other: what is busy beside them
 /// is the load alone.
-fn measure(vm: &mut Vm, beside: &mut Vm, load: &str) -> Result<Measured> {
+fn measure(vm: &mut Vm, beside: &mut Vm, load: &str, clamps: &Clamps) -> Result<Measured> {
     vm.ask(format!("start load {load}"))?;
     // The first round fills what is filled once: buffers, page tables.
     vm.ask(format!("work 1 {TURNS}"))?;
@@ -268,8 +296,12 @@ fn measure(vm: &mut Vm, beside: &mut Vm, load: &str) -> Result<Measured> {
     let before_kib = vm.resident_kib()?;
     let before = [Counted::of(vm, 1)?, Counted::of(beside, 0)?];
     let (mut vcpu_ns, mut guest_ns) = (0, 0);
+    let (mut seen, mut clamps_hold) = (Vec::new(), true);
     for _ in 0..ROUNDS {
         vcpu_ns += vm.number(format!("work 1 {TURNS}"))?;
+        let (minima, hold) = clamps.look(vm, beside)?;
+        seen.push(minima);
+        clamps_hold &= hold;
         guest_ns += beside.number(format!("work 0 {TURNS}"))?;
     }
     let after = [Counted::of(vm, 1)?, Counted::of(beside, 0)?];
@@ -279,5 +311,7 @@ fn measure(vm: &mut Vm, beside: &mut Vm, load: &str) -> Result<Measured> {
         guest: after[1].since(before[1]).with_work(guest_ns),
         turns: vm.number("stop load")?,
         grown_kib,
+        seen,
+        clamps_hold,
     })
 }

@@ -87,9 +87,9 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
     }))
 }
 
-/// Has the last pCPU change its policy's frequency: how many of the changes wake the worker from
-/// there, since it came online late, and since it went and came back, with a look of the VMM's in
-/// between and without.
+/// The last pCPU changes its policy's frequency. Counts the changes that wake the worker from
+/// there: after it came online late, and after it went and came back, with and without a look of
+/// the VMM in between.
 fn wakes(vm: &Vm, policies: &[Policy]) -> Result<Value> {
     let (_, policy) = last_of(policies)?;
     let cpu = *policy.cpus.last().context("no CPU")?;

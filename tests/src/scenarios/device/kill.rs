@@ -104,8 +104,8 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
     }))
 }
 
-/// The frequencies above the minimum that policies stay at under a load of
-/// 1 %, on the CPUs that vCPUs were on: nothing but a clamp does that.
+/// Frequencies above the minimum at which policies stay under a load of 1 %, on the CPUs that vCPUs
+/// were on: only a clamp causes that.
 fn held_up(policies: &[Policy]) -> Result<Vec<u32>> {
     let mut held_up = Vec::new();
     for policy in policies {

@@ -13,10 +13,10 @@ use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
 
-/// All emulated CPUs share one stream of instructions, which idle vCPUs with a tick
-/// each take up: those that are online from the start have one until the kernel has
-/// chosen its clock, so they come online when the guest is there. And PSCI's standby,
-/// which an RT kernel has, makes each tick more than twice as dear (docs/design.md).
+/// All emulated CPUs share one stream of instructions, and idle vCPUs that tick use it up. vCPUs
+/// that are online from the start tick until the kernel has chosen its clock, so they come online
+/// after the guest's boot. And PSCI's standby, which an RT kernel has, makes each tick more than
+/// twice as dear (docs/design.md).
 const CMDLINE: &str = "maxcpus=1 cpuidle.off=1";
 /// In the host's time.
 const BOOT: Duration = Duration::from_secs(120);

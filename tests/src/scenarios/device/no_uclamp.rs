@@ -67,8 +67,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// Whether it says what is missing and what that means, as a limit, and that
-/// the path `bpf` is possible; the two findings.
+/// Whether doctor reports the missing feature as a limit with its effect, and the path `bpf` as
+/// possible; the two findings.
 fn doctor() -> Result<(bool, Vec<Value>)> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])

@@ -119,8 +119,8 @@ fn one_opp(
 }
 
 impl Row {
-    /// The host runs at exactly what was asked for, or at what its fair servers hold it at, and the
-    /// guest knows it.
+    /// The host runs at exactly the request, or at its fair servers' floor, and the guest reads
+    /// that.
     pub fn exact(&self) -> bool {
         self.host == self.wanted && self.clamp == (self.util, self.util) && self.read_true
     }
@@ -239,9 +239,9 @@ const IN_FORCE_TICKS: usize = 2;
 /// For what a tick does.
 const TICK_US: u64 = 500;
 
-/// Ticks by which a busy fair thread has asked schedutil: at the first one by which load tracking's
-/// clock, which goes as fast as the pCPU works, has come to another period of 1,024 us (docs/design.md,
-/// "What a clamp does"), and one for the governor's rate limit.
+/// Ticks until a busy fair thread calls schedutil: load tracking's clock, which goes as fast as the
+/// pCPU works, has to reach another period of 1,024 us (docs/design.md, "What a clamp does"). One
+/// more for the governor's rate limit.
 fn ticks_of_period(policy: &Policy, khz: u32) -> usize {
     const HOST_TICK_US: u64 = 4_000;
     let work = HOST_TICK_US * u64::from(policy.capacity) * u64::from(khz);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq stats --json` on a running VMM says what the guest did, what the
-//! host's tracepoints saw of it, and what its events file says, by each path, over
-//! a reset too; after kill -9 the socket that it asked is gone.
+//! `vcpufreq stats --json` on a running VMM agrees with the guest's actions, the host's tracepoints
+//! and the events file, by each path, also over a reset. After kill -9 its socket is gone.
 
 use std::fs;
 use std::path::Path;
@@ -47,8 +46,8 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "by_path": results, "after_kill": killed }))
 }
 
-/// Without a driver: nobody else asks. The guest goes on; by `exit` it isn't reset,
-/// which is by `ioeventfd` as by it.
+/// Without a driver, which would make requests, too. The guest goes on. By `exit` it isn't reset: a
+/// reset is the same by `ioeventfd`.
 fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
     let (last, policy) = last_of(policies)?;
     let setup =

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Clamps by sched_setattr (`--actuator thread`): on a SCHED_OTHER and a
-//! SCHED_FIFO thread the kernel reports what policy computed, the scheduling
-//! policy stays, children start without the clamp, and what is in force already
-//! isn't set again.
+//! Clamps by sched_setattr (`--actuator thread`), on a SCHED_OTHER and a SCHED_FIFO thread. The
+//! kernel reports the clamp that the policy computed, the scheduling policy stays, children start
+//! without the clamp, and a clamp in force isn't set again.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

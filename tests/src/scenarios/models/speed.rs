@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lab's own models, checked on the host: with the speed model on, a
-//! fixed amount of work takes inversely proportional time over all OPPs, and
-//! the energy counter says what power and time give.
+//! The lab's own models, checked on the host. With the speed model on, the time of a fixed amount
+//! of work is inversely proportional to the frequency. The energy counter equals power times time.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -18,9 +17,8 @@ use crate::harness::{load, sys, sysfs};
 pub const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// About 50 ms at full speed.
 const TURNS: u64 = 5_000_000;
-/// Runs at each OPP; the median counts. What the host does meanwhile adds to a
-/// run; when that is while the CPU spins, the next run is as much shorter,
-/// because the model takes the time that was lost for time that was paid.
+/// Runs at each OPP; the median counts. Other work of the host adds to a run. If it happens while
+/// the CPU spins, the next run is as much shorter: the model counts the lost time as paid.
 const RUNS: usize = 9;
 /// What a result may be off by.
 const TOLERANCE: f64 = 0.03;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether a write's clamp is in force before the guest's next instruction:
-//! what came first in the host's trace, the return of the kernel's function that
-//! sets the clamp or the vCPU's next entry. An order, not a time; by the path
-//! `ioeventfd` and `shm`, whose worker is another thread, the entry comes first, which
-//! shows that the trace would tell. And how many system calls the vCPU's thread makes for it.
+//! Whether a write's clamp is in force before the guest's next instruction: the order, in the
+//! host's trace, of the return of the kernel's function that sets the clamp and the vCPU's next
+//! entry. An order, not a time. By the paths `ioeventfd` and `shm`, whose worker is another thread,
+//! the entry comes first: the trace can show both orders. And how many system calls the vCPU's
+//! thread makes for it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -173,7 +173,7 @@ struct Probe;
 
 impl Probe {
     fn set() -> Result<Self> {
-        // One is there that nobody has removed.
+        // A probe is left that was not removed.
         let _ = Self::write("-:lab/clamp");
         Self::write(PROBE)?;
         Ok(Self)
@@ -229,8 +229,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    //! A clamp after the entry is told from one before it, and a clamp that
-    //! nobody asked for, or that is refused, from both.
+    //! A clamp after the entry is distinguished from one before it. A clamp without a request, or a
+    //! refused one, is neither.
     use super::*;
 
     const WRITE: &str = " vcpu1-9 [2] . 1.0: kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x12c";

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an access costs the vCPU, by each path: a read of cur_perf in a loop, a
-//! write of set_perf that changes the clamp, one each 2 ms on an otherwise idle
-//! host, after the guest has settled. The same accesses are counted by where
-//! they end, in a run of their own, since the trace takes time too; and whether
-//! the clamp was there before the guest went on.
+//! The cost of an access for the vCPU, by each path: a read of cur_perf in a loop, and a write of
+//! set_perf that changes the clamp, each 2 ms on an otherwise idle host, after the guest has
+//! settled. The same accesses are counted by where they end, in a run of their own, since the trace
+//! takes time too; and whether the clamp was there before the guest went on.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -65,10 +64,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// What costs more than it may: a read from memory 1.2 times a load; of a write by
-/// `exit`, which is one call of the host, one by `bpf` 0.54, each with its clamp, and one by
-/// `ioeventfd`, whose worker sets the clamp, 0.48, one of a guest of QEMU's, whose
-/// server has to be woken, 0.40.
+/// What costs more than it may. A read from memory may cost 1.2 times a load. Relative to a write
+/// by `exit`, with its clamp, a write may cost 0.54 by `bpf`, with its clamp; 0.48 by `ioeventfd`,
+/// whose worker sets the clamp; and 0.40 in a guest of QEMU, whose server has to be woken.
 fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
     let median = |path, op| {
         let found = rows.iter().find(|row| (row.path, row.op) == (path, op));

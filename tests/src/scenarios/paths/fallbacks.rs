@@ -26,7 +26,7 @@ use crate::harness::vm::{Setup, Vm};
 
 const BTF: &str = "/sys/kernel/btf";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
-/// The VMM looks ten times a second for requests that nobody saw.
+/// The VMM looks ten times a second for requests that no program saw.
 const LOOKS: Duration = Duration::from_secs(1);
 /// The VMM looks once a second for threads that have become SCHED_DEADLINE, or are so no longer.
 const MAINTENANCE: Duration = Duration::from_secs(3);
@@ -93,8 +93,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "after_deadline": deadline, "rows": rows }))
 }
 
-/// A guest on the last policy, whose start is prepared by `prepare`: by which
-/// path it runs, with which reason, and whether each OPP is in force.
+/// A guest on the last policy, which `prepare` prepares: its path, the reason, and whether each OPP
+/// is in force.
 fn started(
     plan: &Plan,
     what: &str,
@@ -135,8 +135,8 @@ fn detached(plan: &Plan) -> Result<Value> {
     let mut wrong = wrong_clamps(&mut vm, policy)?;
     let before = stats(&vm)?["vcpus"][0].clone();
     take_program_away()?;
-    // The request that shows it, twice: until somebody has seen one, the
-    // highest frequency is what a guest without an answer gets.
+    // The request that shows it, twice: until the VMM has seen one, a guest without an answer gets
+    // the highest frequency.
     let mut meanwhile = Vec::new();
     let second = policy.opps.get(1).copied().context("a policy of one OPP")?;
     for khz in [policy.max(), second, policy.max()] {
@@ -180,7 +180,7 @@ pub fn reset(plan: &Plan) -> Result<Value> {
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, 0, "userspace")?;
     take_program_away()?;
-    // The highest is in force for the last one, which nobody saw, until the next.
+    // The highest is in force for the last one, which no program saw, until the next.
     for khz in [policy.max(), policy.min(), policy.max()] {
         ask_for(&mut vm, 0, khz)?;
         sleep(LOOKS / 4);
@@ -202,13 +202,12 @@ pub fn reset(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// The same while the guest asks each millisecond, also in the moment of the
-/// handing over: no clamp is below the lower of its two values, and the last one
-/// is in force in the end.
+/// The same while the guest makes a request each millisecond, during the switch of paths, too: no
+/// clamp is below the lower of its two values, and the last one is in force in the end.
 fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    // The highest is what stands for a request that nobody saw.
+    // The highest stands for a request that no program saw.
     let [_, low, high, _, ..] = policy.opps[..] else {
         bail!("a policy of under four OPPs");
     };

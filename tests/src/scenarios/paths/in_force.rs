@@ -3,15 +3,13 @@
 //! with the worker's CPU idle. From the host's trace of the write to the VMM's
 //! event of the clamp, both in CLOCK_MONOTONIC.
 //!
-//! The emulator runs one CPU at a time, and goes to the next when that one
-//! sleeps or its turn ends. So the worker's CPU, which the write has sent an
-//! interrupt, gets its first instruction when the vCPU's goes idle, and the time
-//! from there is what is bound: with a vCPU that sleeps after its write, and the
-//! host's first idle state only, which costs nothing to leave. Writes after which
-//! the emulator went on before the vCPU's CPU was idle are left out, and counted:
-//! that CPU's turns, in which it may wait for a lock that the worker holds, are in
-//! their times. What deeper states add is theirs, and what a vCPU adds that stays
-//! busy is the emulator's: both are shown beside it.
+//! The emulator runs one CPU at a time, and goes to the next when that one sleeps or its turn ends.
+//! So the worker's CPU, which the write has sent an interrupt, runs its first instruction when the
+//! vCPU's CPU goes idle. The bound is on the time from there. The vCPU sleeps after its write, and
+//! the host uses its first idle state only, which is free to leave. Writes after which the emulator
+//! switched CPUs before the vCPU's CPU was idle are left out, and counted: their times contain that
+//! CPU's turns, in which it may wait for a lock that the worker holds. What deeper states add is
+//! theirs, and what a vCPU adds that stays busy is the emulator's: both are shown beside it.
 
 use std::time::Duration;
 
@@ -33,9 +31,9 @@ const BOUND_US: u64 = 50;
 const COUNTED: usize = 3;
 /// So many are made for them.
 const MOST_WRITES: usize = 5 * WRITES;
-/// Of a hundred, those that have to have their clamp before the next one comes, 20 ms on.
-/// With 5 ms between them the worker, which is charged with the emulator's turns, came to its
-/// bound on its own time, a twentieth, and paused: then 79 to 100 had it, by the build.
+/// Of a hundred, those that have to have their clamp before the next one comes, 20 ms on. The
+/// emulator's turns are charged to the worker. With 5 ms between writes it reached its bound, a
+/// twentieth of the time, and paused: then 79 to 100 had it, by build.
 const IN_FORCE: usize = 90;
 const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
 
@@ -50,7 +48,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = Setup::mirroring(&[policy.cpu()]).with(&["--path", "ioeventfd"]);
-    // Without a driver: nobody else asks.
+    // Without a driver, which would make requests, too.
     let mut vm = Vm::boot(&setup)?;
     let mut changed = Changed::default();
     changed.filters(policy.cpu())?;
@@ -72,8 +70,8 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// Files with what to write to them at the end, which dropping it does: what stays
-/// changed would be in the scenarios that follow.
+/// Files and the values to restore when this is dropped: changes that stay would affect later
+/// scenarios.
 #[derive(Default)]
 struct Changed(Vec<(String, String)>);
 

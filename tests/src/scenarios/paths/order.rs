@@ -45,7 +45,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         silent: true,
         ..plan.mirroring(&[low.cpu()]).with(&["--clamp", "exact"])
     };
-    // Without a driver: nobody else asks.
+    // Without a driver, which would make requests, too.
     let mut vm = Vm::boot(&setup)?;
     let set_perf = registers(&mut vm)? + 4;
     move_worker(&vm, spare)?;
@@ -105,7 +105,7 @@ fn move_worker(vm: &Vm, cpu: u32) -> Result<()> {
     sched_setaffinity(Pid::from_raw(tid), &set).context("moving the worker")
 }
 
-/// Keeps a CPU from all others, until it is told to stop.
+/// Keeps a CPU from all other threads until it is stopped.
 struct Hog {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Result<()>>,

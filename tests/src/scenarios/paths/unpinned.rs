@@ -94,9 +94,8 @@ const BOOT: Duration = Duration::from_secs(120);
 /// Moves after which the guest's first read is looked at.
 const MOVES: usize = 10;
 
-/// Moves the busy vCPU's thread, and looks at the first read of cur_perf that
-/// the guest makes on the other pCPU, at its next tick: it is a frequency of
-/// that pCPU, at most one host call old.
+/// Moves the busy vCPU's thread, and checks the guest's first read of cur_perf on the other pCPU,
+/// at its next tick: it is a frequency of that pCPU, at most one host call old.
 fn first_read_after_a_move(
     vm: &Vm,
     base: u64,

@@ -23,10 +23,10 @@ const SIGNALS: &str = "signal_exits";
 /// The worker's thread.
 const WORKER: &str = "requests";
 
-/// How soon after a move the page is true. With perf events the vCPU's thread is signalled at
-/// each move, there and back, and sees to it itself before the guest goes on: within a tick, and
-/// the first value is true. Without, the worker looks each tick: within a tick of its first run
-/// since the arrival, for an emulated host runs its CPUs in turn.
+/// How soon after a move the page is true. With perf events the vCPU's thread gets a signal at each
+/// move, there and back, and updates the page before the guest goes on: within a tick, and the
+/// first value is true. Without, the worker looks each tick: within a tick of its first run since
+/// the arrival, for an emulated host runs its CPUs in turn.
 pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
     let setup = by_kernel(like(big));
     let mut result = with_perf_events(plan, Vm::boot(&setup)?, (little, big))?;

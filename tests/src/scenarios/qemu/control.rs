@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A VM that is given by its process and QEMU's control socket: QEMU tells which threads run its
+//! A VM that is given by its process and QEMU's control socket: QEMU lists the threads that run its
 //! vCPUs, and each is clamped as it requests, by its thread if there is no cgroup. If another QEMU
 //! answers at the socket, it isn't served. QEMU's control socket comes after its connection to the
 //! server. A QEMU that is refused ends, with a line.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! kill -9 of a server, of its QEMU, and of both, at 50 moments that are drawn: the guest goes on,
-//! within 1 s nothing is left, and the next server takes the guest over. A server that is stopped
-//! for a while lets no vCPU wait.
+//! kill -9 of a server, of its QEMU, and of both, at 50 drawn moments. The guest goes on, within 1
+//! s nothing is left, and the next server takes the guest over. A server that is stopped for a
+//! while lets no vCPU wait.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::process::Command;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest with Debian's own userland on a disk, and a network, behind `vcpufreq qemu`: systemd has
-//! booted, udev has loaded the drivers, this project's too, networkd has an address, and each OPP
-//! is followed.
+//! A guest with Debian's own userland on a disk, and a network, behind `vcpufreq qemu`. systemd has
+//! booted, udev has loaded the drivers, including this project's, networkd has an address, and the
+//! host follows each OPP.
 
 use std::fs;
 use std::io::Write as _;

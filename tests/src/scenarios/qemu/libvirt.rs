@@ -48,9 +48,9 @@ const TREE: &str = "/run/guest.dtb";
 /// Both pipes of the console begin so.
 const CONSOLE: &str = "/run/console";
 /// Between them and its own input and output; ends as libvirt does. libvirt opens and closes both
-/// pipes before QEMU opens them, at which either `cat` would end: the shell holds them open. libvirt
-/// leaves a process of QEMU's behind whenever it asks what QEMU can do, and waits until that is gone:
-/// `wait` reaps all.
+/// pipes before QEMU opens them, at which either `cat` would end: the shell holds them open.
+/// libvirt leaves a QEMU process behind whenever it probes QEMU's capabilities, and waits until
+/// that is gone: `wait` reaps all.
 const RUN: &str = "exec 3<&0 4<>/run/console.in 5<>/run/console.out
 cat < /run/console.out 3<&- 4<&- 5<&- &
 cat <&3 >&4 5<&- 2>/dev/null &

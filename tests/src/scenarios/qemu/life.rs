@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest of QEMU's that reboots, restarts its kernel by kexec, is reset, suspends, and switches CPUs
-//! off: meanwhile its requests are withdrawn, but for a reset's, of which the guest's driver learns
-//! nothing: they stay until the driver is loaded again. Afterwards the bridge works again.
+//! A guest of QEMU that reboots, restarts its kernel by kexec, is reset, suspends, and switches
+//! CPUs off. Its requests are withdrawn meanwhile. After a reset, which the guest's driver doesn't
+//! see, they stay until the driver is loaded again. Afterwards the bridge works again.
 
 use std::fs;
 use std::thread::sleep;

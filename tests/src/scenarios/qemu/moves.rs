@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that is loaded from a snapshot, and one that is migrated to another QEMU: what it had
-//! requested then is in force within 1 s, though no doorbell rings. The last requests of the QEMU that
-//! it has left hold up no frequency while that is paused, and end with it.
+//! A guest that is loaded from a snapshot, and one that is migrated to another QEMU. Its last
+//! request is in force within 1 s, though no doorbell rings. The last requests of the QEMU that it
+//! has left hold up no frequency while that is paused, and end with it.
 
 use std::thread::sleep;
 use std::time::Duration;

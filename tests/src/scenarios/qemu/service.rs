@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A QEMU guest served by the units that `docs/` ships, under systemd: the VMM's connection starts
-//! the server, and the next server takes the VM over by the files that systemd keeps, after a
-//! restart and after kill -9. Nothing is kept of a VM that has ended.
+//! A QEMU guest served by the units in `docs/`, under systemd. The VMM's connection starts the
+//! server. After a restart and after kill -9, the next server takes the VM over by the files that
+//! systemd keeps. Nothing is kept of a VM that has ended.
 
 use std::fs;
 use std::thread::sleep;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the host's trace shows while real-time vCPUs in their partition change their requests, one
-//! busy moment after the other: no dip of the frequency, the clamp of each request in force, none of
-//! the bridge's registers left for userspace, and nobody else on their pCPUs.
+//! Real-time vCPUs in their partition change their requests, one busy moment after the other. The
+//! host's trace shows no dip of the frequency, the clamp of each request in force, no exit of the
+//! bridge's registers to userspace, and no other thread on their pCPUs.
 
 use std::collections::BTreeSet;
 use std::thread::sleep;
@@ -77,7 +77,7 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
         sleep(LOOK_EVERY);
         look(vm, vcpus, &mut looks)?;
     }
-    // Each takes as long as some changes do, and nobody looks meanwhile.
+    // Each takes as long as some changes do, and there are no looks meanwhile.
     for one in vcpus {
         stop_light(vm, one.vcpu)?;
     }
@@ -140,8 +140,8 @@ fn of_vcpu(
     }))
 }
 
-/// Changes whose clamp was the thread's before the next one came; of how many that began and ended
-/// while there were looks; and looks at which it was neither the old nor the new one's.
+/// Changes whose clamp was the thread's before the next one; the number of changes that began and
+/// ended during the looks; and looks that found neither the old nor the new clamp.
 fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, usize, usize) {
     let (mut in_force, mut looked_at, mut strange) = (0, 0, 0);
     let first = looks.first().map_or(u64::MAX, |look| look.time_us);

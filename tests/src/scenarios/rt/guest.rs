@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq run --rt` on a real RT kernel: real-time vCPUs are alone on their pCPUs, their
-//! requests move the frequency of these and no lower than the floor, and nothing of it is left
-//! when the VMM is killed.
+//! `vcpufreq run --rt` on a real RT kernel. Real-time vCPUs are alone on their pCPUs. Their
+//! requests move the frequency, never below the floor. Nothing is left when the VMM is killed.
 //!
 //! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
 //! frequency would be that of the other pCPUs.
@@ -55,8 +54,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
         "CPU {cpu} shares its policy; use the topology 4+3+1"
     );
     let beside = *shared.cpus.last().context("no CPU")?;
-    // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy: a dip
-    // shows on the other, which is the SCHED_RR vCPU's, and by `ioeventfd` the SCHED_FIFO one's.
+    // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy. A dip
+    // shows on the other CPU: the SCHED_RR vCPU's, or by `ioeventfd` the SCHED_FIFO one's.
     let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, shared)];
     let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
     trace::off()?;
@@ -156,7 +155,7 @@ fn booted(setup: &Setup) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Nobody but the vCPUs' threads may run on their pCPUs, and these threads only there.
+/// Only the vCPUs' threads may run on their pCPUs, and these threads only there.
 fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let mut intruders = Vec::new();
     let mut of_vcpus = Vec::new();
@@ -199,12 +198,12 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     }))
 }
 
-/// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what the
-/// pCPU runs at, after `settle`. The load is busy for a time, whatever the frequency, so that its
-/// utilization grows with that: what came from a higher OPP could stay at one above what is asked
-/// for. And a kernel's thread that has run there meanwhile may have raised the frequency, which
-/// schedutil holds until the CPU idles: so the load is begun anew, a few times, until it is as
-/// `wanted`. All that it ran at; the load goes on.
+/// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what
+/// the pCPU runs at, after `settle`. The load is busy for a fixed time, so that its utilization
+/// grows with the frequency: after a higher OPP it could stay above the request. A kernel thread
+/// that has run there meanwhile may have raised the frequency, which schedutil holds until the CPU
+/// idles. So the load is restarted a few times, until the frequency is as `wanted`. All that it ran
+/// at; the load goes on.
 pub(super) fn runs_under_load(
     (vm, policy): (&mut Vm, &Policy),
     (khz, wanted): (u32, u32),
@@ -265,8 +264,8 @@ fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     }))
 }
 
-/// Without a partition, and with the kernel's own default for real-time threads: what is asked for
-/// is the clamp, up and down, and before that there is none.
+/// Without a partition, and with the kernel's own default for real-time threads: the clamp follows
+/// each request, up and down, and before the first there is none.
 fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let pages = "/proc/sys/vm/nr_hugepages";
     let before = sysfs::text(pages)?;

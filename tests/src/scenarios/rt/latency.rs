@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Wake-up latency of a real-time guest that drives its pCPU's frequency, by `vcpufreq rt report`:
-//! the vCPU is alone, the bridge adds no exit to userspace, and latency is that of the
-//! maximum; what it saves is counted with the speed model on, apart from that.
+//! Wake-up latency of a real-time guest that drives its pCPU's frequency, by `vcpufreq rt report`.
+//! The vCPU is alone, the bridge adds no exit to userspace, and the latency equals that at the
+//! maximum. The saving is measured separately, with the speed model on.
 //!
 //! All emulated CPUs share one stream of instructions: the latencies are no hardware's, and compare
 //! only with one another.
@@ -85,8 +85,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// 10 s of cyclictest in the guest, which drives the frequency: who else ran there, and whether
-/// the bridge's registers were left for userspace.
+/// 10 s of cyclictest in the guest, which drives the frequency: other threads that ran there, and
+/// exits of the bridge's registers to userspace.
 fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
     let base = registers(vm)?;
     let exits = Exits::watch()?;
@@ -166,7 +166,7 @@ fn all_loads(vm: &mut Vm) -> Result<Value> {
     }))
 }
 
-/// hackbench in the guest, small, and on the host: not on the CPU of the vCPU that it runs on, which
+/// A small hackbench in the guest, and one on the host. Not on the measured vCPU's CPU: the test
 /// would hardly get its turn among those threads.
 fn hackbench(vm: &mut Vm) -> Result<Value> {
     let before = forks(vm)?;
@@ -221,9 +221,9 @@ fn left_behind() -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// A guest that is busy half of the time: with the speed model on it takes less energy than at the
-/// maximum; what it asks for is what its pCPU runs at, and others fall. That without the model,
-/// whose interrupts, which make a slow CPU slow, are a load that the host's governor answers.
+/// A guest that is busy half of the time, with the speed model on. It takes less energy than at the
+/// maximum, its pCPU runs at its request, and other pCPUs fall. That without the model, whose
+/// interrupts, which make a slow CPU slow, are a load that the host's governor answers.
 fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
     sysfs::write(SPEED_MODEL, 1)?;
     vm.ask(format!("start {}", guest::HALF))?;

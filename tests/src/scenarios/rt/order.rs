@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that start and end around `vcpufreq rt apply` and `restore`, and guests that would share a
-//! real-time vCPU's pCPU: each is refused with one line and changes nothing, and what is on the pCPU
-//! afterwards is what was there first.
+//! Guests that start and end around `vcpufreq rt apply` and `restore`, and guests that would share
+//! a real-time vCPU's pCPU. Each is refused with one line and changes nothing; the pCPU keeps its
+//! first guest.
 
 use std::path::Path;
 use std::process::Output;

@@ -94,7 +94,7 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
     let changed = changes(before, &everything()?);
     let unlisted = unlisted(&plan, &changed);
     let not_compared = not_compared(&plan, before);
-    // Nobody outside of the guest's group can be put on its CPU.
+    // No thread outside of the guest's group can be put on its CPU.
     let cut_off = bind(cpu).is_err();
     let check = json_of(&["check", "--json"])?;
     let none = Vec::new();
@@ -136,8 +136,8 @@ fn changes_of(plan: &Value) -> Vec<&Value> {
         .collect()
 }
 
-/// What has changed and is not in the plan, nor follows in the kernel from what is: files of cgroups
-/// that the plan makes or gives controllers to, and the list of isolated CPUs.
+/// Changes that aren't in the plan and don't follow from it in the kernel. Files of cgroups that
+/// the plan makes or gives controllers to, and the list of isolated CPUs, do follow.
 fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
     let mut planned = BTreeSet::new();
     for change in changes_of(plan) {
@@ -152,7 +152,8 @@ fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
     unlisted.cloned().collect()
 }
 
-/// As nobody: plan and check say what they couldn't see, apply is refused, nothing is changed.
+/// As an unprivileged user: plan and check list what they couldn't read, apply is refused, nothing
+/// is changed.
 fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
     let guest = format!("plc={cpu}");
     let mut unseen = Vec::new();
@@ -163,7 +164,7 @@ fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.code() == Some(1),
-            "rt {word} as nobody: {said}"
+            "rt {word} without privilege: {said}"
         );
         let report: Value = serde_json::from_slice(&output.stdout)?;
         let part = if word == "plan" {
@@ -202,7 +203,7 @@ fn with_performance(before: &State, cpu: u32) -> Result<bool> {
         let one = settings.iter().find(|one| one["name"] == name);
         one.map(|one| one["effect"].clone()).unwrap_or_default()
     };
-    // PREEMPT_RT kernels don't expedite whatever they are told, and schedutil's tunable isn't there.
+    // PREEMPT_RT kernels ignore the setting to expedite, and schedutil's tunable isn't there.
     let none = Vec::new();
     let absent = check["absent"].as_array().unwrap_or(&none);
     let absent = |name: &str| absent.iter().any(|one| one["setting"] == name);

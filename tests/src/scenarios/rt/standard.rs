@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq rt` on a kernel that is not PREEMPT_RT: what an RT kernel doesn't have or do (hurried
-//! grace periods), a highest frequency below the CPU's own, and each governor: plan → apply → check
-//! → restore, and all is as before.
+//! `vcpufreq rt` on a kernel that is not PREEMPT_RT: features that an RT kernel lacks (expedited
+//! grace periods), a highest frequency below the CPU's own, and each governor. After plan → apply →
+//! check → restore all is as before.
 
 use std::fs;
 

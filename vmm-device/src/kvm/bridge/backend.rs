@@ -15,7 +15,7 @@ pub trait Backend: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Starts it for `device`, and says what KVM is to do for it, if anything.
+    /// Starts it for `device`, and returns its part in KVM, if any.
     ///
     /// # Errors
     /// What the host refused; then nothing of it is left.
@@ -33,7 +33,7 @@ pub trait RunningBackend: Send + Sync {
     /// The pages that KVM shows, as the device stores to them.
     fn memory(&self) -> Box<dyn PageMemory>;
 
-    /// What answers accesses that exit, in the place of `inner`.
+    /// The device for accesses that exit, in the place of `inner`.
     fn region(&self, inner: Arc<dyn MmioDevice>) -> Arc<dyn MmioDevice>;
 
     /// Whether it keeps cur_perf in the pages true by itself; else the device does.
@@ -42,13 +42,13 @@ pub trait RunningBackend: Send + Sync {
     /// Called on thread `tid`, which runs `vcpu` from now on.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError>;
 
     /// pCPUs `changed`: they have come or gone; the device's source has been refreshed.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError>;
 
     /// Takes the guest's requests back: it resets, and no vCPU runs.

@@ -102,8 +102,8 @@ impl IoeventfdPath {
         Arc::new(KernelRegion::new(region, device.clone(), pending))
     }
 
-    /// Says that `vcpu` runs on thread `tid`. What the host doesn't permit for
-    /// that thread makes the path less exact, and is a warning.
+    /// Registers `tid` as the thread of `vcpu`. If the host doesn't permit something for that
+    /// thread, the path is less exact and there is a warning.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) {
         let recorded = self.trace.as_ref().map(|r| r.register_thread(vcpu, tid));
         let watched = self

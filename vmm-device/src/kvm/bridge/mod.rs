@@ -38,7 +38,7 @@ pub use backend::{Backend, Offered, RunningBackend};
 pub use handle::BridgeHandle;
 use ioeventfd::IoeventfdPath;
 pub use ioeventfd::IoeventfdPlan;
-pub use snapshot::{AccessPath, BridgeSnapshot, PcpuLoad, Totals, VcpuSnapshot};
+pub use snapshot::{AccessPath, BridgeSnapshot, PcpuLoad, PcpuTarget, Totals, VcpuSnapshot};
 
 /// The device as a bridge serves it.
 pub type BridgeDevice = Device<HostActuator, Arc<SysfsSource>, Arc<EventStats>>;
@@ -250,7 +250,7 @@ impl BridgeInner {
     }
 
     fn active(&self) -> MutexGuard<'_, CurrentPath> {
-        // Whoever panicked left a path that runs, or none.
+        // A thread that panicked left a path that runs, or none.
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -31,6 +31,15 @@ pub struct PcpuLoad {
     pub others: Util,
 }
 
+/// What a vCPU's pCPU is asked for by a scheduler's target, which is added to its utilization.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcpuTarget {
+    /// Of all its runnable vCPUs, whatever VM they are of.
+    pub sum: u32,
+    /// What of that the kernel was given.
+    pub target: Util,
+}
+
 /// A vCPU at one moment, and what was counted of it since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VcpuSnapshot {
@@ -48,6 +57,8 @@ pub struct VcpuSnapshot {
     pub clamp: Clamp,
     /// What its pCPU has to do, if that is known.
     pub load: Option<PcpuLoad>,
+    /// What its pCPU is asked for, where that is by targets.
+    pub target: Option<PcpuTarget>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
     /// What became of its requests.
@@ -138,6 +149,7 @@ impl VcpuSnapshot {
             cur_perf: domain_status.map_or(Khz(0), |domain_status| domain_status.cur_perf),
             clamp: domain_status.map_or(Clamp::NONE, |domain_status| domain_status.clamp),
             load: None,
+            target: None,
             accesses: device.accesses(vcpu).unwrap_or_default(),
             counters: device.counters(vcpu).unwrap_or_default(),
             clamp_after: events.clamp_after(vcpu),
@@ -148,8 +160,8 @@ impl VcpuSnapshot {
 
 #[cfg(test)]
 mod tests {
-    //! What a guest asked for, and what became of it, is what a snapshot says.
-    //! (That the path follows what KVM takes: `tests/kvm_x86_64`.)
+    //! A snapshot has a guest's requests and their outcomes. (That the path follows what KVM takes:
+    //! `tests/kvm_x86_64`.)
 
     use crate::{
         ClampMode, CurPerfVisibility, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF,

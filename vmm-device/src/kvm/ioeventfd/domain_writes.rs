@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The requests of a domain that KVM has finished and nobody has carried out:
-//! which value was written last?
+//! The requests of a domain that KVM has finished and the worker has not carried out. Finds the
+//! value that was written last.
 //!
-//! Each (vCPU, value) has an eventfd, all of a domain are in one epoll set,
-//! edge-triggered. An eventfd that is signalled goes to the tail of the set's
-//! ready list, unless it is on the list already; `epoll_wait` hands the list
-//! out in that order and takes each off it (`fs/eventpoll.c`:
-//! `ep_poll_callback`, `ep_send_events`). So the list has the order of *first*
-//! signals: A, B, A reads A, B. What gives the repeat away is the eventfd's
-//! counter: A has been signalled twice, and handed out once. The last value is
-//! then
+//! Each (vCPU, value) has an eventfd. All eventfds of a domain are in one edge-triggered epoll set.
+//! A signal puts the eventfd at the tail of the set's ready list, unless it is on the list already.
+//! `epoll_wait` returns the list in that order and takes each off it (`fs/eventpoll.c`:
+//! `ep_poll_callback`, `ep_send_events`). So the list has the order of *first* signals: A, B, A
+//! reads A, B. The eventfd's counter shows the repeat: A has been signalled twice, and handed out
+//! once. The last value is then
 //! - the one handed out last, if no other one was signalled more often than
 //!   handed out;
-//! - else that one or one of those others. Then [`WriteOrder`] is asked, which
-//!   has the order where the host permits it; where it doesn't, the highest of
-//!   them is taken: the host never runs below what was asked for, until the
-//!   next request.
+//! - else that one or one of those others. [`WriteOrder`] then returns the last, if the host
+//!   permits the recording. Otherwise the highest is taken: until the next request, the host never
+//!   runs below the last value.
 //!
-//! Both count and list are changed under the eventfd's lock, so what was
-//! handed out has been counted. What was counted and not handed out yet shows
-//! as a repeat, which is only looked at once the list is found empty.
+//! The kernel changes count and list under the eventfd's lock, so each signal handed out has been
+//! counted. A signal that was counted and not handed out yet looks like a repeat. Repeats are
+//! therefore evaluated only when the list is empty.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -39,7 +36,7 @@ const LOOKS: u32 = 4;
 pub struct DomainWrites {
     epoll: Epoll,
     write_order: Arc<dyn WriteOrder>,
-    /// What they told the last time.
+    /// What [`WriteOrder`] returned the last time.
     known: Known,
     vcpus: Vec<VcpuId>,
     bells: Vec<Doorbell>,
@@ -60,7 +57,7 @@ struct Doorbell {
     signals: u64,
     /// How many of them were handed out.
     handed_out: u64,
-    /// Signals that nobody has been told of.
+    /// Signals that have not been reported to the device.
     unreported: u64,
 }
 
@@ -76,11 +73,10 @@ pub struct Latest {
 }
 
 impl DomainWrites {
-    /// For these eventfds of (vCPU, value), with `write_order` for when they
-    /// don't tell.
+    /// For these eventfds of (vCPU, value). `write_order` decides where the eventfds don't.
     ///
     /// # Errors
-    /// What the host said: no more open files, or no memory.
+    /// The host's error: no more open files, or no memory.
     pub fn new(
         bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
         write_order: Arc<dyn WriteOrder>,
@@ -175,8 +171,8 @@ impl DomainWrites {
         })
     }
 
-    /// The bell of the last write that was recorded. One whose signal comes only
-    /// now has its turn then: KVM records a write before it signals it.
+    /// The bell of the last recorded write. Its signal may come only now: KVM records a write
+    /// before it signals it.
     fn recorded(&mut self) -> Option<usize> {
         let last = self.write_order.newest(&self.vcpus, &mut self.known)?;
         let is_it =
@@ -184,12 +180,11 @@ impl DomainWrites {
         self.bells.iter().position(is_it)
     }
 
-    /// Carries out what the guest wrote last and counts what came before;
-    /// whether nothing is left. At most two requests.
+    /// Carries out the guest's last write and counts those before; returns whether nothing is left.
+    /// At most two requests.
     ///
-    /// A request that a thread had in hand when it panicked is carried out
-    /// first: the list doesn't have it any more. Once, so that a request that
-    /// can't be carried out doesn't end each thread that comes by.
+    /// A request that a thread was carrying out when it panicked comes first: the list doesn't have
+    /// it any more. It is tried once, so that it doesn't end each later thread, too.
     pub fn drain(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) -> bool {
         // An eventfd doesn't tell which vCPU has written.
         let request = |latest: Latest| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
@@ -216,9 +211,8 @@ impl DomainWrites {
         !more
     }
 
-    /// Tells of the signals that nobody has been told of; whether `latest` is
-    /// one of them. While there may be `more`, of that one only: another one may
-    /// turn out to be the last.
+    /// Reports the unreported signals; returns whether `latest` is one of them. While there may be
+    /// `more`, only `latest` is reported: another one may turn out to be the last.
     fn tell(
         &mut self,
         latest: Latest,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! With real eventfds and a real epoll set: whatever was written while nobody
-//! looked, what is carried out is the last value, or, where nobody can tell,
-//! one that is no lower. No write is lost to the count, and no request when a
-//! thread panics with it in hand.
+//! With real eventfds and a real epoll set: of all values written since the last look, the last is
+//! carried out, or, if the order is unknown, one that is no lower. Each write is counted, and a
+//! panic while a request is carried out doesn't lose it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

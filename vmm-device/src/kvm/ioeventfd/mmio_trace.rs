@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What vCPUs wrote to set_perf last, from the kernel's tracepoint
-//! `kvm:kvm_mmio`: the tie-break for [`super::DomainWrites`] that can't tell.
+//! Records the last writes of vCPUs to set_perf, by the kernel's tracepoint `kvm:kvm_mmio`. Decides
+//! for [`super::DomainWrites`] which write was last if the eventfds don't.
 //!
-//! A perf event on each vCPU thread records its writes to the registers in a
-//! ring that keeps the newest and wakes nobody. The record is there before the
-//! eventfd is signalled, because KVM passes the tracepoint first
-//! (`io_mem_abort`, arm64). Needs CAP_PERFMON and tracefs, not BPF.
+//! A perf event on each vCPU thread records its writes to the registers in a ring that keeps the
+//! newest and wakes no thread. The record is there before the eventfd is signalled, because KVM
+//! passes the tracepoint first (`io_mem_abort`, arm64). Needs CAP_PERFMON and tracefs, not BPF.
 
 use std::sync::OnceLock;
 
@@ -15,16 +14,16 @@ use crate::host::{HostRoot, Tid};
 use crate::kvm::error::{Doing, PathError};
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
-/// Who knows what was written last.
+/// Knows which value was written last.
 pub trait WriteOrder: Send + Sync {
-    /// The newest write to the set_perf of one of `vcpus`; `None` where there is none, or
-    /// it may have gone by, or a thread isn't recorded. `known` is what was known when the same were asked about
-    /// before, empty at first.
+    /// The newest write to the set_perf of one of `vcpus`. `None` if there is none, if it may be
+    /// missing from the record, or if a thread isn't recorded. `known` is the state of the last
+    /// call for the same `vcpus`, empty at first.
     fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
 }
 
-/// How far each thread's records have been read for some vCPUs, and their
-/// newest: so that a look takes as long as what is new, and not as what there is.
+/// How far each thread's records have been read for some vCPUs, and their newest. A look then reads
+/// new records only.
 pub type Known = Vec<Read<(VcpuId, u32)>>;
 
 /// A write to set_perf.
@@ -38,7 +37,7 @@ pub struct LastWrite {
     pub at_ns: u64,
 }
 
-/// Nobody does.
+/// Knows no order.
 #[derive(Debug)]
 pub struct Unknown;
 
@@ -100,10 +99,10 @@ impl MmioTrace {
             .doing("perf events aren't permitted (CAP_PERFMON)")
     }
 
-    /// Records what the thread of `vcpu` writes.
+    /// Records the writes of the thread of `vcpu`.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = self.open(tid)?;
         match self.threads.get(vcpu.index()) {
@@ -160,8 +159,8 @@ fn offset(format: &str, name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    //! A record's fields are where the kernel says; other registers are none. Without the record
-    //! of one thread, none counts.
+    //! A record's fields are at the kernel's offsets. Writes to other registers don't count.
+    //! Without the record of one thread, none counts.
     use std::sync::Arc;
 
     use vmm_sys_util::eventfd::EventFd;

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::host::HostRoot;
 use crate::{Actuator, Device, Events, Source, VcpuId};
 
-/// What the kernel says of a tracepoint (`group/event`), if it can be read.
+/// The kernel's file of a tracepoint (`group/event`), if it can be read.
 fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {
     let path = format!("sys/kernel/tracing/events/{tracepoint}/{file}");
     host.text(path)
@@ -75,8 +75,7 @@ impl PendingWrites {
         })
     }
 
-    /// The writes of a vCPU's domain, if any can wait. Waits for
-    /// whoever carries its requests out.
+    /// The writes of a vCPU's domain, if any can wait. Waits for the thread that carries them out.
     fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, DomainWrites>> {
         self.locked((*self.of_vcpu.get(vcpu.index())?)?)
     }

@@ -118,10 +118,10 @@ unsafe impl Send for PerfEvent {}
 unsafe impl Sync for PerfEvent {}
 
 impl PerfEvent {
-    /// Wakes whoever polls it when `thread` runs on another pCPU than before.
+    /// Wakes its poller when `thread` runs on another pCPU than before.
     ///
     /// # Errors
-    /// What the kernel said: not permitted, or no memory for the ring.
+    /// The kernel's error: not permitted, or no memory for the ring.
     pub fn migrations(thread: Tid) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_SOFTWARE,
@@ -132,7 +132,7 @@ impl PerfEvent {
         Self::open(attr, Whose::Thread(thread))
     }
 
-    /// Wakes whoever polls it at tracepoint `id`.
+    /// Wakes its poller at tracepoint `id`.
     ///
     /// # Errors
     /// As above.
@@ -146,7 +146,7 @@ impl PerfEvent {
         Self::open(attr, whose)
     }
 
-    /// Records time and fields at tracepoint `id`, and wakes nobody.
+    /// Records time and fields at tracepoint `id`, and wakes no thread.
     ///
     /// # Errors
     /// As above; `filter` can be one that the tracepoint has no fields for.
@@ -194,7 +194,7 @@ impl PerfEvent {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that was just made, and nobody else's.
+        // SAFETY: a descriptor that was just made, with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: takes and returns plain numbers.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -218,10 +218,10 @@ impl PerfEvent {
         Ok(Self { fd, ring, page })
     }
 
-    /// Has `thread` get `signal` as well, whenever whoever polls it is woken.
+    /// Sends `signal` to `thread`, too, whenever the poller is woken.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn signal(&self, thread: Tid, signal: c_int) -> io::Result<()> {
         let owner = Owner {
             kind: OWNER_TID,
@@ -330,8 +330,8 @@ fn time_and_fields(record: &[u8]) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    //! A record is what it says; of a ring only what is new is read, round its
-    //! end too.
+    //! A record's fields are read as written; of a ring only what is new is read, round its end
+    //! too.
     use super::*;
 
     const PAGE: usize = 4096;
@@ -384,7 +384,7 @@ pub(super) mod tests {
                 let at = usize::try_from(self.head.wrapping_add(i) % PAGE as u64).unwrap();
                 // SAFETY: in the second page of the mapping.
                 let at = unsafe { self.event.ring.add(PAGE + at) };
-                // SAFETY: the same, and nobody reads it meanwhile.
+                // SAFETY: the same, and no thread reads it meanwhile.
                 unsafe { at.write(*byte) };
             }
             // SAFETY: in the first page of the mapping.

@@ -66,7 +66,7 @@ impl PerfWatch {
     /// when it goes offline, and doesn't bring them back.
     ///
     /// # Errors
-    /// What the kernel said of one of them; the others are watched.
+    /// The kernel's error for one of them; the others are watched.
     pub fn follow(&self, changed: &[u32]) -> Result<(), PathError> {
         let mut all = Ok(());
         let mut frequencies = self.frequencies();
@@ -106,7 +106,7 @@ impl PerfWatch {
     /// that KVM_RUN returns on the new pCPU before the guest goes on there.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = PerfEvent::migrations(tid).doing("migrations can't be watched")?;
         if let Some(kick) = self.kick {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! When cur_perf of the vCPUs is looked at: at a period, and soon after it may
-//! have changed, within a bound on the time that this takes ([`Budget`]).
+//! Decides when cur_perf of the vCPUs is read: once in a period, and soon after it may have
+//! changed, within a bound on the time that this takes ([`Budget`]).
 //!
-//! A look takes a few microseconds for each vCPU: many vCPUs are looked at less
-//! often. One look that took long (an interrupt, a slow pCPU) comes out of what
-//! was saved before, so that it doesn't keep the next one waiting.
+//! A look takes a few microseconds for each vCPU: many vCPUs are looked at less often. Time saved
+//! before pays for one look that took long (an interrupt, a slow pCPU): it doesn't delay the next
+//! one.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl RefreshTimer {
         }
     }
 
-    /// Something that cur_perf depends on has changed since the last look.
+    /// A fact that cur_perf depends on has changed since the last look.
     pub fn hear_of_a_change(&mut self) {
         self.at = self.at.min(self.not_before);
     }

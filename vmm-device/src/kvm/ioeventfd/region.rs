@@ -13,10 +13,9 @@ const BYTES: usize = 4;
 
 /// The device's region, with requests in the order in which they were written.
 ///
-/// A request that exits although KVM signals others of its domain waits for
-/// whoever carries one of those out: the worker, or another vCPU.
-/// Nothing else waits: no read, no other register, no illegal write, and no
-/// request where none of the domain's vCPUs has a table.
+/// If KVM signals other requests of its domain, a request that exits waits for the thread that
+/// carries one of those out: the worker, or another vCPU. Nothing else waits: no read, no other
+/// register, no illegal write, and no request where none of the domain's vCPUs has a table.
 pub struct KernelRegion<A, S, E> {
     region: Arc<dyn MmioDevice>,
     device: Arc<Device<A, S, E>>,

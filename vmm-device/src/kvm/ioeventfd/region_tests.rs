@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A request that exits comes after those that are older, and waits for
-//! whoever carries them out; no other access waits for anybody.
+//! A request that exits comes after older ones, and waits for the thread that carries them out. No
+//! other access waits.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +21,7 @@ const KHZ: u32 = 1_800_000;
 /// Offset and width of a write, and what had been asked for by then.
 type Said = (u64, usize, Vec<u32>);
 
-/// Says what arrives.
+/// Reports the accesses that arrive.
 struct Says(Arc<FakeDevice<NullActuator>>, Sender<Said>);
 
 impl MmioDevice for Says {

@@ -2,10 +2,9 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf
-//! another one. It has no part in the vCPUs' cgroups, its own clamp is 0 so that
-//! it neither lifts nor holds a pCPU's frequency, and it stays off the pCPUs that
-//! vCPUs are pinned to where there are others.
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. The
+//! worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
+//! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,9 +36,9 @@ pub struct Plan<A, S, E> {
     pub requests: Arc<dyn RequestQueue<Device<A, S, E>>>,
     /// Where they go.
     pub device: Arc<Device<A, S, E>>,
-    /// How many vCPUs there are threads of: the cur_perf of these is known.
+    /// How many vCPUs have a thread: their cur_perf is known.
     pub vcpus: Arc<AtomicU16>,
-    /// pCPUs that it had better not run on.
+    /// pCPUs that it avoids.
     pub avoid: Vec<u32>,
 }
 
@@ -55,7 +54,7 @@ impl Worker {
     /// Starts it.
     ///
     /// # Errors
-    /// What the host said: no more threads or open files.
+    /// The host's error: no more threads or open files.
     pub fn start(
         plan: Plan<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
     ) -> Result<Self, PathError> {
@@ -99,7 +98,7 @@ impl Drop for Worker {
     }
 }
 
-/// Says so when the worker ends without having been told to.
+/// Signals that the worker has ended without a stop.
 struct LastWords(Arc<EventFd>);
 
 impl LastWords {
@@ -118,7 +117,7 @@ struct Turns<A, S, E> {
     budget: Budget,
     timer: RefreshTimer,
     stopped: AtomicBool,
-    /// Something that cur_perf depends on has changed since the last look.
+    /// A fact that cur_perf depends on has changed since the last look.
     changed: AtomicBool,
 }
 
@@ -152,7 +151,7 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     fn run(mut self) -> std::io::Result<()> {
         self.keep_out_of_the_way();
         let mut events = [EpollEvent::default(); TURN];
-        // Asked between turns, when nobody waits for the answer.
+        // Read between turns, when no request waits.
         let mut cpu_before = host::thread_cpu_time();
         while !self.stopped.load(Relaxed) {
             let count = self.wait(&mut events)?;

@@ -33,7 +33,7 @@ const MEMORY: i64 = -1;
 /// within so long.
 ///
 /// # Errors
-/// What the host said; `BrokenPipe` when the VMM has gone, `TimedOut` or `WouldBlock` when it is too
+/// The host's error; `BrokenPipe` when the VMM has gone, `TimedOut` or `WouldBlock` when it is too
 /// slow.
 pub fn hand_over(
     vmm: &UnixStream,

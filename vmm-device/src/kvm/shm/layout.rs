@@ -71,7 +71,7 @@ mod tests {
     //! The header in C and this file have the same numbers.
     use super::*;
 
-    const HEADER: &str = include_str!("../../../../abi/vcpufreq-shm.h");
+    const HEADER: &str = include_str!("../../../abi/vcpufreq-shm.h");
 
     fn defined(name: &str) -> u64 {
         let line = HEADER.lines().find_map(|line| {

@@ -39,7 +39,7 @@ impl SharedMemory {
     /// New memory for so many vCPUs; its header is written, its pages are 0.
     ///
     /// # Errors
-    /// What the host said: no memory, or no more open files.
+    /// The host's error: no memory, or no more open files.
     pub fn new(vcpus: u16) -> io::Result<Self> {
         let size = layout::size(vcpus);
         let file = memory_file(c"vcpufreq")?;
@@ -120,7 +120,7 @@ impl SharedMemory {
         }
     }
 
-    /// Tells the guest what a vCPU can do.
+    /// Writes a vCPU's table, capacity and power for the guest.
     pub fn describe(&self, vcpu: VcpuId, table: &PerfTable, capacity: Util, microwatts: &[u32]) {
         let capacity = (layout::word(vcpu, layout::CAPACITY), capacity.get().into());
         let entries = table.entries();
@@ -135,7 +135,7 @@ impl SharedMemory {
         }
     }
 
-    /// Tells it all of that again, and the header.
+    /// Writes all of that again, and the header.
     pub fn tell_again(&self) {
         self.write_header();
         for (index, value) in &*self.described() {
@@ -149,13 +149,13 @@ impl SharedMemory {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the guest requests of `vcpu`, kHz: any value.
+    /// The guest's request for `vcpu`, kHz: any value.
     pub fn requested(&self, vcpu: VcpuId) -> u32 {
         let word = self.words_of_all().get(layout::request_word(vcpu));
         word.map_or(0, |word| u32::from_le(word.load(Relaxed)))
     }
 
-    /// Tells the guest that the server ends.
+    /// Marks cur_perf of all vCPUs: the server ends.
     pub fn say_gone(&self) {
         for vcpu in (0..self.vcpus).map(VcpuId) {
             self.store(layout::word(vcpu, REG_CUR_PERF), layout::GONE);

@@ -6,12 +6,12 @@
 //! guest read  ◀─ memory ◀─ device ◀─ Worker
 //! guest store ─▶ memory; doorbell ─▶ KVM: eventfd of the vCPU ─▶ Worker ─▶ device
 //! ```
-//! A server makes a [`SharedMemory`] and an eventfd for each vCPU, [hands](hand_over) both to the
-//! VMM that connects, finds its [threads](vcpu_threads), and offers a [`ShmBackend`] to
-//! [`Bridge::start`](super::Bridge::start).
+//! A server makes a [`SharedMemory`] and an eventfd for each vCPU and [hands](hand_over) both to a
+//! VMM that connects. It then finds the VMM's [vCPU threads](vcpu_threads) and passes a
+//! [`ShmBackend`] to [`Bridge::start`](super::Bridge::start).
 //!
-//! A VMM offers the same to its own guest: a [`ShmBackend::of_own_guest`], whose doorbells are
-//! KVM's, and a [`ShmRegion`] on its bus for what exits.
+//! A VMM can offer the same to its own guest: [`ShmBackend::of_own_guest`], whose doorbells are
+//! KVM's, and a [`ShmRegion`] on its bus for accesses that exit.
 
 mod backend;
 mod ivshmem;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The requests of a guest in shared memory: a doorbell for each vCPU, whose request is in its page.
 //!
-//! A doorbell that rings again before it is answered is one answer: the page has the newest request,
-//! because the guest stores it before it rings. Of two vCPUs of one domain the one counts whose
-//! doorbell is answered last. This project's driver has one page a domain.
+//! A doorbell that rings again before it is answered gets one answer: the guest stores a request
+//! before it rings, so the page has the newest. If two vCPUs of a domain ring, the doorbell that is
+//! answered last counts. This project's driver uses one page per domain.
 //!
-//! A VMM that loads a snapshot, or takes a migrated guest in, replaces the memory and rings nothing.
-//! So the memory is looked at too.
+//! A VMM that loads a snapshot, or receives a migrated guest, replaces the memory without a ring.
+//! So the worker reads the memory, too.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, WriteReg};
 /// How often the memory is looked at. A guest that has stored a request rings sooner.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Where the worker finds what a guest requests.
+/// The worker's queue of a guest's requests.
 pub struct ShmRequests {
     memory: Arc<SharedMemory>,
     bells: Arc<[EventFd]>,
@@ -73,7 +73,8 @@ impl ShmRequests {
         }
     }
 
-    /// Carries out what has rung, and what a worker that has died had in hand.
+    /// Carries out the requests whose doorbells have rung, and one that a dead worker was carrying
+    /// out.
     pub fn drain<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
         let in_hand = self.answering().take();
         if let Some(vcpu) = in_hand {
@@ -82,7 +83,7 @@ impl ShmRequests {
         (0..self.bells.len()).for_each(|index| self.drain_one(index, device));
     }
 
-    /// Drops what has rung and what was requested, for a guest that starts anew.
+    /// Drops rings and requests, for a guest that starts anew.
     pub fn start_anew(&self, config: &DeviceConfig) {
         let mut in_hand = self.answering();
         *in_hand = None;
@@ -208,9 +209,9 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmReq
 
 #[cfg(test)]
 mod tests {
-    //! A VMM can't make the server wait. Of rings that no worker answers none is lost, but those of
-    //! a guest that starts anew. A request that comes without a doorbell is carried out, and one that
-    //! is announced is carried out once.
+    //! A VMM can't make the server wait. No unanswered ring is lost, except those of a guest that
+    //! starts anew. A request without a doorbell is carried out, and an announced one is carried
+    //! out once.
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;

@@ -1,31 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest by `--actuator scx`: its requests set no clamp as long as the service's scheduler is in
-//! force, and become clamps within a second when it is gone, however that comes about.
+//! A guest by `--actuator scx`. Its requests set no clamp as long as the service's scheduler is in
+//! force, and become clamps within a second when it is gone, for whatever reason.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 
-use super::service::{Service, left, said, scx, sysrq};
+use super::super::ext_server::Scheduler;
+use super::deaths::stuck;
+use super::service::{Service, disabled, left, said, scx, sysrq};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 
-/// How the scheduler goes.
-type End = fn(Service) -> Result<()>;
+/// How the scheduler goes, and what is there in its place.
+type End = fn(Service) -> Result<Option<Scheduler>>;
 
-const ENDS: [(&str, End); 3] = [
+const ENDS: [(&str, End); 5] = [
     ("SysRq-S", |service| {
         sysrq()?;
-        service.ended().map(drop)
+        service.ended().map(|_| None)
     }),
-    ("kill -9", Service::kill),
+    ("kill -9", |service| service.kill().map(|()| None)),
     ("stop", |service| {
         said(&scx(&["stop"])?);
-        service.ended().map(drop)
+        service.ended().map(|_| None)
+    }),
+    ("a target of 1,025", |service| {
+        too_high_a_target()?;
+        service.ended().map(|_| None)
+    }),
+    ("another scheduler", |service| {
+        sysrq()?;
+        service.ended()?;
+        Scheduler::start("takes_all").map(Some)
     }),
 ];
 
@@ -45,7 +57,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
 }
 
-/// What a guest is told then.
+/// The error of a VMM's start then.
 fn without_service() -> Result<String> {
     let mut command = Command::new("/bin/vcpufreq");
     command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);
@@ -71,16 +83,30 @@ fn one(plan: &Plan, end: End) -> Result<Value> {
     let in_force = vm.clamp(vcpu)?;
     let status = said(&scx(&["status"])?).1;
     let counted = status.ends_with(&format!(", {} vCPUs\n", pcpus.len()));
-    end(service)?;
+    let target = target(vcpu)?;
+    let another = end(service)?;
     let ms = until(&vm, vcpu, (policy.util(khz), 1024))?;
     ask_for(&mut vm, vcpu, other)?;
     // By the worker, and no longer at once.
     let then_ms = until(&vm, vcpu, (policy.util(other), 1024))?;
+    let told = target.is_u64() && self::target(vcpu)?.is_null();
+    let pcpu_khz = busy_khz(&mut vm, vcpu, policy)?;
     vm.quit()?;
-    let held = in_force == (0, 1024) && counted && ms < 1000 && then_ms < 1000;
+    if let Some(another) = another {
+        another.end()?;
+    }
+    let stuck = stuck(&policies)?;
+    let held = in_force == (0, 1024)
+        && counted
+        && told
+        && ms < 1000
+        && then_ms < 1000
+        && pcpu_khz >= other
+        && stuck.is_empty();
     Ok(json!({
         "held": held, "clamp_before": in_force, "status": status, "clamp_after_ms": ms,
-        "next_clamp_after_ms": then_ms,
+        "next_clamp_after_ms": then_ms, "asked_khz": other, "pcpu_khz": pcpu_khz, "stuck": stuck,
+        "target": target,
     }))
 }
 
@@ -94,4 +120,34 @@ fn until(vm: &Vm, vcpu: usize, clamp: (u32, u32)) -> Result<u128> {
         std::thread::sleep(Duration::from_millis(2));
     }
     bail!("the clamp is {:?}, not {clamp:?}", vm.clamp(vcpu)?)
+}
+
+/// By a program of somebody else's, loaded meanwhile.
+fn too_high_a_target() -> Result<()> {
+    let object = ObjectBuilder::default().open_file("/lab/bpf/target.bpf.o")?;
+    let object = object.load().context("target.bpf.o")?;
+    let program = object.progs_mut().next().context("no program")?;
+    program.test_run(ProgramInput::default())?;
+    disabled().map(drop)
+}
+
+/// The highest frequency of its pCPU while the vCPU has a little to do.
+fn busy_khz(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<u32> {
+    vm.ask(format!("start light periodic {vcpu} 20000 4000"))?;
+    let mut highest = 0;
+    for _ in 0..100 {
+        highest = highest.max(policy.khz()?);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    vm.ask("stop light")?;
+    Ok(highest)
+}
+
+/// What `stats` has of the target of the vCPU's pCPU.
+fn target(vcpu: usize) -> Result<Value> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["stats", "--json"])
+        .output()?;
+    let stats: Value = serde_json::from_slice(&output.stdout).context("stats --json")?;
+    Ok(stats["vcpus"][vcpu]["target"].clone())
 }

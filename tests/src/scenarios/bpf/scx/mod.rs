@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The actuator `scx` and its service, `vcpufreq scx`.
 
+mod deaths;
 mod fallback;
 mod refusals;
 mod requests;
 mod service;
+mod threads;
 
 pub(super) use service::{Service, scx};
 
@@ -16,6 +18,7 @@ use crate::harness::plan::Plan;
 /// Carries out a scenario by name, when it is one of these.
 pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
     match name {
+        "scx-deaths" => Some(deaths::run()),
         "scx-fallback" => Some(fallback::run(plan)),
         "scx-none" => Some(refusals::none()),
         "scx-requests" => Some(requests::run()),

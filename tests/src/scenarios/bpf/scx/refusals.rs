@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The service starts, says how it is and ends; each thing that is in its way is one line; and
-//! nothing of it is left, however it ends.
+//! The service starts, reports its status and ends. Each obstacle is an error of one line. However
+//! it ends, nothing is left.
 
 use std::process::Command;
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub fn run() -> Result<Value> {
     takes_all.end()?;
     refusals.push(("hooks", locked()?, "tp_btf/sched_switch"));
     refusals.push(("deadline", beside_deadline()?, "SCHED_DEADLINE"));
+    let mixed = super::threads::mixed()?;
     let service = Service::start()?;
     refusals.push(("twice", refused()?, "runs already"));
     let nobody = said(&scx(&["status"])?);
@@ -40,13 +41,14 @@ pub fn run() -> Result<Value> {
         && nobody == (Some(0), expected)
         && stopped
         && told
+        && mixed["held"] == true
         && left.is_empty();
     let refusals: Vec<_> = refusals
         .iter()
         .map(|(what, text, _)| json!({ *what: text }))
         .collect();
     Ok(json!({
-        "held": held, "ends": ends, "refusals": refusals, "status": nobody.1, "left": left,
+        "held": held, "ends": ends, "two_services": mixed, "refusals": refusals, "status": nobody.1, "left": left,
     }))
 }
 
@@ -74,21 +76,46 @@ fn by_stop() -> Result<Value> {
     Ok(json!({ "held": held, "by": "stop", "after_ms": ms, "said": ended.1, "left": left }))
 }
 
-/// Pins and lock stay, and are in nothing's way.
+/// Pins and lock stay until `cleanup`, which leaves a service that runs its own, and are in
+/// nothing's way.
 fn by_kill() -> Result<Value> {
     let service = Service::start()?;
     let before = in_force();
+    let alive = cleaned()?;
     service.kill()?;
     let ms = disabled()?;
     let status = said(&scx(&["status"])?).0;
+    // It has left both.
+    let removed = cleaned()?;
+    let clean = left()?;
     drop(Service::start()?);
     let again = disabled().is_ok();
     let service = Service::start()?;
     said(&scx(&["stop"])?);
     drop(service);
     let left = left()?;
-    let held = before && ms < 1000 && status == Some(1) && again && left.is_empty();
-    Ok(json!({ "held": held, "by": "kill -9", "after_ms": ms, "left": left }))
+    let told = [
+        "removed /sys/fs/bpf/vcpufreq-scx",
+        "removed /run/vcpufreq-scx",
+    ];
+    let held = before
+        && alive.is_empty()
+        && removed == told
+        && clean.is_empty()
+        && ms < 1000
+        && status == Some(1)
+        && again
+        && left.is_empty();
+    Ok(json!({
+        "held": held, "by": "kill -9", "after_ms": ms, "cleaned": removed, "left": [clean, left],
+    }))
+}
+
+/// What `vcpufreq cleanup` says, line by line.
+fn cleaned() -> Result<Vec<String>> {
+    let (code, text) = said(&Command::new(PROGRAM).arg("cleanup").output()?);
+    ensure!(code == Some(0), "cleanup: exit code {code:?}, {text}");
+    Ok(text.lines().map(str::to_owned).collect())
 }
 
 fn by_sysrq() -> Result<Value> {
@@ -99,7 +126,7 @@ fn by_sysrq() -> Result<Value> {
     let ended = service.ended()?;
     let left = left()?;
     let told = ended.1.lines().count() == 1 && ended.1.contains("ended the scheduler");
-    let held = before && ms < 1000 && ended.0 == Some(2) && told && left.is_empty();
+    let held = before && ms < 1000 && ended.0 == Some(3) && told && left.is_empty();
     Ok(json!({ "held": held, "by": "SysRq-S", "after_ms": ms, "said": ended.1, "left": left }))
 }
 

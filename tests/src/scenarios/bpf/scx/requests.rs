@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a request by `scx` does: no exit, in force before the guest's next entry, without a write
-//! of any clamp; requests and other load of a pCPU add up; nothing is left of a vCPU that sleeps or
-//! has ended.
+//! A request by `scx` makes no exit, is in force before the guest's next entry, and writes no
+//! clamp. Requests and other load of a pCPU add up. Nothing is left of a vCPU that sleeps or has
+//! ended.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -11,9 +11,12 @@ use serde_json::{Value, json};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::super::group::Group;
+use super::super::requests::exits;
 use super::super::tiny_vm::Deed;
 use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
 use super::service::{Service, said, scx};
+use super::threads;
 use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
@@ -29,6 +32,8 @@ const SETTLING: u64 = 24;
 const MANY: u64 = 20_000;
 /// Each for another target.
 const FEW: u64 = 700;
+/// A request by scx of one by `exit`.
+const AT_MOST_PERCENT: u64 = 40;
 /// A vCPU that is seldom busy: what it uses counts little.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,11 +57,26 @@ pub fn run() -> Result<Value> {
 
 fn parts(policy: &Policy) -> Result<(bool, Value)> {
     let alone = on_thread(|| alone(policy))?;
-    let held = alone["held"] == true;
     let load = beside_load(policy)?;
     let vms = beside_vm(policy)?;
-    let held = held && load["held"] == true && vms["held"] == true;
-    Ok((held, json!([alone, load, vms])))
+    let cost = on_thread(|| cost(&alone))?;
+    let (joins, keeps) = (on_thread(threads::joins)?, on_thread(threads::keeps)?);
+    let rows = [alone, load, vms, cost, joins, keeps];
+    let held = rows.iter().all(|row| row["held"] == true);
+    Ok((held, json!(rows)))
+}
+
+/// A request for another target against one by an exit with its clamp, in the same VM.
+fn cost(alone: &Value) -> Result<Value> {
+    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let group = Group::with_current("scx")?;
+    let by_exit = exits(&mut vcpu, &group)?;
+    let by_scx = alone["new_virtual_ns"].as_u64().context("no time")?;
+    let held = by_scx * 100 <= by_exit * AT_MOST_PERCENT;
+    Ok(json!({
+        "held": held, "part": "cost", "scx_virtual_ns": by_scx, "exit_virtual_ns": by_exit,
+        "percent": by_scx * 100 / by_exit.max(1),
+    }))
 }
 
 fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {

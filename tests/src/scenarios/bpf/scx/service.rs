@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use libbpf_rs::query::ProgInfoIter;
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 use crate::harness::sysfs;
 
@@ -120,6 +121,14 @@ pub fn disabled() -> Result<u128> {
         std::thread::sleep(Duration::from_millis(1));
     }
     bail!("sched_ext is {} after {PATIENCE:?}", sysfs::text(STATE)?)
+}
+
+/// What a pCPU's runnable vCPUs add to its utilization, as the service counts it.
+pub fn sum_of(cpu: u32) -> Result<u32> {
+    let cpus = MapHandle::from_pinned_path(format!("{PINS}/scx_cpus"))?;
+    let entry = cpus.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?;
+    let sum = entry.as_deref().and_then(<[u8]>::first_chunk);
+    Ok(u32::from_ne_bytes(*sum.context("no such pCPU")?))
 }
 
 /// What a service that has ended has left.

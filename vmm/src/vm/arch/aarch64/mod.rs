@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! arm64: a Linux guest with GICv3, PSCI, arch timer and stolen time, all of
+//! arm64: a Linux guest with GIC, PSCI, arch timer and stolen time, all of
 //! them in KVM.
 
 mod coherence;
-mod gic;
+mod gic_device;
 mod pvtime;
 mod registers;
 
@@ -19,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
 use super::exit::is_undecoded;
+use super::gic::Gic;
 use super::machine::{Boot, Machine};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
@@ -43,7 +44,7 @@ impl Boot for LinuxGuest<'_> {
             .context("KVM can't create the vCPUs")?;
         self.set_up_pvtime(&vm, &mut memory, &vcpus)?;
         init_vcpus(&vm, &vcpus)?;
-        gic::create(&vm, count)?;
+        gic_device::create(&vm, self.gic, count)?;
         // Needs the GIC: until it is there, KVM has nothing to route to.
         vm.register_irqfd(console, layout::UART_SPI)
             .context("KVM can't connect the console's interrupt")?;
@@ -72,6 +73,15 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The newest interrupt controller that KVM has for guests.
+///
+/// # Errors
+/// When KVM has none, or no VM can be made.
+pub fn gic(kvm: &Kvm) -> anyhow::Result<Gic> {
+    let vm = kvm.create_vm().context("KVM can't create a VM")?;
+    Gic::of(&vm).context("KVM has no GIC for guests; see what vcpufreq doctor says")
 }
 
 impl LinuxGuest<'_> {

@@ -6,6 +6,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
+use super::gic::Gic;
 use super::machine::{Boot, Machine};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, not_there_yet};
@@ -22,6 +23,14 @@ impl Boot for LinuxGuest<'_> {
 /// None.
 pub fn check_memory(_kvm: &Kvm, _mem_mib: u64) -> anyhow::Result<()> {
     Ok(())
+}
+
+/// The interrupt controller of a Linux guest: none boots here.
+///
+/// # Errors
+/// None.
+pub fn gic(_kvm: &Kvm) -> anyhow::Result<Gic> {
+    Ok(Gic::V3)
 }
 
 /// Whether a guest's loads from device memory see the host's caches.

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What files tell of a board and its kernel beside CPUs and policies.
+
+use vcpufreq_device::host::{HostCpus, HostRoot};
+
+const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
+/// The slice of the units that come with the program.
+const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min";
+
+/// The facts of one board.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BoardFacts {
+    /// Numbers of policies that list their governors, without schedutil.
+    pub no_schedutil: Vec<u32>,
+    /// Numbers of policies whose firmware selects autonomously.
+    pub auto_select: Vec<u32>,
+    /// Files that turn boost off and hold 1.
+    pub boosting: Vec<String>,
+    /// Where cgroup v1 has the cpu controller.
+    pub cgroup_v1: Option<String>,
+    /// The file of the guests' slice that caps them, and what it holds.
+    pub capped: Option<(String, String)>,
+    /// The mode of the lockdown, unless it is none.
+    pub lockdown: Option<String>,
+}
+
+impl BoardFacts {
+    /// Reads what is below `root`.
+    pub fn read(root: &HostRoot, cpus: &HostCpus) -> Self {
+        let file = |id: u32, name: &str| format!("{CPUFREQ}/policy{id}/{name}");
+        let ids = || cpus.policies.iter().map(|policy| policy.id);
+        let is_on = |file: &String| root.number(file) == Some(1_u8);
+        let lacks = |id: &u32| {
+            root.text(file(*id, "scaling_available_governors"))
+                .is_some_and(|all| all.split_whitespace().all(|name| name != "schedutil"))
+        };
+        let all = [format!("{CPUFREQ}/boost")];
+        let boosts = all.into_iter().chain(ids().map(|id| file(id, "boost")));
+        let lockdown = root
+            .text("sys/kernel/security/lockdown")
+            .unwrap_or_default();
+        Self {
+            no_schedutil: ids().filter(lacks).collect(),
+            auto_select: ids()
+                .filter(|id| is_on(&file(*id, "auto_select")))
+                .collect(),
+            boosting: boosts.filter(is_on).collect(),
+            cgroup_v1: cgroup_v1(&root.text("proc/self/mounts").unwrap_or_default()),
+            capped: root
+                .text(SLICE)
+                .filter(|value| !matches!(value.as_str(), "max" | "100.00"))
+                .map(|value| (SLICE.to_owned(), value)),
+            lockdown: chosen(&lockdown)
+                .filter(|mode| *mode != "none")
+                .map(str::to_owned),
+        }
+    }
+}
+
+/// Where a line of `mounts` puts cgroup v1's cpu controller.
+fn cgroup_v1(mounts: &str) -> Option<String> {
+    mounts.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let (place, kind, options) = (words.next()?, words.next()?, words.next()?);
+        let has = kind == "cgroup" && options.split(',').any(|option| option == "cpu");
+        has.then(|| place.to_owned())
+    })
+}
+
+/// Of `none [integrity] confidentiality`, what is in brackets.
+fn chosen(text: &str) -> Option<&str> {
+    text.split_once('[')?
+        .1
+        .split_once(']')
+        .map(|(mode, _)| mode)
+}

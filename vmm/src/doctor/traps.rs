@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What boards and their kernels are known to get wrong, as data: the doctor's findings and the
+//! table in `docs/boards.md` are made from it.
+
+use vcpufreq_device::Headroom;
+use vcpufreq_device::host::Policy;
+
+use super::finding::{Finding, Level};
+use super::{floor, per_policy};
+use crate::doctor::facts::DoctorFacts;
+use crate::vm::gic::Gic;
+
+/// One thing that a board can get wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct Trap {
+    /// The finding's subject.
+    pub name: &'static str,
+    /// What is wrong.
+    pub cause: &'static str,
+    /// What follows from that.
+    pub effect: &'static str,
+    /// The command that changes it, with `{}` for the place; what else to do, if there is none.
+    pub change: &'static str,
+    /// A place, for the documentation.
+    pub place: &'static str,
+    /// The kernel's version or configuration that has to do with it.
+    pub kernel: &'static str,
+    /// How much it matters.
+    pub level: Level,
+    /// Whether this host has it.
+    pub found: fn(&DoctorFacts) -> Option<Found>,
+}
+
+/// A trap that a host has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What is so on this host.
+    pub what: String,
+    /// Where to change it.
+    pub place: String,
+}
+
+impl Found {
+    fn new(what: impl Into<String>, place: impl Into<String>) -> Self {
+        let (what, place) = (what.into(), place.into());
+        Self { what, place }
+    }
+}
+
+impl Trap {
+    /// The finding, where this host has the trap.
+    pub fn look(&self, facts: &DoctorFacts) -> Option<Finding> {
+        let Found { what, place } = (self.found)(facts)?;
+        let finding = match self.level {
+            Level::Limit | Level::Blocker => {
+                let change = self.change.replace("{}", &place);
+                Finding::limit(self.name, what, self.effect).change(change)
+            }
+            Level::Good | Level::Absent => Finding::good(self.name, what, self.effect),
+        };
+        Some(finding)
+    }
+}
+
+/// The table of the documentation.
+pub fn table() -> String {
+    let mut text =
+        "| `doctor` names | cause | effect | change | kernel |\n|---|---|---|---|---|\n".to_owned();
+    for trap in ALL {
+        let change = trap.change.replace("{}", trap.place);
+        let Trap {
+            name,
+            cause,
+            effect,
+            kernel,
+            ..
+        } = trap;
+        text += &format!("| {name} | {cause} | {effect} | {change} | {kernel} |\n");
+    }
+    text
+}
+
+/// All of them.
+pub const ALL: [Trap; 16] = [
+    UCLAMP,
+    SCHEDUTIL,
+    GOVERNOR,
+    FIRMWARE,
+    AUTONOMOUS,
+    HINT,
+    BOOST,
+    CAPACITY,
+    CGROUP_V1,
+    SLICE,
+    LOCKDOWN,
+    BTF,
+    PROTECTED,
+    GIC,
+    FAIR_SERVER,
+    HEADROOM,
+];
+
+const NO_PLACE: &str = "";
+
+/// A trap without a place; the others override it.
+const TRAP: Trap = Trap {
+    name: "",
+    cause: "",
+    effect: "",
+    change: "",
+    place: NO_PLACE,
+    kernel: "",
+    level: Level::Limit,
+    found: |_| None,
+};
+
+pub(super) const UCLAMP: Trap = Trap {
+    name: "uclamp",
+    cause: "the kernel has no uclamp",
+    effect: "run needs --no-bridge, or --actuator none: then a guest reads what it gets, and its \
+             requests are counted as not applicable",
+    change: "use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP",
+    kernel: "5.3; groups 5.4",
+    found: |facts| {
+        let error = facts.live.uclamp.as_ref().err()?;
+        Some(Found::new(format!("not available: {error}"), NO_PLACE))
+    },
+    ..TRAP
+};
+
+pub(super) const SCHEDUTIL: Trap = Trap {
+    name: "schedutil",
+    cause: "schedutil is not among the governors",
+    effect: "no governor follows uclamp",
+    change: "use a kernel with CONFIG_CPU_FREQ_GOV_SCHEDUTIL",
+    kernel: "4.7",
+    found: |facts| {
+        let lacks = |policy: &Policy| {
+            !chooses_itself(policy) && facts.board.no_schedutil.contains(&policy.id)
+        };
+        Some(Found::new(
+            format!("not available: {}", drivers(facts, lacks)?),
+            NO_PLACE,
+        ))
+    },
+    ..TRAP
+};
+
+pub(super) const GOVERNOR: Trap = Trap {
+    name: "governor",
+    cause: "another governor is chosen",
+    effect: "only schedutil follows uclamp",
+    change: "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
+    place: "0, 4",
+    kernel: "CONFIG_CPU_FREQ_DEFAULT_GOV_SCHEDUTIL",
+    found: |facts| {
+        let policies = facts.cpus.policies.iter();
+        let wrong = policies.filter(|policy| {
+            policy.governor != "schedutil"
+                && !chooses_itself(policy)
+                && !facts.board.no_schedutil.contains(&policy.id)
+        });
+        let ids: Vec<_> = wrong.map(|policy| policy.id.to_string()).collect();
+        let what = per_policy(&facts.cpus.policies, |policy| &policy.governor);
+        (!ids.is_empty()).then(|| Found::new(what, ids.join(", ")))
+    },
+    ..TRAP
+};
+
+pub(super) const FIRMWARE: Trap = Trap {
+    name: "firmware",
+    cause: "intel_pstate or amd-pstate is active",
+    effect: "the CPU chooses its frequency, and no clamp reaches it",
+    change: "boot with {}, then choose schedutil",
+    place: "intel_pstate=passive or amd_pstate=passive",
+    kernel: "amd_pstate 5.17",
+    found: |facts| {
+        let first = facts
+            .cpus
+            .policies
+            .iter()
+            .find(|policy| chooses_itself(policy))?;
+        let word = match first.driver.as_str() {
+            "intel_pstate" => "intel_pstate=passive",
+            _ => "amd_pstate=passive",
+        };
+        Some(Found::new(drivers(facts, chooses_itself)?, word))
+    },
+    ..TRAP
+};
+
+const AUTONOMOUS: Trap = Trap {
+    name: "cppc",
+    cause: "CPPC selects autonomously",
+    effect: "firmware chooses the frequency, and no clamp reaches it",
+    change: "echo 0 > /sys/devices/system/cpu/cpufreq/policyN/auto_select, N = {}",
+    place: "0, 4",
+    kernel: "CONFIG_ACPI_CPPC_CPUFREQ",
+    found: |facts| {
+        let ids: Vec<_> = facts.board.auto_select.iter().map(u32::to_string).collect();
+        (!ids.is_empty()).then(|| Found::new("auto_select is 1", ids.join(", ")))
+    },
+    ..TRAP
+};
+
+const HINT: Trap = Trap {
+    name: "firmware hint",
+    cause: "cppc_cpufreq or scmi drives the frequency",
+    effect: "firmware may run another frequency than schedutil chooses",
+    change: "compare OPPs and frequencies in vcpufreq top; give --table where doctor finds no OPPs",
+    kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ",
+    found: |facts| {
+        let hinted = |policy: &Policy| matches!(policy.driver.as_str(), "cppc_cpufreq" | "scmi");
+        let without = |policy: &Policy| hinted(policy) && policy.opps.is_empty();
+        let what = drivers(facts, hinted)?;
+        let opps = match drivers(facts, without) {
+            Some(_) => "without OPPs",
+            None => "with OPPs",
+        };
+        Some(Found::new(format!("{what}, {opps}"), NO_PLACE))
+    },
+    ..TRAP
+};
+
+const BOOST: Trap = Trap {
+    name: "boost",
+    cause: "boost frequencies are on",
+    effect: "a pCPU may run above the guest's highest OPP, depending on heat",
+    change: "echo 0 > {}",
+    place: "/sys/devices/system/cpu/cpufreq/boost",
+    kernel: "driver-dependent",
+    found: |facts| {
+        let files = &facts.board.boosting;
+        let what = files.first()?.clone() + " is 1";
+        Some(Found::new(what, files.join("; echo 0 > ")))
+    },
+    ..TRAP
+};
+
+pub(super) const CAPACITY: Trap = Trap {
+    name: "cpu capacity",
+    cause: "cpu_capacity is missing or 1024 everywhere, and maximum frequencies differ",
+    effect: "the guest takes its slow vCPUs for as fast as the others",
+    change: "give --capacity VCPUS=N, or capacity-dmips-mhz in the host's device tree",
+    kernel: "device tree; ACPI 5.18 with CPPC",
+    found: |facts| {
+        let mut tops = facts.cpus.policies.iter().filter_map(Policy::top_khz);
+        let first = tops.next()?;
+        let equal = facts
+            .cpus
+            .cpus
+            .iter()
+            .all(|cpu| cpu.capacity_or_full() == 1024);
+        let other = tops.find(|top| *top != first).filter(|_| equal)?;
+        let what = format!("not told, and policies end at {first} and {other} kHz");
+        Some(Found::new(what, NO_PLACE))
+    },
+    ..TRAP
+};
+
+const CGROUP_V1: Trap = Trap {
+    name: "cgroup v1",
+    cause: "the cpu controller is cgroup v1's",
+    effect: "requests go to the thread, which dips the frequency at each change",
+    change: "boot with cgroup_no_v1=all, and systemd.unified_cgroup_hierarchy=1 where systemd is \
+             older than 256",
+    kernel: "v2's cpu.uclamp.min 5.4",
+    found: |facts| {
+        let mount = facts.board.cgroup_v1.as_ref()?;
+        Some(Found::new(
+            format!("{mount} has the cpu controller"),
+            NO_PLACE,
+        ))
+    },
+    ..TRAP
+};
+
+pub(super) const SLICE: Trap = Trap {
+    name: "slice",
+    cause: "a slice's cpu.uclamp.min is not max",
+    effect: "it caps every request of the guests below it",
+    change: "echo max > {}",
+    place: "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min",
+    kernel: "CONFIG_UCLAMP_TASK_GROUP",
+    found: |facts| {
+        let (file, value) = facts.live.capped.as_ref().or(facts.board.capped.as_ref())?;
+        Some(Found::new(format!("{file} is {value}"), file))
+    },
+    ..TRAP
+};
+
+const LOCKDOWN: Trap = Trap {
+    name: "lockdown",
+    cause: "the kernel is locked down, as with Secure Boot",
+    effect: "it refuses unsigned modules, and in mode confidentiality the path bpf",
+    change: "sign the modules (mokutil), or turn Secure Boot and lockdown= off",
+    kernel: "5.4, CONFIG_SECURITY_LOCKDOWN_LSM",
+    found: |facts| {
+        let mode = facts.board.lockdown.as_ref()?;
+        Some(Found::new(format!("mode {mode}"), NO_PLACE))
+    },
+    ..TRAP
+};
+
+pub(super) const BTF: Trap = Trap {
+    name: "btf",
+    cause: "the kernel has no BTF",
+    effect: "requests can't be handled inside the kernel, only by an exit to the VMM",
+    change: "use a kernel with CONFIG_DEBUG_INFO_BTF",
+    kernel: "5.4",
+    found: |facts| (!facts.btf).then(|| Found::new("none", NO_PLACE)),
+    ..TRAP
+};
+
+const PROTECTED: Trap = Trap {
+    name: "kvm mode",
+    cause: "KVM is in protected mode",
+    effect: "guests of run are not protected VMs, and keep read-only slots",
+    change: "none",
+    kernel: "5.12, kvm-arm.mode=protected",
+    level: Level::Good,
+    found: |facts| {
+        let kvm = facts.live.kvm.as_ref().ok()?;
+        (kvm.mode == "protected").then(|| Found::new("protected", NO_PLACE))
+    },
+    ..TRAP
+};
+
+const GIC: Trap = Trap {
+    name: "gic",
+    cause: "the host has a GICv2",
+    effect: "a guest has at most 8 vCPUs",
+    change: "none",
+    kernel: "any",
+    level: Level::Good,
+    found: |facts| {
+        let kvm = facts.live.kvm.as_ref().ok()?;
+        (kvm.gic == Some(Gic::V2)).then(|| Found::new("GICv2", NO_PLACE))
+    },
+    ..TRAP
+};
+
+const FAIR_SERVER: Trap = Trap {
+    name: floor::NAME,
+    cause: "the fair server reserves more than the lowest OPPs give",
+    effect: "while busy, CPUs don't go below that",
+    change: floor::REMOVE,
+    kernel: "6.12",
+    // Its findings are the floors', one a policy.
+    found: |facts| {
+        let floors = facts.floors.iter();
+        let above = floors.filter(|of| !of.floor.opps_below_khz.is_empty());
+        above
+            .map(|of| Found::new(of.cpus.to_string(), NO_PLACE))
+            .next()
+    },
+    ..TRAP
+};
+
+const HEADROOM: Trap = Trap {
+    name: "headroom",
+    cause: "the kernel is older than 6.8",
+    effect: "schedutil adds 25 % to a clamp, and requests are scaled by 4/5",
+    change: "none",
+    kernel: "6.8",
+    level: Level::Good,
+    // Its finding is the headroom's, good or not.
+    found: |facts| {
+        let adds = facts.headroom == Some(Headroom::Quarter);
+        adds.then(|| Found::new(facts.kernel_release.as_str(), NO_PLACE))
+    },
+    ..TRAP
+};
+
+/// Findings that only a host with the trap has; other functions of the doctor have the rest.
+pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = Finding> {
+    let traps = [
+        AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
+    ];
+    traps.into_iter().filter_map(|trap| trap.look(facts))
+}
+
+/// Whether the driver has no governors of cpufreq's.
+fn chooses_itself(policy: &Policy) -> bool {
+    matches!(policy.driver.as_str(), "intel_pstate" | "amd-pstate-epp")
+}
+
+/// The drivers of these policies, with their CPUs; `None` without any.
+fn drivers(facts: &DoctorFacts, of: impl Fn(&Policy) -> bool) -> Option<String> {
+    let policies = facts.cpus.policies.iter();
+    let found: Vec<_> = policies.filter(|policy| of(policy)).cloned().collect();
+    (!found.is_empty()).then(|| per_policy(&found, |policy| &policy.driver))
+}
