@@ -39,9 +39,9 @@ const ARCHIVE: &str = r#"
     dpkg-deb --extract "$modules" "/tmp/$name"
     rm -r "/tmp/$name/usr/share/lintian"
     cp -r source/LICENSES "/tmp/$name/usr/share/doc/vcpufreq/"
-    tar --create --directory /tmp --sort=name --format=gnu --mtime="@$date" \
-        --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$name" |
-        xz --threads=1 >"$name.tar.xz"
+    tar --create --file "/tmp/$name.tar" --directory /tmp --sort=name --format=gnu \
+        --mtime="@$date" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$name"
+    xz --threads=1 --stdout "/tmp/$name.tar" >"$name.tar.xz"
 "#;
 
 /// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean

@@ -41,8 +41,8 @@ const PARTS: [(&str, &str); 5] = [
     (
         "systemd takes the units",
         "cd /usr/lib/systemd/system
-         systemd-analyze verify --man=no vcpufreq-scx.service ./vcpufreq@x.service \
-             ./vcpufreq-serve@x.socket ./vcpufreq-serve@x.service 2>&1",
+         systemd-analyze verify --man=no ./vcpufreq-scx.service ./vcpufreq@.service \
+             ./vcpufreq-serve@.socket ./vcpufreq-serve@.service 2>&1",
     ),
     (
         "pages and examples are there",
@@ -72,11 +72,12 @@ const USE: &str = "
 const FILES: &str =
     "find / -xdev \\( -type f -printf '%y %m %s %p\\n' \\) -o -printf '%y %m %p %l\\n'";
 
-/// What package managers write: state, caches, logs. depmod's lists of a kernel's modules are
-/// there after the first module of any package.
-const OTHERS: [&str; 6] = [
+/// What package managers write: state, caches, logs. depmod's lists of a kernel's modules and DKMS'
+/// key stay from the first module of any package.
+const OTHERS: [&str; 7] = [
     "/var/lib/dpkg/",
     "/var/lib/apt/",
+    "/var/lib/dkms/mok.",
     "/var/cache/",
     "/var/log/",
     "/tmp/",
