@@ -22,8 +22,8 @@ use crate::harness::vm::field;
 const PERIOD: Duration = Duration::from_millis(10);
 /// Load tracking forgets half of what was in 32 ms.
 const SETTLED: Duration = Duration::from_millis(400);
-/// How far a utilization is from its mean within a period, with the quarter that is added.
-const WITHIN: u32 = 100;
+/// How far two looks at a utilization within a period differ, with the quarter that is added.
+const WITHIN: u32 = 150;
 
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;

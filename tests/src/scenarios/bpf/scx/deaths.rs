@@ -59,7 +59,7 @@ fn kills(service: &Service) -> Result<Value> {
     }
     let mut after = objects();
     // No VMM lives that could have to see to it.
-    for _ in 0..100 {
+    for _ in 0..500 {
         if after == before {
             break;
         }
