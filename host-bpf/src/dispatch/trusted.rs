@@ -31,7 +31,8 @@ pub(super) fn are_ours(slots: &MapHandle, maps: &[MapHandle]) -> bool {
         && maps.iter().map(MapHandle::map_type).eq(TYPES)
 }
 
-/// Whether the links attach the programs that the entry lists, by their names.
+/// Whether the links attach the programs that the entry lists, by their names. A program of type
+/// `tp_btf` has a link of a raw tracepoint (`bpf_raw_tp_link_attach` in kernel/bpf/syscall.c).
 pub(super) fn call_ours(entry: &SlotsEntry, links: &[OwnedFd]) -> bool {
     let attached = links
         .iter()
@@ -39,7 +40,7 @@ pub(super) fn call_ours(entry: &SlotsEntry, links: &[OwnedFd]) -> bool {
     let listed: Vec<_> = entry.programs.iter().map(|id| id.load(SeqCst)).collect();
     let same = attached.zip(&listed).all(|(link, id)| {
         link.is_some_and(|link| {
-            matches!(link.info, LinkTypeInfo::Tracing(_)) && link.prog_id == *id
+            matches!(link.info, LinkTypeInfo::RawTracepoint(_)) && link.prog_id == *id
         })
     });
     let named = |(id, name): (&u32, &str)| {
