@@ -11,6 +11,8 @@
 
 #![forbid(unsafe_code)]
 
+mod trusted;
+
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::query::{LinkInfo, LinkTypeInfo, MapInfoIter, ProgInfoIter};
+use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{
     ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
 };
@@ -30,6 +32,8 @@ use crate::libbpf_log::{explained, refused};
 use crate::mapped::{Mapped, link_by_id};
 use crate::objects::{self, DISPATCH};
 
+use trusted::{are_ours, call_ours};
+
 /// The map by which a VMM finds the others.
 const SLOTS: &str = "dispatch_slots";
 /// The others, in the order of their numbers in that one.
@@ -40,15 +44,6 @@ const MAPS: [&str; 5] = [
     "on_frequency",
     "on_write",
 ];
-const TYPES: [MapType; 5] = [
-    MapType::Array,
-    MapType::TaskStorage,
-    MapType::ProgArray,
-    MapType::ProgArray,
-    MapType::ProgArray,
-];
-/// `BPF_OBJ_NAME_LEN` without the zero behind it.
-const NAME_LEN: usize = 15;
 /// Those of them that are a VM's programs by slot, in the order of [`PROGRAMS`].
 const BY_SLOT: std::ops::Range<usize> = 2..5;
 const PROGRAMS: [&str; 3] = ["dispatch_switch", "dispatch_frequency", "dispatch_write"];
@@ -399,37 +394,6 @@ impl Hooks {
             _ => Found::Nothing,
         }
     }
-}
-
-/// Whether maps are what their names say. A name is all that a VMM finds them by, and anybody with
-/// CAP_BPF can take it.
-fn are_ours(slots: &MapHandle, maps: &[MapHandle]) -> bool {
-    slots.map_type() == MapType::Array
-        && maps.iter().map(MapHandle::name).eq(MAPS)
-        && maps.iter().map(MapHandle::map_type).eq(TYPES)
-}
-
-/// Whether the links attach the programs that the entry lists, by their names.
-fn call_ours(entry: &SlotsEntry, links: &[OwnedFd]) -> bool {
-    let attached = links
-        .iter()
-        .map(|link| LinkInfo::from_fd(link.as_fd()).ok());
-    let listed: Vec<_> = entry.programs.iter().map(|id| id.load(SeqCst)).collect();
-    let same = attached.zip(&listed).all(|(link, id)| {
-        link.is_some_and(|link| {
-            matches!(link.info, LinkTypeInfo::Tracing(_)) && link.prog_id == *id
-        })
-    });
-    let named = |(id, name): (&u32, &str)| {
-        let mut all = ProgInfoIter::default();
-        let found = all.find(|program| program.id == *id);
-        // The kernel keeps the beginning of a name.
-        found.is_some_and(|program| {
-            let kept = program.name.to_string_lossy();
-            name.starts_with(&*kept) && kept.len() >= name.len().min(NAME_LEN)
-        })
-    };
-    same && links.len() == PROGRAMS.len() && listed.iter().zip(PROGRAMS).all(named)
 }
 
 fn attach(object: &Object) -> Result<Vec<Link>, BpfError> {

@@ -34,7 +34,6 @@ use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes};
 use crate::policy::{ActuateBy, VcpuPolicy};
 use crate::probe::probe;
-use crate::scx::{ScxError, ScxPins};
 use crate::worker::Worker;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
@@ -332,14 +331,6 @@ impl HostBpf {
         let mut all = ProgInfoIter::default();
         all.find(|program| program.id == write)
             .map(|program| program.recursion_misses)
-    }
-
-    /// The service that its requests go to, for a VM with [`ActuateBy::Scx`].
-    ///
-    /// # Errors
-    /// That it has ended, or was started again meanwhile.
-    pub fn scx(&self) -> Result<ScxPins, ScxError> {
-        ScxPins::of_loaded(&self.programs())
     }
 
     fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {

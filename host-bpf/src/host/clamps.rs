@@ -16,6 +16,7 @@ use crate::error::BpfError;
 use crate::event::Waiting;
 use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
+use crate::scx::{ScxError, ScxPins};
 
 /// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
 /// mind meanwhile.
@@ -267,6 +268,14 @@ impl HostBpf {
             own: util(&entry.own_util),
             others: util(&entry.others_util),
         })
+    }
+
+    /// The service that its requests go to, for a VM with [`ActuateBy::Scx`].
+    ///
+    /// # Errors
+    /// That it has ended, or was started again meanwhile.
+    pub fn scx(&self) -> Result<ScxPins, ScxError> {
+        ScxPins::of_loaded(&self.programs())
     }
 
     /// What the service's scheduler has of a pCPU; `None` for a VM that has no part in it.

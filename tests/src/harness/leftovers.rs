@@ -49,6 +49,17 @@ pub fn processes() -> Result<Vec<u32>> {
     Ok(found)
 }
 
+/// How many programs, links and maps the kernel has, whosever they are.
+#[cfg(feature = "bpf")]
+pub fn bpf_counts() -> (usize, usize, usize) {
+    use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+    (
+        ProgInfoIter::default().count(),
+        LinkInfoIter::default().count(),
+        MapInfoIter::default().count(),
+    )
+}
+
 /// Programs and maps of the host's that are loaded now.
 #[cfg(feature = "bpf")]
 pub fn bpf_objects() -> Vec<String> {

@@ -26,7 +26,7 @@ impl Lock {
     /// Takes it for this process.
     ///
     /// # Errors
-    /// That a service runs, or what the kernel said.
+    /// That a service runs, or the kernel's error.
     pub fn take() -> anyhow::Result<Self> {
         Self::take_at(Path::new(PATH))
     }

@@ -291,8 +291,9 @@ mod tests {
         let cells: Vec<_> = lines[1].split_whitespace().collect();
         let start = ["0", "exit", "2", "1800.0", "2800.0"];
         assert_eq!(cells[..5], start, "{text}");
-        // Own and others' utilization, requests, applied, coalesced, limited, refused.
-        assert_eq!(cells[6..12], ["312+480", "7", "0", "3", "1", "0"], "{text}");
+        // Own and others' utilization, sum and target, requests, applied, coalesced, limited.
+        let loads = ["312+480", "1300>1024", "7", "0", "3", "1"];
+        assert_eq!(cells[6..12], loads, "{text}");
         let lost = Stats {
             governors_lost: 2,
             ..sample()

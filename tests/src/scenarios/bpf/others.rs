@@ -7,15 +7,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, HostModule};
 
 use super::group::Group;
+use super::scx::{Service, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use super::{BASE, Plan, Policy, like, start};
+use crate::harness::leftovers::bpf_counts as objects;
+use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::first_cpus;
 use crate::harness::vm::Vm;
 use crate::harness::{console_commands, load};
@@ -227,20 +229,12 @@ pub fn ends(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// Programs, links and maps that the kernel has.
-pub(super) fn objects() -> (usize, usize, usize) {
-    (
-        ProgInfoIter::default().count(),
-        LinkInfoIter::default().count(),
-        MapInfoIter::default().count(),
-    )
-}
-
 /// VMs of the rows.
 const VMS: [usize; 4] = [0, 1, 10, 100];
 
 /// What so many VMs cost a switch between two threads that have nothing to do with them: no more
-/// than none does, give or take a tenth.
+/// than none does, give or take a tenth. And what the scheduler of `vcpufreq scx` costs it, without
+/// VMs.
 pub fn switch_cost() -> Result<Value> {
     let policies = Policy::all()?;
     let vcpu = like(policies.last().context("no policy")?, 0)?;
@@ -254,16 +248,35 @@ pub fn switch_cost() -> Result<Value> {
             // This thread is the VM's; those that switch are another process'.
             hosts[hosts.len() - 1].register_thread(VcpuId(0))?;
         }
-        let child = Command::new("/init").arg("bpf-switches").output()?;
-        ensure!(child.status.success(), "the switches failed");
-        rows.push((vms, String::from_utf8(child.stdout)?.trim().parse::<u64>()?));
+        rows.push((vms, switch_ns()?));
     }
-    let held = rows.windows(2).all(|rows| rows[1].1 * 10 <= rows[0].1 * 11)
+    drop(hosts);
+    mount_bpffs()?;
+    let service = Service::start()?;
+    let with_scx = switch_ns();
+    scx(&["stop"])?;
+    drop(service);
+    let with_scx = with_scx?;
+    let held = with_scx * 100 <= rows[0].1 * SCX_PERCENT
+        && rows.windows(2).all(|rows| rows[1].1 * 10 <= rows[0].1 * 11)
         && rows[VMS.len() - 1].1 * 10 <= rows[1].1 * 11;
     let row = |(vms, ns): &(usize, u64)| json!({ "vms": vms, "virtual_ns": ns });
     let rows: Vec<Value> = rows.iter().map(row).collect();
-    Ok(json!({ "held": held, "emulated": true, "switches": 2 * TURNS, "rows": rows }))
+    Ok(
+        json!({ "held": held, "emulated": true, "switches": 2 * TURNS, "rows": rows, "scx_virtual_ns": with_scx }),
+    )
 }
+
+/// By a process of its own.
+fn switch_ns() -> Result<u64> {
+    let child = Command::new("/init").arg("bpf-switches").output()?;
+    ensure!(child.status.success(), "the switches failed");
+    Ok(String::from_utf8(child.stdout)?.trim().parse()?)
+}
+
+/// Of a switch while that scheduler is loaded, at most: it takes the fair class' short way, and its
+/// programs look at two threads.
+const SCX_PERCENT: u64 = 115;
 
 const TURNS: u64 = 10_000;
 

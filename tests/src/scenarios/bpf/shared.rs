@@ -123,7 +123,8 @@ pub fn run() -> Result<Value> {
 /// killed: its own programs, which nothing calls.
 fn lost(vcpu: &Vcpu) -> Result<(usize, usize)> {
     let mut other = spawn(2, 900_000, 0)?;
-    ensure!(settle((3, 2)) == (3, 2), "the other VMM doesn't start");
+    let with = settle((3, 2));
+    ensure!(with == (3, 2), "hooks and VMs with another VMM: {with:?}");
     vcpu.host.detach();
     other.kill()?;
     other.wait()?;

@@ -17,12 +17,13 @@ use crate::harness::console_commands;
 use crate::harness::load::Load;
 use crate::harness::sys::set_fifo_priority;
 use crate::harness::sysfs;
+use crate::harness::vm::field;
 
 const PERIOD: Duration = Duration::from_millis(10);
 /// Load tracking forgets half of what was in 32 ms.
 const SETTLED: Duration = Duration::from_millis(400);
-/// How far a utilization is from its mean within a period, with the quarter that is added.
-const WITHIN: u32 = 100;
+/// How far two looks at a utilization within a period differ, with the quarter that is added.
+const WITHIN: u32 = 150;
 
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
@@ -96,7 +97,7 @@ fn beside(vcpu: &mut Vcpu, how: &VcpuPolicy, percent: u32, khz: u32) -> Result<(
     Ok(seen_beside(vcpu, how, percent, khz)?.0)
 }
 
-/// These and the pCPU's utilization at that time.
+/// These and the pCPU's utilization by others at that time.
 fn seen_beside(
     vcpu: &mut Vcpu,
     how: &VcpuPolicy,
@@ -108,7 +109,9 @@ fn seen_beside(
     sleep(SETTLED);
     let outcome = vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
     ensure!(outcome.exits == 0, "the request left the kernel");
-    let seen = (own_clamps()?, utilization(vcpu.policy.cpu())?);
+    let own = field(&sysfs::text("/proc/thread-self/sched")?, "se.avg.util_avg")?;
+    let all = utilization(vcpu.policy.cpu())?;
+    let seen = (own_clamps()?, all.saturating_sub(own));
     drop(load);
     Ok(seen)
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::super::others::objects;
 use super::service::{Service, in_force, said, scx, sum_of};
+use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::load::Load;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
@@ -59,7 +59,7 @@ fn kills(service: &Service) -> Result<Value> {
     }
     let mut after = objects();
     // No VMM lives that could have to see to it.
-    for _ in 0..100 {
+    for _ in 0..500 {
         if after == before {
             break;
         }

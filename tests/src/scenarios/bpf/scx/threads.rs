@@ -25,6 +25,8 @@ pub fn joins() -> Result<Value> {
             load::pin(cpu)?;
             let before = sum_of(cpu)?;
             host.register_thread(VcpuId(1))?;
+            // It is counted from its first switch on.
+            std::thread::sleep(std::time::Duration::from_millis(1));
             anyhow::Ok((before, sum_of(cpu)?))
         });
         other.join().map_err(|_| anyhow!("a vCPU panicked"))?

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * A VM's threads by its vCPUs' numbers, and what they ask of `scx`.
+ */
+#ifndef VCPUFREQ_THREADS_H
+#define VCPUFREQ_THREADS_H
+
+struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
+void bpf_task_release(struct task_struct *p) __ksym;
+
+/* The thread of a vCPU, to be released; NULL: it has none, or that has another vCPU by now. */
+static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_vm *v, __u32 id)
+{
+	__u32 *tid = bpf_map_lookup_elem(&tids, &id), *place;
+	struct task_struct *p;
+
+	p = tid && *tid ? bpf_task_from_pid(*tid) : NULL;
+	if (!p)
+		return NULL;
+	/* A number is used again, also by another VM. */
+	place = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (place && *place == VCPUFREQ_PLACE(v->slot, id))
+		return p;
+	bpf_task_release(p);
+	return NULL;
+}
+
+/*
+ * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
+ * the service's scheduler is gone, and clamps are to do it, or others ask as fast
+ * as this can follow, and the worker is to try.
+ */
+__noinline int ask_scx(__u32 number)
+{
+	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	const struct vcpufreq_bpf_policy *policy;
+	__u32 zero = 0, id, clamp;
+	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct task_struct *p;
+
+	if (!v || !domain || !scx_is_on())
+		return 0;
+	for (int i = 0; i < 4; i++) {
+		clamp = READ_ONCE(domain->clamp);
+		bpf_for(id, 0, v->vcpus) {
+			policy = policy_of(id);
+			if (!policy || policy->domain != number)
+				continue;
+			p = thread_of(v, id);
+			if (!p)
+				continue;
+			scx_request(p, scx_wanted(clamp));
+			bpf_task_release(p);
+		}
+		/* Else another vCPU has stored a newer one meanwhile. */
+		if (clamp == READ_ONCE(domain->clamp))
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * Makes a vCPU's thread one like others, on the pCPU that it runs on too. Should
+ * it move at this moment, its next switch does that.
+ */
+static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32 id)
+{
+	__u32 is = VCPUFREQ_PLACE(v->slot, id), *place;
+	struct task_struct *p = thread_of(v, id);
+	struct vcpufreq_dispatch_cpu *cpu;
+
+	if (!p)
+		return;
+	place = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (place)
+		__sync_lock_test_and_set(place, 0);
+	cpu = dispatch_cpu(p->thread_info.cpu);
+	if (cpu)
+		__sync_val_compare_and_swap(&cpu->place, is, 0);
+	scx_request(p, 0);
+	bpf_task_release(p);
+}
+
+/* The current thread, a vCPU of this domain, asks for what that has wanted before. */
+static __always_inline int join_scx(__u32 number)
+{
+	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	struct task_struct *p = bpf_get_current_task_btf();
+	int result = scx_register(p);
+	__u32 clamp;
+
+	for (int i = 0; i < 4 && domain && !result; i++) {
+		clamp = READ_ONCE(domain->clamp);
+		scx_request(p, scx_wanted(clamp));
+		if (clamp == READ_ONCE(domain->clamp))
+			break;
+	}
+	return result;
+}
+
+#endif /* VCPUFREQ_THREADS_H */
