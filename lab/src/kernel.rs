@@ -198,11 +198,11 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
         let entries =
             fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
         for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else {
-                files.push(entry.path());
+            // A link to a folder is one too.
+            let path = entry?.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => files.push(path),
             }
         }
     }
