@@ -59,7 +59,9 @@ fn code_after(signal: Signal, catches: &str) -> i32 {
     let qemu = dir.path().join("qemu");
     fs::write(&qemu, script).unwrap();
     fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut prefix = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+    // A shell can't catch what is ignored when it starts, as in a background job.
+    let mut prefix = Command::new("env")
+        .args(["--default-signal", env!("CARGO_BIN_EXE_vcpufreq")])
         .args(["qemu", "--cpus=1", "--table=0=1000000", "--"])
         .arg(&qemu)
         .stdout(Stdio::piped())
