@@ -54,6 +54,8 @@ pub struct Guest<'a> {
     pub flavor: Flavor,
     /// Whether it and the host have the measuring programs.
     pub tools: bool,
+    /// A package's contents, whose program and units the host has in place of the build's.
+    pub package: Option<&'a Path>,
     /// A crosvm for arm64, for the scenario `peer`.
     pub crosvm: Option<&'a Path>,
     /// Whether the host's init system is systemd.
@@ -102,7 +104,11 @@ impl Artifacts {
         if guest.libvirt {
             libvirt::add(&mut archive, &self.cache, &self.root)?;
         }
-        archive.program("bin/vcpufreq", &self.programs.join("vcpufreq"))?;
+        let program = match guest.package {
+            Some(package) => package.join("usr/bin/vcpufreq"),
+            None => self.programs.join("vcpufreq"),
+        };
+        archive.program("bin/vcpufreq", &program)?;
         if let Some(crosvm) = guest.crosvm {
             archive.program("bin/crosvm", crosvm)?;
         }
@@ -115,7 +121,11 @@ impl Artifacts {
             add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
         }
         if guest.systemd {
-            systemd::add(&mut archive, self.root.dir(), &self.repo)?;
+            let units = match guest.package {
+                Some(package) => package.join("usr").join(systemd::UNITS),
+                None => self.repo.join("docs"),
+            };
+            systemd::add(&mut archive, self.root.dir(), &units)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;

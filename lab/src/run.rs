@@ -67,6 +67,10 @@ pub struct Options {
     /// vcpufreq alone
     #[arg(long, value_name = "FILE", value_parser = arm64_program)]
     pub crosvm: Option<PathBuf>,
+    /// The host has the program and the units of the package in out/packages, which `make packages`
+    /// makes, in place of the build's
+    #[arg(long)]
+    pub packaged: bool,
     /// Real time that a run may take, in seconds
     #[arg(long, default_value_t = 600)]
     pub limit_s: u64,
@@ -126,6 +130,7 @@ impl Options {
             gic: DEFAULT_GIC,
             later_us: 0,
             crosvm: None,
+            packaged: false,
             limit_s: 600,
             about_s: None,
         }
@@ -276,7 +281,12 @@ impl Options {
             "vmm": self.vmm.name(),
             "later_us": self.later_us,
         });
+        let package = self
+            .packaged
+            .then(|| unpacked(artifacts, dir))
+            .transpose()?;
         let guest = Guest {
+            package: package.as_deref(),
             flavor: self.guest,
             tools: tools::needed(scenarios),
             crosvm: self.crosvm.as_deref(),
@@ -351,6 +361,21 @@ fn arm64_program(name: &str) -> Result<PathBuf, String> {
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error.to_string()),
         _ => Err("not a program for arm64; name one that was built for aarch64 Linux".to_owned()),
     }
+}
+
+/// The contents of the package for arm64, unpacked below `dir`.
+fn unpacked(artifacts: &Artifacts, dir: &Path) -> Result<PathBuf> {
+    let name = format!("vcpufreq_{}_arm64.deb", env!("CARGO_PKG_VERSION"));
+    let made = artifacts.repo().join("out/packages").join(&name);
+    // Where the root sees it.
+    let archive = dir.join(&name);
+    fs::copy(&made, &archive)
+        .with_context(|| format!("cannot copy {}: run make packages first", made.display()))?;
+    let root = &artifacts.root;
+    let to = dir.join("package");
+    let args = ["-x", &root.inside(&archive)?, &root.inside(&to)?];
+    root.run("unpacking the package", "dpkg-deb", &args)?;
+    Ok(to)
 }
 
 #[cfg(test)]

@@ -24,7 +24,8 @@ pub const PROGRAMS: [&str; 3] = [
     "lib/systemd/systemd",
     "lib/systemd/systemd-executor",
 ];
-const UNITS: &str = "lib/systemd/system";
+/// Where systemd looks for units, below /usr.
+pub const UNITS: &str = "lib/systemd/system";
 const TARGETS: [&str; 6] = [
     "basic.target",
     "paths.target",
@@ -56,14 +57,14 @@ pub fn needed(scenarios: &[String]) -> bool {
         .any(|name| SCENARIOS.contains(&name.as_str()))
 }
 
-/// Adds its units and settings to a host's initial file system.
-pub fn add(archive: &mut Initramfs, root: &Path, repo: &Path) -> Result<()> {
+/// Adds its units and settings to a host's initial file system, and this project's from `shipped`.
+pub fn add(archive: &mut Initramfs, root: &Path, shipped: &Path) -> Result<()> {
     let units = debian::tree(root).join(UNITS);
     for name in TARGETS {
         copy(archive, &units.join(name))?;
     }
     for name in SHIPPED {
-        copy(archive, &repo.join("docs").join(name))?;
+        copy(archive, &shipped.join(name))?;
     }
     archive.file("etc/machine-id", MACHINE_ID.as_bytes())?;
     for (name, text) in [("lab.service", AGENT), ("default.target", DEFAULT_TARGET)] {
