@@ -272,10 +272,10 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["scx-service", "scx-requests", "scx-fallback"],
     ),
-    boot(Long, 150, "2+2", &["scx-deaths"]),
+    boot(Long, 100, "2+2", &["scx-deaths"]),
     boot(
         Long,
-        150,
+        70,
         "2+2",
         &["bench:contended.new25:contended.new50:--variant=host:--variant=vm+bridge:--variant=scx"],
     ),
