@@ -43,9 +43,10 @@ fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
     let ns = match verb {
         "load-times" => {
             let (page, offset) = register(what)?;
+            let register = page.at(offset);
             each(batches, || {
                 load::timed(times, |_| {
-                    std::hint::black_box(page.read(offset));
+                    std::hint::black_box(register.read());
                 })
             })
         }

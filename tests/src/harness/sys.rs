@@ -2,6 +2,7 @@
 //! The system calls that have no safe wrapper, and nothing else.
 
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -199,6 +200,21 @@ unsafe impl Send for Registers {}
 
 const PAGE: usize = 4096;
 
+/// One of its registers, whose reads are loads and nothing else.
+pub struct Register<'a> {
+    at: NonNull<u32>,
+    _of: PhantomData<&'a Registers>,
+}
+
+impl Register<'_> {
+    /// Reads it.
+    #[inline(always)]
+    pub fn read(&self) -> u32 {
+        // SAFETY: mapped as long as the page is, and aligned.
+        unsafe { self.at.read_volatile() }
+    }
+}
+
 impl Registers {
     /// Maps the page at a physical address.
     pub fn map(address: u64) -> Result<Self> {
@@ -230,14 +246,20 @@ impl Registers {
         })
     }
 
-    /// Reads the register at a byte offset. What times it times no call.
-    #[inline(always)]
+    /// Reads the register at a byte offset.
     pub fn read(&self, offset: usize) -> u32 {
+        self.at(offset).read()
+    }
+
+    /// The register at a byte offset.
+    pub fn at(&self, offset: usize) -> Register<'_> {
         assert!(offset < PAGE && offset.is_multiple_of(4));
         // SAFETY: within the page, as asserted.
-        let register = unsafe { self.page.add(offset / 4) };
-        // SAFETY: mapped and aligned.
-        unsafe { register.read_volatile() }
+        let at = unsafe { self.page.add(offset / 4) };
+        Register {
+            at,
+            _of: PhantomData,
+        }
     }
 
     /// Reads a device's register of one byte.

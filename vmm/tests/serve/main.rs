@@ -198,6 +198,8 @@ fn a_service_manager_keeps_the_files() {
     assert_eq!((message, files.len()), (format!("FDSTORE=1\n{name}"), 3));
     assert_eq!(vmm.answer(), "served");
     server.end(Signal::SIGKILL);
+    // Else the pin that is waited for below may be this server's.
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
     vmm.ask("request 700000");
     assert!(socket.exists());
 
