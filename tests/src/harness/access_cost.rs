@@ -45,7 +45,8 @@ fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
             let (page, offset) = register(what)?;
             let register = page.at(offset);
             each(batches, || {
-                load::timed(times, |_| {
+                // By value: its address is in a CPU register then.
+                load::timed(times, move |_| {
                     std::hint::black_box(register.read());
                 })
             })

@@ -201,6 +201,7 @@ unsafe impl Send for Registers {}
 const PAGE: usize = 4096;
 
 /// One of its registers, whose reads are loads and nothing else.
+#[derive(Clone, Copy)]
 pub struct Register<'a> {
     at: NonNull<u32>,
     _of: PhantomData<&'a Registers>,
