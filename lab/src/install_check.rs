@@ -21,7 +21,11 @@ const INSTALL: &str = "apt-get install --yes --no-install-recommends /opt/packag
 const PURGE: &str = "apt-get purge --yes vcpufreq vcpufreq-dkms";
 
 /// A name, and a script that fails when the promise is broken.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 6] = [
+    (
+        "the program is smaller than 10 MB",
+        "stat -c %s /usr/bin/vcpufreq; [ $(stat -c %s /usr/bin/vcpufreq) -lt 10000000 ]",
+    ),
     (
         "doctor's first line says what can't be done on amd64",
         "code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
@@ -67,6 +71,7 @@ const USE: &str = "
     cp /usr/share/doc/vcpufreq/examples/guest.toml /etc/vcpufreq/
     systemctl enable vcpufreq@guest.service vcpufreq-serve@guest.socket vcpufreq-scx.service
     mkdir -p /etc/systemd/system/vcpufreq@guest.service.d /run/vcpufreq
+    touch /run/vcpufreq-guest.sock
     echo '[Service]' >/etc/systemd/system/vcpufreq@guest.service.d/override.conf
 ";
 
