@@ -346,7 +346,7 @@ impl Hooks {
             let id = id.transpose().map_err(refused("asking for a program"))?;
             to.store(id.unwrap_or(0), SeqCst);
         }
-        // Without the right to find maps it can't be known who else uses the set.
+        // Without the right to list maps, other users of the set are unknown.
         let shared = MapInfoIter::default().next().is_some();
         let layout = if shared { DISPATCH_LAYOUT } else { PRIVATE };
         entry.layout.store(layout, SeqCst);

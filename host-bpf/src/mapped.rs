@@ -22,13 +22,13 @@ pub(crate) unsafe trait Entry {}
 
 // SAFETY: atomic integers.
 unsafe impl Entry for CpuEntry {}
-// SAFETY: atomic integers, and padding that nobody writes.
+// SAFETY: atomic integers, and padding that is never written.
 unsafe impl Entry for DispatchCpuEntry {}
 // SAFETY: atomic integers.
 unsafe impl Entry for SlotsEntry {}
 // SAFETY: atomic integers.
 unsafe impl Entry for VcpuEntry {}
-// SAFETY: atomic integers, and padding that nobody writes.
+// SAFETY: atomic integers, and padding that is never written.
 unsafe impl Entry for DomainEntry {}
 // SAFETY: atomic integers.
 unsafe impl Entry for VmEntry {}
