@@ -327,7 +327,13 @@ const BOOTS: &[Boot] = &[
             &["opps-exact", "unpinned", "opps-exact:fair-server-off"],
         )
     },
-    boot(Long, 150, "2+2", &["bench:little-to-big", "ramps"]),
+    // Within three ticks, as on the drawn topologies.
+    boot(
+        Long,
+        150,
+        "2+2",
+        &["bench:little-to-big:--within-us=12000", "ramps"],
+    ),
     // Hosts that nothing else here has in mind, with CPUs so small that a server's
     // reservation would be above most of their OPPs.
     boot(Long, 110, "drawn:1", DRAWN),
@@ -368,7 +374,6 @@ const BOOTS: &[Boot] = &[
             Long,
             240,
             "2+2",
-            // Within three ticks, as on the drawn topologies.
             &[
                 "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000",
             ],

@@ -15,6 +15,7 @@ use super::group::Group;
 use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
 use crate::harness::console_commands;
 use crate::harness::load::Load;
+use crate::harness::policy::Policy;
 use crate::harness::sys::set_fifo_priority;
 use crate::harness::sysfs;
 use crate::harness::vm::field;
@@ -22,15 +23,25 @@ use crate::harness::vm::field;
 const PERIOD: Duration = Duration::from_millis(10);
 /// Load tracking forgets half of what was in 32 ms.
 const SETTLED: Duration = Duration::from_millis(400);
-/// How far two looks at a utilization within a period differ, with the quarter that is added.
+/// How far two looks at a utilization within a period differ, with the quarter that is added. At one
+/// frequency: otherwise that differs too.
 const WITHIN: u32 = 150;
 
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
+    set_governors("performance")?;
     let running = std::thread::Builder::new().spawn(in_thread)?;
     let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
+    set_governors("schedutil")?;
     console_commands::unload_host_module()?;
     Ok(result)
+}
+
+fn set_governors(governor: &str) -> Result<()> {
+    for policy in Policy::all()? {
+        sysfs::write(format!("{}/scaling_governor", policy.path), governor)?;
+    }
+    Ok(())
 }
 
 fn in_thread() -> Result<Value> {
@@ -48,8 +59,7 @@ fn in_thread() -> Result<Value> {
         let ((min, max), util) = seen_beside(&mut vcpu, &how, percent, khz)?;
         let expected = asked + util * 5 / 4;
         let added = min.saturating_sub(asked);
-        // At the lowest frequency a load of 1 % of the time is less of the capacity.
-        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 3 * percent;
+        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 10 * percent;
         rows.push(json!({
             "percent": percent, "min": min, "utilization": util, "expected": expected,
             "held": held && (percent > 0 || added == 0),
@@ -157,7 +167,6 @@ fn follows(
     let (with, raised) = serve(SETTLED)?;
     drop(load);
     let (without, lowered) = serve(SETTLED)?;
-    // More than with the frequency of no request: time is what the neighbour is busy for.
     let held = with >= alone + 3 * 50 && without == alone && raised > 0 && lowered > 0;
     let row = json!({
         "alone": alone, "with": with, "without": without, "refreshed": [raised, lowered],

@@ -30,15 +30,17 @@ use crate::harness::vm::{self, BOOT, Setup, Vm};
 use crate::harness::vmm::Vmm;
 
 /// Times that a load is begun, at most, until the pCPU runs at what was asked for.
-const LOADS: usize = 3;
+const LOADS: usize = 5;
 /// After that its own work is done.
 const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
 const HUGE_MIB: u64 = 256;
 const PROFILE: &str = "/run/deadline.toml";
-/// A load of 50 % on vCPU 1. While the vCPU sleeps, another pCPU's look at the blocked load lets the
-/// frequency fall, 4 ms after and later: with a lighter load that is most of a period.
-pub(super) const HALF: &str = "half periodic 1 20000 10000";
+/// A load of 40 % on vCPU 1. While the vCPU sleeps, another pCPU's look at the blocked load lets the
+/// frequency fall, 4 ms after and later: with a lighter load that is most of a period. With a load
+/// of 50 % the lowest two OPPs are both stable: at the second the utilization of a busy time, and a
+/// quarter, is above the lowest, so that the frequency stays where a kernel thread has put it.
+pub(super) const PERIODIC: &str = "busy periodic 1 20000 8000";
 /// The bridge's threads, and the one that writes `--events`.
 const OF_THE_BRIDGE: [&str; 3] = ["requests", "maintenance", "events"];
 
@@ -140,15 +142,15 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     }))
 }
 
-/// Boots; a real-time thread has no utilization to settle by.
+/// Boots, and loads the driver.
 pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
     let mut vm = booted(setup)?;
     plan.load_driver(&mut vm)?;
     Ok(vm)
 }
 
-/// Before anything is asked for.
-fn booted(setup: &Setup) -> Result<Vm> {
+/// Before anything is asked for. A real-time thread has no utilization to settle by.
+pub(super) fn booted(setup: &Setup) -> Result<Vm> {
     let mut vm = Vm::start(setup)?;
     vm.expect("@ready", BOOT)?;
     sleep(SETTLED);
@@ -198,7 +200,7 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     }))
 }
 
-/// Asks for a frequency, starts [`HALF`] when the last one's load has decayed, and looks at what
+/// Asks for a frequency, starts [`PERIODIC`] when the last one's load has decayed, and looks at what
 /// the pCPU runs at, after `settle`. The load is busy for a fixed time, so that its utilization
 /// grows with the frequency: after a higher OPP it could stay above the request. A kernel thread
 /// that has run there meanwhile may have raised the frequency, which schedutil holds until the CPU
@@ -213,14 +215,14 @@ pub(super) fn runs_under_load(
     loop {
         ask_for(vm, 1, khz)?;
         let_load_decay();
-        vm.ask(format!("start {HALF}"))?;
+        vm.ask(format!("start {PERIODIC}"))?;
         settle();
         let runs_at = host_runs_at(policy, vm, wanted)?;
         ran_at.push(runs_at);
         if runs_at == wanted || ran_at.len() == LOADS {
             return Ok(ran_at);
         }
-        vm.ask("stop half")?;
+        vm.ask("stop busy")?;
     }
 }
 
@@ -233,7 +235,7 @@ fn requests(vm: &mut Vm, policy: &Policy, floor: u32) -> Result<Vec<Value>> {
         let wanted = khz.max(floor);
         let ran_at = runs_under_load((&mut *vm, policy), (khz, wanted), || ())?;
         let (min, _) = vm.clamp(1)?;
-        vm.ask("stop half")?;
+        vm.ask("stop busy")?;
         let right = min == policy.util(wanted) && ran_at.last() == Some(&wanted);
         rows.push(json!({
             "asked_khz": khz, "uclamp_min": min, "ran_at_khz": ran_at, "right": right,

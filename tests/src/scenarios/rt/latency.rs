@@ -221,18 +221,18 @@ fn left_behind() -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// A guest that is busy half of the time, with the speed model on. It takes less energy than at the
+/// A guest that is busy for 40 % of the time, with the speed model on. It takes less energy than at the
 /// maximum, its pCPU runs at its request, and other pCPUs fall. That without the model, whose
 /// interrupts, which make a slow CPU slow, are a load that the host's governor answers.
 fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
     sysfs::write(SPEED_MODEL, 1)?;
-    vm.ask(format!("start {}", guest::HALF))?;
+    vm.ask(format!("start {}", guest::PERIODIC))?;
     let bridge = energy_of_5s(rt)?;
     sysfs::write(format!("{}/scaling_governor", rt.path), "performance")?;
     let performance = energy_of_5s(rt)?;
     sysfs::write(format!("{}/scaling_governor", rt.path), "schedutil")?;
     sysfs::write(SPEED_MODEL, 0)?;
-    vm.ask("stop half")?;
+    vm.ask("stop busy")?;
     set_governor(vm, 1, "userspace")?;
     let mut rows = Vec::new();
     for &khz in &rt.opps {
@@ -253,7 +253,7 @@ fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value>
     for other in others {
         fell.push(host_runs_at(other, vm, other.min())?);
     }
-    vm.ask("stop half")?;
+    vm.ask("stop busy")?;
     let free = others.iter().map(Policy::min).eq(fell.iter().copied());
     Ok(json!({
         "asked_khz": khz, "uclamp_min": clamp, "ran_at_khz": ran_at, "others_khz": fell,
