@@ -8,6 +8,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use vcpufreq_device::CounterSnapshot;
+
 pub(crate) const LAYOUT: u32 = 11;
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
@@ -205,6 +207,23 @@ pub struct Counters {
     pub unsettled: u64,
     /// Time from a request to the next change of frequency under the vCPU.
     pub freq_after: [u32; BUCKETS],
+}
+
+impl Counters {
+    /// What became of the requests, in the library's terms.
+    #[must_use]
+    pub fn outcomes(&self) -> CounterSnapshot {
+        CounterSnapshot {
+            requests: self.requests,
+            applied: self.in_kernel,
+            unchanged: self.unchanged,
+            coalesced: self.coalesced,
+            limited: self.limited,
+            refused: self.refused,
+            not_applicable: self.not_applicable,
+            ..CounterSnapshot::default()
+        }
+    }
 }
 
 impl VcpuEntry {

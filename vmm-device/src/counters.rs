@@ -41,17 +41,29 @@ impl Add for CounterSnapshot {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+}
+
+impl CounterSnapshot {
+    /// What was counted since `before`, of the same counters.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        self.with(before, u64::saturating_sub)
+    }
+
+    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
         Self {
-            requests: self.requests.saturating_add(other.requests),
-            applied: self.applied.saturating_add(other.applied),
-            unchanged: self.unchanged.saturating_add(other.unchanged),
-            superseded: self.superseded.saturating_add(other.superseded),
-            coalesced: self.coalesced.saturating_add(other.coalesced),
-            limited: self.limited.saturating_add(other.limited),
-            refused: self.refused.saturating_add(other.refused),
-            not_applicable: self.not_applicable.saturating_add(other.not_applicable),
-            illegal: self.illegal.saturating_add(other.illegal),
-            source_failures: self.source_failures.saturating_add(other.source_failures),
+            requests: of(self.requests, other.requests),
+            applied: of(self.applied, other.applied),
+            unchanged: of(self.unchanged, other.unchanged),
+            superseded: of(self.superseded, other.superseded),
+            coalesced: of(self.coalesced, other.coalesced),
+            limited: of(self.limited, other.limited),
+            refused: of(self.refused, other.refused),
+            not_applicable: of(self.not_applicable, other.not_applicable),
+            illegal: of(self.illegal, other.illegal),
+            source_failures: of(self.source_failures, other.source_failures),
         }
     }
 }
@@ -98,12 +110,38 @@ impl Counter {
         self.0.fetch_add(n, Relaxed);
     }
 
+    /// Takes away up to `most`; how many.
+    fn take(&self, most: u64) -> u64 {
+        let less = |n: u64| Some(n.saturating_sub(most));
+        let before = self.0.fetch_update(Relaxed, Relaxed, less);
+        before.unwrap_or_else(|n| n).min(most)
+    }
+
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
 impl Counters {
+    pub fn add(&self, more: CounterSnapshot) {
+        self.requests.add(more.requests);
+        self.applied.add(more.applied);
+        self.unchanged.add(more.unchanged);
+        self.superseded.add(more.superseded);
+        self.coalesced.add(more.coalesced);
+        self.limited.add(more.limited);
+        self.refused.add(more.refused);
+        self.not_applicable.add(more.not_applicable);
+        self.illegal.add(more.illegal);
+        self.source_failures.add(more.source_failures);
+    }
+
+    pub fn applied_was_refused(&self, most: u64) -> u64 {
+        let taken = self.applied.take(most);
+        self.refused.add(taken);
+        taken
+    }
+
     pub fn accesses(&self) -> Accesses {
         Accesses {
             reads_exited: self.reads_exited.get(),

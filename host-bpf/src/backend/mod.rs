@@ -22,7 +22,7 @@ use anyhow::Context;
 use vcpufreq_device::kvm::{
     Backend, BackendError, BridgeDevice, Diagnostics, Guest, KvmOffload, RunningBackend, SlotMemory,
 };
-use vcpufreq_device::{DomainId, Histogram};
+use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, Warn, probe as probe_host};
@@ -107,20 +107,10 @@ struct Vcpu {
     /// When that was found, in ns of CLOCK_MONOTONIC; 0: never.
     missed_at_ns: AtomicU64,
     tid: AtomicI32,
-    /// Requests that the worker has left to the module.
-    applied: AtomicU64,
-    /// Requests that another one of those found at the same time stands for.
-    coalesced: AtomicU64,
-    /// Requests that count as put into force, by the program or the worker, and that
-    /// the module could not put into force when its turn came.
-    failed: AtomicU64,
     /// Requests left to the worker whose event found no room, as far as was seen.
     dropped: AtomicU64,
-    /// Requests of its domain that a reset has taken back, or that were put into force again: each
-    /// time is one itself.
-    again: AtomicU64,
-    /// Requests that no program has seen, found later.
-    found: AtomicU64,
+    /// What the device's counters have of the programs'.
+    synced: Mutex<CounterSnapshot>,
     /// Requests to be served, of which no program has told.
     unserved: AtomicU64,
     /// Of these and those that programs have told of: served, or found to be overtaken.

@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError};
 use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::{AccessPath, BackendError, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
-    Clamp, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF,
-    REGION_STRIDE, VcpuId,
+    Clamp, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF, REGION_STRIDE,
+    VcpuId,
 };
 
 use super::setup::pcpus;
@@ -85,6 +85,7 @@ impl RunningBackend for BpfPath {
         // The device may have new requests in force by now: nothing is assumed.
         shared.count_missed(|_, _, _| ());
         shared.count_left();
+        shared.sync_counters();
         for domain in shared.all_domains() {
             if let Some((vcpu, khz)) = shared.newest(domain) {
                 shared.device.adopt_request(vcpu, khz);
@@ -98,25 +99,11 @@ impl RunningBackend for BpfPath {
         self.stop();
         self.shared.count_missed(|_, _, _| ());
         self.shared.count_left();
+        self.shared.sync_counters();
     }
 
-    fn counters(&self, vcpu: VcpuId) -> CounterSnapshot {
-        let shared = &self.shared;
-        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        let Some(known) = shared.vcpus.get(vcpu.index()) else {
-            return CounterSnapshot::default();
-        };
-        let failed = known.failed.load(Relaxed);
-        CounterSnapshot {
-            requests: by_programs.requests + known.again.load(Relaxed) + known.found.load(Relaxed),
-            applied: (by_programs.in_kernel + known.applied.load(Relaxed)).saturating_sub(failed),
-            unchanged: by_programs.unchanged,
-            coalesced: by_programs.coalesced + known.coalesced.load(Relaxed),
-            limited: by_programs.limited,
-            refused: by_programs.refused + failed,
-            not_applicable: by_programs.not_applicable,
-            ..CounterSnapshot::default()
-        }
+    fn sync_counters(&self) {
+        self.shared.sync_counters();
     }
 
     fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
@@ -124,11 +111,6 @@ impl RunningBackend for BpfPath {
         let Some(known) = shared.vcpus.get(vcpu.index()) else {
             return;
         };
-        let counters = self.counters(vcpu);
-        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
-        snapshot.accesses.writes_in_kernel += by_programs.requests + known.found.load(Relaxed);
-        let device = shared.device.counters(vcpu).unwrap_or_default();
-        snapshot.counters = device + counters;
         if self.shared.stop.load(SeqCst) {
             // The path that took over says the rest.
             return;
@@ -148,6 +130,7 @@ impl RunningBackend for BpfPath {
             Some(applied) => histogram(&applied.after_ns),
             None => known.clamp_after.snapshot(),
         };
+        let by_programs = shared.host.counters(vcpu).unwrap_or_default();
         snapshot.freq_after = histogram(&by_programs.freq_after);
     }
 }

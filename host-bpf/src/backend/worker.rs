@@ -2,13 +2,15 @@
 //! The worker: what the programs leave to the VMM, and a look now and then for
 //! what they have not seen and what the module could not do.
 
+use std::iter;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::kvm::{Doorbell, Guest, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
-    ActuateError, Actuator, Clamp, DomainId, Event as DeviceEvent, Events, Khz, VcpuId, host,
+    ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event as DeviceEvent, Events, Khz,
+    VcpuId, host,
 };
 
 use super::events::refusal;
@@ -188,8 +190,15 @@ impl Shared {
                 found.missed += news;
                 known.missed.store(all, SeqCst);
                 known.missed_at_ns.store(host::monotonic_ns(), SeqCst);
-                known.found.fetch_add(news, Relaxed);
-                known.coalesced.fetch_add(news - 1, Relaxed);
+                self.device.count_in_kernel(vcpu, news);
+                self.device.add_counters(
+                    vcpu,
+                    CounterSnapshot {
+                        requests: news,
+                        coalesced: news - 1,
+                        ..CounterSnapshot::default()
+                    },
+                );
                 known.unserved.fetch_add(1, Relaxed);
                 tell(vcpu, known, seen);
             }
@@ -225,19 +234,15 @@ impl Shared {
         }
     }
 
-    /// Takes `news` from what counts as put into force of a domain's vCPUs, first from the one
-    /// that asked last: the module doesn't tell whose it refused.
+    /// Counts `news` requests of a domain's vCPUs that count as applied as refused, first the last
+    /// writer's: the module doesn't report whose it refused.
     fn count_failed(&self, domain: u32, mut news: u64) {
         let last = self.last_writer(domain);
+        self.sync_counters();
         let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
-        let mut members: Vec<_> = members.filter(|(_, one)| one.domain == domain).collect();
-        members.sort_by_key(|(vcpu, _)| *vcpu != last);
-        for (vcpu, known) in members {
-            let by_module = self.host.counters(vcpu).map_or(0, |one| one.in_kernel);
-            let all = by_module + known.applied.load(Relaxed);
-            let part = news.min(all.saturating_sub(known.failed.load(Relaxed)));
-            known.failed.fetch_add(part, Relaxed);
-            news -= part;
+        let members = members.filter(|(vcpu, one)| one.domain == domain && *vcpu != last);
+        for vcpu in iter::once(last).chain(members.map(|(vcpu, _)| vcpu)) {
+            news -= self.device.applied_was_refused(vcpu, news);
         }
     }
 
@@ -251,7 +256,11 @@ impl Shared {
                 .map_or(0, |counted| counted.dropped);
             let news = dropped.saturating_sub(known.dropped.swap(dropped, Relaxed));
             if news > 0 {
-                known.coalesced.fetch_add(news - 1, Relaxed);
+                let coalesced = CounterSnapshot {
+                    coalesced: news - 1,
+                    ..CounterSnapshot::default()
+                };
+                self.device.add_counters(vcpu, coalesced);
                 known.unserved.fetch_add(1, Relaxed);
                 // As one that was over the limit, which may be what it was.
                 waiting.push(Waiting {
@@ -336,9 +345,11 @@ impl Shared {
     /// Puts what a domain wants into force, which counts as a request of the member that asked last.
     pub(super) fn apply_again(&self, domain: u32) {
         let vcpu = self.last_writer(domain);
-        if let Some(known) = self.vcpus.get(vcpu.index()) {
-            known.again.fetch_add(1, Relaxed);
-        }
+        let request = CounterSnapshot {
+            requests: 1,
+            ..CounterSnapshot::default()
+        };
+        self.device.add_counters(vcpu, request);
         let _alone = self.applying();
         let apply = |domain, clamp| self.apply(domain, clamp);
         let settled = self.host.apply_pending(domain, apply);
@@ -390,18 +401,31 @@ impl Shared {
             Settled::Failed(clamp, error) => (clamp, Err(error)),
             Settled::Nothing => return self.count_superseded(vcpu, domain),
         };
-        let (Some(known), Some(id)) = (self.vcpus.get(vcpu.index()), self.id_of(domain)) else {
+        let Some(id) = self.id_of(domain) else {
             return;
         };
-        let event = DeviceEvent::outcome(vcpu, id, clamp, applied);
-        if self.module.is_none() {
+        if self.module.is_none() || applied.is_ok() {
+            let event = DeviceEvent::outcome(vcpu, id, clamp, applied);
             return self.device.count(&event);
         }
-        known.applied.fetch_add(1, Relaxed);
-        // [`Self::look_at_module`] takes it from these and says so, as of all that the module could
+        // [`Self::look_at_module`] takes it from these and reports it, as all that the module could
         // not do.
-        if applied.is_ok() {
-            self.device.events().record(&event);
+        let applied = CounterSnapshot {
+            applied: 1,
+            ..CounterSnapshot::default()
+        };
+        self.device.add_counters(vcpu, applied);
+    }
+
+    /// Adds what the programs have counted since the last call to the device's counters.
+    pub(super) fn sync_counters(&self) {
+        for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            let mut synced = known.synced.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = self.host.counters(vcpu).unwrap_or_default().outcomes();
+            let news = now.since(*synced);
+            *synced = now;
+            self.device.count_in_kernel(vcpu, news.requests);
+            self.device.add_counters(vcpu, news);
         }
     }
 

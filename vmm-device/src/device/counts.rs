@@ -82,6 +82,21 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         });
     }
 
+    /// Adds what a path that serves requests beside this device has counted of `vcpu`. No event is
+    /// recorded.
+    pub fn add_counters(&self, vcpu: VcpuId, more: CounterSnapshot) {
+        if let Some(page) = self.vcpus.get(vcpu.index()) {
+            page.counters.add(more);
+        }
+    }
+
+    /// Counts up to `most` requests of `vcpu` that were counted as applied as refused: the host did
+    /// so later. Returns how many there were.
+    pub fn applied_was_refused(&self, vcpu: VcpuId, most: u64) -> u64 {
+        let page = self.vcpus.get(vcpu.index());
+        page.map_or(0, |page| page.counters.applied_was_refused(most))
+    }
+
     /// The counters of `vcpu`, if there is one.
     #[must_use]
     pub fn counters(&self, vcpu: VcpuId) -> Option<CounterSnapshot> {

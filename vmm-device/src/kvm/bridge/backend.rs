@@ -8,7 +8,7 @@ use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::KvmOffload;
-use crate::{CounterSnapshot, PageMemory, VcpuId, host::Tid};
+use crate::{PageMemory, VcpuId, host::Tid};
 
 /// A path, as it is offered to a bridge.
 pub trait Backend: Send + Sync {
@@ -62,13 +62,13 @@ pub trait RunningBackend: Send + Sync {
     /// all new ones by now. Why it was lost.
     fn hand_over(&self) -> String;
 
-    /// Ends it when no vCPU runs any more; all is counted by then.
+    /// Ends it when no vCPU runs any more; the device's counters have all by then.
     fn end(&self);
 
-    /// What was counted of a vCPU here, and not by the device.
-    fn counters(&self, vcpu: VcpuId) -> CounterSnapshot;
+    /// Adds what was counted here since the last call to the device's counters.
+    fn sync_counters(&self);
 
-    /// Adds what is known here of a vCPU.
+    /// Adds what is known here of a vCPU, its counters aside.
     fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot);
 }
 

@@ -113,6 +113,11 @@ impl BridgeHandle {
     #[must_use]
     pub fn snapshot(&self) -> BridgeSnapshot {
         let inner = &self.0;
+        {
+            let active = inner.active();
+            let paths = active.backend.iter().chain(&active.lost);
+            paths.for_each(|(_, path)| path.sync_counters());
+        }
         let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
         for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
             // Not held for all of them: a vCPU that has moved waits for it.

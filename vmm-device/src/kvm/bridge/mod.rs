@@ -197,7 +197,6 @@ impl Bridge {
     #[must_use]
     pub fn stop(self) -> Totals {
         let inner = self.inner;
-        let mut totals = Totals::default();
         {
             let mut active = inner.active();
             if let Some(path) = active.ioeventfd.take() {
@@ -206,17 +205,10 @@ impl Bridge {
             let CurrentPath { backend, lost, .. } = &mut *active;
             for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
                 path.end();
-                for vcpu in inner.vcpus() {
-                    totals.counters = totals.counters + path.counters(vcpu);
-                }
             }
         }
         self.maintenance.stop();
-        let of_device = Totals::of(&inner.device);
-        Totals {
-            counters: of_device.counters + totals.counters,
-            ..of_device
-        }
+        Totals::of(&inner.device)
     }
 }
 

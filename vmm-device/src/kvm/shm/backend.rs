@@ -19,7 +19,7 @@ use crate::kvm::error::BackendError;
 use crate::kvm::ioeventfd::{PerfWatch, Plan, Worker, freshness};
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
-use crate::{CounterSnapshot, PageMemory, VcpuId};
+use crate::{PageMemory, VcpuId};
 
 /// The name of this path.
 pub const SHM: &str = "shm";
@@ -200,9 +200,8 @@ impl RunningBackend for ShmPath {
         drop(worker.unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    fn counters(&self, _: VcpuId) -> CounterSnapshot {
-        CounterSnapshot::default()
-    }
+    /// The device counts itself.
+    fn sync_counters(&self) {}
 
     fn tell(&self, _: VcpuId, snapshot: &mut VcpuSnapshot) {
         let of_kvm = |state: &Arc<OffloadState>| state.reads() || state.writes();
