@@ -32,11 +32,10 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = vec![Tried::new("rustfmt", held, || text)];
     tried.extend(lints(repo)?);
     let for_arm = cross::lints(&artifacts.cache, &artifacts.root, repo)?;
-    tried.push(for_arm.tried(
-        "clippy for arm64, with BPF".to_owned(),
-        artifacts.tools(),
-        repo,
-    ));
+    for (check, name) in for_arm.into_iter().zip(["clippy", "rustdoc"]) {
+        let name = format!("{name} for arm64, with BPF");
+        tried.push(check.tried(name, artifacts.tools(), repo));
+    }
     tried.extend(dependencies(&artifacts.cache, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)

@@ -75,21 +75,38 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     Ok(target.join(TARGET).join("release"))
 }
 
-/// Runs clippy on all that is compiled for arm64, with the features that the programs are built
-/// with. It is the root's own, of the version of its compiler. Release, as they are: so libbpf
-/// isn't compiled once more.
-pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<Check> {
-    let mut command = vec!["/usr/bin/cargo-clippy", "clippy", "--release", "--locked"];
-    command.extend(["--offline", "--target", TARGET]);
-    command.extend(LINTED);
-    command.extend(["--", "-D", "warnings"]);
-    let target = target(cache, root, repo)?;
-    Ok(Check {
-        name: SOURCE.name.to_owned(),
+/// clippy on all that is compiled for arm64, and rustdoc on what this machine can't compile, with the
+/// features that the programs are built with. They are the root's own, of the version of its
+/// compiler. Release, as the programs are: so libbpf isn't compiled once more.
+pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<[Check; 2]> {
+    let target = root.inside(&target(cache, root, repo)?)?;
+    let common = ["--release", "--locked", "--offline", "--target", TARGET];
+    let check = |name: &str, words: &[&str], warnings: &[&str]| Check {
+        name: name.to_owned(),
         source: SOURCE,
-        command: command.into_iter().map(str::to_owned).collect(),
-        place: Place::Checkout(settings(&root.inside(&target)?)),
-    })
+        command: [words, &common, warnings]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect(),
+        place: Place::Checkout(
+            [
+                settings(&target),
+                vec![
+                    "RUSTDOC=/usr/bin/rustdoc".to_owned(),
+                    "RUSTDOCFLAGS=-D warnings".to_owned(),
+                ],
+            ]
+            .concat(),
+        ),
+    };
+    let clippy = [&["/usr/bin/cargo-clippy", "clippy"], LINTED].concat();
+    let doc = [CARGO, "doc", "--no-deps", "-p", "vcpufreq-host-bpf"];
+    let doc = [&doc[..], &["--features", "load"]].concat();
+    Ok([
+        check(SOURCE.name, &clippy, &["--", "-D", "warnings"]),
+        check("doc-arm64", &doc, &[]),
+    ])
 }
 
 /// This machine's cargo, as it is seen in the root.

@@ -270,7 +270,7 @@ impl HostBpf {
         })
     }
 
-    /// The service that its requests go to, for a VM with [`ActuateBy::Scx`].
+    /// The service that its requests go to, for a VM with [`ActuateBy::Scx`](crate::ActuateBy::Scx).
     ///
     /// # Errors
     /// That it has ended, or was started again meanwhile.
