@@ -112,6 +112,15 @@ fn a_cycle_is_found_at_each_depth() {
     write("b.rs", "");
     write("a/d.rs", "use super::c; pub fn two() { c::one() }");
     assert_eq!(cycles(&uses_of(sources.path())), [["a::c", "a::d"]]);
+    // By a name that the crate gives on.
+    write("a/d.rs", "");
+    write("b.rs", "pub fn three() { crate::one() }");
+    write(
+        "a/c.rs",
+        "use crate::b::three; pub fn one() { three() } pub fn two() {}",
+    );
+    write("a/mod.rs", "mod c; mod d; pub use c::one;");
+    assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
 }
 
 fn name(value: &Value) -> Option<&str> {
@@ -129,17 +138,19 @@ fn packages() -> Vec<Value> {
 
 /// The modules below a folder, and which others each uses.
 fn uses_of(sources: &Path) -> Uses {
-    let files = modules(sources, &[]);
-    let known: BTreeSet<&Module> = files.keys().collect();
-    let uses = files.iter().map(|(module, file)| {
+    let files = modules(sources, &[]).into_iter().map(|(module, file)| {
         let text = fs::read_to_string(file).expect("a source");
         let mut paths = Paths::default();
         paths.visit_file(&syn::parse_file(&text).expect("Rust"));
-        let resolved = paths
-            .0
-            .iter()
-            .filter_map(|path| resolve(path, module, &known));
-        (module.clone(), resolved.collect())
+        (module, paths)
+    });
+    let files: BTreeMap<Module, Paths> = files.collect();
+    let uses = files.iter().map(|(module, paths)| {
+        let used = paths.used.iter();
+        let used = used.filter_map(|path| resolve(path, module, &files));
+        // Its own parts, and what it is a part of, are no arrows.
+        let others = used.filter(|used| !used.starts_with(module) && !module.starts_with(used));
+        (module.clone(), others.collect())
     });
     uses.collect()
 }
@@ -167,25 +178,34 @@ fn modules(folder: &Path, above: &[String]) -> BTreeMap<Module, PathBuf> {
     found
 }
 
-/// What a file names: the paths of its uses, and those in its code.
+/// What a file names.
 #[derive(Default)]
-struct Paths(Vec<Vec<String>>);
+struct Paths {
+    /// The paths of its uses, and those in its code.
+    used: Vec<Vec<String>>,
+    /// The names that it has from elsewhere and gives on, and their paths.
+    given_on: BTreeMap<String, Vec<String>>,
+}
 
 impl Paths {
-    fn add_tree(&mut self, before: &[String], tree: &syn::UseTree) {
+    fn add_tree(&mut self, before: &[String], tree: &syn::UseTree, gives_on: bool) {
         let with = |word: &syn::Ident| [before, &[word.to_string()]].concat();
-        match tree {
-            syn::UseTree::Path(path) => self.add_tree(&with(&path.ident), &path.tree),
-            syn::UseTree::Name(name) => self.0.push(with(&name.ident)),
-            syn::UseTree::Rename(rename) => self.0.push(with(&rename.ident)),
-            syn::UseTree::Glob(_) => self.0.push(before.to_vec()),
-            syn::UseTree::Group(group) => {
-                group
-                    .items
-                    .iter()
-                    .for_each(|item| self.add_tree(before, item));
+        let (path, name) = match tree {
+            syn::UseTree::Path(path) => {
+                return self.add_tree(&with(&path.ident), &path.tree, gives_on);
             }
+            syn::UseTree::Group(group) => {
+                let items = group.items.iter();
+                return items.for_each(|item| self.add_tree(before, item, gives_on));
+            }
+            syn::UseTree::Name(name) => (with(&name.ident), Some(&name.ident)),
+            syn::UseTree::Rename(rename) => (with(&rename.ident), Some(&rename.rename)),
+            syn::UseTree::Glob(_) => (before.to_vec(), None),
+        };
+        if let Some(name) = name.filter(|_| gives_on) {
+            self.given_on.insert(name.to_string(), path.clone());
         }
+        self.used.push(path);
     }
 }
 
@@ -203,7 +223,8 @@ impl<'ast> Visit<'ast> for Paths {
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        self.add_tree(&[], &item.tree);
+        let gives_on = !matches!(item.vis, syn::Visibility::Inherited);
+        self.add_tree(&[], &item.tree, gives_on);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -211,26 +232,30 @@ impl<'ast> Visit<'ast> for Paths {
             .segments
             .iter()
             .map(|segment| segment.ident.to_string());
-        self.0.push(words.collect());
+        self.used.push(words.collect());
         visit::visit_path(self, path);
     }
 }
 
-/// The deepest module that a path in the module `here` goes through, if it is another one that
-/// is neither below nor above.
-fn resolve(path: &[String], here: &[String], known: &BTreeSet<&Module>) -> Option<Module> {
+/// The deepest module that a path in the module `here` goes through, or that a name at its end
+/// comes from.
+fn resolve(path: &[String], here: &[String], files: &BTreeMap<Module, Paths>) -> Option<Module> {
     let ups = path.iter().take_while(|word| *word == "super").count();
-    let mut full = match path.first()?.as_str() {
+    let full = match path.first()?.as_str() {
         "crate" => path[1..].to_vec(),
         "self" => [here, &path[1..]].concat(),
         "super" => [here.get(..here.len().checked_sub(ups)?)?, &path[ups..]].concat(),
         _ => [here, path].concat(),
     };
-    while !known.contains(&full) {
-        full.pop()?;
-    }
-    let related = full.starts_with(here) || here.starts_with(&full);
-    (!related).then_some(full)
+    let is_module = |length: &usize| files.contains_key(&full[..*length]);
+    let length = (0..=full.len()).rev().find(is_module)?;
+    let module = &full[..length];
+    let name = full.get(length);
+    let from = name.and_then(|name| files[module].given_on.get(name));
+    // A name given on by itself, as a crate's own, comes from elsewhere.
+    let from = from.filter(|from| module != here || *from != path);
+    let deeper = from.and_then(|from| resolve(from, module, files));
+    Some(deeper.unwrap_or_else(|| module.to_vec()))
 }
 
 /// The modules that use each other in a circle, among those of one folder.

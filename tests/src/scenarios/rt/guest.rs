@@ -26,13 +26,11 @@ use crate::harness::sysfs;
 use crate::harness::thread_facts::allowed;
 use crate::harness::trace;
 use crate::harness::uclamp::RT_DEFAULT;
-use crate::harness::vm::{self, BOOT, Setup, Vm};
+use crate::harness::vm::{self, Setup, Vm};
 use crate::harness::vmm::Vmm;
 
 /// Times that a load is begun, at most, until the pCPU runs at what was asked for.
 const LOADS: usize = 5;
-/// After that its own work is done.
-const SETTLED: Duration = Duration::from_secs(4);
 const BOUND_US: &str = "50";
 const HUGE_MIB: u64 = 256;
 const PROFILE: &str = "/run/deadline.toml";
@@ -144,16 +142,8 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
 
 /// Boots, and loads the driver.
 pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
-    let mut vm = booted(setup)?;
+    let mut vm = Vm::boot_real_time(setup)?;
     plan.load_driver(&mut vm)?;
-    Ok(vm)
-}
-
-/// Before anything is asked for. A real-time thread has no utilization to settle by.
-pub(super) fn booted(setup: &Setup) -> Result<Vm> {
-    let mut vm = Vm::start(setup)?;
-    vm.expect("@ready", BOOT)?;
-    sleep(SETTLED);
     Ok(vm)
 }
 
@@ -275,7 +265,7 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let rt_default = sysfs::text(RT_DEFAULT)?;
     sysfs::write(RT_DEFAULT, 1024)?;
     let options = ["--rt", "1=rr:2", "--hugepages", "2M"];
-    let mut vm = booted(&plan.mirroring(&[little, cpu]).with(&options))?;
+    let mut vm = Vm::boot_real_time(&plan.mirroring(&[little, cpu]).with(&options))?;
     let at_start = vm.clamp(1)?.0;
     plan.load_driver(&mut vm)?;
     let scheduling = vm.scheduling(1)?;

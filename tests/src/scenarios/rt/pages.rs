@@ -4,10 +4,9 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::guest;
 use crate::harness::plan::Plan;
 use crate::harness::sysfs;
-use crate::harness::vm::{self, Setup};
+use crate::harness::vm::{self, Setup, Vm};
 
 const PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
 
@@ -31,7 +30,7 @@ pub fn gib_page(plan: &Plan, pcpu: u32) -> Result<Value> {
     let told = refused.status.code() == Some(2) && line.contains("nr_hugepages");
     sysfs::write(pages("nr_hugepages"), 1)?;
     let before = free()?;
-    let mut guest = guest::booted(&setup)?;
+    let mut guest = Vm::boot_real_time(&setup)?;
     let meanwhile = free()?;
     let kernel = guest.ask("read /proc/sys/kernel/osrelease")?;
     guest.quit()?;
