@@ -89,6 +89,31 @@ pub fn drawn(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// Ramps of QEMU's guests: host and guest on two topologies.
+pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
+    let reports = ["2+2 ", "pixel6 "]
+        .map(|host| Some(&result(inputs.first()?, host, "bench:big-ramp")?["report"]));
+    let [Some(first), Some(second)] = reports else {
+        return None;
+    };
+    let names = ["median [ms] (emulated)", "`2+2`: host", "guest"];
+    let mut table = head(&[&names[..], &["`pixel6`: host", "guest"]].concat());
+    for of in [
+        ("big-ramp", "to_fmax"),
+        ("step-down", "to_fmin"),
+        ("new-thread", "to_fmax"),
+        ("little-to-big", "to_big_fmax"),
+    ] {
+        let median = |report: &Value, variant| {
+            find(report, of, variant).map_or("-".to_owned(), |row| number(&row["median"], "us"))
+        };
+        let both = |report: &Value| ["host", "vm+bridge"].map(|of| median(report, of));
+        let cells = [first, second].map(both).into_iter().flatten();
+        table += &row(std::iter::once(format!("{} {}", of.0, of.1)).chain(cells));
+    }
+    Some(table)
+}
+
 /// How long after a write its clamp is in force: medians and the longest, in µs.
 pub fn in_force(inputs: &[Value]) -> Option<String> {
     let result = result(inputs.first()?, "", "in-force")?;
@@ -165,6 +190,10 @@ mod tests {
         for seed in 1..=3 {
             results.push(json!({ "host": format!("drawn:{seed} host"), "result": bench }));
         }
+        let bench = json!({ "scenario": "bench:big-ramp:x", "report": bench["report"] });
+        for host in ["2+2 host", "pixel6 host"] {
+            results.push(json!({ "host": host, "result": bench }));
+        }
         let input = [json!({ "results": results })];
         let has = |table: Option<String>, part: &str| {
             let table = table.unwrap();
@@ -179,11 +208,15 @@ mod tests {
             drawn(&input),
             "| big-ramp to_fmax | -, 1.0 | -, 1.0 | -, 1.0 |",
         );
+        has(
+            qemu_ramps(&input),
+            "| big-ramp to_fmax | 1.0 | - | 1.0 | - |",
+        );
         let row = |khz| json!({ "pcpu": 0, "asked_khz": khz, "host_khz": khz, "guest_reads_khz": khz, "uclamp_min": 9 });
         let rows = json!({ "rows": [row(600_000), row(1_800_000), row(1_800_000), row(600_000)] });
         has(demo(&[rows]), "| pCPU 0 | 600; 1800 | 9; 9 |");
         let nothing = [json!({})];
-        for make in [demo, drawn, in_force, ramps] {
+        for make in [demo, drawn, in_force, qemu_ramps, ramps] {
             assert_eq!(make(&nothing), None);
         }
     }

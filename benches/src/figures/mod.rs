@@ -41,6 +41,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("paths", &["paths.json"], paths::table),
     ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
+    ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
 ];
 
 /// Writes all tables whose inputs are there, the chart of paths, and the list of all figures of
