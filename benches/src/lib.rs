@@ -40,6 +40,7 @@ mod series;
 mod session;
 mod text;
 mod trace;
+pub mod tracefs;
 mod variant;
 
 use std::path::{Path, PathBuf};

@@ -17,12 +17,12 @@ use super::super::tiny_vm::Deed;
 use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
 use super::service::{Service, said, scx};
 use super::threads;
+use vcpufreq_bench::tracefs::{Instance, Line, events};
+
 use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::harness::trace::instance::Instance;
-use crate::harness::trace::line::{Line, events};
 
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;
