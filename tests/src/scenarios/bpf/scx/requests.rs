@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::{Instance, Line, events};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -17,8 +18,6 @@ use super::super::tiny_vm::Deed;
 use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
 use super::service::{Service, said, scx};
 use super::threads;
-use vcpufreq_bench::tracefs::{Instance, Line, events};
-
 use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
