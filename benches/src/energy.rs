@@ -31,12 +31,13 @@ impl Observed {
     ) -> Option<Vec<(u32, u64, u64)>> {
         let mut spans = vec![(self.khz_at(machine, cluster, from)?, from, to)];
         let changes = self.seen.changes.iter();
-        let own = changes.filter(|one| one.cpu == cluster.first() && (from..to).contains(&one.us));
+        let own =
+            changes.filter(|one| one.cpu == cluster.first() && (from..to).contains(&one.time_us));
         for change in own {
             if let Some(last) = spans.last_mut() {
-                last.2 = change.us;
+                last.2 = change.time_us;
             }
-            spans.push((change.khz, change.us, to));
+            spans.push((change.khz, change.time_us, to));
         }
         Some(spans)
     }
@@ -46,19 +47,19 @@ impl Observed {
         let mut busy = 0;
         let mut since = None;
         for switch in self.seen.switches.iter().filter(|one| one.cpu == cpu) {
-            let us = switch.us.clamp(from, to);
+            let us = switch.time_us.clamp(from, to);
             // The thread of the first switch has run since before the trace.
-            if switch.prev != 0 {
+            if switch.prev.1 != 0 {
                 busy += us - since.unwrap_or(from);
             }
             since = Some(us);
-            if switch.us >= to {
+            if switch.time_us >= to {
                 return busy;
             }
         }
         let last = self.seen.switches.iter().rfind(|one| one.cpu == cpu);
         match (last, since) {
-            (Some(last), Some(since)) if last.next != 0 => busy + to - since,
+            (Some(last), Some(since)) if last.next.1 != 0 => busy + to - since,
             _ => busy,
         }
     }

@@ -29,6 +29,7 @@ mod needed;
 mod observed;
 mod page;
 pub mod piped;
+mod progress;
 mod report;
 mod report_json;
 mod rest;
@@ -40,6 +41,7 @@ mod series;
 mod session;
 mod text;
 mod trace;
+pub mod tracefs;
 mod variant;
 
 use std::path::{Path, PathBuf};
@@ -48,6 +50,7 @@ use anyhow::Context;
 use clap::Args;
 
 use machine::Machine;
+use progress::Progress;
 use report::Report;
 use scenario::Scenario;
 use scenarios::SCENARIOS;
@@ -138,12 +141,12 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
         let asked = |one: &Variant| one.is_asked(&args.variant);
         let variants = Variant::ALL.into_iter().filter(asked);
-        eprintln!(
-            "vcpufreq: {} repeats",
-            repeats(variants.clone(), &scenarios, args.repeats)
-        );
+        let all = repeats(variants.clone(), &scenarios, args.repeats);
+        eprintln!("vcpufreq: {all} repeats");
+        let mut progress = Progress::new(args.repeats, all);
         for variant in variants {
-            measure_variant((&machine, &trace, args), variant, &scenarios, &mut report);
+            let so_far = (&mut report, &mut progress);
+            measure_variant((&machine, &trace, args), variant, &scenarios, so_far);
         }
     }
     report.derive();
@@ -178,6 +181,8 @@ fn print(text: &str) -> anyhow::Result<()> {
         .context("can't write to stdout; check where it goes")
 }
 
+/// What was measured, and how much of all that is.
+type SoFar<'a> = (&'a mut Report, &'a mut Progress);
 /// What a variant is measured with.
 type Setting<'a> = (&'a Machine, &'a Trace, &'a BenchArgs);
 
@@ -185,7 +190,7 @@ fn measure_variant(
     setting: Setting,
     variant: Variant,
     scenarios: &[&'static Scenario],
-    report: &mut Report,
+    (report, progress): SoFar,
 ) {
     eprintln!("vcpufreq: {}", variant.name());
     let own = scenarios.iter().filter(|one| one.is_for(variant));
@@ -195,11 +200,14 @@ fn measure_variant(
     while let Some(first) = todo.first() {
         let guests = first.guests();
         let done = match Session::start(setting.0, variant, guests, setting.2) {
-            Ok(session) => measure_in(session, setting, (variant, &todo), report),
+            Ok(session) => measure_in(session, setting, (variant, &todo), (report, progress)),
             Err(error) => {
                 let alike = todo.iter().filter(|one| one.guests() == guests);
                 alike
-                    .map(|one| report.failed(one, variant, &format!("{error:#}")))
+                    .map(|one| {
+                        report.failed(one, variant, &format!("{error:#}"));
+                        progress.ended(one);
+                    })
                     .count()
             }
         };
@@ -211,15 +219,17 @@ fn measure_variant(
 /// there were. A scenario that fails may leave the guest unusable.
 fn measure_in(
     mut session: Session,
-    (machine, trace, args): Setting,
+    (machine, trace, _): Setting,
     (variant, todo): (Variant, &[&'static Scenario]),
-    report: &mut Report,
+    (report, progress): SoFar,
 ) -> usize {
     let mut done = 0;
     let alike = |one: &&&Scenario| one.guests() == todo[0].guests();
     for scenario in todo.iter().filter(alike) {
         done += 1;
-        match session.measure(scenario, trace, args.repeats) {
+        let measured = session.measure(scenario, trace, progress);
+        progress.ended(scenario);
+        match measured {
             Ok(observed) => report.add(machine, scenario, variant, &observed),
             Err(error) => {
                 report.failed(scenario, variant, &format!("{error:#}"));

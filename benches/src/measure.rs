@@ -158,11 +158,11 @@ impl Observed {
             .iter()
             .filter(|switch| switch.cpu == mark.cpu)
         {
-            if switch.us > mark.us + self.clock_error_us {
+            if switch.time_us > mark.us + self.clock_error_us {
                 break;
             }
-            if self.threads.contains(&switch.next) {
-                since = switch.us;
+            if self.threads.contains(&switch.next.1) {
+                since = switch.time_us;
             }
         }
         since
@@ -179,7 +179,7 @@ impl Observed {
             .changes
             .iter()
             .filter(|one| one.cpu == cluster.first());
-        match own.rfind(|change| change.us <= us) {
+        match own.rfind(|change| change.time_us <= us) {
             Some(change) => Some(change.khz),
             None => self.khz_before.get(number).copied(),
         }
@@ -195,8 +195,8 @@ impl Observed {
             .changes
             .iter()
             .filter(|one| one.cpu == cluster.first());
-        own.find(|change| change.us >= from && change.khz == khz)
-            .map(|change| change.us)
+        own.find(|change| change.time_us >= from && change.khz == khz)
+            .map(|change| change.time_us)
     }
 
     /// Since when a cluster has been at a frequency that it keeps until `until`.
@@ -206,8 +206,8 @@ impl Observed {
             .changes
             .iter()
             .filter(|one| one.cpu == cluster.first());
-        let last = own.rfind(|change| change.us <= until)?;
-        (last.khz == khz).then_some(last.us)
+        let last = own.rfind(|change| change.time_us <= until)?;
+        (last.khz == khz).then_some(last.time_us)
     }
 
     /// The highest frequency of a cluster while the load lasts, in kHz.
@@ -219,7 +219,7 @@ impl Observed {
             .iter()
             .filter(|one| one.cpu == cluster.first());
         let within = own
-            .filter(|change| (from..=to).contains(&change.us))
+            .filter(|change| (from..=to).contains(&change.time_us))
             .map(|change| change.khz);
         within.chain(self.khz_at(machine, cluster, from)).max()
     }
@@ -231,7 +231,7 @@ impl Observed {
         let (mut there, mut all) = (0, 0);
         let mut since: BTreeMap<u32, u64> = BTreeMap::new();
         for switch in &self.seen.switches {
-            let us = switch.us.clamp(from, to);
+            let us = switch.time_us.clamp(from, to);
             if let Some(began) = since.remove(&switch.cpu) {
                 all += us - began;
                 there += if cpus.contains(&switch.cpu) {
@@ -240,7 +240,7 @@ impl Observed {
                     0
                 };
             }
-            if self.threads.contains(&switch.next) {
+            if self.threads.contains(&switch.next.1) {
                 since.insert(switch.cpu, us);
             }
         }

@@ -13,7 +13,8 @@ use crate::observed::Unsettled;
 use crate::rest::settled;
 use crate::scenario::{PLAIN, Place, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
-use crate::trace::{Change, Seen, Switch};
+use crate::trace::Seen;
+use crate::tracefs::{FrequencyEvent, Switch};
 
 const LOAD: i32 = 99;
 
@@ -46,12 +47,16 @@ fn mark(name: &str, us: u64, cpu: u32) -> Mark {
     Mark { name, us, cpu }
 }
 
-fn switch(us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
+fn change(time_us: u64, cpu: u32, khz: u32) -> FrequencyEvent {
+    FrequencyEvent { time_us, cpu, khz }
+}
+
+fn switch(time_us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
     Switch {
-        us,
+        time_us,
         cpu,
-        prev,
-        next,
+        prev: (String::new(), prev),
+        next: (String::new(), next),
     }
 }
 
@@ -63,7 +68,7 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
         seen: Seen {
             changes: changes
                 .iter()
-                .map(|&(us, khz)| Change { us, cpu, khz })
+                .map(|&(us, khz)| change(us, cpu, khz))
                 .collect(),
             switches: vec![switch(1000, 0, LOAD), switch(9100, LOAD, 0)],
             ..Seen::default()
@@ -150,8 +155,7 @@ fn migration_counts_from_the_switch_on_the_big_cpu() {
     moved.marks[2].cpu = 1;
     moved.marks[3].cpu = 1;
     moved.seen.switches.insert(1, switch(4000, 1, (0, LOAD)));
-    let (us, cpu, khz) = (6000, 1, 2800);
-    moved.seen.changes.push(Change { us, cpu, khz });
+    moved.seen.changes.push(change(6000, 1, 2800));
     assert_eq!(figure(Metric::Migrate, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBig, &moved), Some(3000));
     assert_eq!(figure(Metric::ToBigFmax, &moved), Some(5000));

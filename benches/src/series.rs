@@ -34,7 +34,7 @@ impl Observed {
             }
         }
         let mut moments: Vec<u64> = placement.iter().map(|(us, _)| *us).collect();
-        moments.extend(self.seen.changes.iter().map(|change| change.us));
+        moments.extend(self.seen.changes.iter().map(|change| change.time_us));
         moments.retain(|us| span.contains(us));
         moments.sort_unstable();
         let mut frequency: Vec<(i64, u32)> = Vec::new();
@@ -49,14 +49,16 @@ impl Observed {
             .seen
             .requests
             .iter()
-            .filter(|one| span.contains(&one.us));
+            .filter(|one| span.contains(&one.time_us));
         Some(Series {
             placement: placement
                 .iter()
                 .map(|(us, cpu)| (relative(*us), *cpu))
                 .collect(),
             frequency,
-            requests: requests.map(|one| (relative(one.us), one.khz)).collect(),
+            requests: requests
+                .map(|one| (relative(one.time_us), one.value))
+                .collect(),
             end_us: relative(*span.end()),
         })
     }

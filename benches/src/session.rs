@@ -16,6 +16,7 @@ use crate::load_log::marks;
 use crate::machine::{Cluster, Machine};
 use crate::observed::{Observed, Unsettled};
 use crate::piped::threads;
+use crate::progress::Progress;
 use crate::rest::{Above, Rounds, settled};
 use crate::scenario::{Hold, Scenario, expanded};
 use crate::scx::Service;
@@ -78,20 +79,17 @@ impl<'a> Session<'a> {
         &mut self,
         scenario: &Scenario,
         trace: &Trace,
-        repeats: Option<u32>,
+        progress: &mut Progress,
     ) -> Result<Vec<Observed>> {
         self.keep_aside(scenario.aside(self.machine))?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = FreqLimits::frequencies(scenario, self.machine)?;
-        let repeats = scenario.repeats_of(repeats);
-        let observed = (0..repeats)
+        let observed = (0..progress.repeats_of(scenario))
             .map(|repeat| {
-                let (variant, name) = (self.variant.name(), scenario.name);
-                eprintln!(
-                    "vcpufreq: {variant}: {name}, repeat {} of {repeats}",
-                    repeat + 1
-                );
-                settled(|| self.once(scenario, trace, repeat))
+                progress.begins(scenario, self.variant, repeat);
+                let observed = settled(|| self.once(scenario, trace, repeat))?;
+                progress.measured();
+                Ok(observed)
             })
             .collect();
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::FrequencyEvent;
 
 use crate::harness::plan::registers;
 use crate::harness::policy::Policy;
-use crate::harness::trace::FrequencyEvent;
 use crate::harness::vm::Vm;
 
 /// Changes of request, up and down, that `no_dip` makes on each vCPU.

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use vcpufreq_bench::piped::threads;
+use vcpufreq_bench::tracefs::FrequencyEvent;
 
 use crate::harness::policy::Policy;
-use crate::harness::trace::{FrequencyEvent, Span, Trace, now_us};
+use crate::harness::trace::{Span, Trace, now_us};
 use crate::harness::vm::Vm;
 use crate::harness::vmm::vcpu_name;
 

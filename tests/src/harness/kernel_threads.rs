@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use vcpufreq_bench::tracefs::Switch;
+
 use crate::harness::sysfs;
-use crate::harness::trace::Switch;
 
 /// The names that the kernel gives them, before `/` and the CPU's number. Threads of interrupts
 /// (`irq/7-eth0`) and unbound workers (`kworker/u8:1`) are none of them.

@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::{Instance, Line};
 
 use crate::harness::sysfs;
-use crate::harness::trace::instance::Instance;
-use crate::harness::trace::line::Line;
 use crate::harness::vmm::vcpu_name;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];

@@ -2,57 +2,18 @@
 //! The host's own trace: what a scenario claims is checked against it.
 
 pub mod exits;
-pub mod instance;
-pub mod line;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::time::TimeSpec;
+use vcpufreq_bench::tracefs::{FrequencyEvent, Line, Mmio, Switch, events, lost};
 
 use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
-use line::{Line, events};
 
 /// Where the kernel has it.
 pub const TRACING: &str = "/sys/kernel/tracing";
-
-/// A frequency change of a pCPU, from the tracepoint `power:cpu_frequency`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FrequencyEvent {
-    /// CLOCK_MONOTONIC in µs.
-    pub time_us: u64,
-    /// The pCPU.
-    pub cpu: u32,
-    /// The new frequency in kHz.
-    pub khz: u32,
-}
-
-/// A pCPU goes from one thread to the next, from `sched:sched_switch`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Switch {
-    /// CLOCK_MONOTONIC in µs.
-    pub time_us: u64,
-    /// The pCPU.
-    pub cpu: u32,
-    /// Name and number of the thread that ran until now.
-    pub prev: (String, i32),
-    /// And of the one that runs from now on.
-    pub next: (String, i32),
-}
-
-/// A guest's access to a register, of a read its completion, from `kvm:kvm_mmio`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mmio {
-    /// CLOCK_MONOTONIC in µs.
-    pub time_us: u64,
-    /// The pCPU that the vCPU was on.
-    pub cpu: u32,
-    /// Guest-physical address.
-    pub address: u64,
-    /// What it was told, or has written.
-    pub value: u64,
-}
 
 /// A pCPU goes idle, from `power:cpu_idle`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,14 +77,12 @@ impl Seen {
     fn add(&mut self, line: &Line) -> Result<()> {
         let Line { time_us, cpu, .. } = *line;
         match line.event {
-            "cpu_frequency" => self.frequencies.push(FrequencyEvent {
-                time_us,
-                cpu: line.number("cpu_id")?,
-                khz: line.number("state")?,
-            }),
-            "sched_switch" => self.switches.push(switch(line)?),
-            "kvm_mmio" if line.tail.starts_with("mmio read ") => self.reads.push(mmio(line)?),
-            "kvm_mmio" if line.tail.starts_with("mmio write ") => self.writes.push(mmio(line)?),
+            "cpu_frequency" => self.frequencies.push(FrequencyEvent::read(line)?),
+            "sched_switch" => self.switches.push(Switch::read(line)?),
+            "kvm_mmio" if line.tail.starts_with("mmio read ") => self.reads.push(Mmio::read(line)?),
+            "kvm_mmio" if line.tail.starts_with("mmio write ") => {
+                self.writes.push(Mmio::read(line)?)
+            }
             "cpu_idle" if line.number("state")? != LEAVES_IDLE => self.idles.push(Idle {
                 time_us,
                 cpu: line.number("cpu_id")?,
@@ -281,15 +240,6 @@ pub fn lost_on(cpu: u32) -> Result<u64> {
     lost(&stats).with_context(|| format!("CPU {cpu}'s trace: '{stats}'"))
 }
 
-/// `overrun: 0` and `dropped events: 0`, each on a line.
-pub fn lost(stats: &str) -> Option<u64> {
-    let of = |name: &str| {
-        let mut lines = stats.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
-    };
-    Some(of("overrun:")? + of("dropped events:")?)
-}
-
 /// CLOCK_MONOTONIC in µs, which the trace's times are in.
 pub fn now_us() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
@@ -308,47 +258,10 @@ fn waking(line: &Line) -> Result<Waking> {
     })
 }
 
-/// `prev_comm=a b prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=c next_pid=2 next_prio=120`
-fn switch(line: &Line) -> Result<Switch> {
-    let thread = |which: &str| -> Result<(String, i32)> {
-        let (_, rest) = line.known(line.tail.split_once(&format!("{which}_comm=")))?;
-        let (name, rest) = line.known(rest.split_once(&format!(" {which}_pid=")))?;
-        let tid = rest.split(' ').next().and_then(|tid| tid.parse().ok());
-        Ok((name.to_owned(), line.known(tid)?))
-    };
-    Ok(Switch {
-        time_us: line.time_us,
-        cpu: line.cpu,
-        prev: thread("prev")?,
-        next: thread("next")?,
-    })
-}
-
-/// `mmio read len 4 gpa 0xa000000 val 0x1b7740`
-fn mmio(line: &Line) -> Result<Mmio> {
-    Ok(Mmio {
-        time_us: line.time_us,
-        cpu: line.cpu,
-        address: line.hex("gpa")?,
-        value: line.hex("val")?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     //! Promises: a trace line is read as the kernel prints it, and threads are distinguished.
     use super::*;
-
-    #[test]
-    fn a_frequency_of_the_trace() {
-        let text = "  vcpu0-99 [000] d.h2. 12.345678: cpu_frequency: state=1800000 cpu_id=3";
-        let event = FrequencyEvent {
-            time_us: 12_345_678,
-            cpu: 3,
-            khz: 1_800_000,
-        };
-        assert_eq!(Seen::read(text).unwrap().frequencies, [event]);
-    }
 
     #[test]
     fn a_waking_of_the_trace() {
@@ -361,13 +274,6 @@ mod tests {
         assert_eq!(Seen::read(text).unwrap().wakings, [waking]);
     }
 
-    #[test]
-    fn lost_events_are_counted() {
-        let stats = "entries: 9\noverrun: 3\ncommit overrun: 0\nbytes: 5\ndropped events: 1\n";
-        assert_eq!(lost(stats), Some(4));
-        assert_eq!(lost("entries: 9"), None);
-    }
-
     fn switched(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {
         let thread = |name: &str| (name.to_owned(), 1);
         Switch {
@@ -376,28 +282,6 @@ mod tests {
             prev: thread(prev),
             next: thread(next),
         }
-    }
-
-    #[test]
-    fn a_switch_of_the_trace() {
-        let text = " kworker/0:1-11 [002] d..2.  1.000002: sched_switch: prev_comm=kworker/0:1 prev_pid=1 \
-                    prev_prio=120 prev_state=I ==> next_comm=vcpu0 next_pid=1 next_prio=120";
-        assert_eq!(
-            Seen::read(text).unwrap().switches,
-            [switched(2, 1_000_002, "kworker/0:1", "vcpu0")]
-        );
-    }
-
-    #[test]
-    fn a_read_of_the_trace() {
-        let text = "   vcpu0-99  [002] ....1  1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
-        let read = Mmio {
-            time_us: 1_000_002,
-            cpu: 2,
-            address: 0xa00_1000,
-            value: 1_800_000,
-        };
-        assert_eq!(Seen::read(text).unwrap().reads, [read]);
     }
 
     #[test]

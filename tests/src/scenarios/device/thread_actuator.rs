@@ -5,12 +5,11 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::{Instance, Line, events};
 
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sys::{resets_on_fork, set_fifo_priority_of};
-use crate::harness::trace::instance::Instance;
-use crate::harness::trace::line::{Line, events};
 use crate::harness::vm::{Setup, Vm};
 
 const FIFO: i32 = 3;
@@ -67,7 +66,6 @@ fn sweep(
     let mut in_force = vm.clamp(vcpu)?;
     let mut rows = Vec::new();
     for &khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
-        trace.set("trace", "")?;
         trace.start()?;
         ask_for(vm, vcpu, khz)?;
         trace.stop()?;

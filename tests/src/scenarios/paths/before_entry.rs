@@ -12,10 +12,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::measured::Measured;
+use vcpufreq_bench::tracefs::{Instance, Line, events};
+
 use crate::harness::policy::Policy;
 use crate::harness::trace::TRACING;
-use crate::harness::trace::instance::Instance;
-use crate::harness::trace::line::{Line, events};
 
 /// When the function returns, and what it was given.
 const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
@@ -209,7 +209,6 @@ impl Watch {
     fn start() -> Result<Self> {
         let probe = Probe::set()?;
         let trace = Instance::create("entries", 2048)?;
-        trace.set("trace_clock", "mono")?;
         trace.enable(&EVENTS)?;
         trace.start()?;
         Ok(Self {

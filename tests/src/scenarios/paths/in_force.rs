@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::Switch;
 
 use crate::harness::plan::{Plan, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::harness::trace::{Switch, TRACING, Trace};
+use crate::harness::trace::{TRACING, Trace};
 use crate::harness::vm::{Setup, Vm, events};
 
 /// Writes of each kind, each with a new clamp.

@@ -6,12 +6,12 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::Mmio;
 
 use crate::harness::migration::{Moved, TICK_US, like, scaled, to_and_fro};
 use crate::harness::plan::{Plan, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sys::drop_bpf_capabilities;
-use crate::harness::trace::Mmio;
 use crate::harness::trace::exits::kvm_statistic;
 use crate::harness::vm::{Setup, Vm};
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
+use vcpufreq_bench::tracefs::{Instance, Line, events};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -21,8 +22,6 @@ use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::harness::trace::instance::Instance;
-use crate::harness::trace::line::{Line, events};
 
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;

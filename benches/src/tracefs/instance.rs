@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A trace instance of a scenario's own: what else is traced isn't in it.
+//! A trace instance of one's own: what else is traced isn't in it, and goes on.
 
 use std::fs::{self, File};
 
 use anyhow::{Context, Result, ensure};
-
-use crate::harness::sysfs;
-use crate::harness::trace::lost;
 
 /// Where all instances are.
 pub const INSTANCES: &str = "/sys/kernel/tracing/instances";
@@ -19,23 +16,25 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// An empty one that records nothing yet, with that much room for each CPU. Removes one that a
-    /// failed scenario left.
+    /// An empty one that records nothing yet, on CLOCK_MONOTONIC, with that much room for each
+    /// CPU. Removes one of this name that was left.
     pub fn create(name: &str, kib: u32) -> Result<Self> {
         let path = format!("{INSTANCES}/{name}");
         if fs::exists(&path)? {
-            fs::remove_dir(&path).with_context(|| path.clone())?;
+            fs::remove_dir(&path).with_context(|| format!("removing {path}"))?;
         }
-        fs::create_dir(&path).with_context(|| path.clone())?;
+        fs::create_dir(&path).with_context(|| format!("making {path}; run as root"))?;
         let own = Self { path };
         own.set("tracing_on", 0)?;
         own.set("buffer_size_kb", kib)?;
+        own.set("trace_clock", "mono")?;
         Ok(own)
     }
 
     /// Writes one of its files.
-    pub fn set(&self, file: &str, value: impl ToString) -> Result<()> {
-        sysfs::write(format!("{}/{file}", self.path), value)
+    fn set(&self, file: &str, value: impl ToString) -> Result<()> {
+        let (path, value) = (format!("{}/{file}", self.path), value.to_string());
+        fs::write(&path, &value).with_context(|| format!("writing '{value}' to {path}"))
     }
 
     /// Switches events on, which patches the kernel: work on every CPU.
@@ -44,16 +43,22 @@ impl Instance {
         events.try_for_each(|event| self.set(&format!("events/{event}/enable"), 1))
     }
 
-    /// Records them from now on.
+    /// Records them from now on, into an empty buffer.
     pub fn start(&self) -> Result<()> {
+        self.set("trace", "")?;
         self.set("tracing_on", 1)
     }
 
-    /// Records no more; an error when events are missing.
+    /// Records no more.
+    pub fn pause(&self) -> Result<()> {
+        self.set("tracing_on", 0)
+    }
+
+    /// The same; an error when events are missing.
     pub fn stop(&self) -> Result<()> {
-        self.set("tracing_on", 0)?;
+        self.pause()?;
         for cpu in fs::read_dir(format!("{}/per_cpu", self.path))? {
-            let stats = sysfs::text(cpu?.path().join("stats"))?;
+            let stats = fs::read_to_string(cpu?.path().join("stats"))?;
             ensure!(
                 lost(&stats) == Some(0),
                 "{} lost events: {stats}",
@@ -77,7 +82,8 @@ impl Instance {
 
     /// The same as text.
     pub fn text(&self) -> Result<String> {
-        sysfs::text(format!("{}/trace", self.path))
+        let path = format!("{}/trace", self.path);
+        fs::read_to_string(&path).with_context(|| path.clone())
     }
 }
 
@@ -89,5 +95,28 @@ impl Drop for Instance {
         if let Err(error) = fs::remove_dir(&self.path) {
             eprintln!("{} can't be removed: {error}", self.path);
         }
+    }
+}
+
+/// How many events a CPU's `stats` count as lost: `overrun: 0` and `dropped events: 0`, each on a
+/// line.
+pub fn lost(stats: &str) -> Option<u64> {
+    let of = |name: &str| {
+        let mut lines = stats.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
+    Some(of("overrun:")? + of("dropped events:")?)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a trace that lost events is known as such.
+    use super::lost;
+
+    #[test]
+    fn lost_events_are_counted() {
+        let stats = "entries: 9\noverrun: 3\ncommit overrun: 0\nbytes: 5\ndropped events: 1\n";
+        assert_eq!(lost(stats), Some(4));
+        assert_eq!(lost("entries: 9"), None);
     }
 }

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Events that more than one reader of the trace looks at. Times are in µs of the trace's clock.
+
+use anyhow::Result;
+
+use super::line::Line;
+
+/// A frequency change of a pCPU, from the tracepoint `power:cpu_frequency`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrequencyEvent {
+    /// When.
+    pub time_us: u64,
+    /// The pCPU.
+    pub cpu: u32,
+    /// The new frequency in kHz.
+    pub khz: u32,
+}
+
+/// A pCPU goes from one thread to the next, from `sched:sched_switch`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Switch {
+    /// When.
+    pub time_us: u64,
+    /// The pCPU.
+    pub cpu: u32,
+    /// Name and number of the thread that ran until now.
+    pub prev: (String, i32),
+    /// And of the one that runs from now on.
+    pub next: (String, i32),
+}
+
+/// A guest's access to a register, of a read its completion, from `kvm:kvm_mmio`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mmio {
+    /// When.
+    pub time_us: u64,
+    /// The pCPU that the vCPU was on.
+    pub cpu: u32,
+    /// Guest-physical address.
+    pub address: u64,
+    /// What the guest has read or written.
+    pub value: u64,
+}
+
+impl FrequencyEvent {
+    /// `state=1800000 cpu_id=0`
+    pub fn read(line: &Line) -> Result<Self> {
+        Ok(Self {
+            time_us: line.time_us,
+            cpu: line.number("cpu_id")?,
+            khz: line.number("state")?,
+        })
+    }
+}
+
+impl Switch {
+    /// `prev_comm=a b prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=c next_pid=2
+    /// next_prio=120`
+    pub fn read(line: &Line) -> Result<Self> {
+        // Only the words behind a thread's name can't be in one.
+        let thread = |text: &str, which: &str| -> Result<(String, i32)> {
+            let (name, rest) = line.known(text.rsplit_once(which))?;
+            let tid = rest.split(' ').next().and_then(|tid| tid.parse().ok());
+            Ok((name.to_owned(), line.known(tid)?))
+        };
+        let names = line.tail.strip_prefix("prev_comm=");
+        let sides = names.and_then(|names| names.split_once(" ==> next_comm="));
+        let (prev, next) = line.known(sides)?;
+        Ok(Self {
+            time_us: line.time_us,
+            cpu: line.cpu,
+            prev: thread(prev, " prev_pid=")?,
+            next: thread(next, " next_pid=")?,
+        })
+    }
+}
+
+impl Mmio {
+    /// `mmio read len 4 gpa 0xa000000 val 0x1b7740`
+    pub fn read(line: &Line) -> Result<Self> {
+        Ok(Self {
+            time_us: line.time_us,
+            cpu: line.cpu,
+            address: line.hex("gpa")?,
+            value: line.hex("val")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: an event is read as the kernel prints it, whatever threads are called.
+    use super::*;
+
+    #[test]
+    fn a_frequency() {
+        let text = "  vcpu0-99 [000] d.h2. 12.345678: cpu_frequency: state=1800000 cpu_id=3";
+        let event = FrequencyEvent::read(&Line::read(text).unwrap()).unwrap();
+        assert_eq!(
+            (event.time_us, event.cpu, event.khz),
+            (12_345_678, 3, 1_800_000)
+        );
+    }
+
+    #[test]
+    fn a_switch() {
+        let text = " <idle>-0 [002] d..2. 1.000002: sched_switch: prev_comm=swapper/2 prev_pid=0 \
+                    prev_prio=120 prev_state=R ==> next_comm=a next_pid=7 b next_pid=99 next_prio=120";
+        let switch = Switch::read(&Line::read(text).unwrap()).unwrap();
+        assert_eq!((switch.time_us, switch.cpu), (1_000_002, 2));
+        assert_eq!(switch.prev, ("swapper/2".to_owned(), 0));
+        assert_eq!(switch.next, ("a next_pid=7 b".to_owned(), 99));
+    }
+
+    #[test]
+    fn a_read() {
+        let text =
+            " vcpu0-99 [002] ....1 1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x1b7740";
+        let read = Mmio {
+            time_us: 1_000_002,
+            cpu: 2,
+            address: 0xa00_1000,
+            value: 1_800_000,
+        };
+        assert_eq!(Mmio::read(&Line::read(text).unwrap()).unwrap(), read);
+    }
+}
