@@ -16,19 +16,19 @@ use crate::{debian, libvirt, qemu, systemd, tools};
 
 const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
-    folders: &["lab/modules"],
+    folders: &["lab/modules", "module.mk"],
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-bpf/module", "abi"],
+    folders: &["host-bpf/module", "abi", "module.mk"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
-    folders: &["rt/module"],
+    folders: &["rt/module", "module.mk"],
 };
 const GUEST_MODULES: ModuleSource = ModuleSource {
     name: "guest-driver",
-    folders: &["guest-driver", "abi"],
+    folders: &["guest-driver", "abi", "module.mk"],
 };
 
 const BPF: ModuleSource = ModuleSource {

@@ -17,20 +17,20 @@ use crate::verdict::{Tried, Verdict, tell};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
     name: "guest-driver",
-    folders: &["guest-driver", "abi"],
+    folders: &["guest-driver", "abi", "module.mk"],
 };
 const LAB_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
-    // The second has what sparse needs to know.
-    folders: &["lab/modules", "guest-driver/tests"],
+    // The last has what sparse needs to know.
+    folders: &["lab/modules", "module.mk", "guest-driver/tests"],
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-bpf/module", "abi", "guest-driver/tests"],
+    folders: &["host-bpf/module", "abi", "module.mk", "guest-driver/tests"],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
-    folders: &["rt/module", "guest-driver/tests"],
+    folders: &["rt/module", "module.mk", "guest-driver/tests"],
 };
 const BPF: ModuleSource = ModuleSource {
     name: "bpf",
