@@ -276,7 +276,7 @@ fn switch_ns() -> Result<u64> {
 
 /// Of a switch while that scheduler is loaded, at most: it takes the fair class' short way, and its
 /// programs look at two threads.
-const SCX_PERCENT: u64 = 115;
+const SCX_PERCENT: u64 = 120;
 
 const TURNS: u64 = 10_000;
 

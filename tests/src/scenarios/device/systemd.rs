@@ -83,17 +83,32 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
     let clamp = vm.clamp(vcpu)?;
     let limits = limits(&vm)?;
     let throttled = throttled(&mut vm, policies.len())?;
-    let still = vm.clamp(vcpu)?;
+    let (still, reads) = clamp_after_load(&vm, vcpu, clamp)?;
     let by_group = group_of(vm.pid(), vm.vcpu_tid(vcpu)?)?.contains("/domain");
     vm.tell("quit")?;
     let ended = ended("ExecMainStatus=0")?;
     let in_force = clamp.0 == util && still == clamp;
     let held = in_force && limits["held"] == true && throttled > 0 && ended["held"] == true;
     Ok(json!({
-        "held": held, "asked_khz": khz, "util": util, "clamp": clamp, "clamped_by_group": by_group,
+        "held": held, "asked_khz": khz, "util": util, "clamp": clamp, "clamp_after_load": still, "reads": reads,
+        "clamped_by_group": by_group,
         "limits": limits, "nr_throttled": throttled, "ended": ended,
         "said": sysfs::text(SAID)?,
     }))
+}
+
+/// A vCPU's clamp once it is as before the load, or at last, and how often it was read: the request
+/// is to be in force again soon, not at once.
+fn clamp_after_load(vm: &Vm, vcpu: usize, before: (u32, u32)) -> Result<((u32, u32), usize)> {
+    const READS: usize = 20;
+    for reads in 1..READS {
+        let now = vm.clamp(vcpu)?;
+        if now == before {
+            return Ok((now, reads));
+        }
+        sleep(Duration::from_millis(50));
+    }
+    Ok((vm.clamp(vcpu)?, READS))
 }
 
 fn write_unit(pcpus: &[u32], lines: &str) -> Result<()> {

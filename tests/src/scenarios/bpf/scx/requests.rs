@@ -91,21 +91,21 @@ fn alone(policy: &Policy) -> Result<Value> {
     let (mut vcpu, _event) = settled(policy)?;
     let mut order = policy.opps.clone();
     order.extend(policy.opps.iter().rev());
-    let watch = watch()?;
+    let (watch, before) = watch(policy)?;
     let mut exits = 0;
     for &khz in &order {
         std::thread::sleep(PAUSE);
         exits += vcpu.vm.run(request(khz), |_, _| ())?.exits;
     }
-    let writes = writes(&stop(watch)?, policy)?;
+    let writes = writes(&stop(watch)?, policy, before)?;
     let counters = vcpu.counters()?;
     let clamps = own_clamps()?;
     let right = writes.iter().zip(&order);
     let right = right.filter(|(seen, khz)| policy.at_least(**khz) == seen.khz);
     let right = right.count();
-    // Before the first change none is seen; and what a thread of the kernel's uses is added.
-    let above = writes.iter().zip(&order);
-    let above = above.skip(1).all(|(seen, khz)| seen.khz >= *khz);
+    // What a thread of the kernel's uses is added.
+    let mut above = writes.iter().zip(&order);
+    let above = above.all(|(seen, khz)| seen.khz >= *khz);
     let (_, unchanged_ns) = vcpu.timed(stores(MANY, FROM_KHZ, 0), |_, _| ())?;
     let (_, new_ns) = vcpu.timed(stores(FEW, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let requests = u64::try_from(order.len())? + SETTLING;
@@ -149,11 +149,13 @@ struct AtEntry {
     khz: u32,
 }
 
-fn watch() -> Result<Instance> {
+/// The trace, and the frequency when it began, which no event tells.
+fn watch(policy: &Policy) -> Result<(Instance, u32)> {
     let trace = Instance::create("scx", 4096)?;
     trace.enable(&["kvm/kvm_mmio", "kvm/kvm_entry", "power/cpu_frequency"])?;
+    let khz = policy.khz()?;
     trace.start()?;
-    Ok(trace)
+    Ok((trace, khz))
 }
 
 fn stop(trace: Instance) -> Result<String> {
@@ -163,9 +165,10 @@ fn stop(trace: Instance) -> Result<String> {
     Ok(text)
 }
 
-fn writes(text: &str, policy: &Policy) -> Result<Vec<AtEntry>> {
+/// What is in force behind each write. `khz` is the frequency when the trace began.
+fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
     let mut seen = Vec::new();
-    let (mut khz, mut writes): (u32, Option<(&str, u32)>) = (0, None);
+    let mut writes: Option<(&str, u32)> = None;
     for line in events(text) {
         let Line { thread, tail, .. } = line;
         match line.event {
@@ -236,25 +239,25 @@ fn beside_one(policy: &Policy, khz: u32) -> Result<(u32, Vec<u32>)> {
             while !ready.load(SeqCst) {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let watch = watch()?;
+            let (watch, before) = watch(policy)?;
             let mut others = Vec::new();
             while ready.load(SeqCst) {
                 others.push(util_of(policy)?);
                 std::thread::sleep(Duration::from_millis(15));
             }
-            anyhow::Ok((stop(watch)?, others))
+            anyhow::Ok((stop(watch)?, before, others))
         });
         let asked = on_thread(|| ask_often(policy, khz, &ready));
         ready.store(false, SeqCst);
         let seen = looker.join().map_err(|_| anyhow!("a thread panicked"))?;
         asked.and(seen)
     })?;
-    let (text, mut others) = seen;
+    let (text, before, mut others) = seen;
     // Seldom the vCPU's own too.
     others.sort_unstable();
     let others = *others.get(others.len() / 2).context("no look")?;
-    let all = writes(&text, policy)?;
-    let all = all.iter().filter(|one| one.asked == khz && one.khz > 0);
+    let all = writes(&text, policy, before)?;
+    let all = all.iter().filter(|one| one.asked == khz);
     // The first is beside the start of the trace.
     Ok((others, all.skip(1).map(|one| one.khz).collect()))
 }
@@ -321,18 +324,18 @@ fn beside_vm(policy: &Policy) -> Result<Value> {
         let seen = on_thread(|| {
             let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
             let _event = vcpu.vm.swallow(SET_PERF)?;
-            let watch = watch()?;
+            let (watch, before) = watch(policy)?;
             for _ in 0..20 {
                 std::thread::sleep(Duration::from_millis(37));
                 vcpu.vm.run(request(part), |_, _| ())?;
             }
-            stop(watch)
+            writes(&stop(watch)?, policy, before)
         });
         done.store(true, SeqCst);
         other.join().map_err(|_| anyhow!("a vCPU panicked"))??;
         anyhow::Ok((seen?, policy.at_least(2 * part)))
     })?;
-    let mut at: Vec<u32> = writes(&seen, policy)?.iter().map(|one| one.khz).collect();
+    let mut at: Vec<u32> = seen.iter().map(|one| one.khz).collect();
     at.sort_unstable();
     at.dedup();
     let held = at.iter().any(|khz| *khz >= sum);
