@@ -11,7 +11,7 @@ use vm_fdt::{FdtWriter, FdtWriterResult};
 use crate::error::REGION_STRIDE;
 use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable};
 use crate::machine::Machine;
-use crate::node::{Node, Target, Value};
+use crate::node::{Node, PropertyValue, Target};
 use crate::power;
 
 /// A machine with the phandles of its nodes: one for each CPU, one for each OPP table, and two for
@@ -110,16 +110,16 @@ impl<'a> Nodes<'a> {
             };
             Node::new(name)
                 .target(self.standby_target(real_time))
-                .with("compatible", Value::Text("arm,idle-state"))
-                .with("arm,psci-suspend-param", Value::Number(0))
-                .with("entry-latency-us", Value::Number(5))
-                .with("exit-latency-us", Value::Number(5))
-                .with("min-residency-us", Value::Number(residency_us))
+                .with("compatible", PropertyValue::Text("arm,idle-state"))
+                .with("arm,psci-suspend-param", PropertyValue::Number(0))
+                .with("entry-latency-us", PropertyValue::Number(5))
+                .with("exit-latency-us", PropertyValue::Number(5))
+                .with("min-residency-us", PropertyValue::Number(residency_us))
         };
         let cpus = &self.machine.facts().cpus;
         let has = |real_time: &bool| cpus.iter().any(|cpu| cpu.real_time == *real_time);
         let states = Node::new("idle-states")
-            .with("entry-method", Value::Text("psci"))
+            .with("entry-method", PropertyValue::Text("psci"))
             .children([false, true].into_iter().filter(has).map(state));
         Some(states)
     }
@@ -127,8 +127,8 @@ impl<'a> Nodes<'a> {
     fn cpus(&self) -> Node {
         let cpus = &self.machine.facts().cpus;
         Node::new("cpus")
-            .with("#address-cells", Value::Number(2))
-            .with("#size-cells", Value::Number(0))
+            .with("#address-cells", PropertyValue::Number(2))
+            .with("#size-cells", PropertyValue::Number(0))
             .children([self.cpu_map()])
             .children(self.idle_states())
             .children((0..cpus.len()).map(|index| self.cpu(index, &cpus[index])))
@@ -143,7 +143,8 @@ impl<'a> Nodes<'a> {
         }
         let nodes = clusters.values().enumerate().map(|(number, members)| {
             let cores = members.iter().enumerate().map(|(core, &cpu)| {
-                Node::new(format!("core{core}")).with("cpu", Value::Reference(self.cpu_target(cpu)))
+                Node::new(format!("core{core}"))
+                    .with("cpu", PropertyValue::Reference(self.cpu_target(cpu)))
             });
             Node::new(format!("cluster{number}")).children(cores)
         });
@@ -153,10 +154,10 @@ impl<'a> Nodes<'a> {
     fn cpu(&self, index: usize, cpu: &CpuFacts) -> Node {
         let node = Node::new(format!("cpu@{:x}", cpu.reg))
             .target(self.cpu_target(index))
-            .with("device_type", Value::Text("cpu"))
-            .with("compatible", Value::Text("arm,armv8"))
-            .with("reg", Value::Addresses(vec![cpu.reg]))
-            .with("enable-method", Value::Text("psci"));
+            .with("device_type", PropertyValue::Text("cpu"))
+            .with("compatible", PropertyValue::Text("arm,armv8"))
+            .with("reg", PropertyValue::Addresses(vec![cpu.reg]))
+            .with("enable-method", PropertyValue::Text("psci"));
         self.with_performance(node, index, cpu)
     }
 
@@ -171,13 +172,13 @@ impl<'a> Nodes<'a> {
         let table = cpu.opp_table;
         let coefficient = table
             .and_then(|table| power::coefficient(&self.machine.facts().opp_tables[table]))
-            .map(Value::Number);
+            .map(PropertyValue::Number);
         let standby = self.machine.facts().standby;
-        let standby = standby.then(|| Value::Reference(self.standby_target(cpu.real_time)));
-        let table = table.map(|table| Value::Reference(self.table_target(table)));
+        let standby = standby.then(|| PropertyValue::Reference(self.standby_target(cpu.real_time)));
+        let table = table.map(|table| PropertyValue::Reference(self.table_target(table)));
         let [idle_states, capacity, operating_points, power] = PERFORMANCE;
         node.with_some(idle_states, standby)
-            .with(capacity, Value::Number(dmips_mhz))
+            .with(capacity, PropertyValue::Number(dmips_mhz))
             .with_some(operating_points, table)
             .with_some(power, coefficient)
     }
@@ -195,8 +196,8 @@ impl<'a> Nodes<'a> {
 
     fn root(&self) -> Node {
         Node::new("")
-            .with("#address-cells", Value::Number(2))
-            .with("#size-cells", Value::Number(2))
+            .with("#address-cells", PropertyValue::Number(2))
+            .with("#size-cells", PropertyValue::Number(2))
             .children([self.cpus()])
             .children(self.opp_tables())
             .children(self.cpufreq())
@@ -205,17 +206,17 @@ impl<'a> Nodes<'a> {
 
 fn opp_table(index: usize, table: &OppTable) -> Node {
     Node::new(format!("opp-table-{index}"))
-        .with("compatible", Value::Text("operating-points-v2"))
-        .with_some("opp-shared", table.shared.then_some(Value::Flag))
+        .with("compatible", PropertyValue::Text("operating-points-v2"))
+        .with_some("opp-shared", table.shared.then_some(PropertyValue::Flag))
         .children(table.opps.iter().map(opp))
 }
 
 fn opp(opp: &Opp) -> Node {
     let hz = u64::from(opp.khz) * 1000;
     Node::new(format!("opp-{hz}"))
-        .with("opp-hz", Value::Wide(hz))
-        .with_some("opp-microvolt", opp.uv.map(Value::Number))
-        .with_some("opp-microwatt", opp.uw.map(Value::Number))
+        .with("opp-hz", PropertyValue::Wide(hz))
+        .with_some("opp-microvolt", opp.uv.map(PropertyValue::Number))
+        .with_some("opp-microwatt", opp.uw.map(PropertyValue::Number))
 }
 
 fn cpufreq(CpufreqRegion { base, size, shared }: CpufreqRegion) -> Node {
@@ -228,8 +229,8 @@ fn cpufreq(CpufreqRegion { base, size, shared }: CpufreqRegion) -> Node {
         ),
     };
     Node::new(format!("cpufreq@{base:x}"))
-        .with("compatible", Value::Text(compatible))
-        .with("reg", Value::Addresses(reg))
+        .with("compatible", PropertyValue::Text(compatible))
+        .with("reg", PropertyValue::Addresses(reg))
 }
 
 /// Writes `/cpus`. The writer must be in the root node, past its properties.

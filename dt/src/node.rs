@@ -11,7 +11,7 @@ use vm_fdt::{FdtWriter, FdtWriterResult};
 pub(crate) struct Node {
     name: String,
     target: Option<Target>,
-    properties: Vec<(&'static str, Value)>,
+    properties: Vec<(&'static str, PropertyValue)>,
     children: Vec<Node>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Target {
 
 /// A property's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
+pub(crate) enum PropertyValue {
     /// Its being there is all.
     Flag,
     /// A string.
@@ -57,13 +57,13 @@ impl Node {
         self
     }
 
-    pub(crate) fn with(mut self, name: &'static str, value: Value) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: PropertyValue) -> Self {
         self.properties.push((name, value));
         self
     }
 
     /// As [`Node::with`], or nothing.
-    pub(crate) fn with_some(self, name: &'static str, value: Option<Value>) -> Self {
+    pub(crate) fn with_some(self, name: &'static str, value: Option<PropertyValue>) -> Self {
         match value {
             Some(value) => self.with(name, value),
             None => self,
@@ -133,7 +133,7 @@ impl fmt::Display for Node {
     }
 }
 
-impl Value {
+impl PropertyValue {
     fn write(&self, name: &str, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
         match self {
             Self::Flag => fdt.property_null(name),
@@ -147,7 +147,7 @@ impl Value {
 }
 
 /// Everything after the property's name: ` = <5>`, or nothing for a flag.
-impl fmt::Display for Value {
+impl fmt::Display for PropertyValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag => Ok(()),

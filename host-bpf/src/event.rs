@@ -50,12 +50,12 @@ pub struct Told {
     /// What that stands for.
     pub clamp: Clamp,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
 }
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The kernel module puts it into force before the guest goes on.
     InKernel,
     /// It was in force.
@@ -124,13 +124,13 @@ pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
 }
 
 /// In the order of `enum vcpufreq_bpf_outcome`.
-const OUTCOMES: [Outcome; 6] = [
-    Outcome::InKernel,
-    Outcome::Unchanged,
-    Outcome::Limited,
-    Outcome::LeftToWorker,
-    Outcome::Refused,
-    Outcome::NotApplicable,
+const OUTCOMES: [RequestOutcome; 6] = [
+    RequestOutcome::InKernel,
+    RequestOutcome::Unchanged,
+    RequestOutcome::Limited,
+    RequestOutcome::LeftToWorker,
+    RequestOutcome::Refused,
+    RequestOutcome::NotApplicable,
 ];
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));
         assert_eq!(told.clamp.min, Util::saturating(109));
         assert_eq!(told.clamp.max, Util::MAX);
-        assert_eq!(told.outcome, Outcome::LeftToWorker);
+        assert_eq!(told.outcome, RequestOutcome::LeftToWorker);
         assert_eq!(parse(&event([3, 2, 2, 1], 77, 0, 6)), None);
     }
 }

@@ -34,7 +34,7 @@ use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes};
 use crate::policy::{ActuateBy, VcpuPolicy};
 use crate::probe::probe;
-use crate::worker::Worker;
+use crate::worker::WorkerEvents;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
 const PAGES_IN_SLOT: u32 = 16;
@@ -44,7 +44,7 @@ const RETRIES: u32 = 10;
 
 /// A pCPU of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pcpu {
+pub struct PcpuFacts {
     /// Its number.
     pub number: u32,
     /// Its `cpu_capacity`.
@@ -61,7 +61,7 @@ pub struct VmConfig {
     /// The vCPUs, 1..=512; the index is the vCPU's number.
     pub vcpus: Vec<VcpuPolicy>,
     /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
-    pub pcpus: Vec<Pcpu>,
+    pub pcpus: Vec<PcpuFacts>,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
     pub warn: Warn,
 }
@@ -149,8 +149,8 @@ impl HostBpf {
         host.fill(config.base, &config.pcpus)?;
         host.programs().attach()?;
         // Of the others an event has told: another VM is there.
-        let unknown = |pcpu: &Pcpu| host.frequency(pcpu.number) == Some(0);
-        let pcpus: Vec<Pcpu> = config.pcpus.into_iter().filter(unknown).collect();
+        let unknown = |pcpu: &PcpuFacts| host.frequency(pcpu.number) == Some(0);
+        let pcpus: Vec<PcpuFacts> = config.pcpus.into_iter().filter(unknown).collect();
         host.look_up(&pcpus, khz);
         Ok(host)
     }
@@ -176,7 +176,7 @@ impl HostBpf {
     }
 
     /// What the programs need before they are attached.
-    fn fill(&self, base: u64, pcpus: &[Pcpu]) -> Result<(), BpfError> {
+    fn fill(&self, base: u64, pcpus: &[PcpuFacts]) -> Result<(), BpfError> {
         for vm in self.vm.all() {
             vm.base.store(base, Relaxed);
             let slot = self.programs().dispatcher().slot();
@@ -288,8 +288,8 @@ impl HostBpf {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn worker(&self) -> Result<Worker, BpfError> {
-        Worker::new(&self.programs().map("events")?)
+    pub fn worker(&self) -> Result<WorkerEvents, BpfError> {
+        WorkerEvents::new(&self.programs().map("events")?)
     }
 
     fn domain(&self, number: u32) -> Option<&DomainEntry> {

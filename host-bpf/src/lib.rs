@@ -49,9 +49,9 @@ mod worker;
 #[cfg(feature = "load")]
 pub use backend::{BpfBackend, offer};
 pub use error::BpfError;
-pub use event::{Event, Outcome, Told, Waiting};
+pub use event::{Event, RequestOutcome, Told, Waiting};
 #[cfg(feature = "load")]
-pub use host::{BpfPages, HostBpf, Latest, Pages, Pcpu, Settled, VmConfig, Warn};
+pub use host::{BpfPages, HostBpf, Latest, Pages, PcpuFacts, Settled, VmConfig, Warn};
 pub use layout::{BUCKETS, Counters};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule};
@@ -60,7 +60,7 @@ pub use probe::probe;
 #[cfg(feature = "load")]
 pub use scx::{ScxError, ScxPins, ScxService};
 #[cfg(feature = "load")]
-pub use worker::Worker;
+pub use worker::WorkerEvents;
 
 #[cfg(feature = "load")]
 pub use libbpf_log::verify;

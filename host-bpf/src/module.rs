@@ -46,7 +46,7 @@ const UNCOUNTED: u32 = 1;
 
 /// `struct vcpufreq_host_stats`.
 #[repr(C)]
-struct Stats {
+struct ModuleStats {
     domain: u32,
     last_error: i32,
     applied: u64,
@@ -57,7 +57,7 @@ struct Stats {
 const VM: u32 = number(WRITE, 0, size_of::<Vm>());
 const BIND: u32 = number(WRITE, 1, size_of::<Bind>());
 const APPLY: u32 = number(WRITE, 2, size_of::<Apply>());
-const STATS: u32 = number(WRITE | READ, 3, size_of::<Stats>());
+const STATS: u32 = number(WRITE | READ, 3, size_of::<ModuleStats>());
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
@@ -166,7 +166,7 @@ impl HostModule {
     /// # Errors
     /// There is no such domain.
     pub fn applied(&self, domain: u32) -> Result<Applied, BpfError> {
-        let mut stats = Stats {
+        let mut stats = ModuleStats {
             domain,
             last_error: 0,
             applied: 0,

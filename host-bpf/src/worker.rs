@@ -19,14 +19,14 @@ const AT_ONCE: usize = 1024;
 
 /// Receives events, each of which goes to one receiver.
 #[derive(Debug)]
-pub struct Worker {
+pub struct WorkerEvents {
     ring: RingBuffer<'static>,
     received: Receiver<Event>,
     /// How many events this wait has taken.
     taken: Arc<AtomicUsize>,
 }
 
-impl Worker {
+impl WorkerEvents {
     pub(crate) fn new(map: &dyn MapCore) -> Result<Self, BpfError> {
         let (sender, received) = channel();
         let mut builder = RingBufferBuilder::new();

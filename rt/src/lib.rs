@@ -48,7 +48,7 @@ pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{Owner, Standing};
-pub use partition::{Guest, Partition, PartitionError};
+pub use partition::{Partition, PartitionError, PartitionGuest};
 pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{
     CpusetPartition, Frequency, IdleStates, MoveTo, Profile, ProfileError, SHIPPED, Scope, Settings,

@@ -16,7 +16,7 @@ const MAX_NAME: usize = 32;
 /// A guest and the CPUs that its real-time vCPUs run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Guest {
+pub struct PartitionGuest {
     /// Its name: letters, digits, `-` and `_`, up to 32.
     pub name: String,
     /// Its real-time CPUs.
@@ -28,7 +28,7 @@ pub struct Guest {
 #[serde(deny_unknown_fields)]
 pub struct Partition {
     /// The guests.
-    pub guests: Vec<Guest>,
+    pub guests: Vec<PartitionGuest>,
     /// The CPUs for interrupts, kernel threads and everything else.
     pub housekeeping: CpuList,
 }
@@ -62,7 +62,7 @@ impl Partition {
     /// What is wrong with it.
     pub fn new(
         look: &dyn Look,
-        guests: Vec<Guest>,
+        guests: Vec<PartitionGuest>,
         housekeeping: Option<CpuList>,
         unthrottled: Option<&'static str>,
     ) -> Result<Self, PartitionError> {
@@ -134,13 +134,13 @@ impl Partition {
     }
 }
 
-fn all_cpus(guests: &[Guest]) -> CpuList {
+fn all_cpus(guests: &[PartitionGuest]) -> CpuList {
     guests
         .iter()
         .fold(CpuList::default(), |all, guest| all.or(&guest.cpus))
 }
 
-pub(crate) fn check_guests(guests: &[Guest]) -> Result<(), PartitionError> {
+pub(crate) fn check_guests(guests: &[PartitionGuest]) -> Result<(), PartitionError> {
     if guests.iter().any(|guest| guest.cpus.is_empty()) {
         return wrong(NO_GUEST);
     }

@@ -270,7 +270,7 @@ fn rt_record(path: &Path, old: &str) -> String {
         profile_name: "planted".into(),
         profile: Profile::parse("planted", &profile()).unwrap(),
         partition: Partition {
-            guests: vec![vcpufreq_rt::Guest {
+            guests: vec![vcpufreq_rt::PartitionGuest {
                 name: "plc".into(),
                 cpus: "1".parse().unwrap(),
             }],

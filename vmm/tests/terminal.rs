@@ -25,7 +25,7 @@ use kvm_ioctls::Kvm;
 use tempfile::TempDir;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::UART_BASE;
-use vcpufreq::vm::machine::{Boot, Machine};
+use vcpufreq::vm::machine::{Boot, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, Host, supervise};
@@ -48,7 +48,7 @@ struct Guest {
 }
 
 impl Boot for Guest {
-    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         let vm = kvm.create_vm()?;
         let mut memory = Memory::default();
         let (base, size) = (0, 0x1_0000);
@@ -66,7 +66,7 @@ impl Boot for Guest {
         (regs.rip, regs.rflags) = (0x1000, 2);
         vcpu.set_regs(&regs)?;
         let vcpus = vec![vcpu];
-        Ok(Machine { vcpus, vm, memory })
+        Ok(KvmGuest { vcpus, vm, memory })
     }
 }
 

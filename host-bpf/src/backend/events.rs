@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use vcpufreq_device::{ActuateError, DomainId, Event};
 
 use super::Shared;
-use crate::{Outcome, Told};
+use crate::{RequestOutcome, Told};
 
 impl Shared {
     /// Passes a request that the programs tell of to the events file.
@@ -19,20 +19,20 @@ impl Shared {
         let khz = told.khz;
         let request = Event::Request { vcpu, domain, khz };
         let outcome = match told.outcome {
-            Outcome::InKernel => Some(Event::outcome(vcpu, domain, clamp, Ok(()))),
-            Outcome::Unchanged => Some(Event::Unchanged {
+            RequestOutcome::InKernel => Some(Event::outcome(vcpu, domain, clamp, Ok(()))),
+            RequestOutcome::Unchanged => Some(Event::Unchanged {
                 vcpu,
                 domain,
                 clamp,
             }),
-            Outcome::Limited => Some(Event::Limited { vcpu, domain }),
+            RequestOutcome::Limited => Some(Event::Limited { vcpu, domain }),
             // The worker says what becomes of it.
-            Outcome::LeftToWorker => None,
-            Outcome::Refused => {
+            RequestOutcome::LeftToWorker => None,
+            RequestOutcome::Refused => {
                 let refused = Err(refusal(domain, None));
                 Some(Event::outcome(vcpu, domain, clamp, refused))
             }
-            Outcome::NotApplicable => Some(Event::NotApplicable {
+            RequestOutcome::NotApplicable => Some(Event::NotApplicable {
                 vcpu,
                 domain,
                 reason: "clamps mean nothing to SCHED_DEADLINE",

@@ -20,7 +20,8 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
 use vcpufreq_device::kvm::{
-    Backend, BackendError, BridgeDevice, Diagnostics, Guest, KvmOffload, RunningBackend, SlotMemory,
+    Backend, BackendError, BridgeDevice, Diagnostics, GuestFacts, KvmOffload, RunningBackend,
+    SlotMemory,
 };
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
@@ -84,7 +85,7 @@ struct Shared {
     /// What the module could not put into force, as far as it was told, for
     /// each domain.
     refusals: Box<[AtomicU64]>,
-    vcpus: Box<[Vcpu]>,
+    vcpus: Box<[WatchedVcpu]>,
     /// What KVM signals at each write, for each vCPU.
     signals: Box<[Arc<EventFd>]>,
     pcpus_of_vcpus: Vec<u32>,
@@ -97,7 +98,7 @@ struct Shared {
 
 /// A vCPU, as far as the programs don't know it, and the device doesn't count it.
 #[derive(Default)]
-struct Vcpu {
+struct WatchedVcpu {
     /// Index of its domain.
     domain: u32,
     /// How often KVM has signalled a write.
@@ -127,7 +128,7 @@ impl Backend for BpfBackend {
     fn start(
         &self,
         device: &Arc<BridgeDevice>,
-        guest: &Guest,
+        guest: &GuestFacts,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let started = self.start_path(device, guest, diagnostics);
@@ -141,7 +142,7 @@ impl BpfBackend {
     fn start_path(
         &self,
         device: &Arc<BridgeDevice>,
-        guest: &Guest,
+        guest: &GuestFacts,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> anyhow::Result<(BpfPath, KvmOffload)> {
         let domains = device.config().domains();
@@ -178,9 +179,9 @@ impl BpfBackend {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let vcpus = device.config().vcpus.iter().map(|spec| {
             let domain = domains.partition_point(|id| *id < spec.domain);
-            Ok(Vcpu {
+            Ok(WatchedVcpu {
                 domain: u32::try_from(domain)?,
-                ..Vcpu::default()
+                ..WatchedVcpu::default()
             })
         });
         let vcpus = vcpus.collect::<anyhow::Result<Box<[_]>>>()?;

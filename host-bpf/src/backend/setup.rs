@@ -8,7 +8,7 @@ use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
 use vcpufreq_device::kvm::BridgeDevice;
 
-use crate::{ActuateBy, HostModule, Pcpu, VcpuPolicy};
+use crate::{ActuateBy, HostModule, PcpuFacts, VcpuPolicy};
 
 /// The module, bound to all domains; `None` when it isn't loaded, or can't act
 /// for these.
@@ -67,8 +67,8 @@ pub(super) fn policies(
 }
 
 /// The pCPUs whose frequency the host tells.
-pub(super) fn pcpus(source: &SysfsSource) -> Vec<Pcpu> {
-    let known = source.pcpus().into_iter().map(|top| Pcpu {
+pub(super) fn pcpus(source: &SysfsSource) -> Vec<PcpuFacts> {
+    let known = source.pcpus().into_iter().map(|top| PcpuFacts {
         number: top.pcpu,
         capacity: top.capacity,
         khz_max: top.khz_max,

@@ -7,15 +7,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use vcpufreq_device::kvm::{Doorbell, Guest, KvmOffload, TURNS, budget::Budget};
+use vcpufreq_device::kvm::{Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event as DeviceEvent, Events, Khz,
     VcpuId, host,
 };
 
 use super::events::refusal;
-use super::{Shared, Vcpu};
-use crate::{BpfPages, Event, Settled, Waiting, Worker};
+use super::{Shared, WatchedVcpu};
+use crate::{BpfPages, Event, Settled, Waiting, WorkerEvents};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ const REFUSALS_TOLD: u64 = 16;
 
 /// What one look has found.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct MissedWrites {
     /// Writes that the programs haven't seen.
     missed: u64,
     /// Writes that they had seen by then, since the start.
@@ -40,7 +40,7 @@ pub(super) struct Look {
 }
 
 impl Shared {
-    pub(super) fn offload(&self, guest: &Guest) -> KvmOffload {
+    pub(super) fn offload(&self, guest: &GuestFacts) -> KvmOffload {
         let bells = (0..=u16::MAX).map(VcpuId).zip(&self.signals);
         let bells = bells.map(|(vcpu, signal)| Doorbell::of_set_perf(vcpu, None, signal.clone()));
         KvmOffload {
@@ -58,7 +58,7 @@ impl Shared {
     }
 
     /// The worker: what the programs leave to it, until it is stopped.
-    pub(super) fn work(&self, worker: &Worker) {
+    pub(super) fn work(&self, worker: &WorkerEvents) {
         // Best effort: without these it is a thread like any other.
         let _ = host::stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
@@ -69,9 +69,9 @@ impl Shared {
         }
     }
 
-    fn serve(&self, worker: &Worker) -> Result<(), String> {
+    fn serve(&self, worker: &WorkerEvents) -> Result<(), String> {
         let mut waiting: Vec<Waiting> = Vec::new();
-        let (mut look_at, mut before, mut in_vain) = (0, Look::default(), 0);
+        let (mut look_at, mut before, mut in_vain) = (0, MissedWrites::default(), 0);
         let (mut sweep_at, mut missed) = (0, self.host.missed().unwrap_or(0));
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
         let mut cpu_before = host::thread_cpu_time();
@@ -158,7 +158,7 @@ impl Shared {
 
     /// Looks for writes that KVM has finished and no program has seen, and asks
     /// for the highest in their place, which waits from now on.
-    fn look(&self, waiting: &mut Vec<Waiting>) -> Look {
+    fn look(&self, waiting: &mut Vec<Waiting>) -> MissedWrites {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
             self.host.assume(vcpu, max, seen, host::monotonic_ns());
@@ -174,10 +174,13 @@ impl Shared {
     /// Has `tell` told of each vCPU with new writes that no program has seen, and of how many
     /// they have seen. One of the new ones is to be served; the others are counted. Signals
     /// are counted first: each write is seen before it is signalled.
-    pub(super) fn count_missed(&self, mut tell: impl FnMut(VcpuId, &Vcpu, u64)) -> Look {
+    pub(super) fn count_missed(
+        &self,
+        mut tell: impl FnMut(VcpuId, &WatchedVcpu, u64),
+    ) -> MissedWrites {
         // A reset does this too.
         let _alone = self.applying();
-        let mut found = Look::default();
+        let mut found = MissedWrites::default();
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         for ((vcpu, known), signal) in vcpus.zip(&self.signals) {
             let news = signal.read().unwrap_or(0);

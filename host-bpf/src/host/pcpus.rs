@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use vcpufreq_device::Khz;
 
-use super::{HostBpf, Pcpu};
+use super::{HostBpf, PcpuFacts};
 use crate::error::BpfError;
 
 impl HostBpf {
@@ -18,7 +18,7 @@ impl HostBpf {
     /// What the kernel said.
     pub fn set_pcpus(
         &self,
-        pcpus: &[Pcpu],
+        pcpus: &[PcpuFacts],
         khz: impl Fn(u32) -> Option<Khz>,
     ) -> Result<(), BpfError> {
         self.fill_pcpus(pcpus);
@@ -29,7 +29,7 @@ impl HostBpf {
     }
 
     /// Looks the frequencies up that no change has told; a change that comes meanwhile counts.
-    pub(super) fn look_up(&self, pcpus: &[Pcpu], khz: impl Fn(u32) -> Option<Khz>) {
+    pub(super) fn look_up(&self, pcpus: &[PcpuFacts], khz: impl Fn(u32) -> Option<Khz>) {
         for pcpu in pcpus {
             let Some(cpu) = self.now.get(super::index(pcpu.number)) else {
                 continue;
@@ -41,7 +41,7 @@ impl HostBpf {
         }
     }
 
-    pub(super) fn fill_pcpus(&self, pcpus: &[Pcpu]) {
+    pub(super) fn fill_pcpus(&self, pcpus: &[PcpuFacts]) {
         for pcpu in pcpus {
             if let Some(cpu) = self.cpu(pcpu.number) {
                 // Until it has a maximum, nothing is told of a pCPU.

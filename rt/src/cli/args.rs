@@ -14,7 +14,7 @@ use vcpufreq_device::host::{CpuList, CpuListError};
 use super::report::ReportArgs;
 use crate::{
     host::Look,
-    partition::{Guest, Partition},
+    partition::{Partition, PartitionGuest},
     profile::{Profile, SHIPPED, one_line, shipped_text},
 };
 
@@ -86,7 +86,7 @@ pub struct RtArgs {
     pub profile: Option<String>,
     /// A guest and the CPUs of its real-time vCPUs; may be repeated
     #[arg(long, value_name = "NAME=CPUS", value_parser = guest)]
-    pub guest: Vec<Guest>,
+    pub guest: Vec<PartitionGuest>,
     /// CPUs for everything else [default: those that no guest has]
     #[arg(long, value_name = "CPUS")]
     pub housekeeping: Option<CpuList>,
@@ -99,9 +99,9 @@ pub struct RtArgs {
 }
 
 /// `NAME=CPUS`: a guest and the CPUs of its real-time vCPUs.
-fn guest(text: &str) -> Result<Guest, String> {
+fn guest(text: &str) -> Result<PartitionGuest, String> {
     let (name, cpus) = text.split_once('=').ok_or("write it as NAME=CPUS")?;
-    Ok(Guest {
+    Ok(PartitionGuest {
         name: name.to_owned(),
         cpus: cpus.parse().map_err(|why: CpuListError| why.to_string())?,
     })
@@ -150,8 +150,10 @@ impl RtArgs {
             profile = profile.with(&path.display().to_string(), file.settings)?;
         }
         let from_file = file.guest.into_iter();
-        let guests: Vec<Guest> = match self.guest.as_slice() {
-            [] => from_file.map(|(name, cpus)| Guest { name, cpus }).collect(),
+        let guests: Vec<PartitionGuest> = match self.guest.as_slice() {
+            [] => from_file
+                .map(|(name, cpus)| PartitionGuest { name, cpus })
+                .collect(),
             flags => flags.to_vec(),
         };
         let housekeeping = self.housekeeping.clone().or(file.housekeeping);

@@ -7,7 +7,7 @@ use crate::host::Look;
 
 /// The host that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Machine {
+pub struct MeasuredHost {
     /// Its kernel's release.
     pub kernel: String,
     /// Its kernel's command line.
@@ -20,7 +20,7 @@ pub struct Machine {
 
 /// The host that `look` sees.
 #[must_use]
-pub fn machine(look: &dyn Look) -> Machine {
+pub fn machine(look: &dyn Look) -> MeasuredHost {
     let text = |path: &str| look.read(path).unwrap_or_default();
     let tree = text("/proc/device-tree/compatible");
     let tree = tree.replace('\0', " ").trim().to_owned();
@@ -37,7 +37,7 @@ pub fn machine(look: &dyn Look) -> Machine {
     } else {
         None
     };
-    Machine {
+    MeasuredHost {
         kernel: text("/proc/sys/kernel/osrelease"),
         cmdline: text("/proc/cmdline"),
         board: if tree.is_empty() { product } else { tree },

@@ -8,7 +8,7 @@ use vcpufreq_device::host::CpuList;
 
 use super::{
     cyclictest::Latencies,
-    machine::Machine,
+    machine::MeasuredHost,
     script::{Hackbench, Load},
 };
 
@@ -38,7 +38,7 @@ impl Place {
 pub struct Conditions {
     /// The host.
     #[serde(flatten)]
-    pub machine: Machine,
+    pub machine: MeasuredHost,
     /// What `apply` set here, by its profile; `None` when nothing is applied.
     pub profile: Option<String>,
     /// The CPUs that were measured.
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     fn report(emulated: Option<&str>, budget_us: Option<u64>) -> Report {
-        let machine = Machine {
+        let machine = MeasuredHost {
             kernel: "7.2".to_owned(),
             cmdline: String::new(),
             board: "board".to_owned(),

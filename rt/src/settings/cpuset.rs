@@ -17,7 +17,7 @@ use crate::{
     finding::Effect,
     finding::Finding,
     host::{Look, Unread},
-    partition::{self, Guest, Partition},
+    partition::{self, Partition, PartitionGuest},
     profile::CpusetPartition,
     value::Format,
 };
@@ -78,7 +78,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// A guest's cgroups, cut off as `word` has it.
-fn groups(sheet: &mut Sheet, guest: &Guest, word: &str, clamps: bool) {
+fn groups(sheet: &mut Sheet, guest: &PartitionGuest, word: &str, clamps: bool) {
     let top = partition_group(&guest.name);
     let cpus = &guest.cpus;
     sheet.dir(top.clone());

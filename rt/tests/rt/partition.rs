@@ -2,15 +2,15 @@
 //! Promise: an impossible partition is refused, with the cause in one line.
 
 use vcpufreq_rt::{
-    Applied, ApplyError, CpuList, Guest, Partition, Plan, Profile, Restored, apply, check,
+    Applied, ApplyError, CpuList, Partition, PartitionGuest, Plan, Profile, Restored, apply, check,
     is_ready, plan, restore,
 };
 
 use crate::fake::{CPU, FakeKernel};
 
-pub fn guest(name: &str, cpus: &str) -> Guest {
+pub fn guest(name: &str, cpus: &str) -> PartitionGuest {
     let (name, cpus) = (name.to_owned(), cpus.parse().unwrap());
-    Guest { name, cpus }
+    PartitionGuest { name, cpus }
 }
 
 /// One guest, on CPU 3.

@@ -40,13 +40,13 @@ pub struct SysfsSource {
     /// The directory in procfs of the process whose threads run the vCPUs.
     process: PathBuf,
     /// By pCPU number.
-    pcpus: Box<[RwLock<Option<Pcpu>>]>,
+    pcpus: Box<[RwLock<Option<PcpuFrequency>>]>,
     /// By vCPU number.
     threads: Box<[RwLock<Option<Thread>>]>,
 }
 
 #[derive(Debug)]
-struct Pcpu {
+struct PcpuFrequency {
     frequency: File,
     khz_max: Khz,
     capacity: Util,
@@ -140,7 +140,7 @@ impl SysfsSource {
         let mut readable = 0;
         for (number, slot) in (0_u32..).zip(self.pcpus.iter()) {
             let online = online.as_ref().is_none_or(|list| list.contains(number));
-            let pcpu = Pcpu::open(&cpus.join(format!("cpu{number}")), online).ok();
+            let pcpu = PcpuFrequency::open(&cpus.join(format!("cpu{number}")), online).ok();
             readable += usize::from(pcpu.is_some());
             *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
         }
@@ -166,7 +166,7 @@ impl SysfsSource {
         let numbers = (0_u32..).zip(self.pcpus.iter());
         let known = numbers.filter_map(|(pcpu, slot)| {
             let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
-            let Pcpu {
+            let PcpuFrequency {
                 khz_max, capacity, ..
             } = slot.as_ref()?;
             (*khz_max > Khz(0)).then_some(PcpuTop {
@@ -234,7 +234,7 @@ impl Source for SysfsSource {
     }
 }
 
-impl Pcpu {
+impl PcpuFrequency {
     /// An offline pCPU has the frequency of its policy while other CPUs of that are online, but
     /// Linux removes its `cpu_capacity` (`drivers/base/arch_topology.c`): then it isn't known.
     fn open(dir: &Path, online: bool) -> io::Result<Self> {

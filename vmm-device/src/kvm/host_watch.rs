@@ -26,7 +26,7 @@ const NAME_LEN: usize = 32;
 
 /// What is looked at.
 #[derive(Debug)]
-pub struct Watch {
+pub struct HostWatch {
     governors: Vec<Governor>,
     pins: Vec<Pin>,
 }
@@ -47,7 +47,7 @@ struct Pin {
     pinned: bool,
 }
 
-impl Watch {
+impl HostWatch {
     /// Watches vCPUs with these pins (an empty list is anywhere). If they are to be clamped,
     /// watches the policies that they may be on, too.
     pub fn of_host(pins: &[Vec<u32>], clamped: bool, host: &HostRoot) -> Self {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     /// What one look at the governors finds.
-    fn governors(watch: &mut Watch) -> Vec<(HostChange, String)> {
+    fn governors(watch: &mut HostWatch) -> Vec<(HostChange, String)> {
         let governors = watch.governors.iter_mut();
         governors.filter_map(Governor::look).collect()
     }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_governor_is_said_once_when_it_goes_and_when_it_comes_back() {
         let host = FakeHost::two_plus_two();
-        let mut watch = Watch::of_host(&[vec![3]], true, &host.root());
+        let mut watch = HostWatch::of_host(&[vec![3]], true, &host.root());
         assert_eq!(governors(&mut watch), []);
         host.write(GOVERNOR, "performance\n");
         let [(change, text)] = &governors(&mut watch)[..] else {
@@ -265,7 +265,7 @@ mod tests {
     fn the_policies_that_vcpus_may_be_on_are_looked_at() {
         let host = FakeHost::two_plus_two();
         let policies = |pins: &[Vec<u32>], clamped| {
-            let watch = Watch::of_host(pins, clamped, &host.root());
+            let watch = HostWatch::of_host(pins, clamped, &host.root());
             let policies = watch.governors.iter().map(|governor| governor.policy);
             policies.collect::<Vec<_>>()
         };
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_policy_without_a_readable_governor_says_nothing() {
         let host = FakeHost::two_plus_two();
-        let mut watch = Watch::of_host(&[vec![]], true, &host.root());
+        let mut watch = HostWatch::of_host(&[vec![]], true, &host.root());
         fs::remove_file(host.file(GOVERNOR)).unwrap();
         assert_eq!(governors(&mut watch), []);
         host.write(GOVERNOR, "performance\n");

@@ -14,10 +14,10 @@ use crate::host::{HostRoot, possible_pcpus};
 
 /// What is looked at: a file of each pCPU.
 #[derive(Debug)]
-pub struct Hotplug(Vec<Pcpu>);
+pub struct Hotplug(Vec<OnlineFile>);
 
 #[derive(Debug)]
-struct Pcpu {
+struct OnlineFile {
     number: u32,
     path: PathBuf,
     file: Option<File>,
@@ -30,7 +30,7 @@ impl Hotplug {
     pub fn of_host(host: &HostRoot) -> Self {
         let pcpus = possible_pcpus(host).into_iter().map(|number| {
             let path = format!("sys/devices/system/cpu/cpu{number}/topology/core_id");
-            Pcpu {
+            OnlineFile {
                 number,
                 path: host.path(path),
                 file: None,
@@ -49,12 +49,12 @@ impl Hotplug {
     /// the folder exists before the pCPU is online and has its capacity, so the first look can be
     /// too early.
     pub fn look(&mut self) -> Vec<u32> {
-        let changed = self.0.iter_mut().filter_map(Pcpu::look);
+        let changed = self.0.iter_mut().filter_map(OnlineFile::look);
         changed.collect()
     }
 }
 
-impl Pcpu {
+impl OnlineFile {
     fn look(&mut self) -> Option<u32> {
         let is_there = |file: &File| file.read_at(&mut [0; 1], 0).is_ok();
         let before = std::mem::take(&mut self.again);

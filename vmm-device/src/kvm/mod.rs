@@ -31,8 +31,8 @@ mod page_mapping;
 pub mod shm;
 
 pub use bridge::{
-    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Guest,
-    IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
+    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
+    GuestFacts, IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};

@@ -121,7 +121,7 @@ fn check_named(largest: Option<u32>, count: u32) -> anyhow::Result<()> {
 /// # Errors
 /// The first rule that is broken: the cause, then what to do.
 pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<Vec<VcpuConfig>> {
-    let mut plan = Plan {
+    let mut plan = VcpuResolver {
         host,
         options,
         mirror: Likeness::of(options, host, count).mirrors(),
@@ -208,7 +208,7 @@ pub fn actuator_choice(options: &BridgeArgs) -> anyhow::Result<ActuatorChoice> {
 }
 
 /// What holds for all vCPUs, and what the earlier ones have taken.
-struct Plan<'a> {
+struct VcpuResolver<'a> {
     host: &'a HostCpus,
     options: &'a VcpuArgs,
     mirror: bool,
@@ -218,7 +218,7 @@ struct Plan<'a> {
     clusters: BTreeMap<u32, u32>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> VcpuResolver<'a> {
     fn vcpu(&mut self, vcpu: u32) -> anyhow::Result<VcpuConfig> {
         let pin = of_vcpu(&self.options.pin, vcpu)
             .cloned()

@@ -19,7 +19,7 @@ pub struct Line {
     /// The thread on which it happened.
     tid: i32,
     #[serde(flatten)]
-    value: Value,
+    value: FieldValue,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<String>,
 }
@@ -27,7 +27,7 @@ pub struct Line {
 /// The value that an event is about.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Value {
+enum FieldValue {
     Khz {
         khz: u32,
     },
@@ -49,7 +49,7 @@ enum Value {
     Nothing {},
 }
 
-impl From<Clamp> for Value {
+impl From<Clamp> for FieldValue {
     fn from(clamp: Clamp) -> Self {
         Self::Clamp {
             uclamp_min: clamp.min.get(),
@@ -62,7 +62,7 @@ impl From<Clamp> for Value {
 type Parts = (
     &'static str,
     (Option<VcpuId>, Option<DomainId>),
-    Value,
+    FieldValue,
     Option<String>,
 );
 
@@ -86,12 +86,15 @@ impl From<&Stamped> for Line {
 
 fn of_event(event: &Event) -> Parts {
     let of = |vcpu, domain| (Some(vcpu), Some(domain));
-    let nothing = Value::Nothing {};
+    let nothing = FieldValue::Nothing {};
     let ok = || Some("ok".to_owned());
     match *event {
-        Event::Request { vcpu, domain, khz } => {
-            ("request", of(vcpu, domain), Value::Khz { khz: khz.0 }, None)
-        }
+        Event::Request { vcpu, domain, khz } => (
+            "request",
+            of(vcpu, domain),
+            FieldValue::Khz { khz: khz.0 },
+            None,
+        ),
         Event::Applied {
             vcpu,
             domain,
@@ -107,7 +110,12 @@ fn of_event(event: &Event) -> Parts {
             vcpu,
             domain,
             count,
-        } => ("coalesced", of(vcpu, domain), Value::Count { count }, None),
+        } => (
+            "coalesced",
+            of(vcpu, domain),
+            FieldValue::Count { count },
+            None,
+        ),
         Event::Limited { vcpu, domain } => ("limited", of(vcpu, domain), nothing, None),
         Event::Refused {
             vcpu,
@@ -132,7 +140,7 @@ fn of_event(event: &Event) -> Parts {
             len,
             write,
         } => {
-            let value = Value::Access { offset, len, write };
+            let value = FieldValue::Access { offset, len, write };
             ("illegal_access", (vcpu, None), value, None)
         }
         Event::SourceFailed { vcpu, error } => {
@@ -150,9 +158,9 @@ fn of_event(event: &Event) -> Parts {
 fn of_host(change: HostChange) -> Parts {
     let (event, vcpu, value, kept) = match change {
         HostChange::Governor { policy, schedutil } => {
-            ("governor", None, Value::Policy { policy }, schedutil)
+            ("governor", None, FieldValue::Policy { policy }, schedutil)
         }
-        HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu), Value::Nothing {}, pinned),
+        HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu), FieldValue::Nothing {}, pinned),
     };
     let result = if kept { "ok" } else { "lost" };
     (event, (vcpu, None), value, Some(result.to_owned()))

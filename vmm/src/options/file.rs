@@ -61,7 +61,7 @@ pub fn parse(text: &str) -> Result<Vec<Flag>, (usize, String)> {
 struct Wrong(Range<usize>, String);
 
 type Key<'a> = Spanned<std::borrow::Cow<'a, str>>;
-type Value<'a> = Spanned<DeValue<'a>>;
+type TomlValue<'a> = Spanned<DeValue<'a>>;
 
 fn flags(table: &DeTable<'_>) -> Result<Vec<Flag>, Wrong> {
     let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
@@ -82,7 +82,7 @@ fn flags(table: &DeTable<'_>) -> Result<Vec<Flag>, Wrong> {
     Ok(flags)
 }
 
-fn of_vcpus(command: &Command, list: &Key, options: &Value) -> Result<Vec<Flag>, Wrong> {
+fn of_vcpus(command: &Command, list: &Key, options: &TomlValue) -> Result<Vec<Flag>, Wrong> {
     let wrong = |why| Wrong(list.span(), format!("[vcpu.{}]: {why}", list.get_ref()));
     if let Err(why) = list.get_ref().parse::<CpuList>() {
         return Err(wrong(why.to_string()));
@@ -100,7 +100,7 @@ fn of_vcpus(command: &Command, list: &Key, options: &Value) -> Result<Vec<Flag>,
 fn flag(
     command: &Command,
     vcpus: Option<&str>,
-    (key, value): (&Key, &Value),
+    (key, value): (&Key, &TomlValue),
 ) -> Result<Option<Flag>, Wrong> {
     let name = &**key.get_ref();
     let is_named = |arg: &&clap::Arg| {

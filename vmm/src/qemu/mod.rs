@@ -30,7 +30,7 @@ use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
-        Connection, EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Vmm, Waiting,
+        Connection, EndSignals, Fate, LOOK_EVERY, Ready, Refusals, Served, ServedVm, Vmm, Waiting,
         wait,
     },
 };
@@ -117,7 +117,7 @@ struct Supervisor<'a> {
     /// Until QEMU has its vCPUs.
     waiting: Waiting,
     /// From then on, unless it can't be served.
-    machine: Option<Machine>,
+    machine: Option<ServedVm>,
     refusals: Refusals,
 }
 
@@ -127,7 +127,7 @@ impl Supervisor<'_> {
         let mut undone = Ok(());
         let status = loop {
             if let Some((vmm, threads)) = self.waiting.ready(self.served, &mut self.refusals) {
-                let started = Machine::start(self.served, vmm, &threads);
+                let started = ServedVm::start(self.served, vmm, &threads);
                 self.machine = started.map_err(not_served).ok();
             }
             // It may have ended before the signals were taken.
@@ -144,9 +144,9 @@ impl Supervisor<'_> {
     /// Waits for something to do; whether the machine has ended.
     fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<bool> {
         let machine = self.machine.as_ref();
-        let lost = machine.map(Machine::lost);
+        let lost = machine.map(ServedVm::lost);
         let of_lost = usize::from(lost.is_some());
-        let ends = machine.into_iter().flat_map(Machine::ends);
+        let ends = machine.into_iter().flat_map(ServedVm::ends);
         let files: Vec<_> = lost.into_iter().chain(ends).collect();
         let look = self.waiting.next_look().or(machine.map(|_| LOOK_EVERY));
         match wait(self.signals, &files, look)? {
@@ -159,14 +159,14 @@ impl Supervisor<'_> {
             Ready::File(_) => return Ok(true),
             Ready::Nothing => {
                 let seen = machine.map(|machine| machine.look(self.served));
-                return Ok(seen == Some(Seen::Ended));
+                return Ok(seen == Some(Fate::Ended));
             }
         }
         Ok(false)
     }
 }
 
-fn end(machine: Machine) -> anyhow::Result<()> {
+fn end(machine: ServedVm) -> anyhow::Result<()> {
     machine.end().map(drop)
 }
 

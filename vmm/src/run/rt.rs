@@ -232,7 +232,8 @@ fn applied_for(
     let Some(record) = applied else {
         return Ok((None, None));
     };
-    let has = |guest: &&vcpufreq_rt::Guest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
+    let has =
+        |guest: &&vcpufreq_rt::PartitionGuest| cpus.iter().any(|cpu| guest.cpus.contains(*cpu));
     let Some(guest) = record.partition.guests.iter().find(has) else {
         return Ok((None, None));
     };

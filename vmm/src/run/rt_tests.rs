@@ -14,7 +14,7 @@ use vcpufreq_device::{
     host::{ActuatorKind, CgroupTree as _, Placement},
     region_size,
 };
-use vcpufreq_rt::{Guest, Partition, Profile};
+use vcpufreq_rt::{Partition, PartitionGuest, Profile};
 
 use super::*;
 use crate::{
@@ -36,7 +36,7 @@ fn parts(toml: &str) -> Result<(Vec<VcpuConfig>, Vec<Util>), String> {
 
 /// Of guests with these CPUs.
 fn applied(guests: &[(&str, &str)]) -> Record {
-    let guest = |(name, cpus): &(&str, &str)| Guest {
+    let guest = |(name, cpus): &(&str, &str)| PartitionGuest {
         name: (*name).to_owned(),
         cpus: cpus.parse().unwrap(),
     };

@@ -14,7 +14,7 @@ use vcpufreq_device::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Served, Shared, Vmm, groups::SeenGroups, takeover, threads::VcpuThreads};
+use super::{Served, Shared, Vmm, groups::SeenGroups, takeover, threads::FoundThreads};
 use crate::{
     config::resolve,
     events::{EventReport, EventWriter},
@@ -35,7 +35,7 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 const ENDING: u16 = 100;
 
 /// A virtual machine with its bridge.
-pub struct Machine {
+pub struct ServedVm {
     vmm: Vmm,
     shared: Shared,
     lost: Arc<EventFd>,
@@ -46,12 +46,12 @@ pub struct Machine {
     groups: Option<SeenGroups>,
     /// Why its vCPUs have no cgroups, until that is reported.
     no_groups: Cell<Option<String>>,
-    threads: VcpuThreads,
+    threads: FoundThreads,
 }
 
 /// What has become of a machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Fate {
     /// It is as it was.
     Same,
     /// Its manager has moved its vCPUs: other cgroups are to be clamped.
@@ -64,7 +64,7 @@ pub enum Seen {
 /// taken over.
 ///
 /// # Errors
-/// As [`Machine::start`].
+/// As [`ServedVm::start`].
 pub fn give_memory(served: &Served, vmm: Vmm) -> anyhow::Result<Vmm> {
     let shared = Shared::new(served.count()?)?;
     let starting = Starting {
@@ -80,7 +80,7 @@ pub fn give_memory(served: &Served, vmm: Vmm) -> anyhow::Result<Vmm> {
     Ok(vmm.inheriting(shared))
 }
 
-impl Machine {
+impl ServedVm {
     /// Makes the bridge of `vmm`, whose vCPUs have these threads, and lets it go on.
     ///
     /// # Errors
@@ -135,15 +135,15 @@ impl Machine {
     }
 
     /// Looks for what no file tells.
-    pub fn look(&self, served: &Served) -> Seen {
+    pub fn look(&self, served: &Served) -> Fate {
         let groups = self.groups.as_ref();
         if self.threads.have_ended() {
-            Seen::Ended
+            Fate::Ended
         } else if groups.is_some_and(|groups| groups.have_changed(&served.host)) {
-            Seen::Moved
+            Fate::Moved
         } else {
             self.warn_of_no_groups();
-            Seen::Same
+            Fate::Same
         }
     }
 
@@ -228,7 +228,7 @@ impl Starting<'_> {
     fn all(
         &self,
         threads: &[Tid],
-    ) -> anyhow::Result<(HostChanges, Option<SeenGroups>, VcpuThreads, Parts)> {
+    ) -> anyhow::Result<(HostChanges, Option<SeenGroups>, FoundThreads, Parts)> {
         let taken_over = self.vmm.inherited.is_some();
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
@@ -236,7 +236,7 @@ impl Starting<'_> {
         }
         self.describe()?;
         let (served, pid) = (self.served, self.vmm.pid());
-        let borrowed = VcpuThreads::look(served, pid, threads)?;
+        let borrowed = FoundThreads::look(served, pid, threads)?;
         // Else the number may be another process's, and so the threads.
         self.vmm.check()?;
         let groups = SeenGroups::look(&served.host, pid, threads);
@@ -277,7 +277,7 @@ impl Starting<'_> {
         Ok(())
     }
 
-    fn record(&self, chosen: &Chosen, threads: &VcpuThreads) -> anyhow::Result<Record> {
+    fn record(&self, chosen: &Chosen, threads: &FoundThreads) -> anyhow::Result<Record> {
         let served = self.served;
         let groups = match &chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
@@ -302,7 +302,7 @@ impl Starting<'_> {
         &self,
         chosen: &Chosen,
         threads: &[Tid],
-        borrowed: &VcpuThreads,
+        borrowed: &FoundThreads,
     ) -> anyhow::Result<Parts> {
         let served = self.served;
         let (stats, events) = observe(served.options.bridge.events.as_deref(), served.vcpus.len())?;

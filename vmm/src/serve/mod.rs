@@ -36,7 +36,7 @@ use crate::{
     },
     sys,
 };
-pub use machine::{Machine, Seen, give_memory};
+pub use machine::{Fate, ServedVm, give_memory};
 pub use refusals::Refusals;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};

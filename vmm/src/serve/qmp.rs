@@ -26,7 +26,7 @@ pub struct Qmp {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct QmpLine {
     #[serde(rename = "return")]
     answer: Option<Answer>,
     error: Option<Refusal>,
@@ -128,7 +128,7 @@ impl Qmp {
         // The last one may not have come whole.
         let lines = self.said.split_inclusive(|byte| *byte == b'\n');
         for line in lines.filter(|line| line.ends_with(b"\n")) {
-            let line: Line = serde_json::from_slice(line).context("this isn't QMP")?;
+            let line: QmpLine = serde_json::from_slice(line).context("this isn't QMP")?;
             if let Some(Refusal { desc }) = line.error {
                 bail!("QEMU doesn't list its vCPUs: {desc}");
             }

@@ -7,7 +7,7 @@ use std::{os::fd::AsFd, time::Instant};
 use vcpufreq_device::host::Tid;
 
 use super::{
-    ERROR, EndSignals, LOOK_EVERY, Machine, Ready, Refusals, Seen, Served, Socket, Vmm,
+    ERROR, EndSignals, Fate, LOOK_EVERY, Ready, Refusals, Served, ServedVm, Socket, Vmm,
     WORKER_DIED, Waiting, wait,
 };
 use crate::message::{chain, warn};
@@ -80,7 +80,7 @@ impl Server {
             None
         };
         loop {
-            let machine = match Machine::start(&self.served, vmm, threads) {
+            let machine = match ServedVm::start(&self.served, vmm, threads) {
                 Ok(machine) => machine,
                 Err(error) => return failed(error),
             };
@@ -103,7 +103,7 @@ impl Server {
     }
 
     /// Waits for the end of a VMM, and refuses others meanwhile.
-    fn until_end(&self, machine: &Machine, refusals: &mut Refusals) -> nix::Result<End> {
+    fn until_end(&self, machine: &ServedVm, refusals: &mut Refusals) -> nix::Result<End> {
         let files: Vec<_> = [machine.lost()]
             .into_iter()
             .chain(machine.ends())
@@ -115,9 +115,9 @@ impl Server {
             let now = Instant::now();
             if now >= next_look {
                 match machine.look(&self.served) {
-                    Seen::Same => next_look = now + LOOK_EVERY,
-                    Seen::Moved => return Ok(End::Moved),
-                    Seen::Ended => return Ok(End::Vm),
+                    Fate::Same => next_look = now + LOOK_EVERY,
+                    Fate::Moved => return Ok(End::Moved),
+                    Fate::Ended => return Ok(End::Vm),
                 }
             }
             match wait(&self.signals, &files, Some(next_look - now))? {

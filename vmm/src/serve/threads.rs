@@ -12,14 +12,14 @@ use super::Served;
 use crate::sys;
 
 /// These threads as they were.
-pub struct VcpuThreads {
+pub struct FoundThreads {
     host: HostRoot,
     borrowed: Vec<BorrowedThread>,
     /// Of each thread one that is readable when it has ended; none before Linux 6.9.
     ends: Vec<OwnedFd>,
 }
 
-impl VcpuThreads {
+impl FoundThreads {
     /// Those of process `pid`, in the order of its vCPUs.
     ///
     /// # Errors

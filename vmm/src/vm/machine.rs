@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::memory::Memory;
 
 /// A guest in KVM, ready to run.
-pub struct Machine {
+pub struct KvmGuest {
     /// Its vCPUs, by number.
     pub vcpus: Vec<VcpuFd>,
     /// The virtual machine in KVM.
@@ -25,5 +25,5 @@ pub trait Boot {
     ///
     /// # Errors
     /// What KVM or the host refused.
-    fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine>;
+    fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<KvmGuest>;
 }

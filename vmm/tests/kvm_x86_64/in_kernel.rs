@@ -18,7 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, PendingWrites, Plan, Unknown, Worker,
+    DomainWrites, KernelRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
 use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
 use vcpufreq_device::{
@@ -291,7 +291,7 @@ fn a_dead_worker_loses_no_request() {
     let mut path = path();
     let config = path.bench.region.device().config().clone();
     let panics = Device::new(config, Panics, FixedSource::default(), NoEvents);
-    let worker = Worker::start(Plan {
+    let worker = Worker::start(WorkerParts {
         requests: path.pending.clone(),
         device: Arc::new(panics.unwrap()),
         vcpus: Arc::new(AtomicU16::new(1)),

@@ -9,7 +9,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::machine::{Boot, Machine};
+use vcpufreq::vm::machine::{Boot, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, Hooks, Host, RunReport, supervise};
@@ -91,7 +91,7 @@ impl Code {
 }
 
 /// A guest with RAM at 0 and one vCPU for each piece of code.
-pub fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
+pub fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> KvmGuest {
     let vm = kvm.create_vm().unwrap();
     let mut memory = Memory::default();
     memory.add(&vm, ram(0, RAM_SIZE)).unwrap();
@@ -102,7 +102,7 @@ pub fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> Machine {
         vcpu_at(&vm, id, (entry, ds_base))
     });
     let vcpus = vcpus.collect();
-    Machine { vcpus, vm, memory }
+    KvmGuest { vcpus, vm, memory }
 }
 
 pub fn ram(base: u64, size: u64) -> Region {
@@ -195,7 +195,7 @@ struct Reboots {
 }
 
 impl Boot for Reboots {
-    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+    fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         let code = self.codes[self.boots.min(self.codes.len() - 1)].clone();
         self.boots += 1;
         Ok(machine(kvm, &[code], CPUFREQ_BASE))
@@ -228,7 +228,7 @@ pub fn supervised(
 }
 
 /// Runs `machine` until all its vCPUs have ended by themselves.
-pub fn run_to_end(machine: &mut Machine, bus: &Arc<Bus>) -> Vec<(usize, VcpuEnd)> {
+pub fn run_to_end(machine: &mut KvmGuest, bus: &Arc<Bus>) -> Vec<(usize, VcpuEnd)> {
     let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
     let fds = std::mem::take(&mut machine.vcpus);
     let mut threads = VcpuThreads::spawn(&vec![vec![]; fds.len()], &hooks).unwrap();

@@ -28,7 +28,7 @@ use serde_json::Value;
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
 };
-use vcpufreq_host_bpf::{ActuateBy, HostBpf, Pcpu, VcpuPolicy, VmConfig, Warn};
+use vcpufreq_host_bpf::{ActuateBy, HostBpf, PcpuFacts, VcpuPolicy, VmConfig, Warn};
 
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
@@ -87,10 +87,10 @@ fn util(capacity: u32) -> Util {
     Util::saturating(u128::from(capacity))
 }
 
-fn pcpus(policies: &[Policy]) -> Vec<Pcpu> {
+fn pcpus(policies: &[Policy]) -> Vec<PcpuFacts> {
     let mut pcpus = Vec::new();
     for policy in policies {
-        pcpus.extend(policy.cpus.iter().map(|&number| Pcpu {
+        pcpus.extend(policy.cpus.iter().map(|&number| PcpuFacts {
             number,
             capacity: util(policy.capacity),
             khz_max: Khz(policy.max()),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{ClampMode, Util};
-use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy, Worker};
+use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy, WorkerEvents};
 
 use super::group::Group;
 use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
@@ -175,7 +175,7 @@ fn follows(
 }
 
 /// Does what a VMM's worker does with the events that there are; how many.
-fn refresh(vcpu: &Vcpu, worker: &Worker, module: &HostModule, time: Duration) -> Result<u32> {
+fn refresh(vcpu: &Vcpu, worker: &WorkerEvents, module: &HostModule, time: Duration) -> Result<u32> {
     let mut refreshed = 0;
     for event in worker.wait(time)? {
         let Event::Refresh(domain) = event else {

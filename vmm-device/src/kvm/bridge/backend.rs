@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{BridgeDevice, Guest, VcpuSnapshot};
+use super::{BridgeDevice, GuestFacts, VcpuSnapshot};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
 use crate::kvm::mmio_device::MmioDevice;
@@ -22,7 +22,7 @@ pub trait Backend: Send + Sync {
     fn start(
         &self,
         device: &Arc<BridgeDevice>,
-        guest: &Guest,
+        guest: &GuestFacts,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError>;
 }

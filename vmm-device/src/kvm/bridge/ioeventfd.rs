@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BridgeDevice, Guest};
+use super::{BridgeDevice, GuestFacts};
 use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Doing, PathError};
 use crate::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Plan, Unknown, Worker,
+    DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker, WorkerParts,
     WriteOrder, freshness,
 };
 use crate::kvm::mmio_device::MmioDevice;
@@ -47,7 +47,7 @@ impl IoeventfdPath {
     /// What the host refused: memory, threads or open files.
     pub fn start(
         device: &Arc<BridgeDevice>,
-        guest: &Guest,
+        guest: &GuestFacts,
         pages: Arc<dyn SlotMemory>,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Self, KvmOffload), PathError> {
@@ -65,7 +65,7 @@ impl IoeventfdPath {
             None => Arc::new(Unknown),
         };
         let pending = pending(config, &bells, &write_order)?;
-        let worker = Worker::start(Plan {
+        let worker = Worker::start(WorkerParts {
             requests: pending.clone(),
             device: device.clone(),
             vcpus: guest.threads.clone(),

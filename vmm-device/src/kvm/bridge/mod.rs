@@ -23,7 +23,7 @@ use crate::kvm::{
     diagnostics::Diagnostics,
     error::{Doing, PathError},
     event_stats::EventStats,
-    host_watch::Watch,
+    host_watch::HostWatch,
     hotplug::Hotplug,
     maintenance::MaintenanceThread,
     mmio_device::{MmioDevice, SwappableDevice},
@@ -68,7 +68,7 @@ pub struct Bridge {
 }
 
 /// What paths know of their guest.
-pub struct Guest {
+pub struct GuestFacts {
     /// Guest address of the first register.
     pub base: u64,
     /// The pCPUs that vCPUs are pinned to.
@@ -85,7 +85,7 @@ pub struct Guest {
     pub kick: Option<c_int>,
 }
 
-impl Guest {
+impl GuestFacts {
     /// The pCPUs whose frequency counts: each event there wakes a worker.
     #[must_use]
     pub fn watched_pcpus(&self, host: &HostRoot) -> Vec<u32> {
@@ -103,7 +103,7 @@ impl Guest {
 /// What is shared by the virtual machine, the stats and the end.
 struct BridgeInner {
     device: Arc<BridgeDevice>,
-    guest: Guest,
+    guest: GuestFacts,
     diagnostics: Arc<dyn Diagnostics>,
     /// The device on the bus, and what accesses get to that exit.
     region: Arc<dyn MmioDevice>,
@@ -148,7 +148,7 @@ impl Bridge {
         let mut hotplug = Hotplug::of_host(host);
         device.source().refresh();
         let offload = inner.start_best(backends, size)?;
-        let mut watch = Watch::of_host(&config.pins, device.actuator().clamps(), host);
+        let mut watch = HostWatch::of_host(&config.pins, device.actuator().clamps(), host);
         let watched = inner.clone();
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
@@ -221,7 +221,7 @@ impl BridgeInner {
     ) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
-            guest: Guest {
+            guest: GuestFacts {
                 base: config.base,
                 all_pinned: config.pins.iter().all(|pin| !pin.is_empty()),
                 pcpus_of_vcpus: config.pins.concat(),

@@ -24,7 +24,7 @@ pub use domain_writes::{DomainWrites, Latest};
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use perf_watch::{PerfWatch, freshness};
 pub use region::KernelRegion;
-pub use worker::{Plan, Worker};
+pub use worker::{Worker, WorkerParts};
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

@@ -31,7 +31,7 @@ const FINISH: Duration = Duration::from_millis(1);
 const TURN: usize = 64;
 
 /// What the worker is made of.
-pub struct Plan<A, S, E> {
+pub struct WorkerParts<A, S, E> {
     /// Where requests come from.
     pub requests: Arc<dyn RequestQueue<Device<A, S, E>>>,
     /// Where they go.
@@ -56,7 +56,7 @@ impl Worker {
     /// # Errors
     /// The host's error: no more threads or open files.
     pub fn start(
-        plan: Plan<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
+        plan: WorkerParts<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
     ) -> Result<Self, PathError> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let stop = Arc::new(event().doing("can't make an eventfd")?);
@@ -112,7 +112,7 @@ impl LastWords {
 }
 
 struct Turns<A, S, E> {
-    plan: Plan<A, S, E>,
+    plan: WorkerParts<A, S, E>,
     epoll: Arc<Epoll>,
     budget: Budget,
     timer: RefreshTimer,
@@ -124,7 +124,7 @@ struct Turns<A, S, E> {
 const STOP: u64 = u64::MAX;
 
 impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
-    fn new(plan: Plan<A, S, E>, stop: &EventFd) -> std::io::Result<Self> {
+    fn new(plan: WorkerParts<A, S, E>, stop: &EventFd) -> std::io::Result<Self> {
         let epoll = Arc::new(Epoll::new()?);
         let add = |fd, data| {
             epoll.ctl(

@@ -13,10 +13,12 @@ use super::layout::{DOORBELL, ring};
 use super::memory::SharedMemory;
 use super::requests::ShmRequests;
 use crate::host::Tid;
-use crate::kvm::bridge::{AccessPath, Backend, BridgeDevice, Guest, RunningBackend, VcpuSnapshot};
+use crate::kvm::bridge::{
+    AccessPath, Backend, BridgeDevice, GuestFacts, RunningBackend, VcpuSnapshot,
+};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
-use crate::kvm::ioeventfd::{PerfWatch, Plan, Worker, freshness};
+use crate::kvm::ioeventfd::{PerfWatch, Worker, WorkerParts, freshness};
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
 use crate::{PageMemory, VcpuId};
@@ -65,7 +67,7 @@ impl ShmBackend {
     }
 
     /// What KVM is to do for a guest of this process.
-    fn offload(&self, guest: &Guest, lost: Arc<EventFd>) -> io::Result<KvmOffload> {
+    fn offload(&self, guest: &GuestFacts, lost: Arc<EventFd>) -> io::Result<KvmOffload> {
         let offset = self.memory.size() + DOORBELL;
         let bells = (0..).map(VcpuId).zip(self.bells.iter());
         let bells = bells.map(|(vcpu, bell)| {
@@ -108,13 +110,13 @@ impl Backend for ShmBackend {
     fn start(
         &self,
         device: &Arc<BridgeDevice>,
-        guest: &Guest,
+        guest: &GuestFacts,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let all = self.all.clone();
         let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
         let requests = Arc::new(requests);
-        let worker = Worker::start(Plan {
+        let worker = Worker::start(WorkerParts {
             requests: requests.clone(),
             device: device.clone(),
             vcpus: guest.threads.clone(),

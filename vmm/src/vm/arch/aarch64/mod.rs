@@ -20,14 +20,14 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::exit::is_undecoded;
 use super::gic::Gic;
-use super::machine::{Boot, Machine};
+use super::machine::{Boot, KvmGuest};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
 
 impl Boot for LinuxGuest<'_> {
-    fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<Machine> {
+    fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<KvmGuest> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
         let mut memory = Memory::of_pages(self.spec.pages);
@@ -52,7 +52,7 @@ impl Boot for LinuxGuest<'_> {
             registers::set_entry(first, entry, self.spec.place.fdt)
                 .context("can't set the entry point of vCPU 0")?;
         }
-        Ok(Machine { vcpus, vm, memory })
+        Ok(KvmGuest { vcpus, vm, memory })
     }
 }
 

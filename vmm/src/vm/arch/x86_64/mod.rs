@@ -7,12 +7,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
 use super::gic::Gic;
-use super::machine::{Boot, Machine};
+use super::machine::{Boot, KvmGuest};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, not_there_yet};
 
 impl Boot for LinuxGuest<'_> {
-    fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<Machine> {
+    fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         Err(not_there_yet())
     }
 }
