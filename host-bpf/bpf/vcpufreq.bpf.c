@@ -224,7 +224,7 @@ static __always_inline bool asks_for_own(const struct vcpufreq_bpf_event *event)
 
 /*
  * Has a clamp put into force by the module, on behalf of the current vCPU.
- * Another vCPU may do so at the same time: whoever comes last looks what is
+ * Another vCPU may do so at the same time: the last one looks what is
  * wanted by then. Returns an outcome.
  */
 static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
@@ -381,7 +381,7 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 	vcpu = bpf_map_lookup_elem(&vcpus, &id);
 	if (!vcpu)
 		return 0;
-	/* A read that left the kernel is told of again when it is answered. */
+	/* A read that left the kernel comes again when it is answered. */
 	if (type != KVM_TRACE_MMIO_WRITE) {
 		if (type == KVM_TRACE_MMIO_READ_UNSATISFIED)
 			count(&vcpu->reads);

@@ -59,7 +59,7 @@ struct vcpufreq_bpf_policy {
 	__u64 vm_interval_ns;	/* the same of all that the VM's vCPUs write */
 	__u64 vm_burst_ns;
 	__u32 table_len;
-	__u8 tell;		/* 1: the VMM is told of each request */
+	__u8 tell;		/* 1: the VMM gets each request */
 	__u8 sum;		/* 1: the neighbours' utilization is added */
 	__u16 floor;		/* no clamp is below it, 0..1024 */
 	__u32 table_khz[VCPUFREQ_BPF_TABLE_MAX];	/* rising */

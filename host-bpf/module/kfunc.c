@@ -121,7 +121,7 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 	 * run one CPU at a time never show it.
 	 */
 	if (xchg(&bound->wanted, clamp) == clamp && vcpufreq_is_in_force(bound, clamp)) {
-		/* Nobody has another one under way: who stored it first looks after it. */
+		/* No other one is under way: the first to store it looks after it. */
 		vcpufreq_vm_put(vm);
 		return 1;
 	}

@@ -221,7 +221,7 @@ static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind
 	domain->wanted = VCPUFREQ_CLAMP_NONE;
 	domain->force = VCPUFREQ_CLAMP_NONE;
 	domain->shown = VCPUFREQ_CLAMP_NONE;
-	/* Whoever sees it bound sees the rest. */
+	/* A reader that sees it bound sees the rest. */
 	smp_store_release(&domain->bound, true);
 	return 0;
 }

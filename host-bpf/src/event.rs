@@ -3,7 +3,7 @@
 //! where that is wanted, what became of each.
 
 #![forbid(unsafe_code)]
-// Without the loader, nobody receives them.
+// Without the loader they have no receiver.
 #![cfg_attr(not(feature = "load"), allow(dead_code))]
 
 use vcpufreq_device::{Clamp, Khz, VcpuId};

@@ -266,7 +266,7 @@ impl HostBpf {
         self.programs().call("vcpufreq_refresh", vcpu.0)
     }
 
-    /// Detaches the programs for good. The pages stay, for whoever keeps them true from now on, and
+    /// Detaches the programs for good. The pages stay, for another path to keep them true, and
     /// so do the counters. Other VMs sweep after each other without this one.
     pub fn detach(&self) {
         let mut programs = self.programs();
@@ -362,7 +362,7 @@ impl HostBpf {
     }
 
     fn programs(&self) -> std::sync::MutexGuard<'_, Loaded> {
-        // Whoever panicked left them as they were.
+        // A thread that panicked left them as they were.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the programs are told about a vCPU, in this project's units.
+//! What the programs know of a vCPU, in this project's units.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub enum ActuateBy {
     Worker,
     /// The kernel module, before the guest goes on.
     Kfunc,
-    /// Nobody: the host has no uclamp. Requests are counted as not applicable.
+    /// Nothing: the host has no uclamp. Requests are counted as not applicable.
     Nobody,
     /// The service's scheduler, before the guest goes on; [`Self::Worker`] when it is gone.
     Scx,
@@ -35,7 +35,7 @@ pub struct VcpuPolicy {
     pub clamp: ClampMode,
     /// What the running kernel adds to a clamp.
     pub headroom: Headroom,
-    /// What the guest is told.
+    /// What the guest reads.
     pub visibility: CurPerfVisibility,
     /// Who acts.
     pub actuate: ActuateBy,
@@ -47,7 +47,7 @@ pub struct VcpuPolicy {
     /// Whether what else runs on its pCPU is added to its clamps; never with
     /// [`ClampMode::Exact`].
     pub sum: bool,
-    /// Whether the VMM is told of each request, and what became of it.
+    /// Whether the VMM gets an event for each request and its outcome.
     pub tell: bool,
 }
 

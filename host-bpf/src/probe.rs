@@ -48,7 +48,7 @@ fn missing_cap(status: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: each thing that is missing is told by its name; nothing missing is no error.
+    //! Promises: each thing that is missing is named; nothing missing is no error.
     use super::*;
 
     fn host(caps: &str, lockdown: Option<&str>) -> tempfile::TempDir {

@@ -77,7 +77,7 @@ impl WorkerEvents {
 
 fn pass_on(sender: &Sender<Event>, bytes: &[u8]) {
     if let Some(event) = parse(bytes) {
-        // Fails when nobody receives any more.
+        // Fails when the receiver has gone.
         let _ = sender.send(event);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The path `bpf` of a bridge: programs in the host's kernel answer the guest.
 //!
-//! Each vCPU's set_perf has an eventfd that nobody waits for: KVM finishes the
+//! Each vCPU's set_perf has an eventfd without a waiter: KVM finishes the
 //! write, the program on its tracepoint does what is to be done. The eventfds
 //! count what KVM finished, so that writes that the programs didn't see are
 //! found: the highest frequency is asked for then, until the next request.

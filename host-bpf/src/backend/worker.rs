@@ -317,7 +317,7 @@ impl Shared {
         if matches!(settled, Settled::InForce(_))
             && let (Some(known), Some(latest)) =
                 (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
-            // When a write was made that no program has seen, nobody knows.
+            // The time of a write that no program has seen is unknown.
             && latest.at_ns > known.missed_at_ns.load(SeqCst)
         {
             let took = host::monotonic_ns().saturating_sub(latest.at_ns);
@@ -330,7 +330,7 @@ impl Shared {
         false
     }
 
-    /// Counts what nobody serves any more: the worker has ended, and no program leaves anything
+    /// Counts what is no longer served: the worker has ended, and no program leaves anything
     /// to it, or no vCPU runs.
     /// What takes over gets the last request of each domain.
     pub(super) fn count_left(&self) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What domains want: requests granted, assumed and taken back, and put into force by whoever
-//! can do that.
+//! What domains want: requests are granted, assumed and taken back, and put into force by the
+//! caller.
 
 #![forbid(unsafe_code)]
 
@@ -18,8 +18,7 @@ use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 use crate::scx::{ScxError, ScxPins};
 
-/// So often in a row is a domain's clamp looked up, and put into force, when the guest changes its
-/// mind meanwhile.
+/// A domain's clamp is looked up and put into force so often in a row while new requests arrive.
 const ROUNDS: u32 = 4;
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;

@@ -3,7 +3,7 @@
 //! at the other end, or what else [`console_output`](super::console_output) writes to.
 //!
 //! Output goes out byte by byte, as the guest writes it; a vCPU waits for
-//! whoever reads it. Input is held back until the guest's driver has turned
+//! the reader. Input is held back until the guest's driver has turned
 //! the receive interrupt on and the FIFO has room, so that nothing which a
 //! script sends early is lost. The thread that brings input never waits for a
 //! vCPU: it is also the one that hears of signals and of Ctrl-A x.

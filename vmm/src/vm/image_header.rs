@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Recognises a bootable arm64 `Image` from its first bytes.
 //!
-//! The header is that of Linux `Documentation/arch/arm64/booting.rst`; whether
-//! a file was cut short is told by the PE section table that EFI-bootable
-//! kernels carry. Pure: from bytes and a length to a verdict.
+//! The header is that of Linux `Documentation/arch/arm64/booting.rst`; the PE
+//! section table that EFI-bootable kernels carry shows whether a file was cut
+//! short. Pure: from bytes and a length to a verdict.
 
 use anyhow::ensure;
 

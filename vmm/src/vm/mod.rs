@@ -78,7 +78,7 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);
 
-    /// Called when nobody answers the doorbells of an [`KvmOffload`] any more, with
+    /// Called when no thread answers the doorbells of an [`KvmOffload`] any more, with
     /// KVM's part of it taken back: the device gets all accesses from now on,
     /// and what was signalled before is still unanswered. What KVM shall do
     /// instead, if anything.

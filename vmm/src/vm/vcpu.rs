@@ -227,7 +227,7 @@ struct EndReport<'a> {
 impl Drop for EndReport<'_> {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.end, VcpuEnd::Stopped);
-        // Nobody left to tell means that the virtual machine is gone.
+        // Without a receiver the virtual machine is gone.
         let _ = self.thread.end.send((self.thread.index, end));
         // Fails when the counter is full only, and then it is readable anyway.
         let _ = self.thread.wake.write(1);

@@ -126,7 +126,7 @@ fn settled(wanted: (usize, usize, usize)) -> (usize, usize, usize) {
     objects()
 }
 
-/// Two VMs with the same addresses at once: each is told of its own guest's writes alone.
+/// Two VMs with the same addresses at once: each sees its own guest's writes alone.
 pub fn two() -> Result<Value> {
     const TIMES: u64 = 5_000;
     console_commands::insmod("vcpufreq_host", "")?;
