@@ -102,6 +102,9 @@ pub enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Print OpenMetrics text, for Prometheus; without PID of all VMMs of this user
+        #[arg(long, conflicts_with = "json")]
+        openmetrics: bool,
     },
     /// Show what a running VMM counts, alive; q ends
     #[command(after_help = EXIT_CODES)]

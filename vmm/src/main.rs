@@ -13,7 +13,7 @@ use vcpufreq::{
     },
     dt,
     lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
-    message::chain,
+    message::{chain, warn},
     options, qemu, run, scx, serve, stats,
     vm::layout::CPUFREQ_BASE,
 };
@@ -51,7 +51,12 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             print(dt::dt(&args, &HostRoot::default())?)?;
             Ok(0)
         }
-        Command::Stats { pid, json } => stats(pid, json),
+        Command::Stats {
+            pid,
+            openmetrics: true,
+            ..
+        } => openmetrics(pid),
+        Command::Stats { pid, json, .. } => stats(pid, json),
         Command::Top { pid, every } => {
             let path = stats::choose(&StateDir::of_user()?, pid)?;
             stats::top(&path, Duration::from_millis(every)).map(|()| 0)
@@ -92,6 +97,23 @@ fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
         stats::table(&stats)
     };
     print(text)?;
+    Ok(0)
+}
+
+/// Of one VMM, or of all that run: one may end meanwhile, and the others still count.
+fn openmetrics(pid: Option<u32>) -> anyhow::Result<u8> {
+    let dir = StateDir::of_user()?;
+    let ask = |pid| stats::ask(&dir.socket(pid)?);
+    let vms = match pid {
+        Some(pid) => vec![ask(pid)?],
+        None => {
+            let answers = stats::running(&dir)?.into_iter().map(ask);
+            answers
+                .filter_map(|answer| answer.inspect_err(|error| warn(&chain(error))).ok())
+                .collect()
+        }
+    };
+    print(stats::openmetrics(&vms))?;
     Ok(0)
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a VMM counts, from `vcpufreq stats --json`.
+//! What a VMM counts, from `vcpufreq stats --json` and `--openmetrics`.
 
 use std::process::Command;
 
@@ -25,16 +25,21 @@ pub fn of(vm: &Vm) -> Result<Value> {
 
 /// What a process of the program counts.
 pub fn at(pid: u32) -> Result<Value> {
-    let pid = pid.to_string();
-    let output = Command::new("/bin/vcpufreq")
-        .args(["stats", "--json", &pid])
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "stats: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    serde_json::from_slice(&output.stdout).context("stats --json")
+    let text = stats(&["--json", &pid.to_string()])?;
+    serde_json::from_slice(&text).context("stats --json")
+}
+
+/// The same of all VMMs as OpenMetrics text.
+pub fn openmetrics() -> Result<String> {
+    Ok(String::from_utf8(stats(&["--openmetrics"])?)?)
+}
+
+fn stats(options: &[&str]) -> Result<Vec<u8>> {
+    let mut command = Command::new("/bin/vcpufreq");
+    let output = command.arg("stats").args(options).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "stats: {said}");
+    Ok(output.stdout)
 }
 
 /// Whether what a vCPU has asked for adds up to what has become of it.

@@ -48,15 +48,7 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
     if let Some(pid) = pid {
         return Ok(dir.socket(pid)?);
     }
-    let host = HostRoot::default();
-    let records = dir
-        .list()?
-        .into_iter()
-        .filter_map(|(_, record)| record.ok());
-    let running: Vec<_> = records
-        .filter(|record| record.owner.standing(&KernelHost::from(&host)) == Standing::InUse)
-        .map(|record| record.owner.pid)
-        .collect();
+    let running = running(dir)?;
     match running[..] {
         [pid] => Ok(dir.socket(pid)?),
         [] => bail!("no VMM of this user runs; start one with vcpufreq run"),
@@ -68,4 +60,20 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
             )
         }
     }
+}
+
+/// Processes of the VMMs of this user that run.
+///
+/// # Errors
+/// When the directory of records can't be read.
+pub fn running(dir: &StateDir) -> anyhow::Result<Vec<u32>> {
+    let host = HostRoot::default();
+    let records = dir
+        .list()?
+        .into_iter()
+        .filter_map(|(_, record)| record.ok());
+    Ok(records
+        .filter(|record| record.owner.standing(&KernelHost::from(&host)) == Standing::InUse)
+        .map(|record| record.owner.pid)
+        .collect())
 }

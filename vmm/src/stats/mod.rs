@@ -7,6 +7,7 @@
 //! Each connection gets one [`Stats`] and is closed.
 
 mod client;
+mod openmetrics;
 mod server;
 mod text;
 mod top;
@@ -16,7 +17,8 @@ use vcpufreq_device::{Accesses, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSna
 
 use crate::path::Path;
 
-pub use client::{ask, choose};
+pub use client::{ask, choose, running};
+pub use openmetrics::openmetrics;
 pub use server::Server;
 pub use text::table;
 pub use top::top;
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_says_nothing_holds_nobody_up() {
+    fn a_silent_client_holds_no_other_up() {
         let (_dir, path, server) = served(fixed(sample()));
         let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path).unwrap().pid, 42);
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn another_user_is_told_nothing() {
+    fn another_user_gets_nothing() {
         const NOBODY: u32 = 65534;
         let (dir, path, server) = served(fixed(sample()));
         // What keeps others off is neither directory nor socket.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq stats --json` on a running VMM agrees with the guest's actions, the host's tracepoints
-//! and the events file, by each path, also over a reset. After kill -9 its socket is gone.
+//! and the events file, by each path, also over a reset. So does `--openmetrics`. After kill -9 its socket is gone.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::harness::cur_perf as reports;
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::plan::{Plan, first_cpus, last_of, registers};
 use crate::harness::policy::Policy;
-use crate::harness::stats::of;
+use crate::harness::stats::{of, openmetrics};
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm, events};
 
@@ -73,13 +73,31 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
     }
     let after = of(&vm)?;
     let wrong_after = differences(&after, path, &made)?;
+    let unlike = unlike_metrics(&after, &openmetrics()?)?;
     let report = reports::nearest_entries(&mut vm, last, policy)?;
     let result = json!({
-        "held": wrong_before.is_empty() && wrong_after.is_empty() && report["held"] == true,
-        "path": path, "report_table": report, "wrong": wrong_before, "wrong_after_reset": wrong_after,
+        "held": wrong_before.is_empty() && wrong_after.is_empty() && unlike.is_empty() && report["held"] == true,
+        "path": path, "not_in_openmetrics": unlike, "report_table": report, "wrong": wrong_before, "wrong_after_reset": wrong_after,
         "stats": after["vcpus"],
     });
     Ok((vm, result))
+}
+
+/// What `--json` counts of an idle guest and `--openmetrics` does not.
+fn unlike_metrics(stats: &Value, metrics: &str) -> Result<Vec<String>> {
+    let pid = &stats["pid"];
+    let mut lines = Vec::new();
+    for vcpu in stats["vcpus"].as_array().context("no vCPUs")? {
+        let labels = format!("pid=\"{pid}\",vcpu=\"{}\"", vcpu["vcpu"]);
+        let requests = &vcpu["counts"]["requests"];
+        lines.push(format!("vcpufreq_requests_total{{{labels}}} {requests}"));
+        let (way, count) = ("write_in_kernel", &vcpu["accesses"]["writes_in_kernel"]);
+        lines.push(format!(
+            "vcpufreq_accesses_total{{{labels},access=\"{way}\"}} {count}"
+        ));
+    }
+    lines.retain(|line| !metrics.lines().any(|one| one == line));
+    Ok(lines)
 }
 
 /// On each vCPU: `count` reads of cur_perf, then `count` writes of its table's

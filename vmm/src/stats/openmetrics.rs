@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stats as OpenMetrics text 1.0, for Prometheus and what reads its format.
+//!
+//! Histograms have no `_sum`: the VMM counts times by powers of two and keeps no total.
+
+use std::fmt::Write as _;
+
+use vcpufreq_device::HISTOGRAM_BUCKETS;
+
+use super::{Stats, Times, VcpuStats};
+
+/// Labels behind `pid` and `vcpu`, and a value; none if it is unknown.
+type Samples = Vec<(String, Option<u64>)>;
+
+/// What is measured of each vCPU: name, type, unit, help, and its samples.
+struct Family {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    of: fn(&VcpuStats) -> Samples,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+    /// A gauge in Hz.
+    Hertz,
+}
+
+const FAMILIES: [Family; 14] = [
+    Family {
+        name: "vcpufreq_vcpu",
+        kind: Kind::Gauge,
+        help: "1 for each vCPU, with its performance domain and the path in use",
+        of: |of| {
+            let labels = format!(",domain=\"{}\",path=\"{}\"", of.domain, of.path);
+            vec![(labels, Some(1))]
+        },
+    },
+    Family {
+        name: "vcpufreq_requests",
+        kind: Kind::Counter,
+        help: "Requests of the guest",
+        of: |of| one(of.counts.requests),
+    },
+    Family {
+        name: "vcpufreq_request_outcomes",
+        kind: Kind::Counter,
+        help: "Requests by outcome",
+        of: |of| {
+            let counts = &of.counts;
+            let outcomes = [
+                ("applied", counts.applied),
+                ("unchanged", counts.unchanged),
+                ("superseded", counts.superseded),
+                ("coalesced", counts.coalesced),
+                ("refused", counts.refused),
+                ("not_applicable", counts.not_applicable),
+            ];
+            labelled("outcome", &outcomes)
+        },
+    },
+    Family {
+        name: "vcpufreq_requests_limited",
+        kind: Kind::Counter,
+        help: "Requests that the rate limit made wait",
+        of: |of| one(of.counts.limited),
+    },
+    Family {
+        name: "vcpufreq_illegal_accesses",
+        kind: Kind::Counter,
+        help: "Accesses outside the contract",
+        of: |of| one(of.counts.illegal),
+    },
+    Family {
+        name: "vcpufreq_unreadable_frequencies",
+        kind: Kind::Counter,
+        help: "Reads of cur_perf for which the host had no answer",
+        of: |of| one(of.counts.source_failures),
+    },
+    Family {
+        name: "vcpufreq_accesses",
+        kind: Kind::Counter,
+        help: "Accesses that exited to the VMM, and requests that ended in the kernel",
+        of: |of| {
+            let accesses = &of.accesses;
+            let ways = [
+                ("read_exited", accesses.reads_exited),
+                ("write_exited", accesses.writes_exited),
+                ("write_in_kernel", accesses.writes_in_kernel),
+            ];
+            labelled("access", &ways)
+        },
+    },
+    Family {
+        name: "vcpufreq_requested_hertz",
+        kind: Kind::Hertz,
+        help: "The newest request of the vCPU's domain",
+        of: |of| vec![(String::new(), of.asks_khz.map(hz))],
+    },
+    Family {
+        name: "vcpufreq_cur_perf_hertz",
+        kind: Kind::Hertz,
+        help: "The last cur_perf that the vCPU read",
+        of: |of| one(hz(of.gets_khz)),
+    },
+    Family {
+        name: "vcpufreq_pcpu_hertz",
+        kind: Kind::Hertz,
+        help: "Frequency of the pCPU that the vCPU's thread is on",
+        of: |of| vec![(String::new(), of.pcpu_khz.map(hz))],
+    },
+    Family {
+        name: "vcpufreq_pcpu",
+        kind: Kind::Gauge,
+        help: "Number of the pCPU that the vCPU's thread is on",
+        of: |of| vec![(String::new(), of.pcpu.map(u64::from))],
+    },
+    Family {
+        name: "vcpufreq_uclamp",
+        kind: Kind::Gauge,
+        help: "The clamp of the domain's request, 0 to 1024",
+        of: |of| {
+            let bounds = [
+                ("min", u64::from(of.uclamp.0)),
+                ("max", u64::from(of.uclamp.1)),
+            ];
+            labelled("bound", &bounds)
+        },
+    },
+    Family {
+        name: "vcpufreq_utilization",
+        kind: Kind::Gauge,
+        help: "Utilization of the vCPU's thread and of what else runs on its pCPU, 0 to 1024",
+        of: |of| {
+            let known = [("own", of.own_util), ("others", of.others_util)];
+            let known = known.map(|(whose, util)| (label("whose", whose), util.map(u64::from)));
+            known.into()
+        },
+    },
+    Family {
+        name: "vcpufreq_scx_target",
+        kind: Kind::Gauge,
+        help: "What the kernel was given for the vCPU's pCPU by scx, 0 to 1024",
+        of: |of| vec![(String::new(), of.target.map(u64::from))],
+    },
+];
+
+/// A counter of a VM: name, help, value.
+type OfVm = (&'static str, &'static str, fn(&Stats) -> u64);
+
+const OF_VM: [OfVm; 3] = [
+    (
+        "vcpufreq_accesses_outside",
+        "Accesses behind the last vCPU's page",
+        |of| of.accesses_outside,
+    ),
+    (
+        "vcpufreq_governors_lost",
+        "Policies found under another governor than schedutil",
+        |of| of.governors_lost,
+    ),
+    (
+        "vcpufreq_pins_lost",
+        "vCPUs found off the pCPUs that they are pinned to",
+        |of| of.pins_lost,
+    ),
+];
+
+/// A histogram: name, help, times.
+type OfTimes = (&'static str, &'static str, fn(&VcpuStats) -> &Times);
+
+const OF_TIMES: [OfTimes; 2] = [
+    (
+        "vcpufreq_clamp_seconds",
+        "From a request that changed the clamp until it was in force",
+        |of| &of.clamp_after,
+    ),
+    (
+        "vcpufreq_frequency_seconds",
+        "From a request that changed the clamp until the frequency was another one",
+        |of| &of.freq_after,
+    ),
+];
+
+/// All virtual machines' metrics, each family once, and the end mark.
+#[must_use]
+pub fn openmetrics(vms: &[Stats]) -> String {
+    let mut text = String::new();
+    for family in FAMILIES {
+        let total = if family.kind == Kind::Counter {
+            "_total"
+        } else {
+            ""
+        };
+        head(&mut text, family.name, family.kind, family.help);
+        for (labels, vcpu) in each_vcpu(vms) {
+            let known = (family.of)(vcpu).into_iter();
+            for (more, value) in known.filter_map(|(more, value)| Some((more, value?))) {
+                line(
+                    &mut text,
+                    (family.name, total),
+                    &(labels.clone() + &more),
+                    value,
+                );
+            }
+        }
+    }
+    for (name, help, of) in OF_VM {
+        head(&mut text, name, Kind::Counter, help);
+        for vm in vms {
+            line(
+                &mut text,
+                (name, "_total"),
+                &format!("pid=\"{}\"", vm.pid),
+                of(vm),
+            );
+        }
+    }
+    for (name, help, of) in OF_TIMES {
+        text += &format!("# TYPE {name} histogram\n# UNIT {name} seconds\n# HELP {name} {help}\n");
+        for (labels, vcpu) in each_vcpu(vms) {
+            buckets(&mut text, name, &labels, of(vcpu));
+        }
+    }
+    text + "# EOF\n"
+}
+
+fn each_vcpu(vms: &[Stats]) -> impl Iterator<Item = (String, &VcpuStats)> {
+    vms.iter().flat_map(|vm| {
+        let labels = |vcpu: &VcpuStats| format!("pid=\"{}\",vcpu=\"{}\"", vm.pid, vcpu.vcpu);
+        vm.vcpus.iter().map(move |vcpu| (labels(vcpu), vcpu))
+    })
+}
+
+fn head(text: &mut String, name: &str, kind: Kind, help: &str) {
+    let (kind, unit) = match kind {
+        Kind::Counter => ("counter", String::new()),
+        Kind::Gauge => ("gauge", String::new()),
+        Kind::Hertz => ("gauge", format!("# UNIT {name} hertz\n")),
+    };
+    *text += &format!("# TYPE {name} {kind}\n{unit}# HELP {name} {help}\n");
+}
+
+fn line(text: &mut String, (name, suffix): (&str, &str), labels: &str, value: u64) {
+    // Writing to a string doesn't fail.
+    let _ = writeln!(text, "{name}{suffix}{{{labels}}} {value}");
+}
+
+/// Bucket *n* of [`Times`] has times below 2^n ns, the last one all others.
+fn buckets(text: &mut String, name: &str, labels: &str, times: &Times) {
+    let mut sum = 0;
+    for (bucket, count) in (0..HISTOGRAM_BUCKETS - 1).zip(&times.buckets) {
+        sum += count;
+        let below_ns = 1_u64 << bucket;
+        let le = format!(
+            "{}.{:09}",
+            below_ns / 1_000_000_000,
+            below_ns % 1_000_000_000
+        );
+        line(
+            text,
+            (name, "_bucket"),
+            &format!("{labels},le=\"{le}\""),
+            sum,
+        );
+    }
+    line(
+        text,
+        (name, "_bucket"),
+        &format!("{labels},le=\"+Inf\""),
+        times.n,
+    );
+}
+
+fn one(value: u64) -> Samples {
+    vec![(String::new(), Some(value))]
+}
+
+fn labelled(name: &str, values: &[(&str, u64)]) -> Samples {
+    let sample = |(of, value): &(&str, u64)| (label(name, of), Some(*value));
+    values.iter().map(sample).collect()
+}
+
+fn label(name: &str, of: &str) -> String {
+    format!(",{name}=\"{of}\"")
+}
+
+fn hz(khz: u32) -> u64 {
+    u64::from(khz) * 1000
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: each family is there once, with the samples of all VMs; what is unknown has no
+    //! sample; buckets add up; the text ends with its end mark;
+    //! the dashboard's metrics exist.
+
+    use super::*;
+
+    fn vm(pid: u32) -> Stats {
+        let mut vcpu = VcpuStats {
+            asks_khz: Some(1_800_000),
+            uclamp: (657, 1024),
+            ..VcpuStats::default()
+        };
+        vcpu.counts.requests = 7;
+        vcpu.clamp_after = Times {
+            n: 6,
+            buckets: vec![0, 0, 1, 2],
+            ..Times::default()
+        };
+        Stats {
+            pid,
+            at_ns: 1,
+            vcpus: vec![vcpu],
+            accesses_outside: 3,
+            governors_lost: 0,
+            pins_lost: 0,
+        }
+    }
+
+    #[test]
+    fn each_family_is_there_once_with_the_samples_of_all_vms() {
+        let text = openmetrics(&[vm(41), vm(42)]);
+        let types = text.lines().filter(|line| line.starts_with("# TYPE "));
+        let mut names: Vec<_> = types.collect();
+        assert_eq!(names.len(), FAMILIES.len() + OF_VM.len() + OF_TIMES.len());
+        names.dedup();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FAMILIES.len() + OF_VM.len() + OF_TIMES.len());
+        for line in [
+            "# TYPE vcpufreq_requests counter",
+            "vcpufreq_requests_total{pid=\"41\",vcpu=\"0\"} 7",
+            "vcpufreq_requests_total{pid=\"42\",vcpu=\"0\"} 7",
+            "# UNIT vcpufreq_requested_hertz hertz",
+            "vcpufreq_requested_hertz{pid=\"42\",vcpu=\"0\"} 1800000000",
+            "vcpufreq_uclamp{pid=\"42\",vcpu=\"0\",bound=\"min\"} 657",
+            "vcpufreq_accesses_outside_total{pid=\"42\"} 3",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("\n# EOF\n"));
+        assert!(!text.contains("vcpufreq_utilization{"), "unknown: {text}");
+    }
+
+    #[test]
+    fn buckets_add_up_to_all_times() {
+        let text = openmetrics(&[vm(42)]);
+        let own = text.lines().filter_map(|line| {
+            line.strip_prefix("vcpufreq_clamp_seconds_bucket{pid=\"42\",vcpu=\"0\",le=")
+        });
+        let expected = [
+            "\"0.000000001\"} 0",
+            "\"0.000000002\"} 0",
+            "\"0.000000004\"} 1",
+            "\"0.000000008\"} 3",
+            "\"+Inf\"} 6",
+        ];
+        assert_eq!(own.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_that_are_there() {
+        let text = openmetrics(&[vm(42)]);
+        let dashboard = include_str!("../../../docs/examples/grafana.json");
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = dashboard.split(|c: char| !is_name(c));
+        let names: Vec<_> = words.filter(|word| word.starts_with("vcpufreq_")).collect();
+        assert!(names.len() > 5, "{names:?}");
+        for name in names {
+            let family = ["_total", "_bucket"]
+                .iter()
+                .find_map(|end| name.strip_suffix(end));
+            let head = format!("# TYPE {} ", family.unwrap_or(name));
+            assert!(text.contains(&head), "{name}");
+        }
+    }
+
+    #[test]
+    fn without_a_vm_there_are_no_samples() {
+        let text = openmetrics(&[]);
+        assert!(text.lines().all(|line| line.starts_with('#')), "{text}");
+    }
+}
