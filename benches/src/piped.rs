@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn last_words_do_not_wait_for_children() {
-        let script = "(sleep 60; echo late >&2) & echo $!; echo why >&2; wait";
+        let script = "(sleep 60; echo late >&2) & echo why >&2; echo $!; wait";
         let mut shell = Piped::start(Command::new("sh").args(["-c", script])).unwrap();
         let child = shell.line(Duration::from_secs(60)).unwrap();
         let words = shell.last_words();

@@ -118,7 +118,8 @@ impl Cache {
     /// Removes the folders of runs that were broken off, or failed, long
     /// ago.
     pub fn prune_runs(&self) -> Result<()> {
-        let is_run = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+        // The process, and a number where one process has several.
+        let is_run = |name: &str| name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'-'));
         remove_unused(&self.dir.join("runs"), KEEP_RUNS, is_run)
     }
 
@@ -353,18 +354,18 @@ mod tests {
     #[test]
     fn old_runs_are_removed() {
         let dir = tempdir("runs");
-        for name in ["runs/1", "runs/2", "runs/mine"] {
+        for name in ["runs/1", "runs/1-0", "runs/2", "runs/mine"] {
             fs::create_dir_all(dir.join(name)).unwrap();
         }
         let old = SystemTime::now() - KEEP_RUNS;
-        for name in ["runs/1", "runs/mine"] {
+        for name in ["runs/1", "runs/1-0", "runs/mine"] {
             File::open(dir.join(name))
                 .unwrap()
                 .set_modified(old)
                 .unwrap();
         }
         cache(&dir).prune_runs().unwrap();
-        assert!(!dir.join("runs/1").exists());
+        assert!(!dir.join("runs/1").exists() && !dir.join("runs/1-0").exists());
         assert!(dir.join("runs/2").exists() && dir.join("runs/mine").exists());
         fs::remove_dir_all(dir).unwrap();
     }
