@@ -105,6 +105,9 @@ pub enum Command {
         /// Print OpenMetrics text, for Prometheus; without PID of all VMMs of this user
         #[arg(long, conflicts_with = "json")]
         openmetrics: bool,
+        /// Answer one HTTP request on stdin, for a socket unit with Accept=yes
+        #[arg(long, requires = "openmetrics")]
+        http: bool,
     },
     /// Show what a running VMM counts, alive; q ends
     #[command(after_help = EXIT_CODES)]

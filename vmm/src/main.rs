@@ -4,6 +4,7 @@
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
+use anyhow::Context as _;
 use serde_json::json;
 use vcpufreq::{
     cli::{Cli, Command},
@@ -54,8 +55,9 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Stats {
             pid,
             openmetrics: true,
+            http,
             ..
-        } => openmetrics(pid),
+        } => openmetrics(pid, http),
         Command::Stats { pid, json, .. } => stats(pid, json),
         Command::Top { pid, every } => {
             let path = stats::choose(&StateDir::of_user()?, pid)?;
@@ -101,7 +103,7 @@ fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
 }
 
 /// Of one VMM, or of all that run: one may end meanwhile, and the others still count.
-fn openmetrics(pid: Option<u32>) -> anyhow::Result<u8> {
+fn metrics(pid: Option<u32>) -> anyhow::Result<String> {
     let dir = StateDir::of_user()?;
     let ask = |pid| stats::ask(&dir.socket(pid)?);
     let vms = match pid {
@@ -113,7 +115,16 @@ fn openmetrics(pid: Option<u32>) -> anyhow::Result<u8> {
                 .collect()
         }
     };
-    print(stats::openmetrics(&vms))?;
+    Ok(stats::openmetrics(&vms))
+}
+
+fn openmetrics(pid: Option<u32>, http: bool) -> anyhow::Result<u8> {
+    let text = if http {
+        stats::answer(std::io::stdin().lock(), || metrics(pid)).context("can't read a request")?
+    } else {
+        metrics(pid)?
+    };
+    print(text)?;
     Ok(0)
 }
 

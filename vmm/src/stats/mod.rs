@@ -7,6 +7,7 @@
 //! Each connection gets one [`Stats`] and is closed.
 
 mod client;
+mod http;
 mod openmetrics;
 mod server;
 mod text;
@@ -18,6 +19,7 @@ use vcpufreq_device::{Accesses, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSna
 use crate::path::Path;
 
 pub use client::{ask, choose, running};
+pub use http::answer;
 pub use openmetrics::openmetrics;
 pub use server::Server;
 pub use text::table;
