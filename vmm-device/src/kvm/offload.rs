@@ -83,7 +83,7 @@ impl MemorySlot {
 /// Writes of four bytes, and what they signal.
 #[derive(Clone, Copy, Debug)]
 pub struct IoEventFd<'a> {
-    /// Where the guest writes.
+    /// Guest-physical address of the four bytes.
     pub address: u64,
     /// The value that signals; `None`: any.
     pub value: Option<u32>,
@@ -94,7 +94,7 @@ pub struct IoEventFd<'a> {
 /// An eventfd that a guest's requests signal.
 #[derive(Debug)]
 pub struct Doorbell {
-    /// Where the guest writes, from [`KvmOffload::base`] on.
+    /// Bytes from [`KvmOffload::base`] to the register that the guest writes.
     pub offset: u64,
     /// The value that signals; `None`: any.
     pub value: Option<u32>,
@@ -116,7 +116,7 @@ impl Doorbell {
 
 /// What KVM shall handle.
 pub struct KvmOffload {
-    /// Where the guest sees the registers.
+    /// Guest-physical address of the registers.
     pub base: u64,
     /// What the guest reads.
     pub pages: Arc<dyn SlotMemory>,

@@ -34,7 +34,7 @@ use crate::{
     path::PathChoice,
     vm::{
         VmSpec,
-        image::{self, Initrd, Kernel, Placement},
+        image::{self, BootPlacement, Initrd, Kernel},
     },
 };
 use vcpufreq_device::host::{HostCpus, HostOpp, Pcpu, Policy};
@@ -52,7 +52,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     image::check_cmdline(&options.cmdline)?;
     let mut kernel = Kernel::open(kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
-    let place = Placement::new(&kernel, initrd.as_ref(), options.mem.0)?;
+    let place = BootPlacement::new(&kernel, initrd.as_ref(), options.mem.0)?;
     let vcpus = vcpus(&options.vcpus, host, count)?;
     // A kernel without a banner may be any.
     let preempt_rt = kernel.preempt_rt()?.unwrap_or(true);

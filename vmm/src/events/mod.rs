@@ -3,7 +3,7 @@
 //! refusal, in the order in which they happened on each vCPU thread.
 //!
 //! A vCPU thread stamps an event and puts it into a bounded queue; it neither
-//! formats, writes nor wakes anybody. A writer thread looks at the queue every
+//! formats, nor writes, nor wakes a thread. A writer thread looks at the queue every
 //! 20 ms and writes what it finds. When a guest makes events faster
 //! than that, those that find the queue full are dropped and counted.
 

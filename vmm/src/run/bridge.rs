@@ -18,7 +18,7 @@ use crate::{
     lifecycle::state::StateDir,
     message::warn,
     path,
-    stats::{Server, Stats, VcpuStats},
+    stats::{Stats, StatsServer, VcpuStats},
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
@@ -87,7 +87,7 @@ impl Diagnostics for Stderr {
 /// A bridge that answers to `vcpufreq stats`.
 pub struct GuestBridge {
     bridge: Bridge,
-    stats: Option<Server>,
+    stats: Option<StatsServer>,
 }
 
 impl GuestBridge {
@@ -189,10 +189,10 @@ pub fn observe(
 }
 
 /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
-pub fn answer_stats(bridge: BridgeHandle) -> Option<Server> {
+pub fn answer_stats(bridge: BridgeHandle) -> Option<StatsServer> {
     let serve = || {
         let path = StateDir::of_user()?.socket_path(std::process::id());
-        anyhow::Ok(Server::start(&path, move || stats(&bridge))?)
+        anyhow::Ok(StatsServer::start(&path, move || stats(&bridge))?)
     };
     let server = serve();
     if let Err(error) = &server {

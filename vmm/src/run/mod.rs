@@ -28,7 +28,7 @@ use vcpufreq_rt::{InForce, KernelHost};
 use self::{
     bridge::{GuestBridge, observe},
     hooks::GuestHooks,
-    offer::Offer,
+    offer::HostOffer,
     rt::RtGuest,
     summary::summary,
 };
@@ -63,9 +63,9 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
     let mut offer = config
         .bridge()
-        .then(|| Offer::of_host(&config, &cpus))
+        .then(|| HostOffer::of_host(&config, &cpus))
         .transpose()?;
-    let clamps = |offer: &&mut Offer| offer.chosen.kind != ActuatorKind::Nothing;
+    let clamps = |offer: &&mut HostOffer| offer.chosen.kind != ActuatorKind::Nothing;
     if let Some(offer) = offer
         .as_mut()
         .filter(clamps)
@@ -84,7 +84,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     };
     let record = applied.as_ref().and_then(InForce::record);
     let rt = RtGuest::of_host(&config, &host, record)?;
-    let groups = offer.as_ref().and_then(Offer::groups);
+    let groups = offer.as_ref().and_then(HostOffer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
     let record = Record {
@@ -111,7 +111,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
 fn run_and_report(
     config: RunConfig,
     host: &HostRoot,
-    offer: Option<Offer>,
+    offer: Option<HostOffer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
     if config.bridge() {
@@ -132,10 +132,10 @@ fn run_and_report(
 
 fn run_guest(
     (config, host, rt): (RunConfig, &HostRoot, RtGuest),
-    offer: Option<Offer>,
+    offer: Option<HostOffer>,
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(RunReport, Option<Totals>)> {
-    let region = |offer: &Offer| match offer.plans.shared {
+    let region = |offer: &HostOffer| match offer.plans.shared {
         true => topology::shared_memory(&config.vcpus, layout::CPUFREQ_BASE),
         false => topology::registers(&config.vcpus, layout::CPUFREQ_BASE),
     };
@@ -173,7 +173,7 @@ fn run_guest(
 
 fn make_device(
     (config, host, rt): (&RunConfig, &HostRoot, &RtGuest),
-    offer: Offer,
+    offer: HostOffer,
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<BridgeDevice> {
     let options = &config.options.bridge;

@@ -21,7 +21,7 @@ use crate::{
 use vcpufreq_device::host::HostCpus;
 
 /// What the host offers to a guest with the bridge; nothing is made yet.
-pub struct Offer {
+pub struct HostOffer {
     /// How requests reach the host's scheduler.
     pub chosen: Chosen,
     /// Where frequencies are read.
@@ -32,7 +32,7 @@ pub struct Offer {
     pub notes: Vec<String>,
 }
 
-impl Offer {
+impl HostOffer {
     /// Looks at the host.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::{
     },
     message::warn,
     run::bridge::{Stderr, answer_stats, observe},
-    stats::Server,
+    stats::StatsServer,
     sys,
 };
 
@@ -40,7 +40,7 @@ pub struct ServedVm {
     shared: Shared,
     lost: Arc<EventFd>,
     bridge: Bridge,
-    stats: Option<Server>,
+    stats: Option<StatsServer>,
     events: Option<EventWriter>,
     changes: HostChanges,
     groups: Option<SeenGroups>,

@@ -28,7 +28,11 @@ pub fn answer(
     Ok(match words[..] {
         ["GET", "/metrics", version] if ends && version.starts_with("HTTP/1.") => match metrics() {
             Ok(text) => response("200 OK", OPENMETRICS, &text),
-            Err(error) => response("500 Internal Server Error", PLAIN, &format!("{error:#}\n")),
+            Err(error) => response(
+                "500 Internal StatsServer Error",
+                PLAIN,
+                &format!("{error:#}\n"),
+            ),
         },
         ["GET", _, version] if ends && version.starts_with("HTTP/1.") => {
             response("404 Not Found", PLAIN, "ask for /metrics\n")

@@ -21,7 +21,7 @@ use crate::path::Path;
 pub use client::{ask, choose, running};
 pub use http::answer;
 pub use openmetrics::openmetrics;
-pub use server::Server;
+pub use server::StatsServer;
 pub use text::table;
 pub use top::top;
 
@@ -186,10 +186,10 @@ mod tests {
     }
 
     /// A server, and its socket.
-    fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, Server) {
+    fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, StatsServer) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
-        let server = Server::start(&path, move || counted.lock().unwrap().clone()).unwrap();
+        let server = StatsServer::start(&path, move || counted.lock().unwrap().clone()).unwrap();
         (dir, path, server)
     }
 

@@ -28,13 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const CHUNK: usize = 4096;
 
 /// The thread that answers.
-pub struct Server {
+pub struct StatsServer {
     path: PathBuf,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
-impl Server {
+impl StatsServer {
     /// Answers at `path`, in a directory that only this user may enter, with what `stats` returns.
     ///
     /// # Errors

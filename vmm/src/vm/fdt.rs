@@ -9,7 +9,7 @@ use vcpufreq_dt::{Machine, Nodes};
 use vm_fdt::{Error, FdtWriter};
 
 use super::gic::Gic;
-use super::image::Placement;
+use super::image::BootPlacement;
 use super::layout::{
     GICC_BASE, GICC_SIZE, GICD_BASE, GICD_SIZE, GICD_V2_SIZE, GICR_BASE, GICR_STRIDE, RAM_BASE,
     UART_BASE, UART_SIZE, UART_SPI,
@@ -33,7 +33,7 @@ const UART_CLOCK_HZ: u32 = 1_843_200;
 pub fn build(
     machine: &Machine,
     cmdline: &str,
-    place: &Placement,
+    place: &BootPlacement,
     gic: Gic,
 ) -> Result<Vec<u8>, Error> {
     // At most 1025 phandles: there are always enough numbers left for them.
@@ -62,7 +62,7 @@ pub fn build(
     fdt.finish()
 }
 
-fn write_chosen(fdt: &mut FdtWriter, cmdline: &str, place: &Placement) -> Result<(), Error> {
+fn write_chosen(fdt: &mut FdtWriter, cmdline: &str, place: &BootPlacement) -> Result<(), Error> {
     let chosen = fdt.begin_node("chosen")?;
     fdt.property_string("bootargs", cmdline)?;
     fdt.property_string("stdout-path", &format!("/serial@{UART_BASE:x}"))?;
@@ -143,7 +143,7 @@ mod tests {
     use super::super::layout::{CPUFREQ_BASE, mpidr_affinity};
     use super::*;
 
-    const PLACE: Placement = Placement {
+    const PLACE: BootPlacement = BootPlacement {
         ram_size: 512 << 20,
         kernel_block: RAM_BASE,
         fdt: RAM_BASE + (64 << 20),
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_guest_without_initrd_has_none_in_the_tree() {
-        let place = Placement {
+        let place = BootPlacement {
             initrd: None,
             ..PLACE
         };

@@ -147,7 +147,7 @@ impl Initrd {
 
 /// Guest-physical places of what a guest boots from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct BootPlacement {
     /// Bytes of RAM, from [`RAM_BASE`] on.
     pub ram_size: u64,
     /// The 2 MiB boundary that the kernel's offset counts from.
@@ -158,7 +158,7 @@ pub struct Placement {
     pub initrd: Option<(u64, u64)>,
 }
 
-impl Placement {
+impl BootPlacement {
     /// Finds places from the bottom of RAM up: kernel, device tree, initrd.
     ///
     /// That keeps all of them within the 32 GiB window that Linux asks for, and
@@ -263,17 +263,17 @@ mod tests {
 
     #[test]
     fn places_do_not_overlap_and_are_aligned() {
-        let place = Placement::new(&kernel(3 << 20), Some(&initrd(5000)), 16).unwrap();
+        let place = BootPlacement::new(&kernel(3 << 20), Some(&initrd(5000)), 16).unwrap();
         assert_eq!(
             place,
-            Placement {
+            BootPlacement {
                 ram_size: 16 << 20,
                 kernel_block: RAM_BASE,
                 fdt: RAM_BASE + (4 << 20),
                 initrd: Some((RAM_BASE + (6 << 20), 5000)),
             }
         );
-        let place = Placement::new(&kernel(3 << 20), None, 6).unwrap();
+        let place = BootPlacement::new(&kernel(3 << 20), None, 6).unwrap();
         assert_eq!(place.initrd, None);
     }
 
@@ -281,7 +281,7 @@ mod tests {
     fn too_little_memory_says_how_much_is_enough() {
         // 4 MiB for the kernel, 2 for the device tree, 8 and a bit for the initrd.
         let (kernel, initrd) = (kernel(3 << 20), initrd((8 << 20) + 1));
-        let place = |mem_mib| Placement::new(&kernel, Some(&initrd), mem_mib);
+        let place = |mem_mib| BootPlacement::new(&kernel, Some(&initrd), mem_mib);
         for (mem_mib, why) in [
             (0, "larger than the guest's 0 MiB"),
             (8, "larger than the guest's 8 MiB"),
@@ -301,7 +301,7 @@ mod tests {
             (1, u64::MAX >> 20, "more than any address space"),
             (u64::MAX, 512, "512 MiB of memory is too little"),
         ] {
-            let error = Placement::new(&kernel(size), None, mem_mib).unwrap_err();
+            let error = BootPlacement::new(&kernel(size), None, mem_mib).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
     }

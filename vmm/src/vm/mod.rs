@@ -2,7 +2,7 @@
 //! The virtual machine: from a checked configuration to a guest that has ended.
 //!
 //! ```text
-//! Kernel, Placement, fdt ─▶ arch (KVM, memory slots, GIC, registers) ─▶ VcpuThreads ─▶ Bus ─▶ devices
+//! Kernel, BootPlacement, fdt ─▶ arch (KVM, memory slots, GIC, registers) ─▶ VcpuThreads ─▶ Bus ─▶ devices
 //! ```
 //!
 //! Everything that can be wrong with the input is found before KVM is opened.
@@ -46,7 +46,7 @@ use vcpufreq_dt::Machine;
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use gic::Gic;
-use image::{Initrd, Kernel, Placement};
+use image::{BootPlacement, Initrd, Kernel};
 use memory::PageSize;
 use probe::KvmFacts;
 pub use supervise::supervise;
@@ -173,7 +173,7 @@ pub struct VmSpec {
     /// The initrd, if there is one.
     pub initrd: Option<Initrd>,
     /// Where they go.
-    pub place: Placement,
+    pub place: BootPlacement,
     /// The kernel command line.
     pub cmdline: String,
     /// The pCPUs that each vCPU's thread may run on; all if empty.

@@ -247,7 +247,7 @@ impl ThreadBody {
                 end: VcpuEnd::Failed("the thread panicked".to_owned()),
             };
             report.end = self.run_vcpu(&mut fd, &bus);
-            // The guest's resources go before anybody hears of the end.
+            // The guest's resources go before its end is reported.
             drop(fd);
             drop(bus);
         }

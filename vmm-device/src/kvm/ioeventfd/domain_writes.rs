@@ -39,7 +39,7 @@ pub struct DomainWrites {
     /// What [`WriteOrder`] returned the last time.
     known: Known,
     vcpus: Vec<VcpuId>,
-    bells: Vec<Doorbell>,
+    bells: Vec<CountedBell>,
     events: Vec<EpollEvent>,
     /// The bell handed out last, since the list was last found empty.
     last: Option<usize>,
@@ -49,7 +49,7 @@ pub struct DomainWrites {
     in_hand: Option<Latest>,
 }
 
-struct Doorbell {
+struct CountedBell {
     vcpu: VcpuId,
     khz: u32,
     event: Arc<EventFd>,
@@ -87,7 +87,7 @@ impl DomainWrites {
             let fd = event.as_raw_fd();
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(when, index))?;
         }
-        let bells: Vec<_> = bells.into_iter().map(Doorbell::from).collect();
+        let bells: Vec<_> = bells.into_iter().map(CountedBell::from).collect();
         let mut vcpus: Vec<_> = bells.iter().map(|bell| bell.vcpu).collect();
         vcpus.dedup();
         Ok(Self {
@@ -149,8 +149,9 @@ impl DomainWrites {
     /// The list is empty: all that was signalled has been handed out.
     fn conclude(&mut self) -> Option<Latest> {
         let last = self.last.take()?;
-        let repeated =
-            |(index, bell): &(usize, &Doorbell)| *index != last && bell.signals > bell.handed_out;
+        let repeated = |(index, bell): &(usize, &CountedBell)| {
+            *index != last && bell.signals > bell.handed_out
+        };
         let others = self.bells.iter().enumerate().filter(repeated);
         let other = others.max_by_key(|(_, bell)| bell.khz);
         let other = other.map(|(index, _)| index);
@@ -176,7 +177,7 @@ impl DomainWrites {
     fn recorded(&mut self) -> Option<usize> {
         let last = self.write_order.newest(&self.vcpus, &mut self.known)?;
         let is_it =
-            |bell: &Doorbell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
+            |bell: &CountedBell| bell.signals > 0 && (bell.vcpu, bell.khz) == (last.vcpu, last.khz);
         self.bells.iter().position(is_it)
     }
 
@@ -239,7 +240,7 @@ impl DomainWrites {
     }
 }
 
-impl From<(VcpuId, u32, Arc<EventFd>)> for Doorbell {
+impl From<(VcpuId, u32, Arc<EventFd>)> for CountedBell {
     fn from((vcpu, khz, event): (VcpuId, u32, Arc<EventFd>)) -> Self {
         Self {
             vcpu,
@@ -252,7 +253,7 @@ impl From<(VcpuId, u32, Arc<EventFd>)> for Doorbell {
     }
 }
 
-impl Doorbell {
+impl CountedBell {
     fn read(&mut self) {
         // Nothing to read means that an earlier look has counted it.
         let signals = self.event.read().unwrap_or(0);

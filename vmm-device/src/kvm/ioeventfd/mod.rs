@@ -94,7 +94,7 @@ impl PendingWrites {
         }
     }
 
-    /// A guest that writes all the time doesn't hold anybody up: the rest is
+    /// A guest that writes all the time holds no other up: the rest is
     /// [`Self::finish`]ed later, for its last value may come without a signal.
     fn drain_locked(
         &self,
