@@ -4,6 +4,6 @@
 pub mod cleanup;
 pub mod guardian;
 pub mod host_changes;
-pub mod kept;
 pub mod raised;
+pub mod served_vms;
 pub mod state;

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     lifecycle::{
-        kept::KeptVm,
+        served_vms::KeptVm,
         state::{Standing, StateDir, owner_of},
     },
     message::{chain, warn},
