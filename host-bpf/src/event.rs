@@ -17,7 +17,7 @@ pub enum Event {
     /// A request waits for the worker.
     Waiting(Waiting),
     /// A request was made; only where the policy wants that told.
-    Told(Told),
+    Handled(HandledRequest),
     /// What else runs on the pCPUs of this domain has changed: its clamp is to be put into force
     /// again.
     Refresh(u32),
@@ -38,7 +38,7 @@ pub struct Waiting {
 
 /// A request, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct HandledRequest {
     /// Whose register was written.
     pub vcpu: VcpuId,
     /// Index of its domain.
@@ -92,7 +92,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
     Some(match word(8)? {
         layout::APPLY => waiting(None),
         layout::DEFERRED => waiting(Some(ns)),
-        layout::TOLD => Event::Told(Told {
+        layout::TOLD => Event::Handled(HandledRequest {
             vcpu,
             domain,
             khz: Khz(word(12)?),
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_request_that_is_told() {
         let bytes = event([3, 2, 2, 600_000], 77, 109 | 1024 << 16, 3);
-        let Some(Event::Told(told)) = parse(&bytes) else {
+        let Some(Event::Handled(told)) = parse(&bytes) else {
             panic!("not told")
         };
         assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));

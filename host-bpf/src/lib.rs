@@ -49,7 +49,7 @@ mod worker;
 #[cfg(feature = "load")]
 pub use backend::{BpfBackend, offer};
 pub use error::BpfError;
-pub use event::{Event, RequestOutcome, Told, Waiting};
+pub use event::{Event, HandledRequest, RequestOutcome, Waiting};
 #[cfg(feature = "load")]
 pub use host::{BpfPages, HostBpf, Latest, Pages, PcpuFacts, Settled, VmConfig, Warn};
 pub use layout::{BUCKETS, Counters};

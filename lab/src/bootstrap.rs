@@ -30,9 +30,9 @@ pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
     for line in lines.split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         match stage.read(&line) {
-            Told::Stage => step.tell(&stage.to_string()),
-            Told::Count => step.note(&stage.to_string()),
-            Told::Nothing => {}
+            LineKind::Stage => step.tell(&stage.to_string()),
+            LineKind::Count => step.note(&stage.to_string()),
+            LineKind::Nothing => {}
         }
         writeln!(kept, "{line}")?;
     }
@@ -51,7 +51,7 @@ pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
 
 /// What a line told.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum LineKind {
     Stage,
     Count,
     Nothing,
@@ -68,17 +68,17 @@ struct Stage {
 }
 
 impl Stage {
-    fn read(&mut self, line: &str) -> Told {
+    fn read(&mut self, line: &str) -> LineKind {
         if let Some(name) = stage_name(line) {
             *self = Self {
                 name: name.replace(" inside the chroot", "").replace("...", ""),
                 ..Self::default()
             };
-            return Told::Stage;
+            return LineKind::Stage;
         }
         if let Some(count) = newly_installed(line) {
             self.packages = count;
-            return Told::Nothing;
+            return LineKind::Nothing;
         }
         let count = if line.starts_with("Get:") {
             &mut self.fetched
@@ -87,14 +87,14 @@ impl Stage {
         } else if line.starts_with("Setting up ") {
             &mut self.set_up
         } else {
-            return Told::Nothing;
+            return LineKind::Nothing;
         };
         *count += 1;
         // Without a number of packages it isn't packages that are fetched.
         if self.packages == 0 {
-            Told::Nothing
+            LineKind::Nothing
         } else {
-            Told::Count
+            LineKind::Count
         }
     }
 }
@@ -204,43 +204,43 @@ mod tests {
         for (line, told, shown) in [
             (
                 "I: running apt-get update...",
-                Told::Stage,
+                LineKind::Stage,
                 "running apt-get update",
             ),
             (
                 "Get:1 http://a.example trixie InRelease",
-                Told::Nothing,
+                LineKind::Nothing,
                 "running apt-get update",
             ),
-            ("I: installing...", Told::Stage, "installing"),
+            ("I: installing...", LineKind::Stage, "installing"),
             (
                 "0 upgraded, 12 newly installed, 0 to remove and 3 not upgraded.",
-                Told::Nothing,
+                LineKind::Nothing,
                 "installing: fetched 0 of 12 packages",
             ),
             (
                 "Get:1 http://a.example x",
-                Told::Count,
+                LineKind::Count,
                 "installing: fetched 1 of 12 packages",
             ),
             (
                 "Unpacking x (1) ...",
-                Told::Count,
+                LineKind::Count,
                 "installing: unpacked 1, set up 0 of 12 packages",
             ),
             (
                 "I: /vmlinuz is now a symlink",
-                Told::Nothing,
+                LineKind::Nothing,
                 "installing: unpacked 1, set up 0 of 12 packages",
             ),
             (
                 "Selecting y",
-                Told::Nothing,
+                LineKind::Nothing,
                 "installing: unpacked 1, set up 0 of 12 packages",
             ),
             (
                 "Setting up x (1) ...",
-                Told::Count,
+                LineKind::Count,
                 "installing: unpacked 1, set up 1 of 12 packages",
             ),
         ] {

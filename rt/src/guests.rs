@@ -14,7 +14,7 @@ use vcpufreq_device::host::CpuList;
 use crate::{
     host::Look,
     own_dir::Untrusted,
-    owner::{Owner, Standing},
+    owner::{Owner, OwnerStatus},
     record::DIR,
 };
 
@@ -58,22 +58,22 @@ impl GuestCpus {
             return Ok(());
         }
         let pid = self.owner.pid;
-        Err(InTheWay(match self.owner.standing(look) {
-            Standing::InUse if rt.is_empty() => format!(
+        Err(InTheWay(match self.owner.status(look) {
+            OwnerStatus::InUse if rt.is_empty() => format!(
                 "a vCPU of the guest of process {pid} is pinned to CPU {pinned}; end that guest first"
             ),
-            Standing::InUse => format!(
+            OwnerStatus::InUse => format!(
                 "CPU {rt} runs a real-time vCPU of the guest of process {pid} already; end that guest first"
             ),
             // Others than real-time ones change nothing there.
-            Standing::Stale if rt.is_empty() => return Ok(()),
-            Standing::Stale => format!(
+            OwnerStatus::Stale if rt.is_empty() => return Ok(()),
+            OwnerStatus::Stale => format!(
                 "the guest of process {pid} was killed, and what it changed of CPU {rt} is not brought back yet; run vcpufreq cleanup first"
             ),
-            Standing::Unseen => format!(
+            OwnerStatus::Unseen => format!(
                 "{DIR}/{pid}.json is of a guest on CPU {contended}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
             ),
-            Standing::OtherBoot => return Ok(()),
+            OwnerStatus::OtherBoot => return Ok(()),
         }))
     }
 }

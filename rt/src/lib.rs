@@ -47,7 +47,7 @@ pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove
 pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
-pub use owner::{Owner, Standing};
+pub use owner::{Owner, OwnerStatus};
 pub use partition::{Partition, PartitionError, PartitionGuest};
 pub use plan::{Plan, PlannedSetting, plan};
 pub use profile::{

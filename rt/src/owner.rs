@@ -26,7 +26,7 @@ pub struct Owner {
 
 /// Whether a process still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum OwnerStatus {
     /// It runs.
     InUse,
     /// It is gone, or a zombie.
@@ -57,21 +57,21 @@ impl Owner {
 
     /// Whether it still runs.
     #[must_use]
-    pub fn standing(&self, look: &dyn Look) -> Standing {
+    pub fn status(&self, look: &dyn Look) -> OwnerStatus {
         let Ok(boot_id) = look.read(BOOT_ID) else {
-            return Standing::Unseen;
+            return OwnerStatus::Unseen;
         };
         if boot_id != self.boot_id {
-            return Standing::OtherBoot;
+            return OwnerStatus::OtherBoot;
         }
         if pid_namespace(look) != self.pid_namespace {
-            return Standing::Unseen;
+            return OwnerStatus::Unseen;
         }
         let stat = ThreadStat::read(look, self.pid);
         let runs = stat.is_ok_and(|stat| !stat.has_ended && stat.start_ticks == self.start_ticks);
         match runs {
-            true => Standing::InUse,
-            false => Standing::Stale,
+            true => OwnerStatus::InUse,
+            false => OwnerStatus::Stale,
         }
     }
 }

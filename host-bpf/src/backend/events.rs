@@ -6,19 +6,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use vcpufreq_device::{ActuateError, DomainId, Event};
 
 use super::Shared;
-use crate::{RequestOutcome, Told};
+use crate::{HandledRequest, RequestOutcome};
 
 impl Shared {
     /// Passes a request that the programs tell of to the events file.
-    pub(super) fn told(&self, told: &Told) {
-        let Told { vcpu, clamp, .. } = *told;
-        let (Some(domain), Some(known)) = (self.id_of(told.domain), self.vcpus.get(vcpu.index()))
+    pub(super) fn handled(&self, handled: &HandledRequest) {
+        let HandledRequest { vcpu, clamp, .. } = *handled;
+        let (Some(domain), Some(known)) =
+            (self.id_of(handled.domain), self.vcpus.get(vcpu.index()))
         else {
             return;
         };
-        let khz = told.khz;
+        let khz = handled.khz;
         let request = Event::Request { vcpu, domain, khz };
-        let outcome = match told.outcome {
+        let outcome = match handled.outcome {
             RequestOutcome::InKernel => Some(Event::outcome(vcpu, domain, clamp, Ok(()))),
             RequestOutcome::Unchanged => Some(Event::Unchanged {
                 vcpu,
@@ -41,7 +42,7 @@ impl Shared {
         let events = [Some(request), outcome];
         let events: Vec<_> = events.into_iter().flatten().collect();
         let tid = known.tid.load(Relaxed);
-        self.device.events().told(&events, told.at_ns, tid);
+        self.device.events().told(&events, handled.at_ns, tid);
     }
 }
 

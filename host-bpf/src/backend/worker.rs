@@ -28,7 +28,7 @@ const LOOKS_IN_VAIN: u32 = 2;
 /// How often to look for a VMM that was killed.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Events of one look, at most.
-const REFUSALS_TOLD: u64 = 16;
+const REFUSALS_REPORTED: u64 = 16;
 
 /// What one look has found.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +89,7 @@ impl Shared {
             for event in events {
                 match event {
                     Event::Waiting(request) => waiting.push(request),
-                    Event::Told(told) => self.told(&told),
+                    Event::Handled(handled) => self.handled(&handled),
                     Event::Refresh(domain) => self.refresh(domain),
                 }
             }
@@ -231,7 +231,7 @@ impl Shared {
             self.count_failed(domain, news);
             let error = refusal(id, Some(applied.last_errno));
             let event = DeviceEvent::outcome(vcpu, id, clamp, Err(error));
-            for _ in 0..news.min(REFUSALS_TOLD) {
+            for _ in 0..news.min(REFUSALS_REPORTED) {
                 self.device.events().record(&event);
             }
         }

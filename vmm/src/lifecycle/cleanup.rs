@@ -17,7 +17,7 @@ use nix::{
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
 use vcpufreq_rt::{KernelHost, remove_within};
 
-use crate::lifecycle::state::{self, NoRecord, Record, Standing, StateDir};
+use crate::lifecycle::state::{self, NoRecord, OwnerStatus, Record, StateDir};
 use crate::message::chain;
 
 /// How long processes that were just killed may take to leave their cgroup.
@@ -103,10 +103,10 @@ impl<'a> Cleaner<'a> {
 
     /// Removes what one record names, and the record, if its VMM is dead.
     pub fn by_record(&self, path: &Path, record: &Record, cleaned: &mut Cleaned) {
-        let standing = record.owner.standing(&KernelHost::from(self.host));
-        match standing {
-            Standing::InUse => return,
-            Standing::Unseen => {
+        let status = record.owner.status(&KernelHost::from(self.host));
+        match status {
+            OwnerStatus::InUse => return,
+            OwnerStatus::Unseen => {
                 let pid = record.owner.pid;
                 let path = path.display();
                 cleaned.left.push(format!(
@@ -114,7 +114,7 @@ impl<'a> Cleaner<'a> {
                 ));
                 return;
             }
-            Standing::Stale | Standing::OtherBoot => {}
+            OwnerStatus::Stale | OwnerStatus::OtherBoot => {}
         }
         let _claimed = match self.claim(path) {
             Ok(Some(claimed)) => claimed,
@@ -128,8 +128,8 @@ impl<'a> Cleaner<'a> {
             }
         };
         let dir = StateDir::at(path.parent().unwrap_or(path));
-        let left = match standing {
-            Standing::Stale => self.end(&dir, record, cleaned),
+        let left = match status {
+            OwnerStatus::Stale => self.end(&dir, record, cleaned),
             _ => remove_record(path),
         };
         if left.is_empty() {
@@ -144,7 +144,7 @@ impl<'a> Cleaner<'a> {
         let pid = record.owner.pid;
         // Without the lock or the others the rest is undone all the same.
         let lock = dir.lock();
-        let others = dir.raised_by_others(self.host, record, Standing::InUse);
+        let others = dir.raised_by_others(self.host, record, OwnerStatus::InUse);
         let mut left: Vec<String> = lock.as_ref().err().map(chain).into_iter().collect();
         let mut tried = |undone: Result<(), String>| left.extend(undone.err());
         let others_raise = |group: &Path| match &others {

@@ -29,7 +29,7 @@ use vcpufreq_rt::KernelHost;
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::state::{self, NoRecord, Standing},
+    lifecycle::state::{self, NoRecord, OwnerStatus},
     sys,
 };
 
@@ -171,7 +171,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
         Ok(record) => {
             cleaner.check(path, &record)?;
             // Its files are closed a moment before the process is gone.
-            while record.owner.standing(&KernelHost::from(&host)) == Standing::InUse {
+            while record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse {
                 sleep(LOOK_EVERY);
             }
             cleaner.by_record(path, &record, &mut cleaned);

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use vcpufreq_device::host::{HostRoot, RaisedGroups};
-use vcpufreq_rt::{KernelHost, Standing};
+use vcpufreq_rt::{KernelHost, OwnerStatus};
 
 use super::state::{Record, StateDir};
 
@@ -45,7 +45,7 @@ impl Record {
         let _lock = dir.lock()?;
         // What a dead program has raised is still so while it has a record.
         let mut raised = RaisedGroups::default();
-        for other in dir.raised_by_others(host, self, Standing::Stale)? {
+        for other in dir.raised_by_others(host, self, OwnerStatus::Stale)? {
             raised.join(&other, self.clamped());
         }
         if let Some(adopted) = &self.adopted {
@@ -90,7 +90,7 @@ impl StateDir {
         &self,
         host: &HostRoot,
         mine: &Record,
-        too: Standing,
+        too: OwnerStatus,
     ) -> anyhow::Result<Vec<RaisedGroups>> {
         let look = KernelHost::from(host);
         let others = self
@@ -98,9 +98,9 @@ impl StateDir {
             .into_iter()
             .filter_map(|(_, record)| record.ok());
         let others = others.filter(|other| {
-            let standing = other.owner.standing(&look);
-            let counts = matches!(standing, Standing::InUse | Standing::Unseen);
-            other.owner.pid != mine.owner.pid && (counts || standing == too)
+            let status = other.owner.status(&look);
+            let counts = matches!(status, OwnerStatus::InUse | OwnerStatus::Unseen);
+            other.owner.pid != mine.owner.pid && (counts || status == too)
         });
         Ok(others.map(|other| other.raises()).collect())
     }

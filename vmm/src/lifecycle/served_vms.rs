@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::{KernelHost, OwnDir, Untrusted};
 
-use super::state::{Owner, Standing, StateDir};
+use super::state::{Owner, OwnerStatus, StateDir};
 
 const SUFFIX: &str = ".vm";
 
@@ -65,7 +65,7 @@ impl StateDir {
             let text = dir.read(&name)?.unwrap_or_default();
             kept.extend(serde_json::from_str::<KeptVm>(&text));
         }
-        kept.retain(|vm| vm.vmm.standing(&KernelHost::from(host)) == Standing::InUse);
+        kept.retain(|vm| vm.vmm.status(&KernelHost::from(host)) == OwnerStatus::InUse);
         Ok(kept)
     }
 
@@ -81,13 +81,13 @@ impl StateDir {
         let mut removed = Vec::new();
         for (name, pid) in numbered(&dir)? {
             let text = dir.read(&name)?.unwrap_or_default();
-            let standing = match serde_json::from_str::<KeptVm>(&text) {
-                Ok(vm) => vm.vmm.standing(&KernelHost::from(host)),
+            let status = match serde_json::from_str::<KeptVm>(&text) {
+                Ok(vm) => vm.vmm.status(&KernelHost::from(host)),
                 // It was never finished: the VMM has no memory.
-                Err(_) if host.path(format!("proc/{pid}")).exists() => Standing::InUse,
-                Err(_) => Standing::Stale,
+                Err(_) if host.path(format!("proc/{pid}")).exists() => OwnerStatus::InUse,
+                Err(_) => OwnerStatus::Stale,
             };
-            if matches!(standing, Standing::Stale | Standing::OtherBoot) {
+            if matches!(status, OwnerStatus::Stale | OwnerStatus::OtherBoot) {
                 dir.remove(&name)?;
                 removed.push(self.path().join(&name));
             }

@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::{AdoptedGroups, BorrowedThread, GroupRecord, HostRoot, RaisedGroups};
 use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, OwnDir, RtHostChanges, Untrusted};
-pub use vcpufreq_rt::{Owner, Standing};
+pub use vcpufreq_rt::{Owner, OwnerStatus};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_rt::DIR;

@@ -50,8 +50,8 @@ fn an_owner_is_read_from_procfs() {
     assert!(owner_of(&host("S", 4000).root(), 8).is_err());
     let myself = owner_of(&HostRoot::default(), std::process::id()).unwrap();
     assert_eq!(
-        myself.standing(&KernelHost::from(&HostRoot::default())),
-        Standing::InUse
+        myself.status(&KernelHost::from(&HostRoot::default())),
+        OwnerStatus::InUse
     );
 }
 
@@ -59,9 +59,13 @@ fn an_owner_is_read_from_procfs() {
 fn a_record_stands_with_its_process() {
     let owner = record(7).owner;
     let rows = [
-        ("runs", host("R", 4000), Standing::InUse),
-        ("zombie", host("Z", 4000), Standing::Stale),
-        ("number taken by another", host("S", 4001), Standing::Stale),
+        ("runs", host("R", 4000), OwnerStatus::InUse),
+        ("zombie", host("Z", 4000), OwnerStatus::Stale),
+        (
+            "number taken by another",
+            host("S", 4001),
+            OwnerStatus::Stale,
+        ),
         (
             "gone",
             {
@@ -69,7 +73,7 @@ fn a_record_stands_with_its_process() {
                 h.remove("proc/7");
                 h
             },
-            Standing::Stale,
+            OwnerStatus::Stale,
         ),
         (
             "rebooted",
@@ -78,12 +82,12 @@ fn a_record_stands_with_its_process() {
                 h.write(BOOT, "3");
                 h
             },
-            Standing::OtherBoot,
+            OwnerStatus::OtherBoot,
         ),
     ];
     for (name, host, expected) in rows {
         assert_eq!(
-            owner.standing(&KernelHost::from(&host.root())),
+            owner.status(&KernelHost::from(&host.root())),
             expected,
             "{name}"
         );
@@ -92,12 +96,12 @@ fn a_record_stands_with_its_process() {
         pid_namespace: "pid:[1]".to_owned(),
         ..owner
     };
-    let standing = elsewhere.standing(&KernelHost::from(&host("R", 4000).root()));
-    assert_eq!(standing, Standing::Unseen);
+    let status = elsewhere.status(&KernelHost::from(&host("R", 4000).root()));
+    assert_eq!(status, OwnerStatus::Unseen);
     let blind = host("R", 4000);
     blind.remove(BOOT);
-    let standing = record(7).owner.standing(&KernelHost::from(&blind.root()));
-    assert_eq!(standing, Standing::Unseen, "not for another boot's");
+    let status = record(7).owner.status(&KernelHost::from(&blind.root()));
+    assert_eq!(status, OwnerStatus::Unseen, "not for another boot's");
 }
 
 #[test]

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     lifecycle::{
         served_vms::KeptVm,
-        state::{Standing, StateDir, owner_of},
+        state::{OwnerStatus, StateDir, owner_of},
     },
     message::{chain, warn},
     sys,
@@ -138,7 +138,7 @@ fn take_over(
     let pid = vm.vmm.pid;
     let process = sys::pidfd_open(pid).context("it can't be watched")?;
     // The number was still its own when the file was opened.
-    if vm.vmm.standing(&KernelHost::from(host)) != Standing::InUse {
+    if vm.vmm.status(&KernelHost::from(host)) != OwnerStatus::InUse {
         bail!("it has ended");
     }
     let files = match Files::among(vm, handed)? {

@@ -13,7 +13,7 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use super::Stats;
-use crate::lifecycle::state::{Standing, StateDir};
+use crate::lifecycle::state::{OwnerStatus, StateDir};
 
 /// How long a VMM may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub fn running(dir: &StateDir) -> anyhow::Result<Vec<u32>> {
         .into_iter()
         .filter_map(|(_, record)| record.ok());
     Ok(records
-        .filter(|record| record.owner.standing(&KernelHost::from(&host)) == Standing::InUse)
+        .filter(|record| record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse)
         .map(|record| record.owner.pid)
         .collect())
 }

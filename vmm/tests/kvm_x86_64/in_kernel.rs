@@ -253,10 +253,10 @@ impl Actuator for Panics {
 /// lost, and how often they were reset.
 fn drained(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
     let (pending, device) = (path.pending.clone(), path.bench.region.device().clone());
-    let told = Arc::new(Told {
+    let told = Arc::new(RecordingHooks {
         next: Mutex::new(path.next.take()),
         also: Some(Box::new(move || pending.drain(&*device))),
-        ..Told::default()
+        ..RecordingHooks::default()
     });
     let cpufreq = cpufreq(path.counted.clone(), path.offload.take());
     let report = supervised(kvm, codes, &told, Some(cpufreq));
@@ -435,10 +435,10 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
         })
     };
     let values = TABLE_KHZ.map(Some);
-    let told = Arc::new(Told {
+    let told = Arc::new(RecordingHooks {
         next: Mutex::new(Some(refused(&values, false))),
         warnings: Some(Mutex::default()),
-        ..Told::default()
+        ..RecordingHooks::default()
     });
     let cpufreq = cpufreq(path.counted.clone(), Some(refused(&[None], true)));
     // Waits for 777, resets, and halts.

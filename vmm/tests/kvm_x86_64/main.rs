@@ -202,7 +202,7 @@ fn vcpus_run_together_on_threads_of_their_own() {
 fn a_vcpu_that_never_exits_is_stopped() {
     let Some(kvm) = kvm_or_skip() else { return };
     let bus = Arc::new(Bus::new());
-    let told = Arc::new(Told::default());
+    let told = Arc::new(RecordingHooks::default());
     let hooks: Arc<dyn Hooks> = told.clone();
     let mut threads = VcpuThreads::spawn(&[vec![], vec![]], &hooks).unwrap();
     for _ in 0..20 {
@@ -223,7 +223,7 @@ fn a_vcpu_that_never_exits_is_stopped() {
 
 #[test]
 fn a_thread_that_cannot_be_pinned_ends_the_start() {
-    let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
+    let hooks: Arc<dyn Hooks> = Arc::new(RecordingHooks::default());
     let error = VcpuThreads::spawn(&[vec![], vec![100_000]], &hooks)
         .err()
         .unwrap();
@@ -238,7 +238,7 @@ fn threads_are_pinned_before_they_are_told_of() {
         let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         list.unwrap().trim().to_owned()
     };
-    let told = Arc::new(Told::default());
+    let told = Arc::new(RecordingHooks::default());
     let hooks: Arc<dyn Hooks> = told.clone();
     let pins = [vec![0], vec![]];
     let threads = VcpuThreads::spawn(&pins, &hooks).unwrap();
@@ -251,9 +251,9 @@ fn threads_are_pinned_before_they_are_told_of() {
 
 #[test]
 fn a_thread_that_dies_ends_the_start() {
-    let hooks: Arc<dyn Hooks> = Arc::new(Told {
+    let hooks: Arc<dyn Hooks> = Arc::new(RecordingHooks {
         dies: true,
-        ..Told::default()
+        ..RecordingHooks::default()
     });
     let error = VcpuThreads::spawn(&[vec![]], &hooks).err().unwrap();
     assert_eq!(error.to_string(), "the thread of vCPU 0 died");
@@ -276,7 +276,7 @@ fn code_that_kvm_cannot_run_ends_the_vcpu_with_a_reason() {
 fn a_guest_that_resets_starts_again_on_the_same_thread() {
     let Some(kvm) = kvm_or_skip() else { return };
     let bench = bench(1);
-    let told = Arc::new(Told::default());
+    let told = Arc::new(RecordingHooks::default());
     let request = |khz| Code::default().write(0x04, khz).read(0xf000, 0);
     let codes = vec![
         request(600_000).triple_fault(),
@@ -313,7 +313,7 @@ fn a_guest_that_only_resets_slows_down_and_costs_no_more_each_time() {
     // What a reset may leave behind: open files and threads, counted at each.
     let costs: Arc<Mutex<Vec<[usize; 2]>>> = Arc::default();
     let counted = costs.clone();
-    let told = Arc::new(Told {
+    let told = Arc::new(RecordingHooks {
         also: Some(Box::new(move || {
             let open = ["fd", "task"].map(|what| {
                 let entries = std::fs::read_dir(format!("/proc/self/{what}")).unwrap();
@@ -321,7 +321,7 @@ fn a_guest_that_only_resets_slows_down_and_costs_no_more_each_time() {
             });
             counted.lock().unwrap().push(open);
         })),
-        ..Told::default()
+        ..RecordingHooks::default()
     });
     let mut codes = vec![Code::default().triple_fault(); RESETS];
     codes.push(Code::default().halt());

@@ -134,7 +134,7 @@ pub fn result(machine: &Memory, index: u16) -> u32 {
 
 /// Counts what the virtual machine tells.
 #[derive(Default)]
-pub struct Told {
+pub struct RecordingHooks {
     pub threads: Mutex<Vec<(u16, i32)>>,
     pub resets: AtomicUsize,
     pub lost: AtomicUsize,
@@ -148,7 +148,7 @@ pub struct Told {
     pub also: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-impl Told {
+impl RecordingHooks {
     fn do_also(&self) {
         if let Some(also) = &self.also {
             also();
@@ -156,7 +156,7 @@ impl Told {
     }
 }
 
-impl Hooks for Told {
+impl Hooks for RecordingHooks {
     fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
         Ok(())
     }
@@ -215,7 +215,7 @@ pub fn cpufreq(device: Arc<dyn MmioDevice>, offload: Option<Arc<KvmOffload>>) ->
 pub fn supervised(
     kvm: &Kvm,
     codes: Vec<Code>,
-    told: &Arc<Told>,
+    told: &Arc<RecordingHooks>,
     cpufreq: Option<Cpufreq>,
 ) -> RunReport {
     let host = Host {
@@ -229,7 +229,7 @@ pub fn supervised(
 
 /// Runs `machine` until all its vCPUs have ended by themselves.
 pub fn run_to_end(machine: &mut KvmGuest, bus: &Arc<Bus>) -> Vec<(usize, VcpuEnd)> {
-    let hooks: Arc<dyn Hooks> = Arc::new(Told::default());
+    let hooks: Arc<dyn Hooks> = Arc::new(RecordingHooks::default());
     let fds = std::mem::take(&mut machine.vcpus);
     let mut threads = VcpuThreads::spawn(&vec![vec![]; fds.len()], &hooks).unwrap();
     let starts = fds.into_iter().map(|fd| VcpuStart {

@@ -203,9 +203,9 @@ fn a_guest_that_resets_finds_memory_anew() {
         .fold(Code::default(), |code, (at, value)| check(code, at, value));
     let codes = vec![scribbles, fresh.triple_fault(), Code::default().halt()];
     let handle = path.bridge.handle();
-    let told = Arc::new(Told {
+    let told = Arc::new(RecordingHooks {
         also: Some(Box::new(move || handle.reset())),
-        ..Told::default()
+        ..RecordingHooks::default()
     });
     let cpufreq = Cpufreq {
         device: path.counted.clone(),
