@@ -40,7 +40,7 @@ pub fn demo(inputs: &[Value]) -> Option<String> {
 }
 
 /// What a scenario reported on the hosts of this name's begin.
-fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
+pub(super) fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
     let on_host = |row: &&Value| {
         row["host"]
             .as_str()

@@ -11,6 +11,7 @@ mod kvm;
 mod lab;
 mod paths;
 mod paths_report;
+mod rt;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,6 +43,8 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
+    ("rt-latency", &["test-long.json"], rt::latency),
+    ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];
 
 /// Writes all tables whose inputs are there, the chart of paths, and the list of all figures of
