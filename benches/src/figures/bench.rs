@@ -82,6 +82,23 @@ pub fn metrics(reports: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// Until a vCPU beside other load has the frequency that it needs, of two topologies.
+pub fn contended(reports: &[Value]) -> Option<String> {
+    let names = ["medians [ms] (emulated)", "`2+2`: host", "vm+bridge"];
+    let mut table = head(&[&names[..], &["`4+3+1`: host", "vm+bridge"]].concat());
+    for case in CONTENDED {
+        let metric = format!("{case}.to_needed");
+        let of = |report| {
+            ["host", "vm+bridge"].map(|variant| {
+                find(report, ("contended", &metric), variant).map_or("-".to_owned(), median)
+            })
+        };
+        table += &row(std::iter::once(case.to_owned()).chain(reports.iter().flat_map(of)));
+    }
+    find(reports.first()?, ("contended", "new25.to_needed"), "host")?;
+    (reports.len() == 2).then_some(table)
+}
+
 /// Score and energy of each job, of two topologies.
 pub fn jobs(reports: &[Value]) -> Option<String> {
     let name = "job: score; energy, % of the host's (emulated)";
@@ -92,6 +109,20 @@ pub fn jobs(reports: &[Value]) -> Option<String> {
     }
     (reports.len() == 2).then_some(table)
 }
+
+/// Cases of contended that have a needed frequency.
+const CONTENDED: [&str; 10] = [
+    "new25",
+    "new50",
+    "new75",
+    "woken25",
+    "woken50",
+    "woken75",
+    "part25",
+    "part50",
+    "fifo25",
+    "deadline25",
+];
 
 /// `big-ramp, to_fmax [ms]`, if the host has it.
 fn named(report: &Value, of: (&str, &str), between: &str) -> Option<String> {

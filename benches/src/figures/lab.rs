@@ -151,6 +151,27 @@ pub fn in_force(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// How a clamp's way makes the frequency dip.
+pub fn dips(inputs: &[Value]) -> Option<String> {
+    let result = result(inputs.first()?, "", "bpf-dip")?;
+    let mut table = head(&["way of a request (emulated)", "dips by policy", "exits"]);
+    let mut ways: Vec<&Value> = rows(result, "rows").map(|one| &one["way"]).collect();
+    ways.dedup();
+    for way in ways {
+        let own: Vec<_> = rows(result, "rows")
+            .filter(|one| one["way"] == *way)
+            .collect();
+        let dips = own.iter().map(|one| {
+            let policy = one["scheduler"].as_str().unwrap_or_default();
+            format!("{policy} {}", one["dips"])
+        });
+        let dips = dips.collect::<Vec<_>>().join("; ");
+        let exits = own.first()?["exits"].to_string();
+        table += &row([way.as_str()?.to_owned(), dips, exits]);
+    }
+    Some(table)
+}
+
 /// new-thread by each path.
 pub fn ramps(inputs: &[Value]) -> Option<String> {
     let result = result(inputs.first()?, "", "ramps")?;
@@ -194,6 +215,9 @@ mod tests {
         for host in ["2+2 host", "pixel6 host"] {
             results.push(json!({ "host": host, "result": bench }));
         }
+        let dip = json!({ "scheduler": "FIFO", "way": "exit, cgroup", "dips": 0, "exits": 102 });
+        let dips_result = json!({ "scenario": "bpf-dip", "rows": [dip] });
+        results.push(json!({ "host": "2+2 host", "result": dips_result }));
         let input = [json!({ "results": results })];
         let has = |table: Option<String>, part: &str| {
             let table = table.unwrap();
@@ -204,6 +228,7 @@ mod tests {
             in_force(&input),
             "| vCPU sleeps after the write | - | - | 32 (70) |",
         );
+        has(dips(&input), "| exit, cgroup | FIFO 0 | 102 |");
         has(
             drawn(&input),
             "| big-ramp to_fmax | -, 1.0 | -, 1.0 | -, 1.0 |",
@@ -216,7 +241,7 @@ mod tests {
         let rows = json!({ "rows": [row(600_000), row(1_800_000), row(1_800_000), row(600_000)] });
         has(demo(&[rows]), "| pCPU 0 | 600; 1800 | 9; 9 |");
         let nothing = [json!({})];
-        for make in [demo, drawn, in_force, qemu_ramps, ramps] {
+        for make in [demo, dips, drawn, in_force, qemu_ramps, ramps] {
             assert_eq!(make(&nothing), None);
         }
     }

@@ -37,6 +37,12 @@ const TABLES: &[(&str, &[&str], Make)] = &[
         bench::metrics,
     ),
     ("jobs", &["bench-2+2.json", "bench-4+3+1.json"], bench::jobs),
+    (
+        "contended",
+        &["bench-2+2.json", "bench-4+3+1.json"],
+        bench::contended,
+    ),
+    ("dips", &["test-long.json"], lab::dips),
     ("drawn", &["test-long.json"], lab::drawn),
     ("demo", &["demo.json"], lab::demo),
     ("paths", &["paths.json"], paths::table),
