@@ -110,14 +110,12 @@ pub fn jobs(reports: &[Value]) -> Option<String> {
     (reports.len() == 2).then_some(table)
 }
 
-/// Cases of contended that have a needed frequency.
-const CONTENDED: [&str; 10] = [
+/// Cases of contended that have a needed frequency which is not there from the start.
+const CONTENDED: [&str; 8] = [
     "new25",
     "new50",
-    "new75",
     "woken25",
     "woken50",
-    "woken75",
     "part25",
     "part50",
     "fifo25",
