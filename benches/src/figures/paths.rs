@@ -79,13 +79,16 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         "\nA load from memory in the same loop takes {} (emulated).\n",
         number(Some(bare), "load_median_ns"),
     );
-    let switches = lab["switches_of_others"].as_array();
-    for row in switches.into_iter().flatten() {
-        let [vms, ns] = ["vms", "virtual_ns"].map(|key| number(Some(row), key));
-        text += &format!(
-            "A switch between other tasks, with its wake-up: {ns} ns beside {vms} VMs by `bpf` (emulated).\n",
-        );
-    }
+    let switches = lab["switches_of_others"].as_array()?;
+    let all = |key: &str| {
+        let all = switches.iter().map(|row| row[key].to_string());
+        all.collect::<Vec<_>>().join(", ")
+    };
+    text += &format!(
+        "A switch between other tasks, with {} VMs by `bpf`: {} (emulated).\n",
+        all("vms"),
+        all("virtual_ns"),
+    );
     Some(text + &kvm_table(report))
 }
 
