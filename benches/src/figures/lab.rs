@@ -161,11 +161,14 @@ pub fn dips(inputs: &[Value]) -> Option<String> {
         let own: Vec<_> = rows(result, "rows")
             .filter(|one| one["way"] == *way)
             .collect();
-        let dips = own.iter().map(|one| {
+        let of_policy = own.iter().map(|one| {
             let policy = one["scheduler"].as_str().unwrap_or_default();
             format!("{policy} {}", one["dips"])
         });
-        let dips = dips.collect::<Vec<_>>().join("; ");
+        let dips = match own.iter().all(|one| one["dips"] == own[0]["dips"]) {
+            true => own[0]["dips"].to_string(),
+            false => of_policy.collect::<Vec<_>>().join("; "),
+        };
         let exits = own.first()?["exits"].to_string();
         table += &row([way.as_str()?.to_owned(), dips, exits]);
     }
@@ -216,7 +219,9 @@ mod tests {
             results.push(json!({ "host": host, "result": bench }));
         }
         let dip = json!({ "scheduler": "FIFO", "way": "exit, cgroup", "dips": 0, "exits": 102 });
-        let dips_result = json!({ "scenario": "bpf-dip", "rows": [dip] });
+        let thread = |policy: &str, dips: u32| json!({ "scheduler": policy, "way": "thread", "dips": dips, "exits": 102 });
+        let (other, fifo) = (thread("OTHER", 9), thread("FIFO", 10));
+        let dips_result = json!({ "scenario": "bpf-dip", "rows": [dip, other, fifo] });
         results.push(json!({ "host": "2+2 host", "result": dips_result }));
         let input = [json!({ "results": results })];
         let has = |table: Option<String>, part: &str| {
@@ -228,7 +233,8 @@ mod tests {
             in_force(&input),
             "| vCPU sleeps after the write | - | - | 32 (70) |",
         );
-        has(dips(&input), "| exit, cgroup | FIFO 0 | 102 |");
+        has(dips(&input), "| exit, cgroup | 0 | 102 |");
+        has(dips(&input), "| thread | OTHER 9; FIFO 10 | 102 |");
         has(
             drawn(&input),
             "| big-ramp to_fmax | -, 1.0 | -, 1.0 | -, 1.0 |",

@@ -18,7 +18,7 @@ use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 use crate::scx::{ScxError, ScxPins};
 
-/// A domain's clamp is looked up and put into force so often in a row while new requests arrive.
+/// How often in a row a domain's clamp is looked up and put into force while new requests arrive.
 const ROUNDS: u32 = 4;
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;

@@ -28,11 +28,7 @@ pub fn answer(
     Ok(match words[..] {
         ["GET", "/metrics", version] if ends && version.starts_with("HTTP/1.") => match metrics() {
             Ok(text) => response("200 OK", OPENMETRICS, &text),
-            Err(error) => response(
-                "500 Internal StatsServer Error",
-                PLAIN,
-                &format!("{error:#}\n"),
-            ),
+            Err(error) => response("500 Internal Server Error", PLAIN, &format!("{error:#}\n")),
         },
         ["GET", _, version] if ends && version.starts_with("HTTP/1.") => {
             response("404 Not Found", PLAIN, "ask for /metrics\n")
@@ -71,6 +67,12 @@ mod tests {
         let whole = whole.unwrap();
         assert!(whole.starts_with("HTTP/1.1 200 OK\r\n"), "{whole}");
         assert!(whole.ends_with("Content-Length: 6\r\nConnection: close\r\n\r\n# EOF\n"));
+        let failed = answer(&b"GET /metrics HTTP/1.1\r\n\r\n"[..], || {
+            Err(anyhow::anyhow!("no directory"))
+        });
+        let failed = failed.unwrap();
+        assert!(failed.starts_with("HTTP/1.1 500 Internal Server Error\r\n"));
+        assert!(failed.ends_with("\r\n\r\nno directory\n"), "{failed}");
         assert_eq!(asked("GET / HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
         for bad in [
             "",

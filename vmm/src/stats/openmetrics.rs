@@ -132,7 +132,7 @@ const FAMILIES: [Family; 14] = [
     Family {
         name: "vcpufreq_utilization",
         kind: Kind::Gauge,
-        help: "Utilization of the vCPU's thread and of what else runs on its pCPU, 0 to 1024",
+        help: "Utilization of the vCPU's thread, and 1.25 times that of what else runs on its pCPU",
         of: |of| {
             let known = [("own", of.own_util), ("others", of.others_util)];
             let known = known.map(|(whose, util)| (label("whose", whose), util.map(u64::from)));
@@ -294,8 +294,8 @@ fn hz(khz: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     //! Promises: each family is there once, with the samples of all VMs; what is unknown has no
-    //! sample; buckets add up; the text ends with its end mark;
-    //! the dashboard's metrics exist.
+    //! sample; buckets add up; the text ends with its end mark; the
+    //! dashboard's metrics exist.
 
     use super::*;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq stats --json` on a running VMM agrees with the guest's actions, the host's tracepoints
-//! and the events file, by each path, also over a reset. So does `--openmetrics`. After kill -9 its socket is gone.
+//! and the events file, by each path, also over a reset. So does `--openmetrics`.
+//! After kill -9 its socket is gone.
 
 use std::fs;
 use std::path::Path;

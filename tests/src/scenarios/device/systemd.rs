@@ -97,8 +97,8 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
     }))
 }
 
-/// A vCPU's clamp once it is as before the load, or at last, and how often it was read: the request
-/// is to be in force again soon, not at once.
+/// A vCPU's clamp as soon as it is what it was before the load, else the last one that was read; and
+/// how often it was read. Once in many draws the first read was another value.
 fn clamp_after_load(vm: &Vm, vcpu: usize, before: (u32, u32)) -> Result<((u32, u32), usize)> {
     const READS: usize = 20;
     for reads in 1..READS {
