@@ -395,6 +395,38 @@ const BOOTS: &[Boot] = &[
     boot(Long, 40, "2+2", &["repeat"]),
 ];
 
+/// Scenarios that judge samples: times, or frequencies and shares at moments that they don't choose.
+/// Each build is another draw, and one draw of many is out of bounds by chance.
+const SAMPLED: &[&str] = &[
+    "bench",
+    "bpf-dip",
+    "bpf-flood",
+    "bpf-many",
+    "bpf-sum",
+    "bpf-switch-cost",
+    "dip-by-actuator",
+    "guest-facts",
+    "hotplug",
+    "in-force",
+    "no-dip",
+    "opps-floor",
+    "paths",
+    "ramps",
+    "rt-guest",
+    "rt-latency",
+    "rt-loop",
+    "scx-requests",
+    "speed",
+    "speed-guest",
+    "unpinned",
+];
+
+/// Whether a scenario, with its options, judges samples.
+pub fn is_sampled(scenario: &str) -> bool {
+    let name = scenario.split(':').next().unwrap_or_default();
+    SAMPLED.contains(&name)
+}
+
 /// A set's boots, the longest first, so that those at a time end at about the same time.
 pub fn of(set: Set) -> Vec<&'static Boot> {
     let mut boots: Vec<_> = BOOTS.iter().filter(|boot| boot.set == set).collect();
@@ -422,7 +454,7 @@ impl Boot {
 #[cfg(test)]
 mod tests {
     //! Promises: a scenario of a host is in one set; what finds most defects soonest is in the
-    //! short one.
+    //! short one; a sampled scenario is one that a boot has.
     use std::collections::BTreeSet;
 
     use super::*;
@@ -445,6 +477,16 @@ mod tests {
         for entry in [entries(Short), entries(Long)].concat() {
             assert!(seen.insert(entry.clone()), "twice: {entry:?}");
         }
+    }
+
+    #[test]
+    fn a_boot_has_each_sampled_scenario() {
+        let all = [entries(Short), entries(Long)].concat();
+        for name in SAMPLED {
+            let own = |one: &str| is_sampled(one) && one.starts_with(name);
+            assert!(all.iter().any(|(_, one)| own(one)), "{name}");
+        }
+        assert!(is_sampled("unpinned:rt") && !is_sampled("kill"));
     }
 
     #[test]

@@ -77,14 +77,10 @@ fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tr
                 while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
                     lock(&pace).begins(boot);
                     let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
-                    let host = boot.name();
-                    let named = results.iter().map(
-                        |result| json!({ "host": host, "later_us": later_us, "result": result }),
-                    );
-                    lock(&all).extend(named);
                     if boot.scenarios == ["repeat"] {
-                        lock(&repeats).push(results);
+                        lock(&repeats).extend(results.clone());
                     }
+                    lock(&all).extend(results);
                     lock(&tried).append(&mut news);
                     let mut pace = lock(&pace);
                     pace.ends(boot);
@@ -98,13 +94,16 @@ fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tr
     let mut tried = tried.into_inner().unwrap_or_default();
     let repeats = repeats.into_inner().unwrap_or_default();
     if !repeats.is_empty() {
-        tried.push(same(&repeats.concat()));
+        tried.push(same(&repeats));
     }
     (tried, all.into_inner().unwrap_or_default())
 }
 
 /// Emulated hosts.
 const AT_A_TIME: u32 = 2;
+
+/// Pause before each scenario that makes a second draw. Not a multiple of a tick.
+const SECOND_DRAW_US: u64 = 1_300;
 
 /// How far the boots are, by the time that each takes about.
 #[derive(Debug, Default)]
@@ -158,7 +157,22 @@ fn same(results: &[Value]) -> Tried {
     })
 }
 
+/// What came of one scenario: the tests that it makes, and its report.
+struct Outcome {
+    scenario: String,
+    tried: Vec<Tried>,
+    result: Value,
+}
+
+impl Outcome {
+    /// Whether it failed, and chance may be why.
+    fn to_be_drawn_again(&self) -> bool {
+        boots::is_sampled(&self.scenario) && self.tried.iter().any(|one| !one.held())
+    }
+}
+
 impl Boot {
+    /// Tries its scenarios. Those that judge samples and fail are drawn once more, which decides.
     fn carry_out(
         &self,
         artifacts: &Artifacts,
@@ -170,6 +184,44 @@ impl Boot {
             tell(&tried);
             return (vec![tried], Vec::new());
         }
+        let first = match self.draw(artifacts, repo, later_us, self.scenarios) {
+            Ok(outcomes) => outcomes,
+            Err(failed) => return (vec![failed], Vec::new()),
+        };
+        let again = first.iter().filter(|one| one.to_be_drawn_again());
+        let again: Vec<&str> = again.map(|one| one.scenario.as_str()).collect();
+        let mut second = Vec::new();
+        if !again.is_empty() {
+            // If its host fails, the first draw stands.
+            let drawn = self.draw(artifacts, repo, later_us + SECOND_DRAW_US, &again);
+            second = drawn.unwrap_or_default();
+        }
+        let (mut tried, mut results) = (Vec::new(), Vec::new());
+        for one in first {
+            let last = second.iter().position(|two| two.scenario == one.scenario);
+            let Some(last) = last.map(|at| second.swap_remove(at)) else {
+                tried.extend(one.tried);
+                results.push(json!({ "result": one.result }));
+                continue;
+            };
+            tried.extend(last.tried.into_iter().map(Tried::in_a_second_draw));
+            results.push(json!({ "result": last.result, "first_draw": one.result }));
+        }
+        for result in &mut results {
+            result["host"] = self.name().into();
+            result["later_us"] = later_us.into();
+        }
+        (tried, results)
+    }
+
+    /// Boots once, tries these scenarios, and shows what came of each.
+    fn draw(
+        &self,
+        artifacts: &Artifacts,
+        repo: &Path,
+        later_us: u64,
+        scenarios: &[&str],
+    ) -> Result<Vec<Outcome>, Tried> {
         let options = Options {
             topology: self.topology.to_owned(),
             host: self.host,
@@ -182,57 +234,58 @@ impl Boot {
             later_us,
             limit_s: 1800,
             about_s: Some(self.about_s.into()),
-            ..Options::of(self.scenarios)
+            ..Options::of(scenarios)
         };
         let host = self.name();
         let name = |scenario: &str| format!("lab {host}: {scenario}");
-        match options.report(artifacts, repo) {
-            Ok(report) => {
-                let each = report
-                    .results
-                    .iter()
-                    .zip(&report.took_s)
-                    .map(|(one, took_s)| {
-                        let scenario = one["scenario"].as_str().unwrap_or("?");
-                        format!("{scenario} {took_s:.0}")
-                    });
-                let each: Vec<String> = each.collect();
-                let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
-                above(|| println!("{line}"));
-                let mut tried = Vec::new();
-                for result in &report.results {
-                    let scenario = result["scenario"].as_str().unwrap_or("?");
-                    let name = name(scenario);
-                    tried.push(Tried::new(name.as_str(), result["held"] == true, || {
-                        result.to_string()
-                    }));
-                    if scenario == "demo" {
-                        let shown =
-                            demo::complete(result.clone(), self.topology, report.wall.as_secs());
-                        let lacks = demo::missing(&shown);
-                        let what = format!("{name}: demo.json has its keys");
-                        tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
-                    }
-                    let bounds = result["report"]["bounds"].as_array().into_iter().flatten();
-                    tried.extend(bounds.filter_map(|bound| {
-                        let out_of_bound = || "it doesn't".to_owned();
-                        let name = format!("{name}: {}", bound["text"].as_str()?);
-                        Some(Tried::new(name, bound["held"].as_bool()?, out_of_bound))
-                    }));
-                }
-                for one in &tried {
-                    tell(one);
-                }
-                (tried, report.results)
+        let report = options.report(artifacts, repo).map_err(|error| {
+            let what = name(&scenarios.join(", "));
+            let failed = Tried::new(what, false, || format!("{error:#}"));
+            tell(&failed);
+            failed
+        })?;
+        let each = report.results.iter().zip(&report.took_s);
+        let each = each.map(|(one, took_s)| {
+            let scenario = one["scenario"].as_str().unwrap_or("?");
+            format!("{scenario} {took_s:.0}")
+        });
+        let each: Vec<String> = each.collect();
+        let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
+        above(|| println!("{line}"));
+        let wall_s = report.wall.as_secs();
+        let outcomes = report.results.into_iter().map(|result| {
+            let scenario = result["scenario"].as_str().unwrap_or("?").to_owned();
+            Outcome {
+                tried: self.tests_of(&name(&scenario), &result, wall_s),
+                scenario,
+                result,
             }
-            Err(error) => {
-                let failed = Tried::new(name(&self.scenarios.join(", ")), false, || {
-                    format!("{error:#}")
-                });
-                tell(&failed);
-                (vec![failed], Vec::new())
-            }
+        });
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        for one in outcomes.iter().flat_map(|one| &one.tried) {
+            tell(one);
         }
+        Ok(outcomes)
+    }
+
+    /// The tests that a scenario's result makes.
+    fn tests_of(&self, name: &str, result: &Value, wall_s: u64) -> Vec<Tried> {
+        let mut tried = vec![Tried::new(name, result["held"] == true, || {
+            result.to_string()
+        })];
+        if result["scenario"] == "demo" {
+            let shown = demo::complete(result.clone(), self.topology, wall_s);
+            let lacks = demo::missing(&shown);
+            let what = format!("{name}: demo.json has its keys");
+            tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+        }
+        let bounds = result["report"]["bounds"].as_array().into_iter().flatten();
+        tried.extend(bounds.filter_map(|bound| {
+            let out_of_bound = || "it doesn't".to_owned();
+            let name = format!("{name}: {}", bound["text"].as_str()?);
+            Some(Tried::new(name, bound["held"].as_bool()?, out_of_bound))
+        }));
+        tried
     }
 }
 

@@ -212,7 +212,11 @@ fn beside_load(policy: &Policy) -> Result<Value> {
         // Of a task that sleeps, a part has decayed; of one that runs, the estimate counts.
         let low = sum(policy, khz, others * 3 / 4);
         let high = sum(policy, khz, others * 5 / 4 + 16);
-        held &= !at.is_empty() && at.iter().all(|at| (low..=high).contains(at));
+        // The band is of the load's usual utilization: one OPP beyond it are requests at its peak.
+        let above = policy.at_least(high + 1);
+        let right = at.iter().filter(|at| (low..=high).contains(at)).count();
+        held &= !at.is_empty() && 2 * right > at.len();
+        held &= at.iter().all(|at| (low..=above).contains(at));
         highest.extend(at.iter().max().copied());
         rows.push(json!({
             "share": share, "others_util": others, "at_khz": at, "low_khz": low, "high_khz": high,
