@@ -69,7 +69,7 @@ fn measure(
     let mut offload = bridge.offload();
     let attachment = handle.attach(&free, &mut offload);
     accesses_are_of(VcpuId(0));
-    handle.register_thread(VcpuId(0), Tid::current().get())?;
+    handle.register_thread(VcpuId(0), Tid::current())?;
     handle.vcpu_moved(VcpuId(0));
 
     let mmio = bridge.mmio();

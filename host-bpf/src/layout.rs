@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use vcpufreq_device::CounterSnapshot;
 
 pub(crate) const LAYOUT: u32 = 11;
+/// The folder on the BPF file system where `vcpufreq scx` pins its maps.
+pub const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 pub(crate) const TABLE_MAX: usize = 64;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;

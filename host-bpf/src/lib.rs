@@ -52,7 +52,7 @@ pub use error::BpfError;
 pub use event::{Event, HandledRequest, RequestOutcome, Waiting};
 #[cfg(feature = "load")]
 pub use host::{BpfPages, HostBpf, Latest, Pages, PcpuFacts, Settled, VmConfig, Warn};
-pub use layout::{BUCKETS, Counters};
+pub use layout::{BUCKETS, Counters, PINS};
 #[cfg(feature = "load")]
 pub use module::{Applied, DEVICE, HostModule};
 pub use policy::{ActuateBy, VcpuPolicy};

@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// The folder.
-pub(crate) const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
+use crate::layout::PINS;
+
 /// The map that has the service's state.
 pub(crate) const CONTROL: &str = "scx_control";
 /// Those of which it has the numbers.

@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::Tid;
 use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, hand_over};
 use vcpufreq_device::kvm::{
@@ -111,7 +112,7 @@ impl Scene {
     /// The vCPUs' threads have started.
     fn with_threads(self) -> Self {
         for vcpu in 0..2 {
-            let tid = 90 + i32::from(vcpu);
+            let tid = Tid::new(90 + i32::from(vcpu)).unwrap();
             self.bridge
                 .handle()
                 .register_thread(VcpuId(vcpu), tid)

@@ -30,6 +30,7 @@ use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, Host, supervise};
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -84,11 +85,11 @@ struct AtReset {
 }
 
 impl Hooks for AtReset {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: Tid) -> anyhow::Result<()> {
         Ok(())
     }
 
-    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread(&self, _vcpu: VcpuId, _tid: Tid) -> anyhow::Result<()> {
         Ok(())
     }
 

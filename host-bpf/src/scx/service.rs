@@ -14,11 +14,11 @@ use libbpf_rs::{Link, MapCore as _, Object};
 use super::{BPFFS, LAYOUT, OFF, ON, STARTING, ScxError, control, pin_error};
 use crate::error::BpfError;
 use crate::hooks;
-use crate::layout::ControlEntry;
+use crate::layout::{ControlEntry, PINS};
 use crate::libbpf_log::{explained, refused};
 use crate::mapped::Mapped;
 use crate::objects::{self, SCX};
-use crate::pins::{CONTROL, OTHERS, PINS, SHARED, pin_of};
+use crate::pins::{CONTROL, OTHERS, SHARED, pin_of};
 use crate::probe::probe;
 
 /// What sched_ext does now.

@@ -102,7 +102,7 @@ pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize,
 
     // On the thread of vCPU 0, before it runs the guest.
     accesses_are_of(VcpuId(0));
-    handle.register_thread(VcpuId(0), Tid::current().get())?;
+    handle.register_thread(VcpuId(0), Tid::current())?;
     handle.vcpu_moved(VcpuId(0));
     let exits = run_vcpu(&mut vcpu, &*bridge.mmio())?;
     let path = handle.snapshot().vcpus[0].path;

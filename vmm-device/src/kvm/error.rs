@@ -24,12 +24,6 @@ pub enum PathError {
     /// The host or the guest lacks what is needed.
     #[error("{0}")]
     Missing(&'static str),
-    /// A thread's number that is none.
-    #[error("vCPU {vcpu} has no thread")]
-    NoThread {
-        /// The vCPU.
-        vcpu: VcpuId,
-    },
     /// The actuator can't have the thread of a vCPU.
     #[error("the thread of vCPU {vcpu} can't be clamped: {error}")]
     NotClamped {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vcpufreq_device::{
     VcpuId,
+    host::Tid,
     kvm::{BridgeHandle, KvmOffload},
 };
 
@@ -20,11 +21,11 @@ pub struct GuestHooks {
 }
 
 impl Hooks for GuestHooks {
-    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         self.rt.enter_partition(vcpu, tid)
     }
 
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         self.rt.schedule(vcpu, tid)?;
         match &self.bridge {
             Some(bridge) => Ok(bridge.register_thread(vcpu, tid)?),

@@ -181,7 +181,7 @@ impl RtGuest {
     ///
     /// # Errors
     /// When the host refuses.
-    pub fn enter_partition(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    pub fn enter_partition(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let (Some(groups), Some(domain)) = (&self.partition, self.domains.get(vcpu.index())) else {
             return Ok(());
         };
@@ -194,12 +194,11 @@ impl RtGuest {
     ///
     /// # Errors
     /// Why the kernel refuses.
-    pub fn schedule(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    pub fn schedule(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let Some(policy) = self.policies.get(vcpu.index()).copied().flatten() else {
             return Ok(());
         };
-        let thread = Tid::new(tid).context("a thread's number is above 0")?;
-        policy.attr().set(thread).map_err(|error| {
+        policy.attr().set(tid).map_err(|error| {
             let why = refused(vcpu, policy, &error);
             anyhow::Error::new(error).context(why)
         })

@@ -17,10 +17,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
 use lock::Lock;
+use vcpufreq_host_bpf::PINS;
 use vcpufreq_rt::cli::print;
 
-/// Where the service pins its maps.
-const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 /// How long `stop` waits: the kernel takes a tenth of a second.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_millis(20);

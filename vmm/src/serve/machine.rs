@@ -332,7 +332,7 @@ impl Starting<'_> {
             bail!("one of its vCPUs' threads has ended");
         }
         for (vcpu, tid) in (0..).map(VcpuId).zip(threads) {
-            handle.register_thread(vcpu, tid.get())?;
+            handle.register_thread(vcpu, *tid)?;
             let pcpus = &served.vcpus[vcpu.index()].pin;
             if !pcpus.is_empty() {
                 host::pin(*tid, pcpus)

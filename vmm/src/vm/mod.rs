@@ -40,6 +40,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use kvm_ioctls::Kvm;
 use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_dt::Machine;
 
@@ -61,7 +62,7 @@ pub trait Hooks: Send + Sync {
     ///
     /// # Errors
     /// Any; the virtual machine isn't started then.
-    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()>;
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
 
     /// Called once on each vCPU's thread, which is pinned already and hasn't
     /// run guest code; `tid` is its id in the kernel. The thread stays the
@@ -69,7 +70,7 @@ pub trait Hooks: Send + Sync {
     ///
     /// # Errors
     /// Any; the virtual machine isn't started then.
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()>;
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
 
     /// Called on a vCPU's thread, before it runs guest code on another pCPU than
     /// before.

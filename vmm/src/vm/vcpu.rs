@@ -16,7 +16,6 @@ use anyhow::{Context, anyhow, bail};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use libc::{c_int, c_void, siginfo_t};
 use nix::sched::sched_getcpu;
-use nix::unistd::gettid;
 use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::{Tid, pin};
 use vmm_sys_util::eventfd::EventFd;
@@ -277,17 +276,17 @@ impl ThreadBody {
     fn prepare(&self) -> anyhow::Result<()> {
         let index = self.index;
         accesses_are_of(self.vcpu);
-        self.hooks
-            .on_vcpu_thread_start(self.vcpu, gettid().as_raw())?;
+        let tid = Tid::current();
+        self.hooks.on_vcpu_thread_start(self.vcpu, tid)?;
         if !self.pin.is_empty() {
-            pin(Tid::current(), &self.pin).with_context(|| {
+            pin(tid, &self.pin).with_context(|| {
                 format!(
                     "can't pin vCPU {index} to CPUs {:?}; choose CPUs that are online and allowed",
                     self.pin
                 )
             })?;
         }
-        self.hooks.on_vcpu_thread(self.vcpu, gettid().as_raw())
+        self.hooks.on_vcpu_thread(self.vcpu, tid)
     }
 }
 

@@ -14,6 +14,7 @@ use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, Hooks, Host, RunReport, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_device::{
     ClampMode, Clock, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion,
@@ -157,13 +158,13 @@ impl RecordingHooks {
 }
 
 impl Hooks for RecordingHooks {
-    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread_start(&self, _vcpu: VcpuId, _tid: Tid) -> anyhow::Result<()> {
         Ok(())
     }
 
-    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: i32) -> anyhow::Result<()> {
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         assert!(!self.dies, "as the test wants");
-        self.threads.lock().unwrap().push((vcpu.0, tid));
+        self.threads.lock().unwrap().push((vcpu.0, tid.get()));
         Ok(())
     }
 

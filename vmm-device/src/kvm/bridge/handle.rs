@@ -24,9 +24,8 @@ impl BridgeHandle {
     ///
     /// # Errors
     /// Why the thread can't be clamped, or its requests not be seen.
-    pub fn register_thread(&self, vcpu: VcpuId, tid: i32) -> Result<(), PathError> {
+    pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let inner = &self.0;
-        let tid = Tid::new(tid).ok_or(PathError::NoThread { vcpu })?;
         inner
             .device
             .actuator()

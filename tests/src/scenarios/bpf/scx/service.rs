@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use vcpufreq_host_bpf::PINS;
 
 use crate::harness::sysfs;
 
 pub const PROGRAM: &str = "/bin/vcpufreq";
 const STATE: &str = "/sys/kernel/sched_ext/state";
 const OPS: &str = "/sys/kernel/sched_ext/root/ops";
-const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 const LOCK: &str = "/run/vcpufreq-scx";
 const PATIENCE: Duration = Duration::from_secs(10);
 
