@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
 
 use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Line, Mmio, Switch, events};
 
@@ -16,9 +17,6 @@ const BUFFER_KIB: u32 = 2048;
 const NEEDED: [&str; 2] = ["power/cpu_frequency", "sched/sched_switch"];
 /// Requests as they arrive; a kernel without it shows none.
 const WISHED: &str = "kvm/kvm_mmio";
-/// A vCPU's register set_perf is here in its page.
-const SET_PERF: u64 = 4;
-const PAGE: u64 = 0x1000;
 
 /// Whether the host's trace can be used; why not, in one line.
 pub fn usable() -> Result<(), String> {
@@ -130,7 +128,9 @@ impl Seen {
 
 fn is_set_perf(address: u64, base: u64) -> bool {
     let offset = address.checked_sub(base);
-    offset.is_some_and(|offset| offset % PAGE == SET_PERF && offset / PAGE < 512)
+    offset.is_some_and(|offset| {
+        offset % REGION_STRIDE == REG_SET_PERF && offset / REGION_STRIDE < MAX_VCPUS as u64
+    })
 }
 
 #[cfg(test)]

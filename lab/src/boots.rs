@@ -95,7 +95,7 @@ const BOOTS: &[Boot] = &[
     ),
     boot(
         Short,
-        130,
+        110,
         "2+2",
         &[
             "domain",
@@ -106,9 +106,7 @@ const BOOTS: &[Boot] = &[
             "pin-offline",
             "guest-facts",
             "thread-actuator",
-            "idle",
             "uclamp",
-            "rt-app",
             "rt-standard",
         ],
     ),
@@ -121,16 +119,11 @@ const BOOTS: &[Boot] = &[
     ),
     Boot {
         path: Some("ioeventfd"),
-        ..boot(
-            Short,
-            120,
-            "2+2",
-            &["no-exit", "order", "in-force", "opps-exact", "two-guests"],
-        )
+        ..boot(Short, 80, "2+2", &["order", "in-force", "opps-exact"])
     },
     Boot {
         path: Some("exit"),
-        ..boot(Short, 50, "2+2", &["opps-exact", "no-dip"])
+        ..boot(Short, 30, "2+2", &["opps-exact"])
     },
     boot(
         Short,
@@ -179,7 +172,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("exit"),
-        ..boot(Long, 350, "2+2", &["kill", "flood"])
+        ..boot(Long, 370, "2+2", &["kill", "flood", "no-dip"])
     },
     boot(
         Long,
@@ -196,13 +189,15 @@ const BOOTS: &[Boot] = &[
     ),
     boot(
         Long,
-        240,
+        270,
         "2+2",
         &[
             "opps-floor",
             "domain:both",
             "dip-by-actuator",
             "hotplug",
+            "idle",
+            "rt-app",
             "fallbacks:reset",
         ],
     ),
@@ -218,7 +213,12 @@ const BOOTS: &[Boot] = &[
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
         path: Some("ioeventfd"),
-        ..boot(Long, 130, "2+2", &["unpinned", "unpinned:rt", "no-dip"])
+        ..boot(
+            Long,
+            180,
+            "2+2",
+            &["no-exit", "two-guests", "unpinned", "unpinned:rt", "no-dip"],
+        )
     },
     Boot {
         guest: Rt,

@@ -3,6 +3,7 @@
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle
 //! - the program's virtual machine uses nothing else of the program
+//! - each threat of the device's README names a test that exists
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -121,6 +122,42 @@ fn a_cycle_is_found_at_each_depth() {
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+}
+
+#[test]
+fn each_threat_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("vmm-device/README.md")).expect("the README");
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let tests = rows.filter_map(|row| row.trim_end_matches("` |").rsplit_once("| `"));
+    let tests: BTreeSet<&str> = tests.map(|(_, test)| test).collect();
+    let folders = ["vmm-device/src", "vmm-device/tests", "vmm/tests"];
+    let files = folders
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)));
+    let texts: Vec<String> = files
+        .map(|file| fs::read_to_string(file).expect("a source"))
+        .collect();
+    let exists = |test: &&&str| {
+        let start = format!("fn {test}(");
+        texts.iter().any(|text| text.contains(&start))
+    };
+    let missing: Vec<_> = tests.iter().filter(|test| !exists(test)).collect();
+    assert!(tests.len() > 10 && missing.is_empty(), "{missing:?}");
+}
+
+/// All files of Rust below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+    found
 }
 
 fn name(value: &Value) -> Option<&str> {

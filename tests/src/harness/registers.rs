@@ -7,6 +7,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::harness::sys::Registers;
 
+/// Bytes of a vCPU's registers, by the binding.
+pub const PAGE: u64 = 0x1000;
+
 pub fn register(address: &str) -> Result<(Registers, usize)> {
     let digits = address.strip_prefix("0x").context("an address is 0x...")?;
     let address = u64::from_str_radix(digits, 16)?;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
 use crate::harness::trace::exits::Exits;
 use crate::harness::vm::{Setup, Vm};
 
@@ -25,8 +26,6 @@ const VCPUS: usize = 64;
 /// What Linux takes for each CPU comes on top of the usual.
 const MEM_MIB: u32 = 512;
 const CPUS: &str = "/sys/devices/system/cpu";
-/// Bytes of a vCPU's registers.
-const PAGE: u64 = 0x1000;
 /// By the path `ioeventfd` the worker may have to wait for a pCPU.
 const IN_FORCE_TRIES: u32 = 100;
 /// Reads and writes of which the median counts.

@@ -13,6 +13,7 @@ use crate::harness::plan::{
     Device, Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
 };
 use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
 use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
 use crate::harness::vm::{Setup, Vm};
 
@@ -22,8 +23,6 @@ const MANY: u64 = 100_000;
 const FEW: u64 = 500;
 /// Pages that are looked at.
 const VCPUS_AT_MOST: u64 = 16;
-/// Bytes of a vCPU's registers.
-const PAGE: u64 = 0x1000;
 /// Bytes of all registers with the padding, or of shared memory and its doorbell.
 const REGION: u64 = 0x3_0000;
 

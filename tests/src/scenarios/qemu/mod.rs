@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::harness::plan::{Device, cur_perf, first_cpus, last_of};
 use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
 use crate::harness::server::Server;
 use crate::harness::stats;
 use crate::harness::sysfs;
@@ -32,7 +33,6 @@ const MANY: u64 = 100_000;
 const FEW: u64 = 500;
 /// Of a peer that isn't there, for the first vCPU.
 const ABSENT: u64 = 7 << 16;
-const PAGE: u64 = 0x1000;
 /// In which the server has answered by far.
 const ANSWERED: Duration = Duration::from_millis(20);
 

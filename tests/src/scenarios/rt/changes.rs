@@ -16,6 +16,7 @@ use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, 
 use crate::harness::kernel_threads::Company;
 use crate::harness::plan::{registers, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
 use crate::harness::thread_facts::allowed;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Seen, Trace, now_us};
@@ -25,8 +26,6 @@ use crate::harness::vm::Vm;
 const PATCHED: Duration = Duration::from_secs(1);
 /// Between looks at the clamps: a vCPU changes its request each 108 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(30);
-/// Bytes of a vCPU's registers.
-const PAGE: u64 = 0x1000;
 /// Changes at which the frequency was no lower than both requests before: the others show nothing.
 const TELLING: usize = CHANGES / 2;
 /// The thread that carries out requests by the path `ioeventfd`.
