@@ -20,7 +20,7 @@ test: ## checks on the sources, the crates' tests, and the scenarios that find m
 test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies
 	@$(LAB) test --long
 
-bench-paths: ## what an access costs by each path: out/paths.json, and its table and chart in docs/
+bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/
 	@$(LAB) bench-paths
 	@cargo run --quiet --locked -p vcpufreq-bench --bin figures -- paths
 

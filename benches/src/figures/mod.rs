@@ -6,7 +6,6 @@
 //! build. A table whose input is missing stays as it is.
 
 mod bench;
-mod chart;
 mod kvm;
 mod lab;
 mod paths;
@@ -53,8 +52,8 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];
 
-/// Writes all tables whose inputs are there, the chart of paths, and the list of all figures of
-/// the bench; a line for each.
+/// Writes all tables whose inputs are there, and the list of all figures of the bench; a line for
+/// each.
 ///
 /// # Errors
 /// Inputs of several builds, an input that isn't JSON, or a page that can't be written.
@@ -81,9 +80,6 @@ pub fn write_all(repo: &Path) -> Result<Vec<String>> {
         if new != old {
             fs::write(&page, new)?;
         }
-    }
-    if let Some(report) = inputs.get("paths.json") {
-        fs::write(repo.join("docs/paths.svg"), chart::chart(&report))?;
     }
     let benches = ["2+2", "4+3+1", "pixel6"].map(|name| inputs.get(&format!("bench-{name}.json")));
     if benches.iter().any(Option::is_some) {
