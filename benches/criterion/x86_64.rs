@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use attach::{BASE, run_vcpu};
+use attach::BASE;
+use attach::guest::run_vcpu;
 use criterion::Criterion;
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -63,7 +64,7 @@ fn measure(
     let bridge = attach::bridge(&host.root(), &[], by_kvm)?;
     let handle = bridge.handle();
     let vm = kvm.create_vm()?;
-    let ram = attach::ram(&vm)?;
+    let ram = attach::guest::ram(&vm)?;
     let free = FreeSlot { vm: &vm, number: 1 };
     let mut vcpu = guest(&vm, &ram, code)?;
     let mut offload = bridge.offload();

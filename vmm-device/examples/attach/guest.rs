@@ -1,16 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest: it reads cur_perf, asks for 600 MHz, and halts.
+//! A virtual machine whose guest reads cur_perf, asks for 600 MHz, and halts.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vcpufreq_device::PageMemory;
-use vcpufreq_device::kvm::PageMapping;
+use vcpufreq_device::kvm::{MmioDevice, PageMapping, SlotMemory};
 
-#[cfg(target_arch = "x86_64")]
 use super::BASE;
 
 const CODE: u64 = 0x1000;
+
+/// 64 KiB of RAM at address 0, in memory slot 0.
+pub fn ram(vm: &VmFd) -> anyhow::Result<PageMapping> {
+    let ram = PageMapping::new(0x1_0000, false)?;
+    let slot = kvm_userspace_memory_region {
+        memory_size: ram.size(),
+        userspace_addr: ram.address(),
+        ..Default::default()
+    };
+    // SAFETY: the callers keep it mapped as long as a vCPU runs.
+    unsafe { vm.set_user_memory_region(slot) }?;
+    Ok(ram)
+}
+
+/// Runs a vCPU until it halts; how often it exited to the device.
+pub fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
+    let mut exits = 0;
+    loop {
+        match vcpu.run() {
+            Ok(VcpuExit::MmioRead(address, data)) => mmio.read(address - BASE, data),
+            Ok(VcpuExit::MmioWrite(address, data)) => mmio.write(address - BASE, data),
+            Ok(VcpuExit::Hlt | VcpuExit::SystemEvent(..)) => return Ok(exits),
+            Ok(other) => anyhow::bail!("the guest left with {other:?}"),
+            Err(error) if error.errno() == libc::EINTR => continue,
+            Err(error) => return Err(error.into()),
+        }
+        exits += 1;
+    }
+}
 
 fn load(ram: &PageMapping, code: &[u32]) {
     for (word, code) in PageMemory::words(ram)[0x1000 / 4..].iter().zip(code) {

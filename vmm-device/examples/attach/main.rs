@@ -8,14 +8,13 @@ pub mod guest;
 
 use std::sync::Arc;
 
-use kvm_bindings::kvm_userspace_memory_region;
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::Kvm;
 use vcpufreq_device::host::{
     ActuatorKind, HostActuator, HostRoot, KernelTree, SysfsSource, Tid, uclamp_available,
 };
 use vcpufreq_device::kvm::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, MmioDevice,
-    Offered, PageMapping, SlotMemory, Totals, accesses_are_of,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, Offered,
+    Totals, accesses_are_of,
 };
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util,
@@ -75,24 +74,11 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
     Ok(Bridge::start(device, &config, backends, &diagnostics)?)
 }
 
-/// 64 KiB of RAM at address 0, in memory slot 0.
-pub fn ram(vm: &VmFd) -> anyhow::Result<PageMapping> {
-    let ram = PageMapping::new(0x1_0000, false)?;
-    let slot = kvm_userspace_memory_region {
-        memory_size: ram.size(),
-        userspace_addr: ram.address(),
-        ..Default::default()
-    };
-    // SAFETY: the callers keep it mapped as long as a vCPU runs.
-    unsafe { vm.set_user_memory_region(slot) }?;
-    Ok(ram)
-}
-
 /// Runs the guest. Returns the path, what the guest has read as cur_perf, its accesses that
 /// exited, and all that was counted.
 pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize, Totals)> {
     let vm = kvm.create_vm()?;
-    let ram = ram(&vm)?;
+    let ram = guest::ram(&vm)?;
     let mut vcpu = guest::vcpu(&vm, &ram)?;
     let handle = bridge.handle();
     let mut offload = bridge.offload();
@@ -104,27 +90,11 @@ pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize,
     accesses_are_of(VcpuId(0));
     handle.register_thread(VcpuId(0), Tid::current())?;
     handle.vcpu_moved(VcpuId(0));
-    let exits = run_vcpu(&mut vcpu, &*bridge.mmio())?;
+    let exits = guest::run_vcpu(&mut vcpu, &*bridge.mmio())?;
     let path = handle.snapshot().vcpus[0].path;
     handle.guest_ended();
     drop(attachment);
     Ok((path, guest::cur_perf_read(&vcpu)?, exits, bridge.stop()))
-}
-
-/// Runs a vCPU until it halts; how often it exited to the device.
-pub fn run_vcpu(vcpu: &mut VcpuFd, mmio: &dyn MmioDevice) -> anyhow::Result<usize> {
-    let mut exits = 0;
-    loop {
-        match vcpu.run() {
-            Ok(VcpuExit::MmioRead(address, data)) => mmio.read(address - BASE, data),
-            Ok(VcpuExit::MmioWrite(address, data)) => mmio.write(address - BASE, data),
-            Ok(VcpuExit::Hlt | VcpuExit::SystemEvent(..)) => return Ok(exits),
-            Ok(other) => anyhow::bail!("the guest left with {other:?}"),
-            Err(error) if error.errno() == libc::EINTR => continue,
-            Err(error) => return Err(error.into()),
-        }
-        exits += 1;
-    }
 }
 
 #[allow(dead_code)]
