@@ -101,7 +101,8 @@ pub enum MergeError {
 /// these. So a tree can be merged again.
 ///
 /// # Errors
-/// An invalid base, or one with other CPUs than the machine.
+/// [`MergeError`] for a base that is invalid or has other CPUs than the machine, or a result that
+/// is larger than [`MAX_TREE`]. There is no tree then.
 pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, MergeError> {
     let tree = parse(base)?;
     let root = tree.root();

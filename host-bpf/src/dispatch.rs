@@ -103,7 +103,9 @@ impl Dispatcher {
     /// Joins the VMs of this host, or is the first one.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// [`BpfError::TooManyVms`] when each slot is taken; [`BpfError::Layout`] or [`BpfError::Hook`]
+    /// for an object of another build; [`BpfError::Refused`] when kernel or libbpf refuses a map, a
+    /// program or a link. What it has attached is detached then.
     pub(crate) fn join() -> Result<Self, BpfError> {
         let hooks = match older_than(u32::MAX) {
             Some(hooks) => hooks,

@@ -139,7 +139,9 @@ impl HostBpf {
     /// Loads and attaches the programs. `khz` says what a pCPU runs at now, where that is known.
     ///
     /// # Errors
-    /// What is missing, or refused; then nothing is left behind.
+    /// As [`probe`]; [`BpfError::VcpuCount`], [`BpfError::TooManyVms`]; [`BpfError::Layout`] or
+    /// [`BpfError::Hook`] for an object of another build; [`BpfError::Refused`] when kernel or
+    /// libbpf refuses a map or program. Nothing is left behind then.
     pub fn start(config: VmConfig, khz: impl Fn(u32) -> Option<Khz>) -> Result<Self, BpfError> {
         probe(Path::new("/"))?;
         let sizes = sizes(&config)?;
@@ -218,7 +220,8 @@ impl HostBpf {
     /// thread runs the guest.
     ///
     /// # Errors
-    /// What the kernel said, or that there is no such vCPU.
+    /// [`BpfError::NoVcpu`]; [`BpfError::Refused`] when the kernel has no storage for the thread
+    /// (`ENOMEM`) in 11 tries, 1 ms apart. The vCPU's former thread is forgotten by then.
     pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
         self.known(vcpu)?;
         let register = || {
@@ -247,7 +250,9 @@ impl HostBpf {
     /// Changes how a vCPU's requests are answered from now on; its domain stays. No vCPU runs.
     ///
     /// # Errors
-    /// What the kernel said, or that there is no such vCPU.
+    /// [`BpfError::NoVcpu`]; [`BpfError::Refused`] with `what` "storing a policy", when the old one
+    /// stays, or "running a BPF program", when the new one counts and cur_perf waits for the next
+    /// event.
     pub fn set_policy(&self, vcpu: VcpuId, policy: VcpuPolicy) -> Result<(), BpfError> {
         self.known(vcpu)?;
         let mut policies = self
@@ -287,7 +292,8 @@ impl HostBpf {
     /// Receives the events, each of which goes to one receiver: have one at a time.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// [`BpfError::Refused`] when the ring can't be opened: `EMFILE` or `ENFILE` (no more open
+    /// files), `ENOMEM`.
     pub fn worker(&self) -> Result<WorkerEvents, BpfError> {
         WorkerEvents::new(&self.programs().map("events")?)
     }

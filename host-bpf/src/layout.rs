@@ -207,7 +207,9 @@ pub struct Counters {
     pub frequencies: u64,
     /// How often frequency and place changed so fast that cur_perf was left as it was.
     pub unsettled: u64,
-    /// Time from a request to the next change of frequency under the vCPU.
+    /// How many requests took so long to the next change of frequency under the vCPU: entry *n*
+    /// counts times from 2^n ns to less than 2^(n+1) ns, the first one 0 ns too, the last one all
+    /// from 2^31 ns on (`bpf/vcpufreq_bpf.h`).
     pub freq_after: [u32; BUCKETS],
 }
 

@@ -74,7 +74,8 @@ mod capture {
     /// attached.
     ///
     /// # Errors
-    /// What is wrong with the object, or what the kernel said.
+    /// [`BpfError::Refused`] with the verifier's reason when libbpf or the kernel refuses the
+    /// object; [`BpfError::Hook`] when a program there would hang the host.
     pub fn verify(object: &[u8]) -> Result<(), BpfError> {
         let open = objects::open(object)?;
         let loaded = explained("loading the BPF programs", || open.load())?;

@@ -78,7 +78,9 @@ pub struct Applied {
     pub refused: u64,
     /// Error number of the last refusal; 0 when there was none.
     pub last_errno: i32,
-    /// Time from the request to the clamp in force.
+    /// How many clamps took so long from the request to being in force: entry *n* counts times
+    /// from 2^n ns to less than 2^(n+1) ns, the first one 0 ns too, the last one all from 2^31 ns
+    /// on.
     pub after_ns: [u32; BUCKETS],
 }
 
@@ -92,7 +94,9 @@ impl HostModule {
     /// Opens the device for a VM with this many vCPUs and domains.
     ///
     /// # Errors
-    /// That the module isn't loaded, or what it said.
+    /// [`BpfError::NoModule`] without the device; [`BpfError::Refused`] with `EACCES` without the
+    /// right to open it, `EINVAL` unless there are 1 to 512 vCPUs and 1 to as many domains, `EBUSY`
+    /// when this process has a VM there already, `ENOMEM`. The device is closed then.
     pub fn open(vcpus: u16, domains: u16) -> Result<Self, BpfError> {
         let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
         let file = opened.map_err(|error| match error.kind() {
@@ -119,7 +123,9 @@ impl HostModule {
     /// it (floors of real-time vCPUs) and after it (a lost path) the device writes them.
     ///
     /// # Errors
-    /// What the module said: `InvalidInput` for other files than a cgroup's clamps.
+    /// [`BpfError::Refused`] with `EINVAL` when there is no such domain, or for other files than a
+    /// cgroup's clamps, open for writing; `EBUSY` when the domain is bound already. Its binding
+    /// stays as it was.
     pub fn bind(
         &self,
         domain: u16,
@@ -137,7 +143,9 @@ impl HostModule {
     /// Puts a clamp into force from the VMM, after whatever a vCPU has asked for until now.
     ///
     /// # Errors
-    /// What the scheduler said.
+    /// `EINVAL` when there is no such domain or the minimum is above the maximum, `ENOENT` when the
+    /// domain isn't bound, `ENODEV` when its cgroup is gone, or another errno of a write to its
+    /// files. One bound of the clamp may be in force; [`Self::applied`] counts a refused write.
     pub fn apply(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
         self.put(domain, clamp, 0)
     }
@@ -146,7 +154,7 @@ impl HostModule {
     /// than this program.
     ///
     /// # Errors
-    /// What the scheduler said.
+    /// As [`Self::apply`], uncounted.
     pub fn refresh(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
         self.put(domain, clamp, UNCOUNTED)
     }
@@ -164,7 +172,7 @@ impl HostModule {
     /// What was done for a domain.
     ///
     /// # Errors
-    /// There is no such domain.
+    /// [`BpfError::Refused`] with `EINVAL` when there is no such domain.
     pub fn applied(&self, domain: u32) -> Result<Applied, BpfError> {
         let mut stats = ModuleStats {
             domain,

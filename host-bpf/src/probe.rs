@@ -16,7 +16,8 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// Looks at the host below `root` (`/`) for what the programs need.
 ///
 /// # Errors
-/// The first thing that is missing.
+/// The first thing that is missing: [`BpfError::NoBtf`], [`BpfError::NotPermitted`] or
+/// [`BpfError::Lockdown`].
 pub fn probe(root: &Path) -> Result<(), BpfError> {
     let btf = root.join("sys/kernel/btf/vmlinux");
     if !btf.exists() {

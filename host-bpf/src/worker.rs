@@ -55,7 +55,8 @@ impl WorkerEvents {
     /// There are 1,024 of them at most, however fast new ones come.
     ///
     /// # Errors
-    /// What the kernel said. A signal is none: then there are no events.
+    /// [`BpfError::Refused`] with the errno of epoll_wait(2). A signal is none: it ends the wait
+    /// with the events that there are.
     pub fn wait(&self, timeout: Duration) -> Result<impl Iterator<Item = Event> + '_, BpfError> {
         self.taken.store(0, Relaxed);
         // libbpf rounds down, so that the last ms would be a busy loop.

@@ -76,7 +76,9 @@ pub struct Applied {
 /// drivers manage.
 ///
 /// # Errors
-/// When nothing was changed, why.
+/// [`ApplyError::Busy`] when another process is at it, [`ApplyError::Unrecorded`] when the old
+/// values can't be put on disk, otherwise the variant for what is in the way. Nothing was changed
+/// then.
 pub fn apply(
     host: &dyn Host,
     plan: &Plan,

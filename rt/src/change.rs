@@ -69,7 +69,9 @@ impl Target {
     /// Its value now.
     ///
     /// # Errors
-    /// Why it can't be read.
+    /// As [`Look::read`] or [`Look::list`]; [`Unread::Missing`] when the thread has ended or its
+    /// number is another one's, [`Unread::Refused`] when its policy is none of
+    /// [`Host::schedule`](crate::Host::schedule).
     pub fn now(&self, look: &dyn Look) -> Reading {
         match self {
             Self::File {

@@ -56,7 +56,7 @@ pub fn bound_file(host: &HostRoot, cpu: u32) -> PathBuf {
 /// Has `remove` remove groups whose threads are just leaving.
 ///
 /// # Errors
-/// Why it can't; after `patience`, that they still have threads.
+/// The last error of `remove`: [`CgroupError::Busy`] only after `patience`, all others at once.
 pub fn remove_within(
     patience: Duration,
     remove: impl Fn() -> Result<(), CgroupError>,

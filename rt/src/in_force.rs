@@ -40,7 +40,8 @@ impl InForce {
     /// Holds the record in force, if there is one. For a user without access to it there is none.
     ///
     /// # Errors
-    /// When an apply or restore is under way, or the record is invalid.
+    /// [`InForceError::Busy`] while an apply or restore is under way, [`InForceError::Record`] when
+    /// the record is invalid, [`InForceError::Unheld`] when it can't be locked.
     pub fn look(host: &dyn Host) -> Result<Self, InForceError> {
         let nothing = Self {
             record: None,
@@ -76,7 +77,8 @@ impl InForce {
     /// Whether this is still so. It is while a record is held.
     ///
     /// # Errors
-    /// When there was nothing, and an apply has begun.
+    /// [`InForceError::Begun`] when there was nothing, and an apply has begun;
+    /// [`InForceError::Record`] when the record is invalid.
     pub fn check_still(&self, host: &dyn Host) -> Result<(), InForceError> {
         match (&self.record, visible(host)?) {
             (None, Some(record)) if !record.is_of_another_boot(host)? => Err(InForceError::Begun),

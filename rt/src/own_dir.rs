@@ -123,7 +123,8 @@ pub fn is_trusted(uid: u32) -> bool {
 /// Whether a socket at `path` is there and was made by a trusted user.
 ///
 /// # Errors
-/// When it is another user's, or no socket.
+/// [`Untrusted::Owner`] when it is another user's, [`Untrusted::Kind`] when it is no socket,
+/// [`Untrusted::Io`] when it isn't there (`ENOENT`) or can't be looked at.
 pub fn check_socket(path: &Path) -> Result<(), Untrusted> {
     let found = path.symlink_metadata();
     let found = found.map_err(|error| Untrusted::io(path, error))?;
@@ -176,7 +177,8 @@ impl OwnDir {
     /// The directory at `path`, if there is one.
     ///
     /// # Errors
-    /// When it isn't trusted, or can't be opened.
+    /// [`Untrusted::Kind`], [`Untrusted::Owner`] or [`Untrusted::Mode`] when it isn't trusted;
+    /// [`Untrusted::Io`] when it can't be opened, such as `EACCES` or `EMFILE`.
     pub fn open(path: &Path) -> Result<Option<Self>, Untrusted> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         let opened = File::options()
@@ -196,7 +198,8 @@ impl OwnDir {
     /// The directory at `path`, made for this user alone if there is none.
     ///
     /// # Errors
-    /// When it isn't trusted, or can't be made.
+    /// As [`Self::open`]; [`Untrusted::Io`] when mkdir(2) refuses: `ENOENT` without the directory
+    /// around it, `EACCES`, `ENOSPC`, `EROFS`.
     pub fn make(path: &Path) -> Result<Self, Untrusted> {
         let failed = |error| Untrusted::io(path, error);
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -208,7 +211,7 @@ impl OwnDir {
     /// The names in it that are text.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// [`Untrusted::Io`] when it can't be opened for listing or read: `EACCES`, `EMFILE`, `EIO`.
     pub fn names(&self) -> Result<Vec<String>, Untrusted> {
         let listed = || -> Result<Vec<String>, Errno> {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -224,7 +227,8 @@ impl OwnDir {
     /// The regular file `name`, open for reading, if there is one.
     ///
     /// # Errors
-    /// When it isn't trusted, or can't be opened.
+    /// [`Untrusted::Kind`], [`Untrusted::Owner`] or [`Untrusted::Mode`] when it isn't trusted;
+    /// [`Untrusted::Io`] when it can't be opened, such as `EACCES` or `EMFILE`.
     pub fn file(&self, name: &str) -> Result<Option<File>, Untrusted> {
         // Without O_NONBLOCK a pipe would be waited for.
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
@@ -248,7 +252,8 @@ impl OwnDir {
     /// The text of the file `name`, if there is one.
     ///
     /// # Errors
-    /// When it isn't trusted, is too long, or can't be read.
+    /// As [`Self::file`]; [`Untrusted::Size`] when it has more than 16 MiB, [`Untrusted::Io`] when
+    /// a read fails (`EIO`).
     pub fn read(&self, name: &str) -> Result<Option<String>, Untrusted> {
         let Some(file) = self.file(name)? else {
             return Ok(None);
@@ -266,8 +271,8 @@ impl OwnDir {
     /// A new file `name` for this user alone, open for writing.
     ///
     /// # Errors
-    /// `AlreadyExists` when anything has that name, a symbolic link too; or what the file system
-    /// refused.
+    /// `AlreadyExists` when anything has that name, a symbolic link too; as open(2): `EACCES`,
+    /// `ENOENT` when the directory was removed, `EMFILE`, `ENOSPC`, `EROFS`.
     pub fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
@@ -277,7 +282,8 @@ impl OwnDir {
     /// Gives the file `from` the name `to`, in the place of any other.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// As rename(2): `ENOENT` when there is no `from`, `EISDIR` when `to` is a directory, `EACCES`,
+    /// `ENOSPC`, `EROFS`. Both names stay as they were.
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(self, from, self, to)?)
     }
@@ -285,7 +291,8 @@ impl OwnDir {
     /// Gives the file `from` the name `to` too, which must be free.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// As link(2): `EEXIST` when the name is taken, `ENOENT` when there is no `from`, `EPERM` on a
+    /// file system without hard links, `EACCES`, `ENOSPC`, `EROFS`. Both names stay as they were.
     pub fn link(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(linkat(self, from, self, to, AtFlags::empty())?)
     }
@@ -293,7 +300,7 @@ impl OwnDir {
     /// Removes the file `name`; one that isn't there is removed.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// As unlink(2): `EISDIR` when it is a directory, `EACCES`, `EPERM`, `EROFS`. The file stays.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(self, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -304,7 +311,7 @@ impl OwnDir {
     /// Has the kernel write the directory itself to disk.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// As fsync(2): `EIO`, `ENOSPC`, `EDQUOT`. Names that were changed may be lost with the power.
     pub fn sync(&self) -> io::Result<()> {
         self.dir.sync_all()
     }

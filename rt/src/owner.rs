@@ -41,7 +41,8 @@ impl Owner {
     /// The process `pid`.
     ///
     /// # Errors
-    /// Why procfs doesn't show it.
+    /// As [`Look::read`] of its files in procfs; [`Unread::Missing`] when it has ended or procfs
+    /// hides it.
     pub fn of(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
         let stat = ThreadStat::read(look, pid)?;
         if stat.has_ended {

@@ -119,7 +119,7 @@ impl Partition {
     /// Of a host without real-time guests.
     ///
     /// # Errors
-    /// When the host's CPUs can't be read.
+    /// [`PartitionError`] when the host's CPUs can't be read.
     pub fn without_guests(look: &dyn Look) -> Result<Self, PartitionError> {
         Ok(Self {
             guests: Vec::new(),

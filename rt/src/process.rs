@@ -50,7 +50,7 @@ impl ThreadStat {
 /// The users of a process, by proc_pid_status(5): real, effective, saved, and for files.
 ///
 /// # Errors
-/// Why procfs doesn't show them.
+/// As [`Look::read`] of its status; [`Unread::Refused`] when that has no users.
 pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
     let text = look.read(&format!("/proc/{pid}/status"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));

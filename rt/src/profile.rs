@@ -100,7 +100,7 @@ pub enum Frequency {
 pub struct Settings {
     /// `kernel.timer_migration`, 0 or 1.
     pub timer_migration: Option<u8>,
-    /// `kernel.sched_rt_runtime_us`; -1 is no limit.
+    /// `kernel.sched_rt_runtime_us`: µs in each `kernel.sched_rt_period_us`, -1 for no limit.
     pub rt_runtime_us: Option<i64>,
     /// Runtime of the fair and ext servers, in ns per their period; 0 is none.
     pub fair_server_runtime_ns: Option<u64>,
@@ -114,11 +114,11 @@ pub struct Settings {
     pub governor: Option<String>,
     /// Of which CPUs' policies governor and frequencies are set.
     pub frequency_cpus: Scope,
-    /// `scaling_min_freq`.
+    /// `scaling_min_freq`: kHz, or an end of the CPU's range.
     pub min_freq: Option<Frequency>,
-    /// `scaling_max_freq`.
+    /// `scaling_max_freq`: kHz, or an end of the CPU's range.
     pub max_freq: Option<Frequency>,
-    /// schedutil's `rate_limit_us`.
+    /// schedutil's `rate_limit_us`: µs between two changes of frequency, at least.
     pub schedutil_rate_limit_us: Option<u32>,
     /// `kernel.sched_util_clamp_min`, 0 to 1024.
     pub util_clamp_min: Option<u32>,
@@ -178,7 +178,7 @@ impl ProfileError {
 /// The text of the shipped profile with this name.
 ///
 /// # Errors
-/// When there is none.
+/// [`ProfileError`] with the names that there are, when none has this one.
 pub(crate) fn shipped_text(name: &str) -> Result<&'static str, ProfileError> {
     let found = SHIPPED.iter().find(|(of, _)| *of == name);
     found.map(|(_, text)| *text).ok_or_else(|| {
@@ -200,7 +200,7 @@ impl Profile {
     /// The shipped profile with this name.
     ///
     /// # Errors
-    /// When there is none.
+    /// As [`Self::parse`]; [`ProfileError`] with the names that there are, when none has this one.
     pub fn shipped(name: &str) -> Result<Self, ProfileError> {
         Self::parse(name, shipped_text(name)?)
     }
@@ -208,7 +208,8 @@ impl Profile {
     /// A profile's text; `name` is for errors.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// [`ProfileError`], in one line: no TOML, an unknown key, or a value of the wrong type or out
+    /// of range.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let profile: Self =
             toml::from_str(text).map_err(|error| ProfileError::wrong(name, &error))?;
@@ -219,7 +220,8 @@ impl Profile {
     /// With these settings in place of its own: a table as that of a profile's `[settings]`.
     ///
     /// # Errors
-    /// What is wrong with one of them, in one line; `name` is where they are from.
+    /// [`ProfileError`], in one line: an unknown key, or a value of the wrong type or out of range;
+    /// `name` is where they are from.
     pub fn with(mut self, name: &str, settings: toml::Table) -> Result<Self, ProfileError> {
         let own = toml::Table::try_from(&self.settings);
         let mut all = own.map_err(|error| ProfileError::wrong(name, &error))?;

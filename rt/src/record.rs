@@ -85,7 +85,9 @@ impl Record {
     /// The record on this host, if there is one.
     ///
     /// # Errors
-    /// When it can't be read, isn't one, or can't be this program's.
+    /// [`RecordError::Denied`] when this user can't read it, [`RecordError::Untrusted`] when
+    /// another one may have written it, [`RecordError::Wrong`], [`RecordError::Foreign`] or
+    /// [`RecordError::Guests`] when this program can't have written it.
     pub fn read(look: &dyn Look) -> Result<Option<Self>, RecordError> {
         let text = match look.own_file(PATH) {
             Ok(Some(text)) => text,
@@ -113,7 +115,7 @@ impl Record {
     /// Whether it is of an earlier boot.
     ///
     /// # Errors
-    /// When the boot id can't be read.
+    /// [`RecordError::NoBootId`] when procfs doesn't show the boot id.
     pub fn is_of_another_boot(&self, look: &dyn Look) -> Result<bool, RecordError> {
         Ok(boot_id(look)? != self.boot_id)
     }

@@ -56,7 +56,10 @@ pub enum Restored {
 /// now, the old one.
 ///
 /// # Errors
-/// When nothing was brought back, why.
+/// [`RestoreError::Record`] when the record can't be judged, [`RestoreError::Guest`] or
+/// [`RestoreError::Occupied`] when a guest is on these CPUs, [`RestoreError::Busy`] when another
+/// process is at it, [`RestoreError::Unwritable`] when the record can't be changed. Only in the
+/// last case can values have been brought back.
 pub fn restore(
     host: &dyn Host,
     report: &mut dyn FnMut(&str, &str, &str),

@@ -75,7 +75,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// learned, and no clamp on the host.
     ///
     /// # Errors
-    /// The rule that `config` breaks.
+    /// As [`DeviceConfig::check`].
     pub fn new(
         config: DeviceConfig,
         actuator: A,

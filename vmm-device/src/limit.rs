@@ -29,9 +29,10 @@ pub struct RateLimit {
 /// A limit as a bucket needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Time for which a token lasts; at least 1.
+    /// Time for which a token lasts, in ns; at least 1.
     pub token_ns: u64,
-    /// How far ahead of that a bucket may be.
+    /// How far ahead of the time of a request, in ns, its bucket may be full again at most: a burst
+    /// less one token.
     pub slack_ns: u64,
 }
 
@@ -94,7 +95,7 @@ impl Bucket {
     /// Takes a token at `now_ns`.
     ///
     /// # Errors
-    /// When the next one will be there.
+    /// When the next token is there, in ns of the same clock; the bucket stays as it was.
     pub fn take(&self, pace: Pace, now_ns: u64) -> Result<(), u64> {
         let latest = now_ns.saturating_add(pace.slack_ns);
         let took = self.0.fetch_update(Relaxed, Relaxed, |full_at| {
@@ -132,7 +133,7 @@ impl Limit {
     /// Takes a token of `payer` and one of the VM, or none.
     ///
     /// # Errors
-    /// When to try again.
+    /// When to try again, in ns of the same clock; no token is taken.
     pub fn take(&self, payer: &Bucket, now_ns: u64) -> Result<(), u64> {
         payer.take(self.each, now_ns)?;
         self.vm

@@ -63,7 +63,7 @@ impl RegisterPages {
     /// The pages of `vcpus` vCPUs in `memory`.
     ///
     /// # Errors
-    /// When `memory` hasn't the size of the region.
+    /// [`PagesError::Size`] when `memory` hasn't the size of the region.
     pub fn new(memory: Box<dyn PageMemory>, vcpus: u16) -> Result<Self, PagesError> {
         let bytes = memory.words().len() * REG_WIDTH;
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);

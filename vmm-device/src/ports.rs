@@ -18,7 +18,9 @@ pub trait Actuator: Send + Sync {
     /// threads at once, nor with the clamp that is already in force.
     ///
     /// # Errors
-    /// The error that the host returned. The device counts it and calls again at the next request.
+    /// [`ActuateError::Refused`] with the host's errno; [`ActuateError::NoThread`] or
+    /// [`ActuateError::NotApplicable`] when there is nothing to clamp. A part of the clamp may be
+    /// in force. The device counts the error and calls again at the next request.
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError>;
 
     /// True if any vCPU may write set_perf of any domain; announced once through

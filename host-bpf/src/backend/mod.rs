@@ -33,7 +33,7 @@ use setup::{by, open_module, pcpus, policies};
 /// How the path `bpf` would work here, or why it doesn't.
 ///
 /// # Errors
-/// What is missing, and what to do about it.
+/// The text of what [`probe`](crate::probe()) finds missing, with what to do about it.
 pub fn offer() -> Result<String, String> {
     probe_host(Path::new("/")).map_err(|error| error.to_string())?;
     let writes = match HostModule::is_loaded() {

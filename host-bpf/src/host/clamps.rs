@@ -24,7 +24,7 @@ const ROUNDS: u32 = 4;
 const TARGET_MAX: u32 = 1024;
 
 /// What came of putting into force what a domain wants: one outcome, however often the guest has
-/// changed its mind meanwhile. `E` is what the host said.
+/// changed its mind meanwhile. `E` is the host's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled<E> {
     /// This is in force.
@@ -123,7 +123,8 @@ impl HostBpf {
     /// is still to be put into force ([`Self::apply_pending`]).
     ///
     /// # Errors
-    /// What the kernel said.
+    /// [`BpfError::Refused`] when a program can't be run (`ENOMEM`). All requests are taken back by
+    /// then; cur_perf of the vCPUs from that one on waits for the next event.
     pub fn reset(&self) -> Result<(), BpfError> {
         // What waits for a token stands for nothing then.
         for vcpu in self.vcpus.all() {
@@ -148,7 +149,9 @@ impl HostBpf {
     /// Has the service's scheduler put what a domain wants into force.
     ///
     /// # Errors
-    /// That its scheduler is gone, or what the kernel said.
+    /// [`BpfError::Refused`] with `ENOENT` when the service's scheduler is gone, there is no such
+    /// domain, or vCPUs ask as fast as the program can follow: some threads may have the request.
+    /// With `ENOMEM` the program was not run.
     pub fn ask_scx(&self, domain: u32) -> Result<(), BpfError> {
         self.programs().call("vcpufreq_scx", domain)
     }
@@ -272,7 +275,9 @@ impl HostBpf {
     /// The service that its requests go to, for a VM with [`ActuateBy::Scx`](crate::ActuateBy::Scx).
     ///
     /// # Errors
-    /// That it has ended, or was started again meanwhile.
+    /// [`ScxError::NotRunning`] when it has ended, [`ScxError::Restarted`] when it was started
+    /// again meanwhile, [`ScxError::OtherVersion`]; [`ScxError::Bpf`] when the kernel doesn't
+    /// describe a map.
     pub fn scx(&self) -> Result<ScxPins, ScxError> {
         ScxPins::of_loaded(&self.programs())
     }

@@ -15,7 +15,8 @@ impl HostBpf {
     /// frequencies since than a change has told. On return all pages are true.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// [`BpfError::Refused`] when a program can't be run (`ENOMEM`). The programs know the pCPUs by
+    /// then; the pages of the vCPUs from that one on wait for the next event.
     pub fn set_pcpus(
         &self,
         pcpus: &[PcpuFacts],

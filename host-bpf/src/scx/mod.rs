@@ -41,7 +41,7 @@ const ON: u32 = 2;
 /// Why there is no such actuator: each with what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum ScxError {
-    /// Somebody else's rights.
+    /// The process isn't root's.
     #[error("loading a scheduler takes root; run it as root or as a unit of the system's")]
     NotRoot,
     /// The kernel is without sched_ext.
@@ -83,7 +83,7 @@ pub enum ScxError {
     Pin {
         /// What was pinned or opened.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error, as text.
         why: String,
     },
     /// All that can be wrong with an object.
@@ -101,7 +101,8 @@ impl ScxPins {
     /// Opens them.
     ///
     /// # Errors
-    /// That no service runs, or one of another version.
+    /// [`ScxError::NotRunning`] when no service runs, [`ScxError::NoSchedExt`] when the kernel has
+    /// none, [`ScxError::OtherVersion`], [`ScxError::Pin`] when the pin can't be opened (`EACCES`).
     pub fn open() -> Result<Self, ScxError> {
         let path = pin_of(CONTROL);
         let there = path.try_exists();

@@ -78,7 +78,8 @@ impl ScxService {
     /// Looks for what a host lacks for good.
     ///
     /// # Errors
-    /// The first thing that is missing.
+    /// The first thing that is missing: [`ScxError::NotRoot`], [`ScxError::NoSchedExt`],
+    /// [`ScxError::Bpf`] as [`probe`], or [`ScxError::NoBpffs`].
     pub fn check_host() -> Result<(), ScxError> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
@@ -101,7 +102,7 @@ impl ScxService {
     /// Looks for another scheduler.
     ///
     /// # Errors
-    /// Its name.
+    /// [`ScxError::Another`] with its name and state.
     pub fn check_no_other() -> Result<(), ScxError> {
         another().map_or(Ok(()), Err)
     }

@@ -81,7 +81,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// [`Device::refresh`] found last.
     ///
     /// # Errors
-    /// When the device has pages already.
+    /// [`PagesError::Twice`] when the device has pages already; it keeps those.
     pub fn attach_pages(&self, pages: RegisterPages) -> Result<(), PagesError> {
         self.pages.set(pages).map_err(|_| PagesError::Twice)?;
         self.show_all();

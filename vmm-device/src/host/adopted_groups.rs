@@ -42,7 +42,8 @@ impl AdoptedGroups {
     /// each, or one is another user's: that user could raise other groups beside it.
     ///
     /// # Errors
-    /// Why the groups can't be clamped.
+    /// [`CgroupError::NotMounted`] or [`CgroupError::OutsideNamespace`] when a thread's group is
+    /// unknown, [`CgroupError::File`] when a file of it can't be read; as [`Self::capped`].
     pub fn find(root: &HostRoot, pid: u32, threads: &[Tid]) -> Result<Option<Self>, CgroupError> {
         let mount = mount_point(root)?;
         let mut groups = Vec::new();
@@ -62,7 +63,7 @@ impl AdoptedGroups {
     /// Those above that are to be raised, before the vCPUs' are clamped.
     ///
     /// # Errors
-    /// Why one can't be.
+    /// As [`RaisedGroups::above`].
     pub fn capped(&self) -> Result<RaisedGroups, CgroupError> {
         RaisedGroups::above(self.of_vcpus())
     }
@@ -75,7 +76,8 @@ impl AdoptedGroups {
     /// Puts their clamps back. What has gone with its VM needs nothing.
     ///
     /// # Errors
-    /// What the kernel refused first; the rest is put back all the same.
+    /// [`CgroupError::File`] with the first clamp that can't be written (`EACCES`); the rest is put
+    /// back all the same.
     pub fn put_back(&self) -> Result<(), CgroupError> {
         let all = self.vcpus.iter();
         all.map(GroupBefore::put_back).fold(Ok(()), Result::and)

@@ -24,7 +24,7 @@ pub struct BorrowedThread {
     pub tid: i32,
     /// When it started, in clock ticks since the boot: another thread of this number has another.
     pub started: u64,
-    /// Its clamps, as `sched_getattr` has them.
+    /// Its clamps (uclamp.min, uclamp.max), 0 to 1024 each, as sched_getattr(2) has them.
     pub clamp: (u32, u32),
     /// Its children start without its clamps.
     pub reset_on_fork: bool,
@@ -36,7 +36,8 @@ impl BorrowedThread {
     /// Thread `tid` of process `pid`, which is going to be pinned, or not.
     ///
     /// # Errors
-    /// When there is no such thread.
+    /// `ESRCH`, or `NotFound` in procfs, when the process has no such thread; `InvalidData` when
+    /// procfs shows no start.
     pub fn look(root: &HostRoot, pid: u32, tid: Tid, pinned: bool) -> io::Result<Self> {
         let attr = SchedAttr::of(tid)?;
         Ok(Self {
@@ -59,7 +60,10 @@ impl BorrowedThread {
     /// Puts all of it back; nothing is to be done for a thread that has ended.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// `EPERM` without CAP_SYS_NICE for another user's thread; `EINVAL` when none of its pCPUs is
+    /// left to it, or from Linux before 5.11, which can't take a clamp away; `EBUSY` for a
+    /// SCHED_DEADLINE thread that would leave pCPUs of its root domain. The pCPUs come first: when
+    /// they are refused, the clamps stay too.
     pub fn put_back(&self, root: &HostRoot) -> io::Result<()> {
         let Some(tid) = Tid::new(self.tid).filter(|_| self.lives(root)) else {
             return Ok(());

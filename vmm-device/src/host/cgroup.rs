@@ -207,7 +207,8 @@ fn is_inside(record: &GroupRecord) -> bool {
 ///
 /// # Errors
 /// [`CgroupError::Busy`] while ending processes are still in it: call again, they take some
-/// milliseconds. Otherwise the kernel's error.
+/// milliseconds. Otherwise [`CgroupError::File`] with what can't be read or removed, such as
+/// `EACCES`; the rest stays.
 pub fn remove(tree: &dyn CgroupTree, record: &GroupRecord) -> Result<(), CgroupError> {
     if !record.group.exists() {
         return Ok(());
@@ -260,7 +261,8 @@ fn restore_controller(parent: &Path) {
 /// run is being made by a process of another PID namespace.
 ///
 /// # Errors
-/// When there is no cgroup v2 to look into.
+/// [`CgroupError::NotMounted`] without cgroup v2; [`CgroupError::File`] when its mount can't be
+/// read.
 pub fn leftovers(root: &HostRoot) -> Result<Vec<Leftover>, CgroupError> {
     let mut found = Vec::new();
     let mut ahead = vec![cgroup_mount(root)?];

@@ -65,7 +65,11 @@ impl CgroupActuator {
     /// `place`, and moves the VMM's process there. On failure nothing of it stays.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// [`CgroupError::Taken`] when a process is in that group already, [`CgroupError::Busy`] when a
+    /// dead VMM's threads there are still ending, [`CgroupError::InternalProcesses`] when other
+    /// processes are in the process' own group, [`CgroupError::NoUclamp`] from a kernel without
+    /// uclamp on groups; else [`CgroupError::File`], such as `EACCES`, or `EAGAIN` over
+    /// `cgroup.max.descendants`.
     pub fn create(
         tree: &dyn CgroupTree,
         place: &Placement,
@@ -101,7 +105,8 @@ impl CgroupActuator {
     /// For existing groups: `group` returns a domain's. Their maker removes them.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// [`CgroupError::File`] with the clamp file that can't be opened for writing: `ENOENT` when
+    /// the group or uclamp is missing, `EACCES`. The groups stay as they were.
     pub fn within(
         group: impl Fn(DomainId) -> PathBuf,
         domains: &[DomainId],
@@ -122,7 +127,7 @@ impl CgroupActuator {
     /// [`AdoptedGroups::put_back`] undoes the rest.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// As [`Self::within`].
     pub fn adopt(groups: &AdoptedGroups, domains: &[DomainId]) -> Result<Self, CgroupError> {
         let of_vcpus = groups.of_vcpus().zip(domains);
         let open = of_vcpus.map(|(group, id)| DomainGroup::open(group, *id));
@@ -150,8 +155,11 @@ impl CgroupActuator {
     /// override the group's.
     ///
     /// # Errors
-    /// The kernel's error; `NotFound` when there is no such vCPU. If only clearing the thread's own
-    /// clamp fails, the thread is in its group nevertheless.
+    /// `NotFound` when there is no such vCPU. Kind `Other` with a [`CgroupError::File`] when the
+    /// kernel refuses the move (`ESRCH`: the thread has ended; `EACCES`): the thread stays in its
+    /// group. If only clearing the thread's own clamp fails, the error is as of
+    /// [`ThreadActuator::register_thread`](super::ThreadActuator::register_thread), and the thread
+    /// is in its new group.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
         let group = self.groups(domain).next().ok_or(io::ErrorKind::NotFound)?;

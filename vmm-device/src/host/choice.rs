@@ -118,7 +118,8 @@ impl ActuatorFacts {
 /// dip that `sched_setattr` causes on a running thread.
 ///
 /// # Errors
-/// When the host can't do what is wanted, or clamp at all.
+/// [`ChoiceError::NoUclamp`] when the kernel clamps no thread; [`ChoiceError::NoCgroup`] when
+/// groups are wanted and there is no place for them.
 pub fn choose(wish: ActuatorChoice, facts: ActuatorFacts) -> Result<Chosen, ChoiceError> {
     if wish != ActuatorChoice::Nothing {
         facts.uclamp.map_err(ChoiceError::NoUclamp)?;
@@ -146,7 +147,7 @@ impl HostActuator {
     /// Makes what was chosen, for vCPUs whose domains are `domains`, in order of their numbers.
     ///
     /// # Errors
-    /// When groups can't be made.
+    /// As [`CgroupActuator::create`] and [`CgroupActuator::adopt`]; without groups there is none.
     pub fn build(
         kind: &ActuatorKind,
         tree: &dyn CgroupTree,
@@ -166,7 +167,7 @@ impl HostActuator {
     /// Uses the groups that another program has made in a real-time partition.
     ///
     /// # Errors
-    /// When they can't be opened.
+    /// As [`CgroupActuator::within`].
     pub fn in_partition(
         groups: &PartitionGroups,
         domains: &[DomainId],
@@ -234,7 +235,9 @@ impl HostActuator {
     /// guest.
     ///
     /// # Errors
-    /// The kernel's error; `NotFound` when there is no such vCPU.
+    /// `NotFound` when there is no such vCPU; as [`CgroupActuator::register_thread`] or
+    /// [`ThreadActuator::register_thread`]. Kind `Other` with an [`ActuateError`] when the floor is
+    /// refused: the thread is registered then.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         match &self.on {
             On::Groups(actuator) => actuator.register_thread(vcpu, tid)?,

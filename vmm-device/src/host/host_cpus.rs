@@ -36,7 +36,7 @@ pub struct Policy {
     pub driver: String,
     /// `scaling_governor`.
     pub governor: String,
-    /// `cpuinfo_max_freq`.
+    /// `cpuinfo_max_freq` in kHz; `None` if the host doesn't report it.
     pub max_khz: Option<u32>,
     /// Operating points, frequency rising; empty if the host reports none.
     pub opps: Vec<HostOpp>,
@@ -101,7 +101,7 @@ impl Pcpu {
 }
 
 impl Policy {
-    /// Its highest frequency: the driver's, else that of its table.
+    /// Its highest frequency in kHz: the driver's, else that of its table.
     #[must_use]
     pub fn top_khz(&self) -> Option<u32> {
         self.max_khz.or(self.opps.last().map(|opp| opp.khz))

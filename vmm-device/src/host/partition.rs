@@ -40,7 +40,9 @@ impl PartitionGroups {
     /// For process `pid`, the calling one, in the partition `top`.
     ///
     /// # Errors
-    /// When its own group is unknown, or has a limit that would end with the move.
+    /// [`CgroupError::NotMounted`] or [`CgroupError::OutsideNamespace`] when its own group is
+    /// unknown, [`CgroupError::LeavesLimit`] or [`CgroupError::UnknownLimits`] when a limit would
+    /// or might end with the move, [`CgroupError::File`] when one of these files can't be read.
     pub fn here(
         root: &HostRoot,
         top: PathBuf,
@@ -85,7 +87,9 @@ impl PartitionGroups {
     /// process of the same number left is taken away first.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// [`CgroupError::Busy`] when a dead process' threads are still ending; else
+    /// [`CgroupError::File`], such as `ENOENT` without the partition, `EACCES`, or `EAGAIN` over
+    /// `cgroup.max.descendants`. The groups made by then stay until [`Self::remove`].
     pub fn create(&self, tree: &dyn CgroupTree, domains: &[DomainId]) -> Result<(), CgroupError> {
         self.remove(tree)?;
         make_threaded(tree, &self.rest())?;
@@ -102,8 +106,9 @@ impl PartitionGroups {
     /// partition's parent when that is gone. Nothing to do when they aren't there.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise the
-    /// kernel's error.
+    /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise
+    /// [`CgroupError::File`] with what can't be listed or removed, such as `EACCES`; the groups
+    /// after it stay.
     pub fn remove(&self, tree: &dyn CgroupTree) -> Result<(), CgroupError> {
         let groups = self.found()?;
         if groups.is_empty() {

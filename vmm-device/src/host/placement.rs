@@ -44,7 +44,11 @@ impl Placement {
     /// that the user wants.
     ///
     /// # Errors
-    /// Why there is none, or why the named one can't be used.
+    /// [`CgroupError::NotMounted`] or [`CgroupError::OutsideNamespace`] when the process' group is
+    /// unknown; [`CgroupError::NotDelegated`] when neither that nor its parent is the process' to
+    /// divide; [`CgroupError::NoGroup`], [`CgroupError::LeavesLimit`] or
+    /// [`CgroupError::UnknownLimits`] when `named` can't be used; otherwise the variant for what
+    /// the place lacks.
     pub fn find(root: &HostRoot, named: Option<&Path>) -> Result<Self, CgroupError> {
         Self::find_for(root, std::process::id(), named)
     }

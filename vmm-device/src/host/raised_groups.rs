@@ -23,8 +23,8 @@ impl RaisedGroups {
     /// Those above `groups` that cap them now.
     ///
     /// # Errors
-    /// What can't be read, or a group that must not be raised: its own threads would get the
-    /// minimum too.
+    /// [`CgroupError::File`] when a group's files can't be read; [`CgroupError::Capped`] for a
+    /// group that must not be raised: its own threads would get the minimum too.
     pub fn above<'a>(groups: impl IntoIterator<Item = &'a Path>) -> Result<Self, CgroupError> {
         let mut capping = BTreeMap::new();
         for group in groups.into_iter().flat_map(ancestors) {
@@ -73,7 +73,8 @@ impl RaisedGroups {
     /// Lets the minima of the groups below through.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// [`CgroupError::File`] with the first group that can't be written: `EACCES`, or `ENOENT` when
+    /// it is gone. Those before it stay raised until [`Self::put_back`].
     pub fn raise(&self) -> Result<(), CgroupError> {
         let mut groups = self.paths();
         groups.try_for_each(|group| write(&group.join(MIN), "max"))
@@ -82,7 +83,8 @@ impl RaisedGroups {
     /// Puts back those that `others` don't need; what is gone needs nothing.
     ///
     /// # Errors
-    /// What the kernel refused first; the rest is put back all the same.
+    /// [`CgroupError::File`] with the first group that can't be written (`EACCES`); the rest is put
+    /// back all the same.
     pub fn put_back(&self, others: &[Self]) -> Result<(), CgroupError> {
         let needed = |group: &Path| others.iter().any(|other| other.0.contains_key(group));
         // The innermost first.

@@ -109,7 +109,8 @@ impl SysfsSource {
     /// A source for `vcpus` vCPUs on the host below `root`.
     ///
     /// # Errors
-    /// When the CPUs can't be listed or none of them has cpufreq.
+    /// [`SourceSetupError::NoCpuList`] when the CPUs can't be listed;
+    /// [`SourceSetupError::NoCpufreq`] when none of them has cpufreq.
     pub fn new(root: &HostRoot, vcpus: u16) -> Result<Self, SourceSetupError> {
         let path = root.cpus().join("possible");
         let list = fs::read_to_string(&path).and_then(|text| {
@@ -188,7 +189,9 @@ impl SysfsSource {
     /// [`Self::for_process`].
     ///
     /// # Errors
-    /// When there is no such vCPU, or the thread can't be seen in procfs.
+    /// [`SourceSetupError::NoSuchVcpu`]; [`SourceSetupError::NoThread`] when procfs doesn't show
+    /// the thread (`ENOENT`) or has no more open files for it (`EMFILE`). The vCPU keeps the thread
+    /// that it had.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), SourceSetupError> {
         let slot = self.threads.get(vcpu.index());
         let slot = slot.ok_or(SourceSetupError::NoSuchVcpu { vcpu })?;

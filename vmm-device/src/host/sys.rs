@@ -56,7 +56,8 @@ const MFD_NOEXEC_SEAL: u32 = 0x0008;
 /// allows no other. Before Linux 6.3 that seal does not exist.
 ///
 /// # Errors
-/// The kernel's error.
+/// As memfd_create(2): `EMFILE` or `ENFILE` (no more open files), `ENOMEM`, `EINVAL` for a name of
+/// more than 249 bytes.
 pub fn memory_file(name: &CStr) -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let made = |flags| {
@@ -151,10 +152,10 @@ impl SchedAttr {
     /// Gives them to `tid`.
     ///
     /// # Errors
-    /// ESRCH when there is no such thread; EPERM without CAP_SYS_NICE, or for a SCHED_DEADLINE
-    /// thread that isn't allowed on all CPUs of its root domain; EBUSY when there is no bandwidth
-    /// left for it; EINVAL for values that don't fit the policy; EOPNOTSUPP for clamps on a
-    /// kernel without uclamp.
+    /// ESRCH when there is no such thread; EPERM without CAP_SYS_NICE for another user's thread or
+    /// a higher priority, or for a SCHED_DEADLINE thread that isn't allowed on all CPUs of its root
+    /// domain; EBUSY when there is no bandwidth left for it; EINVAL for values that don't fit the
+    /// policy; EOPNOTSUPP for clamps on a kernel without uclamp. The attributes stay as they were.
     pub fn set(&self, tid: Tid) -> io::Result<()> {
         let attr = Self {
             size: ATTR_SIZE,
@@ -355,7 +356,7 @@ fn without(mut set: [u64; CPU_WORDS], pcpus: &[u32]) -> [u64; CPU_WORDS] {
 /// Whether thread `tid` may run on no online CPU but `pcpus`.
 ///
 /// # Errors
-/// The kernel's error: ESRCH when the thread has ended.
+/// ESRCH when there is no such thread.
 pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
     let others = without(affinity(tid.get())?, pcpus);
     Ok(others.iter().all(|word| *word == 0))
@@ -364,7 +365,9 @@ pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
 /// Keeps the calling thread off `pcpus`, unless it may run on no others.
 ///
 /// # Errors
-/// The kernel's error.
+/// As sched_setaffinity(2): EINVAL when all other pCPUs have just gone offline or out of its
+/// cpuset, EBUSY for a SCHED_DEADLINE thread that would leave pCPUs of its root domain. The thread
+/// keeps the pCPUs that it had.
 pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
     let others = without(affinity(0)?, pcpus);
     match others.iter().all(|word| *word == 0) {
@@ -377,7 +380,9 @@ pub fn stay_off(pcpus: &[u32]) -> io::Result<()> {
 /// count.
 ///
 /// # Errors
-/// The kernel's error: EINVAL when none of them is left.
+/// As sched_setaffinity(2): EINVAL when none of them is left, ESRCH when there is no such thread,
+/// EPERM without CAP_SYS_NICE for another user's thread, EBUSY for a SCHED_DEADLINE thread that
+/// would leave pCPUs of its root domain. The thread keeps the pCPUs that it had.
 pub fn pin(tid: Tid, pcpus: &[u32]) -> io::Result<()> {
     let top = pcpus.iter().copied().max().unwrap_or(0);
     let words = usize::try_from(top / u64::BITS).map_err(io::Error::other)? + 1;

@@ -25,7 +25,7 @@ const DEADLINE: &str = "its threads are SCHED_DEADLINE, whose floor is their ban
 /// raises the frequency nor lifts the ceiling of a vCPU beside it.
 ///
 /// # Errors
-/// The kernel's error; a kernel without uclamp has no such clamp.
+/// As [`uclamp_available`]; the thread's clamp stays as it was.
 pub fn clamp_current_thread_to_zero() -> io::Result<()> {
     SchedAttr::clamp(0, 0).set(Tid::current())
 }
@@ -49,7 +49,9 @@ impl ThreadActuator {
     /// inherit later clamps.
     ///
     /// # Errors
-    /// The kernel's error; `NotFound` when there is no such vCPU.
+    /// `NotFound` when there is no such vCPU. `ESRCH` when there is no such thread, `EPERM` without
+    /// CAP_SYS_NICE for another user's thread, `EOPNOTSUPP` from a kernel without uclamp: the
+    /// thread is registered then, with its own clamp as it was.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         self.threads.register(vcpu, tid)?;
         prepare_thread(tid)

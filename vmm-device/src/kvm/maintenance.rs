@@ -30,7 +30,7 @@ impl MaintenanceThread {
     /// Starts it for `device`. It calls `look` now and every second.
     ///
     /// # Errors
-    /// When the host has no thread for it.
+    /// [`PathError::Refused`] with `EAGAIN`: the host has no more threads.
     pub fn start<A: Actuator + 'static>(
         device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
         mut look: impl FnMut() + Send + 'static,

@@ -23,25 +23,28 @@ pub trait KvmVm {
     /// Shows memory to the guest, with the slot's flags.
     ///
     /// # Errors
-    /// What KVM said; then each read exits to the VMM.
+    /// As `KVM_SET_USER_MEMORY_REGION`: `EEXIST` when another slot has one of these addresses,
+    /// `EINVAL` from a KVM without read-only slots, `ENOMEM`. Nothing is mapped then: each read
+    /// exits to the VMM.
     fn map(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Takes the same memory away again.
     ///
     /// # Errors
-    /// What KVM said.
+    /// `ENOMEM`, or `EINVAL` when it isn't mapped. The slot stays as it was.
     fn unmap(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Has KVM signal an eventfd at a guest's write, which doesn't exit then (`KVM_IOEVENTFD`).
     ///
     /// # Errors
-    /// What KVM said; then such writes exit to the VMM.
+    /// As `KVM_IOEVENTFD`: `EEXIST` when writes of such a value signal an eventfd already,
+    /// `ENOMEM`. Such writes exit to the VMM then.
     fn add_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 
     /// Has it do so no longer.
     ///
     /// # Errors
-    /// What KVM said.
+    /// `ENOENT` when no such eventfd is connected: nothing changes.
     fn remove_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 }
 
@@ -85,7 +88,7 @@ impl MemorySlot {
 pub struct IoEventFd<'a> {
     /// Guest-physical address of the four bytes.
     pub address: u64,
-    /// The value that signals; `None`: any.
+    /// The value that signals, in the register's unit (kHz for set_perf); `None`: any.
     pub value: Option<u32>,
     /// What it signals.
     pub event: &'a EventFd,
@@ -96,14 +99,15 @@ pub struct IoEventFd<'a> {
 pub struct Doorbell {
     /// Bytes from [`KvmOffload::base`] to the register that the guest writes.
     pub offset: u64,
-    /// The value that signals; `None`: any.
+    /// The value that signals, in the register's unit: kHz for set_perf, peer and vector for the
+    /// doorbell of shared memory. `None`: any.
     pub value: Option<u32>,
     /// What it signals.
     pub event: Arc<EventFd>,
 }
 
 impl Doorbell {
-    /// One that writes of `khz`, or of any value, to the set_perf of `vcpu` signal.
+    /// One that writes of `khz` (`None`: any value) to the set_perf of `vcpu` signal.
     #[must_use]
     pub fn of_set_perf(vcpu: VcpuId, khz: Option<u32>, event: Arc<EventFd>) -> Self {
         Self {

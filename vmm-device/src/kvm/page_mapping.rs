@@ -27,7 +27,7 @@ impl PageMapping {
     /// store is made visible to loads that go past the cache.
     ///
     /// # Errors
-    /// The host's error.
+    /// An error of kind `Other` with mmap(2)'s in it, such as `ENOMEM`.
     pub fn new(size: u64, clean: bool) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
         let region = MmapRegion::new(size).map_err(io::Error::other)?;

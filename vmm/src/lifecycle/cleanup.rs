@@ -226,7 +226,7 @@ impl<'a> Cleaner<'a> {
     /// Removes a VMM's cgroups, once the threads that are leaving them have left.
     ///
     /// # Errors
-    /// Why a group can't be removed.
+    /// As [`host::remove`]; [`CgroupError::Busy`] only after the patience.
     pub fn groups(&self, groups: &GroupRecord, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
         if !groups.group.exists() {
             return Ok(());

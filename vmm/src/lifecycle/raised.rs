@@ -40,7 +40,9 @@ impl Record {
     /// already, and is written there again.
     ///
     /// # Errors
-    /// What the kernel or the file system refused.
+    /// As [`StateDir::lock`], [`StateDir::list`],
+    /// [`AdoptedGroups::capped`](vcpufreq_device::host::AdoptedGroups::capped), [`StateDir::write`]
+    /// and [`RaisedGroups::raise`]. From the write on, the record has what is to be put back.
     pub fn raise(&mut self, dir: &StateDir, host: &HostRoot) -> anyhow::Result<()> {
         let _lock = dir.lock()?;
         // What a dead program has raised is still so while it has a record.

@@ -40,7 +40,7 @@ impl StateDir {
     /// Removes that of VMM `pid`, if there is one.
     ///
     /// # Errors
-    /// What the file system refused.
+    /// As [`OwnDir::open`] and [`OwnDir::remove`].
     pub fn remove_vm(&self, pid: u32) -> std::io::Result<()> {
         let Some(dir) = OwnDir::open(self.path())? else {
             return Ok(());
@@ -55,7 +55,7 @@ impl StateDir {
     /// All of them whose VMM runs.
     ///
     /// # Errors
-    /// When others than root and this user could have written one of them.
+    /// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::read`]: then none counts.
     pub fn kept(&self, host: &HostRoot) -> Result<Vec<KeptVm>, Untrusted> {
         let Some(dir) = OwnDir::open(self.path())? else {
             return Ok(Vec::new());
@@ -72,8 +72,8 @@ impl StateDir {
     /// Removes those whose VMM has ended; their paths.
     ///
     /// # Errors
-    /// When others than root and this user could have written the directory, or what the file
-    /// system refused.
+    /// As [`OwnDir::open`], [`OwnDir::names`], [`OwnDir::read`] and [`OwnDir::remove`]. What was
+    /// removed before is gone.
     pub fn remove_ended_vms(&self, host: &HostRoot) -> std::io::Result<Vec<PathBuf>> {
         let Some(dir) = OwnDir::open(self.path())? else {
             return Ok(Vec::new());

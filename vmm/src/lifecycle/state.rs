@@ -110,7 +110,7 @@ impl StateDir {
     /// unfinished record is.
     ///
     /// # Errors
-    /// What the file system refused, or that the directory isn't this user's alone.
+    /// As [`OwnDir::make`], [`OwnDir::remove`] and [`OwnDir::create`].
     pub fn scratch(&self, pid: u32) -> anyhow::Result<PathBuf> {
         let dir = OwnDir::make(&self.0)?;
         let name = format!("{pid}.dtb.new");
@@ -127,7 +127,8 @@ impl StateDir {
     /// Writes a record, all of it or nothing.
     ///
     /// # Errors
-    /// What the file system refused, or that the directory isn't this user's alone.
+    /// As [`OwnDir::make`], [`OwnDir::create`], write(2) (`ENOSPC`) and [`OwnDir::rename`]. An
+    /// older record stays.
     pub fn write(&self, record: &Record) -> anyhow::Result<()> {
         let name = format!("{}.json", record.owner.pid);
         self.write_file(&name, &serde_json::to_string(record)?)
@@ -164,8 +165,8 @@ impl StateDir {
     /// that come or go meanwhile may be missing.
     ///
     /// # Errors
-    /// When others than root and this user could have written one of them, or one names what no
-    /// VMM makes: then none counts.
+    /// [`Untrusted`] when others than root and this user could have written one of them,
+    /// [`NoRecord::Foreign`] when one names what no VMM makes: then none counts.
     pub fn list(&self) -> anyhow::Result<Vec<(PathBuf, anyhow::Result<Record>)>> {
         let Some(dir) = OwnDir::open(&self.0)? else {
             return Ok(Vec::new());
@@ -192,7 +193,8 @@ impl StateDir {
     /// The socket of the VMM `pid`, if root or this user made it.
     ///
     /// # Errors
-    /// When others may have.
+    /// As [`OwnDir::open`] and [`check_socket`](vcpufreq_rt::check_socket); a socket that isn't
+    /// there is no error.
     pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
         let path = self.socket_path(pid);
         if OwnDir::open(&self.0)?.is_none() {
@@ -234,7 +236,9 @@ pub enum NoRecord {
 /// Reads a record.
 ///
 /// # Errors
-/// When it can't be read, or isn't one, or is not under its own number.
+/// [`NoRecord::Gone`] when there is none, [`NoRecord::Untrusted`] when another user may have
+/// written it, [`NoRecord::Wrong`] when it isn't finished, isn't a record or is another process',
+/// [`NoRecord::Foreign`] when it names what no VMM makes.
 pub fn read(path: &Path) -> Result<Record, NoRecord> {
     match directory_of(path)? {
         Some(dir) => read_in(&dir, path),
@@ -267,7 +271,7 @@ fn read_in(dir: &OwnDir, path: &Path) -> Result<Record, NoRecord> {
 /// Opens a record, if it is there.
 ///
 /// # Errors
-/// When it isn't trusted.
+/// As [`OwnDir::open`] and [`OwnDir::file`].
 pub fn open(path: &Path) -> Result<Option<File>, Untrusted> {
     match directory_of(path)? {
         Some(dir) => dir.file(name_of(path)),
@@ -326,7 +330,8 @@ impl Record {
 /// Removes a record, what a killed writer left of it, and its VMM's socket.
 ///
 /// # Errors
-/// What the file system refused.
+/// As [`OwnDir::open`] and [`OwnDir::remove`]. The record goes last: when another file can't be
+/// removed, it stays.
 pub fn remove(path: &Path) -> io::Result<()> {
     remove_all(&[&unfinished(path), &socket_of(path), path])
 }

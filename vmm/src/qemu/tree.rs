@@ -91,7 +91,7 @@ impl Tree {
     /// The options that give it to QEMU.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// As fcntl(2), when the file can't be left open for QEMU.
     pub fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let Some(file) = &self.file else {
             return Ok(Vec::new());

@@ -94,8 +94,7 @@ impl GuestBridge {
     /// Starts the bridge of `device` by the first of `plans` that the host doesn't refuse.
     ///
     /// # Errors
-    /// What the host refused: memory, threads or open files; or the one path
-    /// that the user wants.
+    /// As [`Bridge::start`]; when there is no memory to share or no more open files.
     pub fn start(
         device: BridgeDevice,
         config: &RunConfig,
@@ -170,7 +169,7 @@ fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
 /// What is counted of so many vCPUs, and written to the file of --events.
 ///
 /// # Errors
-/// When the file can't be made.
+/// As open(2) of the file.
 pub fn observe(
     path: Option<&Path>,
     vcpus: usize,

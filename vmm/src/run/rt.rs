@@ -134,7 +134,9 @@ impl RtGuest {
     /// Changes the host; the record of that is written.
     ///
     /// # Errors
-    /// What the host refused.
+    /// When a group of the partition can't be made, an idle bound can't be written (`EACCES`:
+    /// without root), or mlockall(2) fails (`EPERM`, `ENOMEM`: over RLIMIT_MEMLOCK). What was
+    /// changed before stays, and is in the record.
     pub fn begin(&self, host: &HostRoot) -> anyhow::Result<()> {
         if self.cpus.is_empty() {
             return Ok(());
@@ -180,7 +182,8 @@ impl RtGuest {
     /// Puts a vCPU's thread into the partition, if there is one: it is allowed on its pCPU only there.
     ///
     /// # Errors
-    /// When the host refuses.
+    /// As a write of `cgroup.threads`: `ENOENT` without the group, `ESRCH` when the thread has
+    /// ended, `EACCES`. The thread stays in its group.
     pub fn enter_partition(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let (Some(groups), Some(domain)) = (&self.partition, self.domains.get(vcpu.index())) else {
             return Ok(());
@@ -193,7 +196,8 @@ impl RtGuest {
     /// Schedules a vCPU's thread as its policy asks for, if it has one.
     ///
     /// # Errors
-    /// Why the kernel refuses.
+    /// As [`SchedAttr::set`](vcpufreq_device::host::SchedAttr::set): `EPERM` without CAP_SYS_NICE,
+    /// `EBUSY` when there is no bandwidth left. The thread keeps its policy.
     pub fn schedule(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         let Some(policy) = self.policies.get(vcpu.index()).copied().flatten() else {
             return Ok(());

@@ -26,7 +26,8 @@ impl Lock {
     /// Takes it for this process.
     ///
     /// # Errors
-    /// That a service runs, or the kernel's error.
+    /// When a service runs or is starting; `EACCES` without root, or another errno of open(2),
+    /// flock(2) or write(2). It isn't held then.
     pub fn take() -> anyhow::Result<Self> {
         Self::take_at(Path::new(PATH))
     }
@@ -75,7 +76,7 @@ impl Lock {
     /// The process that has it; `None` when no service runs.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// `EACCES` for another user than root, or another errno of open(2) or flock(2).
     pub fn owner() -> anyhow::Result<Option<Pid>> {
         Self::owner_at(Path::new(PATH))
     }

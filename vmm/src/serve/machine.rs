@@ -161,7 +161,8 @@ impl ServedVm {
     /// over, or served again.
     ///
     /// # Errors
-    /// What could not be undone.
+    /// When a cgroup, clamp or pin can't be put back, which stays in the record, or when the events
+    /// file is not complete. The bridge has ended all the same.
     pub fn end(self) -> anyhow::Result<Vmm> {
         let pid = self.vmm.pid();
         let handle = self.bridge.handle();

@@ -51,7 +51,8 @@ pub fn handed_to(pid: u32) -> Handed {
 /// Notifies it that the program waits for VMMs.
 ///
 /// # Errors
-/// The kernel's error.
+/// As connect(2) and sendmsg(2): `ENOENT` or `ECONNREFUSED` when no manager listens at
+/// `NOTIFY_SOCKET`. Without that variable nothing is sent, which is no error.
 pub fn ready() -> anyhow::Result<()> {
     tell("READY=1", &[])
 }
@@ -59,7 +60,7 @@ pub fn ready() -> anyhow::Result<()> {
 /// Has it store files by this name, for the next start.
 ///
 /// # Errors
-/// The kernel's error.
+/// As [`ready`]. The files of messages before, of 250 each, stay stored.
 pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
     let message = format!("FDSTORE=1\nFDNAME={name}");
     files
@@ -70,7 +71,7 @@ pub fn store(name: &str, files: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
 /// Has it close the stored files of this name.
 ///
 /// # Errors
-/// The kernel's error.
+/// As [`ready`]; the files stay stored.
 pub fn discard(name: &str) -> anyhow::Result<()> {
     tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
 }

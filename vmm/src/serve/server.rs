@@ -34,7 +34,7 @@ impl Server {
     /// returns the exit code.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// When poll(2) fails (`ENOMEM`). A VMM that can't be served is a refusal, and no error.
     pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: Waiting) -> anyhow::Result<u8> {
         let mut refusals = Refusals::default();
         for vmm in taken_over {

@@ -46,7 +46,8 @@ fn store_name(pid: u32) -> String {
 /// Lets a later server take `vmm` over, which is about to get `shared`.
 ///
 /// # Errors
-/// Why it can't be recorded.
+/// When procfs doesn't show the VMM, the kernel doesn't number eventfds (before Linux 5.2), or the
+/// record can't be written.
 pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
     let Some(socket) = &vmm.socket else {
         return Ok(());
@@ -66,7 +67,7 @@ pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
 /// Has the service manager keep the files of `vmm`, which has `shared`, for a later server.
 ///
 /// # Errors
-/// Why it doesn't.
+/// As [`manager::store`].
 pub fn store(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
     let (Some(_), Some(stream)) = (&vmm.socket, &vmm.stream) else {
         return Ok(());
@@ -96,7 +97,7 @@ pub fn forget(vmm: &Vmm) {
 /// server ran.
 ///
 /// # Errors
-/// When the records can't be read, or the kernel's error.
+/// When the records can't be read; as [`manager::discard`].
 pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
     let kept = StateDir::of_user()?.kept(&HostRoot::default())?;
     let runs = |name: &String| kept.iter().any(|vm| store_name(vm.vmm.pid) == *name);

@@ -122,7 +122,8 @@ impl Vmm {
     /// A child of this process, at the other end of `stream`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// As pidfd_open(2): `EMFILE` or `ENFILE` (no more open files), `ENOSYS` before Linux 5.3. The
+    /// child goes on.
     pub fn child(stream: Connection, pid: u32) -> anyhow::Result<Self> {
         Ok(Self {
             process: sys::pidfd_open(pid).context("it can't be watched")?,
@@ -173,7 +174,7 @@ impl Vmm {
     /// Fails if it has ended.
     ///
     /// # Errors
-    /// Then.
+    /// When it has ended or has dropped the connection.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.gone_within(0) {
             bail!("it has ended");

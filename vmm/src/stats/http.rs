@@ -10,7 +10,7 @@ const HEAD: u64 = 8 << 10;
 /// `GET /metrics` alone.
 ///
 /// # Errors
-/// What reading the request gives.
+/// The error of a read of `request`; `InvalidData` for what isn't UTF-8.
 pub fn answer(
     request: impl BufRead,
     metrics: impl FnOnce() -> anyhow::Result<String>,

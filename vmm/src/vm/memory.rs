@@ -71,7 +71,8 @@ impl Memory {
     /// its vCPUs.
     ///
     /// # Errors
-    /// What the host or KVM refused, or that the region overlaps another.
+    /// When mmap(2) refuses the host's memory (`ENOMEM`), KVM the slot, or the region overlaps
+    /// another. There is no such region then.
     pub fn add(&mut self, vm: &VmFd, region: Region) -> anyhow::Result<()> {
         let Region { base, size } = region;
         let place = || {

@@ -52,7 +52,7 @@ impl KvmFacts {
     /// Asks the device at `path`.
     ///
     /// # Errors
-    /// Why it can't be opened.
+    /// As open(2): `ENOENT` without KVM, `EACCES`. Kind `Other` when it isn't a KVM device.
     pub fn ask(path: &Path) -> io::Result<Self> {
         let kvm = open(path)?;
         // Any file can be opened, but only KVM answers.

@@ -18,7 +18,8 @@ pub trait Backend: Send + Sync {
     /// Starts it for `device`, and returns its part in KVM, if any.
     ///
     /// # Errors
-    /// What the host refused; then nothing of it is left.
+    /// The backend's own error, such as a [`PathError`](crate::kvm::PathError). Nothing of it is
+    /// left then, and the next path is taken unless this one is required.
     fn start(
         &self,
         device: &Arc<BridgeDevice>,
@@ -42,13 +43,15 @@ pub trait RunningBackend: Send + Sync {
     /// Called on thread `tid`, which runs `vcpu` from now on.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// The backend's own error when the guest's requests on this thread would be lost.
+    /// [`BridgeHandle::register_thread`](super::BridgeHandle::register_thread) returns it, and the
+    /// guest doesn't start.
     fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BackendError>;
 
     /// pCPUs `changed`: they have come or gone; the device's source has been refreshed.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// The backend's own error when one of them can't be followed: cur_perf may be untrue there.
     fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError>;
 
     /// Takes the guest's requests back: it resets, and no vCPU runs.

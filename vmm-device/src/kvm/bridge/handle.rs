@@ -23,7 +23,9 @@ impl BridgeHandle {
     /// guest.
     ///
     /// # Errors
-    /// Why the thread can't be clamped, or its requests not be seen.
+    /// [`PathError::NotClamped`] when the actuator refuses the thread, [`PathError::Source`] when
+    /// procfs doesn't show it, [`PathError::Backend`] when the path can't see its requests. The
+    /// parts before that keep the thread; the guest must not start.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let inner = &self.0;
         inner

@@ -44,7 +44,8 @@ impl IoeventfdPath {
     /// Starts it; what KVM is to do shows `pages`, which the device stores to.
     ///
     /// # Errors
-    /// What the host refused: memory, threads or open files.
+    /// [`PathError::Refused`] for want of memory, threads (`EAGAIN`) or open files (`EMFILE`,
+    /// `ENFILE`). Nothing of it is left then.
     pub fn start(
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,

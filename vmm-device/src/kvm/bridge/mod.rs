@@ -132,7 +132,8 @@ impl Bridge {
     /// the host doesn't refuse.
     ///
     /// # Errors
-    /// What the host refused: memory, threads or open files; or the backend that is required.
+    /// [`PathError::Refused`] for want of memory, threads or open files; [`PathError::Required`]
+    /// when a backend that is required can't be started.
     pub fn start(
         device: BridgeDevice,
         config: &BridgeConfig,

@@ -66,7 +66,7 @@ struct CountedBell {
 pub struct Latest {
     /// Whose register.
     pub vcpu: VcpuId,
-    /// The value.
+    /// The value in kHz: an entry of the vCPU's table.
     pub khz: u32,
     /// No more than one of the values can have been the last.
     pub certain: bool,
@@ -76,7 +76,8 @@ impl DomainWrites {
     /// For these eventfds of (vCPU, value). `write_order` decides where the eventfds don't.
     ///
     /// # Errors
-    /// The host's error: no more open files, or no memory.
+    /// `EMFILE` or `ENFILE` (no more open files), `ENOSPC` (over `fs.epoll.max_user_watches`),
+    /// `ENOMEM`.
     pub fn new(
         bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
         write_order: Arc<dyn WriteOrder>,

@@ -31,7 +31,7 @@ pub type Known = Vec<Read<(VcpuId, u32)>>;
 pub struct LastWrite {
     /// Whose register.
     pub vcpu: VcpuId,
-    /// The value.
+    /// The value in kHz, unchecked: any that a guest writes.
     pub khz: u32,
     /// When, in ns of CLOCK_MONOTONIC.
     pub at_ns: u64,
@@ -71,7 +71,8 @@ impl MmioTrace {
     /// For the threads of `vcpus` vCPUs, whose registers are the `size` bytes from `base` on.
     ///
     /// # Errors
-    /// Why nothing can be recorded on this host.
+    /// [`PathError::Missing`] without tracefs or a field of the tracepoint; [`PathError::Refused`]
+    /// when perf_event_open(2) refuses the calling thread: `EACCES` or `EPERM` without CAP_PERFMON.
     pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> Result<Self, PathError> {
         let text = |name| tracepoint_text(host, TRACEPOINT, name);
         let id = text("id").doing("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
@@ -102,7 +103,9 @@ impl MmioTrace {
     /// Records the writes of the thread of `vcpu`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// [`PathError::Refused`] with `EACCES` or `EPERM` (without CAP_PERFMON), `ESRCH` (the thread
+    /// has ended) or `EMFILE`; [`PathError::NotRecorded`] when the vCPU has a recorder already or
+    /// isn't there. As long as a vCPU has no recorder, [`WriteOrder::newest`] is `None`.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = self.open(tid)?;
         match self.threads.get(vcpu.index()) {

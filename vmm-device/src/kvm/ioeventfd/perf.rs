@@ -121,7 +121,9 @@ impl PerfEvent {
     /// Wakes its poller when `thread` runs on another pCPU than before.
     ///
     /// # Errors
-    /// The kernel's error: not permitted, or no memory for the ring.
+    /// As perf_event_open(2): `EACCES` or `EPERM` without CAP_PERFMON
+    /// (`kernel.perf_event_paranoid`), `ESRCH` when the thread has ended, `EMFILE`; as mmap(2) of a
+    /// ring: `ENOMEM`, `EPERM` over `kernel.perf_event_mlock_kb`. No event is left then.
     pub fn migrations(thread: Tid) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_SOFTWARE,
@@ -135,7 +137,8 @@ impl PerfEvent {
     /// Wakes its poller at tracepoint `id`.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::migrations`]; `ENODEV` while the pCPU is offline, `EINVAL` when no tracepoint has
+    /// this number.
     pub fn waking(id: u64, whose: Whose) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
@@ -149,7 +152,7 @@ impl PerfEvent {
     /// Records time and fields at tracepoint `id`, and wakes no thread.
     ///
     /// # Errors
-    /// As above; `filter` can be one that the tracepoint has no fields for.
+    /// As [`Self::waking`]; `EINVAL` when `filter` names a field that the tracepoint doesn't have.
     pub fn recording(id: u64, whose: Whose, filter: &str) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
@@ -221,7 +224,8 @@ impl PerfEvent {
     /// Sends `signal` to `thread`, too, whenever the poller is woken.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// As fcntl(2): `ESRCH` when the thread has ended, `EINVAL` when no signal has this number,
+    /// `ENOMEM`. The poller is woken all the same.
     pub fn signal(&self, thread: Tid, signal: c_int) -> io::Result<()> {
         let owner = Owner {
             kind: OWNER_TID,

@@ -40,7 +40,8 @@ impl PerfWatch {
     /// thread gets the signal `kick`, if there is one, on another pCPU.
     ///
     /// # Errors
-    /// Why that can't be watched on this host.
+    /// [`PathError::Missing`] without tracefs; [`PathError::Refused`] when a pCPU can't be watched:
+    /// `EACCES` or `EPERM` without CAP_PERFMON.
     pub fn watch(
         host: &HostRoot,
         epoll: &Arc<Epoll>,
@@ -66,7 +67,8 @@ impl PerfWatch {
     /// when it goes offline, and doesn't bring them back.
     ///
     /// # Errors
-    /// The kernel's error for one of them; the others are watched.
+    /// [`PathError::Refused`] for the last one that can't be watched (`EACCES` or `EPERM` without
+    /// CAP_PERFMON); the others are watched.
     pub fn follow(&self, changed: &[u32]) -> Result<(), PathError> {
         let mut all = Ok(());
         let mut frequencies = self.frequencies();
@@ -106,7 +108,9 @@ impl PerfWatch {
     /// that KVM_RUN returns on the new pCPU before the guest goes on there.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// [`PathError::Refused`] with `EACCES` or `EPERM` (without CAP_PERFMON), `ESRCH` (the thread
+    /// has ended), `EMFILE`, or `ENOSPC` of epoll_ctl(2). The thread isn't watched then: the worker
+    /// looks at its period.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = PerfEvent::migrations(tid).doing("migrations can't be watched")?;
         if let Some(kick) = self.kick {

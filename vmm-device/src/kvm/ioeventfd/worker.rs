@@ -54,7 +54,8 @@ impl Worker {
     /// Starts it.
     ///
     /// # Errors
-    /// The host's error: no more threads or open files.
+    /// [`PathError::Refused`] with `EMFILE` or `ENFILE` (no more open files) or `EAGAIN` (no more
+    /// threads). No thread is left then.
     pub fn start(
         plan: WorkerParts<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
     ) -> Result<Self, PathError> {

@@ -40,7 +40,7 @@ impl ShmBackend {
     /// By `memory` and a doorbell for each vCPU.
     ///
     /// # Errors
-    /// No more open files.
+    /// `EMFILE` or `ENFILE`: no more open files.
     pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>) -> io::Result<Self> {
         let all = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self {
@@ -56,7 +56,7 @@ impl ShmBackend {
     /// behind it.
     ///
     /// # Errors
-    /// No more open files.
+    /// `EMFILE` or `ENFILE`: no more open files.
     pub fn of_own_guest(memory: Arc<SharedMemory>) -> io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let bells: io::Result<Vec<_>> = (0..memory.vcpus()).map(bell).collect();

@@ -33,8 +33,8 @@ const MEMORY: i64 = -1;
 /// within so long.
 ///
 /// # Errors
-/// The host's error; `BrokenPipe` when the VMM has gone, `TimedOut` or `WouldBlock` when it is too
-/// slow.
+/// `BrokenPipe` when the VMM has gone, `TimedOut` or `WouldBlock` when it is too slow, `EMFILE`
+/// when this process has no more open files. The VMM may have a part of it then.
 pub fn hand_over(
     vmm: &UnixStream,
     memory: &SharedMemory,

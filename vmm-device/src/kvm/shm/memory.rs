@@ -39,7 +39,7 @@ impl SharedMemory {
     /// New memory for so many vCPUs; its header is written, its pages are 0.
     ///
     /// # Errors
-    /// The host's error: no memory, or no more open files.
+    /// As [`memory_file`]; an error of kind `Other` when mmap(2) refuses the mapping.
     pub fn new(vcpus: u16) -> io::Result<Self> {
         let size = layout::size(vcpus);
         let file = memory_file(c"vcpufreq")?;
@@ -57,7 +57,8 @@ impl SharedMemory {
     /// The memory of a server before this one; its header is written anew, its pages stay.
     ///
     /// # Errors
-    /// When the file isn't such memory for so many vCPUs, or its size isn't sealed.
+    /// `InvalidData` when the file hasn't the size for so many vCPUs, or that isn't sealed; an
+    /// error of kind `Other` when mmap(2) refuses the mapping.
     pub fn adopt(file: File, vcpus: u16) -> io::Result<Self> {
         // SAFETY: takes an open file.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
