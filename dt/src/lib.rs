@@ -6,7 +6,7 @@
 //! [`MachineFacts`] is plain, untrusted data from the host or the user. [`Machine`] is the checked
 //! form: each broken rule is a [`FactsError`] with its values. A machine's nodes go into a VMM's
 //! own tree ([`write_cpus`], [`write_opp_tables`], [`write_cpufreq`]), into the tree of another VMM
-//! ([`merge`]), or into a tree of their own ([`dtb`], [`dts`]). All come from the same node model.
+//! ([`merge()`]), or into a tree of their own ([`dtb`], [`dts`]). All come from the same node model.
 //!
 //! This crate reads no file and makes no host call: the caller brings the facts. The VMM writes the
 //! rest of a guest's tree (memory, interrupt controller, timer, and `/psci`, which the CPUs'
