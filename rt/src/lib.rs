@@ -55,6 +55,5 @@ pub use profile::{
 };
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
-pub use settings::SCHED_DEBUG;
 pub use value::Format;
 pub use vcpufreq_device::host::CpuList;

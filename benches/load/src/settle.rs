@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, HostCpus, HostRoot, PolicyFloor, Reserved, floors};
 
 use crate::work::pin_to;
 
@@ -62,6 +62,8 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
     let Ok(entries) = fs::read_dir(cpu.join("cpufreq")) else {
         return Ok(Vec::new());
     };
+    let host = HostRoot::at(root);
+    let floors = floors(&host, &HostCpus::read(&host));
     let mut above = Vec::new();
     for entry in entries {
         let path = entry?.path();
@@ -73,10 +75,10 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
         {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             above.push(Above {
-                policy: name.into_owned(),
                 khz: now,
                 min_khz: min,
-                server: held_by_server(root, &path, now),
+                server: held_by_server(&floors, &name, now),
+                policy: name.into_owned(),
             });
         }
     }
@@ -84,45 +86,14 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
     Ok(above)
 }
 
-/// What the fair server of a CPU, or the ext server, reserves while it has a
-/// task, schedutil takes for a minimum (`cpu_bw_dl` in `effective_cpu_util`).
-/// `None` unless a policy is at the frequency that this asks for, or below.
-fn held_by_server(root: &Path, policy: &Path, now_khz: u64) -> Option<(u64, u64)> {
-    let cpus = cpus_of(policy);
-    let reserved = cpus.iter().filter_map(|cpu| reserved(root, *cpu)).max()?;
-    let first = root.join(CPU.trim_start_matches('/'));
-    let first = first.join(format!("cpu{}", cpus.first()?));
-    let capacity = number(&first.join("cpu_capacity")).filter(|capacity| *capacity > 0)?;
-    let wanted_khz = number(&policy.join("cpuinfo_max_freq"))? * reserved / capacity;
-    let opps = fs::read_to_string(policy.join("scaling_available_frequencies")).ok()?;
-    let mut opps: Vec<u64> = opps.split_whitespace().flat_map(str::parse).collect();
-    opps.sort_unstable();
-    let highest = *opps.last()?;
-    let floor = opps.into_iter().find(|khz| *khz >= wanted_khz);
-    (now_khz <= floor.unwrap_or(highest)).then_some((reserved, capacity))
-}
-
-/// Of 1024, on a CPU; `None` where the kernel has no servers, or doesn't show them.
-fn reserved(root: &Path, cpu: u32) -> Option<u64> {
-    let of = |server| {
-        let dir = root.join(format!("sys/kernel/debug/sched/{server}/cpu{cpu}"));
-        let period = number(&dir.join("period")).filter(|ns| *ns > 0)?;
-        Some(number(&dir.join("runtime"))? * 1024 / period)
-    };
-    let state = fs::read_to_string(root.join("sys/kernel/sched_ext/state"));
-    // Without a sched_ext scheduler the ext server has no task, and reserves nothing; with one
-    // that takes all fair tasks, the fair server hasn't.
-    let ext = state.is_ok_and(|state| state.trim() != "disabled");
-    let all = ext && number(&root.join("sys/kernel/sched_ext/switch_all")) == Some(1);
-    let fair = of("fair_server").filter(|_| !all);
-    let ext = of("ext_server").filter(|_| ext);
-    fair.or(ext)?;
-    Some(fair.unwrap_or(0) + ext.unwrap_or(0))
-}
-
-fn cpus_of(policy: &Path) -> Vec<u32> {
-    let cpus = fs::read_to_string(policy.join("affected_cpus")).unwrap_or_default();
-    cpus.split_whitespace().flat_map(str::parse).collect()
+/// What servers reserve of a policy's CPUs, and their capacity, where the policy is at the frequency
+/// that this asks for, or below.
+fn held_by_server(floors: &[PolicyFloor], name: &str, now_khz: u64) -> Option<(u64, u64)> {
+    let number = name.strip_prefix("policy")?.parse::<u32>().ok()?;
+    let of = floors.iter().find(|one| one.policy == number)?;
+    let lowest = of.floor.lowest_khz?;
+    let held = matches!(of.reserved, Reserved::Known(1..)) && now_khz <= lowest.into();
+    held.then_some((of.floor.util.into(), of.floor.capacity.into()))
 }
 
 fn number(path: &Path) -> Option<u64> {
@@ -147,14 +118,18 @@ mod tests {
         write(&format!("{policy}/scaling_cur_freq"), &khz.to_string());
         write(&format!("{policy}/scaling_min_freq"), "300000");
         write(&format!("{policy}/cpuinfo_max_freq"), "1803000");
-        write(&format!("{policy}/affected_cpus"), "4 5");
+        write(&format!("{policy}/related_cpus"), "4 5");
+        write("sys/devices/system/cpu/online", "4-5");
+        write("sys/devices/system/cpu/cpu5/cpu_capacity", "161");
         let opps = "300000 574000 738000 930000 1803000 ";
         write(&format!("{policy}/scaling_available_frequencies"), opps);
         write("sys/devices/system/cpu/cpu4/cpu_capacity", "161");
         if let Some(ns) = runtime_ns {
-            let server = "sys/kernel/debug/sched/fair_server/cpu5";
-            write(&format!("{server}/runtime"), &ns.to_string());
-            write(&format!("{server}/period"), "1000000000");
+            for (cpu, ns) in [(4, 0), (5, ns)] {
+                let server = format!("sys/kernel/debug/sched/fair_server/cpu{cpu}");
+                write(&format!("{server}/runtime"), &ns.to_string());
+                write(&format!("{server}/period"), "1000000000");
+            }
         }
         dir
     }

@@ -19,7 +19,6 @@ mod watchdogs;
 mod workqueues;
 
 pub(crate) use cpuset::{occupied, partition_group};
-pub use sched::SCHED_DEBUG;
 
 use vcpufreq_device::host::CpuList;
 

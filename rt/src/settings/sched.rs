@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The scheduler's own switches: where timers go, and how much of a CPU real-time tasks may have.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_device::host::{CpuList, SCHED_DEBUG};
 
 use super::{Context, Sheet, Unit, by_value};
 use crate::{finding::Effect, host::Unread, value::Format};
 
 /// Where the scheduler's servers and switches are, with debugfs mounted.
-pub const SCHED_DEBUG: &str = "/sys/kernel/debug/sched";
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];
 

@@ -6,6 +6,7 @@
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
 //! - [`choose`]: selects one of the two, with the reason. [`HostActuator`] is either.
 //! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
+//! - [`floors()`]: the frequencies below which no clamp brings a busy CPU.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
 //!   threads.
 //!
@@ -20,6 +21,7 @@ mod cgroup_fs;
 mod choice;
 mod cpu_list;
 mod energy_model;
+mod floors;
 mod host_cpus;
 #[cfg(test)]
 mod kernel_tests;
@@ -50,6 +52,7 @@ pub use choice::{
 };
 pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
+pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors, version_of};
 pub use host_cpus::{CAPACITY_SCALE, HostCpus, Pcpu, Policy};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;

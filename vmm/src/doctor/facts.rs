@@ -11,12 +11,11 @@ use vcpufreq_device::{Headroom, host};
 
 use crate::{
     doctor::board::BoardFacts,
-    floors::{self, PolicyFloor},
     kernel_version::headroom_of,
     path, sys,
     vm::probe::{KvmFacts, PathFacts},
 };
-use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus};
+use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
 
 /// Numbers of capabilities(7).
 pub const CAP_SYS_ADMIN: u32 = 21;
@@ -131,7 +130,7 @@ impl DoctorFacts {
             open_files: sys::open_files_at_most(),
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
-            floors: floors::floors(root, &cpus),
+            floors: floors(root, &cpus),
             board: BoardFacts::read(root, &cpus),
             cpus,
             energy_model: performance_domains(root),

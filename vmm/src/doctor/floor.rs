@@ -3,7 +3,9 @@
 //! tasks is a minimum to schedutil, whatever a clamp says.
 
 use super::Finding;
-use crate::floors::{PolicyFloor, Reserved, mhz};
+use vcpufreq_device::host::{PolicyFloor, Reserved};
+
+use crate::floors::mhz;
 
 pub(super) const NAME: &str = "fair server";
 const KNOW: &str = "run doctor as root, with debugfs mounted, to know";

@@ -139,7 +139,7 @@ pub fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<Strin
         pcpus = cpus.online().into_iter().collect();
     }
     floors::explain(
-        &floors::floors(host, cpus),
+        &vcpufreq_device::host::floors(host, cpus),
         &pcpus,
         config.options.bridge.clamp,
     )

@@ -1,29 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the scheduler's deadline servers reserve on this host, from debugfs and sysfs: the fair
 //! server (Linux 6.12) and, while a sched_ext scheduler runs, the ext server (Linux 7.0). What
-//! follows from that is arithmetic (`frequency_floor`).
+//! follows from that is arithmetic ([`Floor`]).
 
-pub mod arithmetic;
+mod arithmetic;
 
-use serde::Serialize;
-use vcpufreq_device::ClampMode;
-use vcpufreq_device::host::{CpuList, HostRoot};
-use vcpufreq_rt::SCHED_DEBUG;
+use super::{CpuList, HostCpus, HostRoot, Policy};
 
-use crate::{
-    floors::arithmetic::{Floor, Reservation, utilization},
-    kernel_version::version_of,
-};
-use vcpufreq_device::host::{HostCpus, Policy};
+pub use arithmetic::Floor;
+use arithmetic::{Reservation, utilization};
 
+/// The kernel's debug files of its scheduler.
+pub const SCHED_DEBUG: &str = "/sys/kernel/debug/sched";
 const RELEASE: &str = "proc/sys/kernel/osrelease";
 const SCHED_EXT: &str = "sys/kernel/sched_ext";
 /// The first kernel with a fair server.
 const SINCE: (u32, u32) = (6, 12);
 
 /// What is reserved of a CPU, in 1024ths of the largest one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Reserved {
     /// The kernel has no such server.
     NoServer,
@@ -35,6 +32,7 @@ pub enum Reserved {
 
 impl Reserved {
     /// The number, known or not.
+    #[must_use]
     pub fn util(self) -> u32 {
         match self {
             Self::NoServer => 0,
@@ -44,7 +42,8 @@ impl Reserved {
 }
 
 /// The floor of one cpufreq policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PolicyFloor {
     /// Its number, as in `policy4`.
     pub policy: u32,
@@ -53,11 +52,12 @@ pub struct PolicyFloor {
     /// The most that is reserved of one of them.
     pub reserved: Reserved,
     /// What follows from that.
-    #[serde(flatten)]
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub floor: Floor,
 }
 
-/// The floors of all policies that have a CPU online and tell their highest frequency.
+/// The floors of all policies that have a CPU online and a highest frequency.
+#[must_use]
 pub fn floors(root: &HostRoot, cpus: &HostCpus) -> Vec<PolicyFloor> {
     let of = |policy| floor(root, cpus, policy);
     cpus.policies.iter().filter_map(of).collect()
@@ -75,6 +75,15 @@ fn floor(root: &HostRoot, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloo
         reserved,
         floor,
     })
+}
+
+/// Major and minor number of a kernel release, such as `6.12.48+deb13`.
+#[must_use]
+pub fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?.parse().ok()?;
+    Some((major, minor))
 }
 
 /// What is reserved of one CPU.
@@ -110,49 +119,12 @@ fn in_force(root: &HostRoot) -> (bool, bool) {
     (!(runs && takes_all), runs)
 }
 
-/// How far down clamps of this mode hold, a line for each policy that vCPUs may be on.
-pub fn explain(floors: &[PolicyFloor], pcpus: &[u32], mode: ClampMode) -> Vec<String> {
-    let mode = match mode {
-        ClampMode::Floor => "floor",
-        ClampMode::Exact => "exact",
-    };
-    let line = |of: &PolicyFloor| {
-        let by_default = match of.reserved {
-            Reserved::Default(_) => ", by default (debugfs isn't readable)",
-            Reserved::Known(_) | Reserved::NoServer => "",
-        };
-        let Floor { util, capacity, .. } = of.floor;
-        let holds = match of.floor.opps_below_khz.is_empty() {
-            true => "for every OPP".to_owned(),
-            false => format!(
-                "down to {}: {util} of capacity {capacity} are reserved for fair tasks",
-                mhz(&[of.floor.khz])
-            ),
-        };
-        let cpus = &of.cpus;
-        format!("clamp {mode} on CPUs {cpus} holds {holds}{by_default}; see vcpufreq doctor")
-    };
-    let floors = floors.iter();
-    let concerned = floors.filter(|of| of.cpus.iter().any(|cpu| pcpus.contains(&cpu)));
-    concerned.map(line).collect()
-}
-
-/// `574.706 MHz`; `300, 574 MHz`.
-pub fn mhz(khz: &[u32]) -> String {
-    let number = |khz: &u32| {
-        let text = format!("{}.{:03}", khz / 1000, khz % 1000);
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    };
-    let all: Vec<String> = khz.iter().map(number).collect();
-    format!("{} MHz", all.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     //! Promise: the reserve is that of the servers in force. If it can't be read, it is the
     //! kernel's default, and marked so. A kernel without servers has none.
     use super::*;
-    use vcpufreq_device::fakes::FakeHost;
+    use crate::fakes::FakeHost;
 
     fn host(release: &str) -> FakeHost {
         let host = FakeHost::two_plus_two();
@@ -216,28 +188,5 @@ mod tests {
         half.remove("sys/kernel/debug/sched/fair_server/cpu3/period");
         let expected = [Reserved::Known(51), Reserved::Default(51)];
         assert_eq!(reserved_of(&half), expected);
-    }
-
-    #[test]
-    fn an_explanation_names_the_floors_of_the_guests_cpus() {
-        let host = host("7.3.4");
-        // 600 of 1,800 MHz is 109 of 329.
-        host.fair_server(120, 1000);
-        let root = host.root();
-        let floors = floors(&root, &HostCpus::read(&root));
-        let little = "clamp exact on CPUs 0-1 holds down to 667.477 MHz: 122 of capacity 329 are \
-                      reserved for fair tasks; see vcpufreq doctor";
-        assert_eq!(explain(&floors, &[1], ClampMode::Exact), [little]);
-        let big = "clamp floor on CPUs 2-3 holds for every OPP; see vcpufreq doctor";
-        assert_eq!(explain(&floors, &[2, 3], ClampMode::Floor), [big]);
-        assert_eq!(explain(&floors, &[0, 2], ClampMode::Floor).len(), 2);
-    }
-
-    #[test]
-    fn frequencies_are_as_precise_as_they_are() {
-        assert_eq!(
-            mhz(&[574_706, 300_000, 1_050, 100_010]),
-            "574.706, 300, 1.05, 100.01 MHz"
-        );
     }
 }

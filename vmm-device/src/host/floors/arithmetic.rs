@@ -8,8 +8,6 @@
 //! is a third of a CPU whose capacity is 160. `irq` is left out: it is 0 in kernels without
 //! `CONFIG_IRQ_TIME_ACCOUNTING`, and small in others.
 
-use serde::Serialize;
-
 /// What one server reserves of its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -41,7 +39,8 @@ pub fn utilization(servers: impl IntoIterator<Item = Reservation>) -> u32 {
 }
 
 /// What a policy's busy CPUs run at, at least.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Floor {
     /// What is reserved of each CPU, in 1024ths of the largest CPU.
     pub util: u32,
@@ -58,6 +57,7 @@ pub struct Floor {
 
 impl Floor {
     /// Of a policy whose CPUs have this capacity, OPPs (rising) and highest frequency.
+    #[must_use]
     pub fn new(util: u32, capacity: u16, opps_khz: &[u32], max_khz: u32) -> Self {
         let of_max = u64::from(max_khz) * u64::from(util);
         let khz = of_max.checked_div(u64::from(capacity)).unwrap_or(0);
