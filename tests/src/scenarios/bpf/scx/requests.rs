@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
-use vcpufreq_bench::tracefs::{Instance, Line, events};
+use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -170,7 +170,7 @@ fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
     let mut seen = Vec::new();
     let mut writes: Option<(&str, u32)> = None;
     for line in events(text) {
-        let Line { thread, tail, .. } = line;
+        let TraceLine { thread, tail, .. } = line;
         match line.event {
             "cpu_frequency" if line.number("cpu_id")? == policy.cpu() => {
                 khz = line.number("state")?;
