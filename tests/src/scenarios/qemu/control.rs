@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{Device, first_cpus};
+use crate::harness::plan::{GuestDevice, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, Qmp};
 use crate::harness::server::{NO_GROUPS, Server};
@@ -51,7 +51,7 @@ pub fn run() -> Result<Value> {
     let server = Server::start(&setup.clone().with(&["--pid", &pid, "--qmp", QMP]))?;
     vm.expect("@ready", BOOT)?;
     vm.settle(policies.len())?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let mut served = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         let mut row = answer(&mut vm, &device, vcpu, policy)?;
