@@ -306,7 +306,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	__sync_lock_test_and_set(&domain->granted_khz, granted);
 	if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
 		refresh(event->vcpu);
-	if (policy->actuator == VCPUFREQ_BPF_NOBODY) {
+	if (policy->actuator == VCPUFREQ_BPF_NO_ACTUATOR) {
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
@@ -357,7 +357,7 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 	event.outcome = answer(v, vcpu, by, policy, domain, &event);
 	if (policy->tell) {
 		event.clamp = with_others(policy, domain, event.clamp);
-		event.kind = VCPUFREQ_BPF_TOLD;
+		event.kind = VCPUFREQ_BPF_HANDLED;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
 			count(&vcpu->unreported);
 	}

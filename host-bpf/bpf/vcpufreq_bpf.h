@@ -34,7 +34,7 @@ enum vcpufreq_bpf_report {
 enum vcpufreq_bpf_actuator {
 	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
-	VCPUFREQ_BPF_NOBODY,	/* this host can't clamp: requests are counted */
+	VCPUFREQ_BPF_NO_ACTUATOR,	/* this host can't clamp: requests are counted */
 	VCPUFREQ_BPF_SCX,	/* targets, before the guest goes on; see scx.h */
 };
 
@@ -116,7 +116,7 @@ struct vcpufreq_bpf_vm {
 enum vcpufreq_bpf_kind {
 	VCPUFREQ_BPF_APPLY,	/* the domain's clamp is to be put into force */
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
-	VCPUFREQ_BPF_TOLD,	/* a request, and what became of it */
+	VCPUFREQ_BPF_HANDLED,	/* a request, and what became of it */
 	VCPUFREQ_BPF_REFRESH,	/* `others` of the domain has changed */
 };
 
@@ -137,7 +137,7 @@ struct vcpufreq_bpf_event {
 	__u32 kind;		/* enum vcpufreq_bpf_kind */
 	__u32 khz;		/* what was asked for; not for APPLY */
 	__u64 ns;		/* CLOCK_MONOTONIC: not before, or when it was made */
-	__u32 clamp;		/* of TOLD only, as the next */
+	__u32 clamp;		/* of HANDLED only, as the next */
 	__u32 outcome;		/* enum vcpufreq_bpf_outcome */
 	__u32 writer;		/* vCPU that wrote it */
 	__u32 pad;

@@ -7,7 +7,7 @@ mod clamps;
 mod gone;
 mod pcpus;
 
-pub use clamps::Settled;
+pub use clamps::ApplyOutcome;
 use gone::Gone;
 
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 use crate::error::BpfError;
 use crate::event;
 use crate::layout::{
-    Counters, CpuEntry, DispatchCpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry,
+    BpfCounters, CpuEntry, DispatchCpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry,
 };
 use crate::libbpf_log::refused;
 use crate::mapped::{Mapped, policy_bytes};
@@ -63,23 +63,23 @@ pub struct VmConfig {
     /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
     pub pcpus: Vec<PcpuFacts>,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
-    pub warn: Warn,
+    pub warn: WarningSink,
 }
 
 /// Gets a line for the user.
 #[derive(Clone)]
-pub struct Warn(Arc<dyn Fn(&str) + Send + Sync>);
+pub struct WarningSink(Arc<dyn Fn(&str) + Send + Sync>);
 
-impl Warn {
+impl WarningSink {
     /// Calls `warn`.
     pub fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(warn))
     }
 }
 
-impl fmt::Debug for Warn {
+impl fmt::Debug for WarningSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Warn")
+        f.write_str("WarningSink")
     }
 }
 
@@ -95,7 +95,7 @@ pub struct Pages {
 
 /// The last request of a vCPU's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Latest {
+pub struct LatestRequest {
     /// What was asked for, unchecked.
     pub khz: Khz,
     /// How many there have been, modulo 2^32.
@@ -298,11 +298,11 @@ impl HostBpf {
 
     /// The last request of a vCPU's register; `None` when there is no such vCPU.
     #[must_use]
-    pub fn latest(&self, vcpu: VcpuId) -> Option<Latest> {
+    pub fn latest(&self, vcpu: VcpuId) -> Option<LatestRequest> {
         let entry = self.vcpus.get(vcpu.index())?;
         let latest = entry.latest.load(SeqCst);
         let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-        Some(Latest {
+        Some(LatestRequest {
             khz: Khz(half(latest)),
             count: half(latest >> 32),
             at_ns: entry.latest_ns.load(SeqCst),
@@ -319,7 +319,7 @@ impl HostBpf {
 
     /// What was counted for a vCPU.
     #[must_use]
-    pub fn counters(&self, vcpu: VcpuId) -> Option<Counters> {
+    pub fn counters(&self, vcpu: VcpuId) -> Option<BpfCounters> {
         self.vcpus.get(vcpu.index()).map(VcpuEntry::counters)
     }
 

@@ -25,11 +25,11 @@ pub(crate) const REPORT_TABLE: u32 = 1;
 pub(crate) const REPORT_REQUEST: u32 = 2;
 pub(crate) const BY_WORKER: u32 = 0;
 pub(crate) const BY_KFUNC: u32 = 1;
-pub(crate) const BY_NOBODY: u32 = 2;
+pub(crate) const NO_ACTUATOR: u32 = 2;
 pub(crate) const BY_SCX: u32 = 3;
 pub(crate) const APPLY: u32 = 0;
 pub(crate) const DEFERRED: u32 = 1;
-pub(crate) const TOLD: u32 = 2;
+pub(crate) const HANDLED: u32 = 2;
 pub(crate) const REFRESH: u32 = 3;
 
 /// `struct vcpufreq_bpf_cpu`.
@@ -177,7 +177,7 @@ const _: () = {
 
 /// What was counted for a vCPU's registers since the VM started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct BpfCounters {
     /// Writes of set_perf.
     pub requests: u64,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
@@ -211,7 +211,7 @@ pub struct Counters {
     pub freq_after: [u32; BUCKETS],
 }
 
-impl Counters {
+impl BpfCounters {
     /// What became of the requests, in the library's terms.
     #[must_use]
     pub fn outcomes(&self) -> CounterSnapshot {
@@ -229,9 +229,9 @@ impl Counters {
 }
 
 impl VcpuEntry {
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> BpfCounters {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
-        Counters {
+        BpfCounters {
             requests: get(&self.requests),
             reads: get(&self.reads),
             in_kernel: get(&self.in_kernel),

@@ -42,7 +42,9 @@ impl Shared {
         let events = [Some(request), outcome];
         let events: Vec<_> = events.into_iter().flatten().collect();
         let tid = known.tid.load(Relaxed);
-        self.device.events().told(&events, handled.at_ns, tid);
+        self.device
+            .events()
+            .record_all_at(&events, handled.at_ns, tid);
     }
 }
 

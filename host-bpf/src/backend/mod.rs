@@ -26,7 +26,7 @@ use vcpufreq_device::kvm::{
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, Warn, probe as probe_host};
+use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, WarningSink, probe as probe_host};
 use scx::Scx;
 use setup::{by, open_module, pcpus, policies};
 
@@ -165,7 +165,7 @@ impl BpfBackend {
             base: guest.base,
             vcpus: policies(device, &domains, by(device, self.scx, &module), self.sum),
             pcpus: pcpus(device.source()),
-            warn: Warn::new(move |text| warnings.warn(text)),
+            warn: WarningSink::new(move |text| warnings.warn(text)),
         };
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.

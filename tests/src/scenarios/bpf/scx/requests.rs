@@ -67,7 +67,7 @@ fn parts(policy: &Policy) -> Result<(bool, Value)> {
 
 /// A request for another target against one by an exit with its clamp, in the same VM.
 fn cost(alone: &Value) -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let mut vcpu = Vcpu::new(ActuateBy::Nothing)?;
     let group = Group::with_current("scx")?;
     let by_exit = exits(&mut vcpu, &group)?;
     let by_scx = alone["new_virtual_ns"].as_u64().context("no time")?;
