@@ -25,7 +25,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{ROOT_DIR, Record, StateDir, owner_of};
+use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
@@ -70,7 +70,7 @@ fn scene_or_skip() -> Option<(PathBuf, TempDir, StateDir)> {
 struct Vmm {
     child: Child,
     group: PathBuf,
-    record: Record,
+    record: VmmRecord,
 }
 
 impl Vmm {
@@ -90,7 +90,7 @@ impl Vmm {
             enabled_cpu: false,
             raised_min: false,
         });
-        let record = Record {
+        let record = VmmRecord {
             owner,
             groups,
             rt: None,

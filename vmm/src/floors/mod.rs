@@ -14,7 +14,7 @@ use crate::{
     floors::arithmetic::{Floor, Reservation, utilization},
     kernel_version::version_of,
 };
-use vcpufreq_device::host::{HostCpus, Policy};
+use vcpufreq_device::host::{CpufreqPolicy, HostCpus};
 
 const RELEASE: &str = "proc/sys/kernel/osrelease";
 const SCHED_EXT: &str = "sys/kernel/sched_ext";
@@ -63,7 +63,7 @@ pub fn floors(root: &HostRoot, cpus: &HostCpus) -> Vec<PolicyFloor> {
     cpus.policies.iter().filter_map(of).collect()
 }
 
-fn floor(root: &HostRoot, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
+fn floor(root: &HostRoot, cpus: &HostCpus, policy: &CpufreqPolicy) -> Option<PolicyFloor> {
     let own = policy.cpus.and(&cpus.online());
     let reserved = own.iter().map(|cpu| reserved(root, cpu)).max()?;
     let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();

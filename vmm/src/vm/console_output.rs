@@ -33,7 +33,7 @@ pub enum ConsoleEnd {
 }
 
 /// Tells the user something that ends nothing.
-pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
+pub type WarningHandler = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The output of one guest.
 pub struct Output {
@@ -44,7 +44,7 @@ pub struct Output {
     /// What to say when the first byte is dropped.
     full: String,
     stop: Arc<AtomicBool>,
-    warn: Warn,
+    warn: WarningHandler,
 }
 
 impl Output {
@@ -53,7 +53,11 @@ impl Output {
     ///
     /// # Errors
     /// When the file can't be made, or the process has no more open files.
-    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, warn: Warn) -> anyhow::Result<Self> {
+    pub fn new(
+        end: &ConsoleEnd,
+        stop: Arc<AtomicBool>,
+        warn: WarningHandler,
+    ) -> anyhow::Result<Self> {
         let (to, max, full) = match end {
             ConsoleEnd::Stdio => {
                 let stdout = io::stdout().as_fd().try_clone_to_owned();
@@ -147,7 +151,8 @@ mod tests {
     fn output(end: &ConsoleEnd) -> (Arc<Output>, Said) {
         let said = Said::default();
         let heard = said.clone();
-        let warn: Warn = Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
+        let warn: WarningHandler =
+            Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
         let output = Output::new(end, Arc::default(), warn).unwrap();
         (Arc::new(output), said)
     }

@@ -18,7 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, PendingWrites, Unknown, Worker, WorkerParts,
+    DomainWrites, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
 use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
 use vcpufreq_device::{
@@ -125,7 +125,7 @@ fn path() -> Path {
         vec![DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],
     );
-    let region = KernelRegion::new(bench.region.clone(), device, pending.clone());
+    let region = IoeventfdRegion::new(bench.region.clone(), device, pending.clone());
     Path {
         bench,
         pending,

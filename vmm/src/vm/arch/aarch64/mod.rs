@@ -20,13 +20,13 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::exit::is_undecoded;
 use super::gic::Gic;
-use super::machine::{Boot, KvmGuest};
+use super::machine::{Bootable, KvmGuest};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
 
-impl Boot for LinuxGuest<'_> {
+impl Bootable for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<KvmGuest> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
