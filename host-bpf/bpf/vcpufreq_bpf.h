@@ -23,7 +23,7 @@ enum vcpufreq_bpf_clamp {
 	VCPUFREQ_BPF_EXACT,	/* uclamp.min and uclamp.max */
 };
 
-/* What cur_perf tells a guest. */
+/* What a guest reads from cur_perf. */
 enum vcpufreq_bpf_report {
 	VCPUFREQ_BPF_REPORT_EXACT,	/* the frequency of the pCPU */
 	VCPUFREQ_BPF_REPORT_TABLE,	/* the nearest entry of the vCPU's table */
@@ -32,7 +32,7 @@ enum vcpufreq_bpf_report {
 
 /* What puts clamps into force. */
 enum vcpufreq_bpf_actuator {
-	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
+	VCPUFREQ_BPF_WORKER,	/* the VMM, after an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
 	VCPUFREQ_BPF_NO_ACTUATOR,	/* this host can't clamp: requests are counted */
 	VCPUFREQ_BPF_SCX,	/* targets, before the guest goes on; see scx.h */
@@ -86,7 +86,7 @@ struct vcpufreq_bpf_vcpu {
 	__u64 refused;		/* by the module */
 	__u64 not_applicable;	/* SCHED_DEADLINE, or a host without uclamp */
 	__u64 dropped;		/* requests left to the VMM: no room for the event */
-	__u64 unreported;		/* requests that the VMM wanted told: no room */
+	__u64 unreported;		/* requests: no room to report them */
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */

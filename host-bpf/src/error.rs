@@ -50,7 +50,7 @@ pub enum BpfError {
     Refused {
         /// What was being done.
         what: &'static str,
-        /// What kernel or libbpf said.
+        /// The error of the kernel or libbpf.
         why: String,
     },
     /// Each slot is taken.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the programs tell the VMM: requests that the kernel didn't put into force by itself, and,
-//! where that is wanted, what became of each.
+//! What the programs report to the VMM: requests that the kernel didn't put into force by itself,
+//! and, where the policy wants that, the outcome of each.
 
 #![forbid(unsafe_code)]
 // Without the loader they have no receiver.
@@ -11,12 +11,12 @@ use vcpufreq_device::{Clamp, Khz, VcpuId};
 use crate::layout::{self, EVENT_SIZE};
 use crate::policy::VcpuPolicy;
 
-/// What the programs say.
+/// An event of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpfEvent {
     /// A request waits for the worker.
     Waiting(WorkerRequest),
-    /// A request was made; only where the policy wants that told.
+    /// A request and its outcome; only where the policy wants these reported.
     Handled(HandledRequest),
     /// What else runs on the pCPUs of this domain has changed: its clamp is to be put into force
     /// again.
@@ -208,7 +208,7 @@ mod tests {
     fn a_request_that_is_told() {
         let bytes = event([3, 2, 2, 600_000], 77, 109 | 1024 << 16, 3);
         let Some(BpfEvent::Handled(told)) = parse(&bytes) else {
-            panic!("not told")
+            panic!("not reported")
         };
         assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));
         assert_eq!(told.clamp.min, Util::saturating(109));

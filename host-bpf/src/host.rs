@@ -60,7 +60,7 @@ pub struct VmConfig {
     pub base: u64,
     /// The vCPUs, 1..=512; the index is the vCPU's number.
     pub vcpus: Vec<VcpuPolicy>,
-    /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
+    /// The pCPUs that are online and have a frequency; [`HostBpf::set_pcpus`] adds others.
     pub pcpus: Vec<PcpuFacts>,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
     pub warn: WarningSink,
@@ -136,7 +136,7 @@ pub struct HostBpf {
 }
 
 impl HostBpf {
-    /// Loads and attaches the programs. `khz` says what a pCPU runs at now, where that is known.
+    /// Loads and attaches the programs. `khz` gives what a pCPU runs at now, where that is known.
     ///
     /// # Errors
     /// What is missing, or refused; then nothing is left behind.
@@ -148,7 +148,7 @@ impl HostBpf {
         let host = Self::new(loaded, (sizes, gone), config.vcpus)?;
         host.fill(config.base, &config.pcpus)?;
         host.programs().attach()?;
-        // Of the others an event has told: another VM is there.
+        // The others have had an event: another VM is there.
         let unknown = |pcpu: &PcpuFacts| host.frequency(pcpu.number) == Some(0);
         let pcpus: Vec<PcpuFacts> = config.pcpus.into_iter().filter(unknown).collect();
         host.look_up(&pcpus, khz);
@@ -207,18 +207,18 @@ impl HostBpf {
         }
     }
 
-    /// What cur_perf of a vCPU says; `None` when there is no such vCPU.
+    /// The value of cur_perf of a vCPU; `None` when there is no such vCPU.
     #[must_use]
     pub fn cur_perf(&self, vcpu: VcpuId) -> Option<Khz> {
         let page = self.pages.get(vcpu.index())?;
         Some(Khz(page.registers[0].load(SeqCst)))
     }
 
-    /// Says that the calling thread runs `vcpu`. On return its page is true. Call it before the
-    /// thread runs the guest.
+    /// Registers the calling thread as that of `vcpu`. On return its page is true. Call it before
+    /// the thread runs the guest.
     ///
     /// # Errors
-    /// What the kernel said, or that there is no such vCPU.
+    /// The kernel's error, or there is no such vCPU.
     pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
         self.known(vcpu)?;
         let register = || {
@@ -247,7 +247,7 @@ impl HostBpf {
     /// Changes how a vCPU's requests are answered from now on; its domain stays. No vCPU runs.
     ///
     /// # Errors
-    /// What the kernel said, or that there is no such vCPU.
+    /// The kernel's error, or there is no such vCPU.
     pub fn set_policy(&self, vcpu: VcpuId, policy: VcpuPolicy) -> Result<(), BpfError> {
         self.known(vcpu)?;
         let mut policies = self
@@ -287,7 +287,7 @@ impl HostBpf {
     /// Receives the events, each of which goes to one receiver: have one at a time.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn worker(&self) -> Result<WorkerEvents, BpfError> {
         WorkerEvents::new(&self.programs().map("events")?)
     }
@@ -324,7 +324,7 @@ impl HostBpf {
     }
 
     /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that
-    /// it has preempted on the same CPU. `None` when the kernel doesn't tell.
+    /// it has preempted on the same CPU. `None` when the kernel doesn't report it.
     #[must_use]
     pub fn missed(&self) -> Option<u64> {
         let write = self.programs().dispatcher().write_id()?;
@@ -351,7 +351,7 @@ impl HostBpf {
         self.cpus.get(index(number))
     }
 
-    /// What an event has told of a pCPU, kHz; 0: none has.
+    /// The frequency of the last event of a pCPU, kHz; 0: there was no event.
     fn frequency(&self, number: u32) -> Option<u32> {
         Some(self.now.get(index(number))?.khz.load(SeqCst))
     }

@@ -196,10 +196,10 @@ pub struct BpfCounters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Requests left to the VMM for whose event there was no room, which those that tell of
+    /// Requests left to the VMM for whose event there was no room, which events that report
     /// requests can take up: what the vCPU asked for last may still be to be served.
     pub dropped: u64,
-    /// Requests that the VMM wanted told, and for whose event there was no room.
+    /// Requests that the VMM wanted reported, and for whose event there was no room.
     pub unreported: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,

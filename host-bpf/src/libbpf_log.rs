@@ -74,7 +74,7 @@ mod capture {
     /// attached.
     ///
     /// # Errors
-    /// What is wrong with the object, or what the kernel said.
+    /// What is wrong with the object, or the kernel's error.
     pub fn verify(object: &[u8]) -> Result<(), BpfError> {
         let open = objects::open(object)?;
         let loaded = explained("loading the BPF programs", || open.load())?;

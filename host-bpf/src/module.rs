@@ -92,7 +92,7 @@ impl HostModule {
     /// Opens the device for a VM with this many vCPUs and domains.
     ///
     /// # Errors
-    /// That the module isn't loaded, or what it said.
+    /// The module isn't loaded, or its error.
     pub fn open(vcpus: u16, domains: u16) -> Result<Self, BpfError> {
         let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
         let file = opened.map_err(|error| match error.kind() {
@@ -119,7 +119,7 @@ impl HostModule {
     /// it (floors of real-time vCPUs) and after it (a lost path) the device writes them.
     ///
     /// # Errors
-    /// What the module said: `InvalidInput` for other files than a cgroup's clamps.
+    /// The module's error: `InvalidInput` for other files than a cgroup's clamps.
     pub fn bind(
         &self,
         domain: u16,
@@ -137,7 +137,7 @@ impl HostModule {
     /// Puts a clamp into force from the VMM, after whatever a vCPU has asked for until now.
     ///
     /// # Errors
-    /// What the scheduler said.
+    /// The scheduler's error.
     pub fn apply(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
         self.put(domain, clamp, 0)
     }
@@ -146,7 +146,7 @@ impl HostModule {
     /// than this program.
     ///
     /// # Errors
-    /// What the scheduler said.
+    /// The scheduler's error.
     pub fn refresh(&self, domain: u32, clamp: Clamp) -> io::Result<()> {
         self.put(domain, clamp, UNCOUNTED)
     }

@@ -37,7 +37,7 @@ pub struct VcpuPolicy {
     pub headroom: Headroom,
     /// What the guest reads.
     pub visibility: CurPerfVisibility,
-    /// Who acts.
+    /// What puts clamps into force.
     pub actuate: ActuateBy,
     /// How often a vCPU may write, and the VM for each of its domains; `None`: as often as the
     /// guest likes.

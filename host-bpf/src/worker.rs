@@ -55,7 +55,7 @@ impl WorkerEvents {
     /// There are 1,024 of them at most, however fast new ones come.
     ///
     /// # Errors
-    /// What the kernel said. A signal is none: then there are no events.
+    /// The kernel's error. A signal is none: then there are no events.
     pub fn wait(&self, timeout: Duration) -> Result<impl Iterator<Item = BpfEvent> + '_, BpfError> {
         self.taken.store(0, Relaxed);
         // libbpf rounds down, so that the last ms would be a busy loop.

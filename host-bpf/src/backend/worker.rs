@@ -170,9 +170,9 @@ impl Shared {
         })
     }
 
-    /// Has `tell` told of each vCPU with new writes that no program has seen, and of how many
-    /// they have seen. One of the new ones is to be served; the others are counted. Signals
-    /// are counted first: each write is seen before it is signalled.
+    /// Calls `tell` for each vCPU with new writes that no program has seen, and with how many
+    /// the programs have seen. One of the new ones is to be served; the others are counted.
+    /// Signals are counted first: each write is seen before it is signalled.
     pub(super) fn count_missed(
         &self,
         mut tell: impl FnMut(VcpuId, &WatchedVcpu, u64),
@@ -248,7 +248,7 @@ impl Shared {
         }
     }
 
-    /// Adds requests whose events found no room: those that tell of requests
+    /// Adds requests whose events found no room: events that report requests
     /// may have taken it.
     fn look_for_dropped(&self, waiting: &mut Vec<WorkerRequest>) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
@@ -447,7 +447,7 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Says so when the worker panics.
+/// Reports a panic of the worker.
 struct LastWords<'a>(&'a Shared);
 
 impl Drop for LastWords<'_> {

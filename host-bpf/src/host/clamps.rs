@@ -24,7 +24,7 @@ const ROUNDS: u32 = 4;
 const TARGET_MAX: u32 = 1024;
 
 /// What came of putting into force what a domain wants: one outcome, however often the guest has
-/// changed its mind meanwhile. `E` is what the host said.
+/// changed its mind meanwhile. `E` is the host's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApplyOutcome<E> {
     /// This is in force.
@@ -33,7 +33,7 @@ pub enum ApplyOutcome<E> {
     Failed(Clamp, E),
     /// There was nothing to put into force: what was wanted had been tried already.
     Nothing,
-    /// This is in force, but the guest changes its mind as fast as this can follow: settle again,
+    /// This is in force, but the guest changes its mind as fast as this can follow: apply again,
     /// after others had their turn.
     Changing(Clamp),
 }
@@ -123,7 +123,7 @@ impl HostBpf {
     /// is still to be put into force ([`Self::apply_pending`]).
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn reset(&self) -> Result<(), BpfError> {
         // What waits for a token stands for nothing then.
         for vcpu in self.vcpus.all() {
@@ -148,7 +148,7 @@ impl HostBpf {
     /// Has the service's scheduler put what a domain wants into force.
     ///
     /// # Errors
-    /// That its scheduler is gone, or what the kernel said.
+    /// Its scheduler is gone, or the kernel's error.
     pub fn ask_scx(&self, domain: u32) -> Result<(), BpfError> {
         self.programs().call("vcpufreq_scx", domain)
     }
@@ -218,7 +218,7 @@ impl HostBpf {
         domain.clamp.store(NO_CLAMP, SeqCst);
     }
 
-    /// Where cur_perf tells what was asked for, has it told.
+    /// Updates cur_perf where it shows the request.
     fn show_granted(&self, policies: &[VcpuPolicy], domain: u32) {
         let members = (0..=u16::MAX).zip(policies);
         for (id, _) in members.filter(|(_, policy)| {
@@ -239,8 +239,8 @@ impl HostBpf {
             .max_by_key(|(_, latest)| latest.at_ns)
     }
 
-    /// Says that a domain's clamp is not what the programs take it for, so that the next request
-    /// is put into force whatever it asks for.
+    /// Makes the programs forget a domain's clamp, so that the next request is put into force
+    /// whatever it asks for.
     pub fn forget(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {
             domain.clamp.store(NO_CLAMP, SeqCst);
@@ -293,7 +293,7 @@ impl HostBpf {
         })
     }
 
-    /// Says that a [`BpfEvent::Refresh`](crate::BpfEvent::Refresh) is being carried out: a later change
+    /// Marks a [`BpfEvent::Refresh`](crate::BpfEvent::Refresh) as being carried out: a later change
     /// has an event of its own.
     pub fn begin_refresh(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {

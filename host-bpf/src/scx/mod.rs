@@ -83,7 +83,7 @@ pub enum ScxError {
     Pin {
         /// What was pinned or opened.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         why: String,
     },
     /// All that can be wrong with an object.
