@@ -84,7 +84,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt, Flavor::Old] {
         let release = Kernel::find(&artifacts.root, flavor)?.release;
-        // What sparse and checkpatch say does not depend on the release much.
+        // The findings of sparse and checkpatch do not depend on the release much.
         let checked: &[ModuleSource] = match flavor {
             Flavor::Old => &[],
             _ => &[GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE],

@@ -32,8 +32,8 @@ pub struct Check {
 pub enum CheckPlace {
     /// In a folder with nothing but a copy of the source.
     Copy,
-    /// In the checkout, with these settings of the environment. They say where
-    /// things are, and so are no part of the key.
+    /// In the checkout, with these settings of the environment. They are paths,
+    /// and so no part of the key.
     Checkout(Vec<String>),
 }
 
