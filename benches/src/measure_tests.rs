@@ -202,7 +202,7 @@ fn a_start_above_the_minimum_is_told() {
     assert_eq!(high.not_settled(&machine(), beside), None);
 }
 
-/// Takes repeats of which these say why they didn't start settled: a capital if it stays so.
+/// Takes repeats that didn't start settled for these reasons: a capital if it stays so.
 fn retaken(whys: &[Option<&str>]) -> (Observed, usize) {
     let mut taken = 0;
     let kept = settled(|| {

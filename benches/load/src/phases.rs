@@ -256,7 +256,7 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
-    //! Steps are read as documented, and logs say what was done.
+    //! Steps are read as documented, and logs record what was done.
 
     use super::*;
 

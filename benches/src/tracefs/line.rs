@@ -20,7 +20,7 @@ pub struct TraceLine<'a> {
     pub tail: &'a str,
 }
 
-/// The events of a trace. Other lines tell of the trace itself.
+/// The events of a trace. Other lines are about the trace itself.
 pub fn events(text: &str) -> impl Iterator<Item = TraceLine<'_>> {
     text.lines().filter_map(TraceLine::read)
 }
