@@ -66,7 +66,7 @@ fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-/// What the guest reads and what the host says, while that is the same before and after: the
+/// What the guest reads and what the host reads, while that is the same before and after: the
 /// governor has just found a busy thread.
 fn read_beside_host(vcpu: &mut Vcpu) -> Result<(u32, u32)> {
     for _ in 0..100 {

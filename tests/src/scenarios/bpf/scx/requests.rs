@@ -149,7 +149,7 @@ struct AtEntry {
     khz: u32,
 }
 
-/// The trace, and the frequency when it began, which no event tells.
+/// The trace, and the frequency when it began, which no event has.
 fn watch(policy: &Policy) -> Result<(Instance, u32)> {
     let trace = Instance::create("scx", 4096)?;
     trace.enable(&["kvm/kvm_mmio", "kvm/kvm_entry", "power/cpu_frequency"])?;
@@ -189,7 +189,7 @@ fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
     Ok(seen)
 }
 
-/// One request beside a load of the host's, and beside more of it: what the formula says.
+/// One request beside a load of the host's, and beside more of it: the result of the formula.
 fn beside_load(policy: &Policy) -> Result<Value> {
     let mut rows = Vec::new();
     let khz = policy.at_least(policy.max() / 3);
