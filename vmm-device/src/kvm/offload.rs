@@ -23,25 +23,25 @@ pub trait KvmVm {
     /// Shows memory to the guest, with the slot's flags.
     ///
     /// # Errors
-    /// What KVM said; then each read exits to the VMM.
+    /// KVM's error; then each read exits to the VMM.
     fn map(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Takes the same memory away again.
     ///
     /// # Errors
-    /// What KVM said.
+    /// KVM's error.
     fn unmap(&self, slot: MemorySlot) -> io::Result<()>;
 
     /// Has KVM signal an eventfd at a guest's write, which doesn't exit then (`KVM_IOEVENTFD`).
     ///
     /// # Errors
-    /// What KVM said; then such writes exit to the VMM.
+    /// KVM's error; then such writes exit to the VMM.
     fn add_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 
     /// Has it do so no longer.
     ///
     /// # Errors
-    /// What KVM said.
+    /// KVM's error.
     fn remove_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 }
 

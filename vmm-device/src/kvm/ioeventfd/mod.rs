@@ -5,7 +5,7 @@
 //! ```text
 //! guest write ─▶ KVM: eventfd of (vCPU, value) ─▶ DomainWrites of the domain ─▶ Worker ─▶ device
 //! guest write of another value ─▶ exit ─▶ IoeventfdRegion: DomainWrites first, then the device
-//! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and when told of a change
+//! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and after a change
 //! ```
 //!
 //! Not here: KVM's side of it, which is `offload`.
