@@ -8,7 +8,7 @@
 //! - A terminal that a killed VMM left in raw mode is put back.
 //! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
 //!
-//! Without cgroup v2 or the right to make groups each test says that it is
+//! Without cgroup v2 or the right to make groups each test prints that it is
 //! skipped.
 
 use std::{

@@ -5,7 +5,7 @@
 //! that isn't to end the machine loses nothing of what a guest prints.
 //!
 //! The test runs itself again, on a pseudo-terminal, as a program with a
-//! guest; without a usable /dev/kvm it says that it is skipped.
+//! guest; without a usable /dev/kvm it prints that it is skipped.
 #![cfg(target_arch = "x86_64")]
 #![allow(
     clippy::unwrap_used,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the doctor finds of a policy's lowest frequency: what the scheduler's servers keep for fair
-//! tasks is a minimum to schedutil, whatever a clamp says.
+//! tasks is a minimum to schedutil, whatever the clamp.
 
 use super::DoctorFinding;
 use crate::floors::{PolicyFloor, Reserved, mhz};

@@ -23,7 +23,7 @@ use crate::{
 };
 use vcpufreq_device::host::CpufreqPolicy;
 
-/// Everything there is to say of a host.
+/// All findings of a host.
 pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     let mut found = vec![architecture(facts), kvm(facts)];
     found.extend(paths(facts));
@@ -258,7 +258,7 @@ fn capacities(facts: &DoctorFacts) -> DoctorFinding {
     let values: BTreeSet<_> = told.collect();
     if values.is_empty() {
         let why = "all CPUs count as 1024, as on symmetric machines";
-        return DoctorFinding::absent(NAME, "not told", why);
+        return DoctorFinding::absent(NAME, "not reported", why);
     }
     let values: Vec<_> = values.iter().map(u16::to_string).collect();
     DoctorFinding::good(NAME, values.join(", "), "requests are scaled to these")

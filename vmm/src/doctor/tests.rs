@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A good host has no findings; each thing that can be wrong is found, says
+//! A good host has no findings; each thing that can be wrong is found, names
 //! what to change, and gives the right exit code.
 
 use super::*;

@@ -257,7 +257,7 @@ pub(super) const CAPACITY: Trap = Trap {
             .iter()
             .all(|cpu| cpu.capacity_or_full() == 1024);
         let other = tops.find(|top| *top != first).filter(|_| equal)?;
-        let what = format!("not told, and policies end at {first} and {other} kHz");
+        let what = format!("not reported, and policies end at {first} and {other} kHz");
         Some(Found::new(what, NO_PLACE))
     },
     ..TRAP

@@ -199,7 +199,7 @@ impl StateDir {
             return Ok(path);
         }
         match vcpufreq_rt::check_socket(&path) {
-            // Connecting says so.
+            // Connecting reports it.
             Err(why) if why.is_missing() => Ok(path),
             checked => checked.map(|()| path),
         }

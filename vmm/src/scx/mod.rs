@@ -75,7 +75,7 @@ fn stop() -> anyhow::Result<u8> {
 /// Removes what a killed service has left; the paths. One that runs, or another user's, stays.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn clean() -> anyhow::Result<Vec<PathBuf>> {
     let pins = Path::new(PINS);
     let left = pins.exists() || Lock::exists();

@@ -47,7 +47,7 @@ pub use vmm::{Connection, Shared, Vmm};
 /// The exit code when a VM is left without its bridge.
 const ERROR: u8 = 2;
 
-/// What to say when no thread answers the doorbells any more.
+/// The message when no thread answers the doorbells any more.
 const WORKER_DIED: &str = "the thread that carries out requests has died; start the server again";
 
 /// How often a VM is looked at for what no file tells.

@@ -32,7 +32,7 @@ pub enum ConsoleEnd {
     },
 }
 
-/// Tells the user something that ends nothing.
+/// Receives a warning for the user.
 pub type WarningHandler = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The output of one guest.
@@ -41,7 +41,7 @@ pub struct Output {
     /// Bytes that there is still room for.
     left: AtomicU64,
     dropped: AtomicU64,
-    /// What to say when the first byte is dropped.
+    /// The warning when the first byte is dropped.
     full: String,
     stop: Arc<AtomicBool>,
     warn: WarningHandler,
@@ -139,7 +139,7 @@ impl Write for Writer {
 
 #[cfg(test)]
 mod tests {
-    //! A file takes as much as it may, over resets too; the rest is counted, and said once.
+    //! A file takes as much as it may, over resets too; the rest is counted, and reported once.
     //! (That a signal loses nothing: `tests/terminal.rs`.)
 
     use std::sync::Mutex;

@@ -30,7 +30,7 @@ const MIB: u64 = 1 << 20;
 pub struct KernelImage {
     /// Its file, to load.
     pub file: BootFile,
-    /// What it says about itself.
+    /// Its own description.
     pub header: ImageHeader,
 }
 
@@ -118,7 +118,7 @@ impl KernelImage {
         Ok(Self { file, header })
     }
 
-    /// Whether it is a `PREEMPT_RT` kernel; `None` where it doesn't say so.
+    /// Whether it is a `PREEMPT_RT` kernel; `None` where that is unknown.
     ///
     /// # Errors
     /// When it can't be read.
@@ -222,7 +222,7 @@ pub fn check_cmdline(text: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! Bad files and too little memory are told apart, with their values.
+    //! Bad files and too little memory are distinct errors, with their values.
 
     use super::super::image_header::tests::{FILE_LEN, image};
     use super::*;

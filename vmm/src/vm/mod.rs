@@ -128,7 +128,7 @@ pub enum ExitReason {
     Failed {
         /// Which one.
         vcpu: usize,
-        /// What KVM said.
+        /// KVM's report.
         what: String,
     },
 }
@@ -155,7 +155,7 @@ impl ExitReason {
         }
     }
 
-    /// One line for the user, when there is something to say.
+    /// One line for the user, when there is a cause.
     pub fn message(&self) -> Option<String> {
         match self {
             Self::PowerOff | Self::Quit => None,
@@ -267,7 +267,7 @@ pub fn open_kvm(path: &Path) -> anyhow::Result<Kvm> {
                 "this host has no KVM: load its module or turn virtualization on in its firmware"
             }
             io::ErrorKind::PermissionDenied => "join the group that owns it, usually kvm",
-            _ => "see what vcpufreq doctor says",
+            _ => "run vcpufreq doctor",
         };
         anyhow!("can't open {}: {source}; {next}", path.display())
     })

@@ -357,7 +357,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     lost.write(1).unwrap();
     path.offload = Some(first(lost));
     path.next = Some(next.clone());
-    // Reads cur_perf until it is 777, which is said when the next path is in
+    // Reads cur_perf until it is 777, which the test sets when the next path is in
     // place, then asks.
     let code = Code::default()
         .wait_for(777)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest of a few instructions, its device, and what the machine tells of it.
+//! A guest of a few instructions, its device, and what the machine reports of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -133,7 +133,7 @@ pub fn result(machine: &Memory, index: u16) -> u32 {
     machine.map().read_obj(at).unwrap()
 }
 
-/// Counts what the virtual machine tells.
+/// Counts the calls of the virtual machine.
 #[derive(Default)]
 pub struct RecordingHooks {
     pub threads: Mutex<Vec<(u16, i32)>>,

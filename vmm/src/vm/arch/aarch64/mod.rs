@@ -81,7 +81,7 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
 /// When KVM has none, or no VM can be made.
 pub fn gic(kvm: &Kvm) -> anyhow::Result<Gic> {
     let vm = kvm.create_vm().context("KVM can't create a VM")?;
-    Gic::of(&vm).context("KVM has no GIC for guests; see what vcpufreq doctor says")
+    Gic::of(&vm).context("KVM has no GIC for guests; run vcpufreq doctor")
 }
 
 impl LinuxGuest<'_> {
@@ -133,7 +133,7 @@ impl LinuxGuest<'_> {
 fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> anyhow::Result<()> {
     let mut init = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut init)
-        .context("KVM doesn't say which kind of CPU it can offer")?;
+        .context("KVM doesn't report which kind of CPU it can offer")?;
     init.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
     for (index, vcpu) in vcpus.iter().enumerate() {
         vcpu.vcpu_init(&init)
