@@ -2,7 +2,7 @@
 /*
  * What a VMM and the module vcpufreq_host agree on.
  *
- * A VMM opens the device, says how many vCPUs and domains its VM has, and
+ * A VMM opens the device, sets how many vCPUs and domains its VM has, and
  * binds each domain to what is clamped for it. From then on BPF programs on
  * the tracepoint kvm_mmio can call vcpufreq_host_request() in the VMM's
  * threads. All of it ends when the file is closed.

@@ -159,7 +159,7 @@ void vcpufreq_scale_stop(const struct vcpufreq_domain *domain);
 void vcpufreq_capacity_set(struct vcpufreq *vf);
 void vcpufreq_capacity_restore(struct vcpufreq *vf);
 #else
-/* As on x86: the architecture alone says how fast and how big a CPU is. */
+/* As on x86: the architecture alone sets how fast and how big a CPU is. */
 static inline void vcpufreq_scale_start(const struct vcpufreq_domain *domain) {}
 static inline void vcpufreq_scale_stop(const struct vcpufreq_domain *domain) {}
 

@@ -151,8 +151,8 @@ static bool vcpufreq_em_fits(struct em_perf_domain *pd,
 
 /*
  * Levels that the model calls inefficient are skipped by the scheduler's
- * estimates. The first registration told the policy of that time; tell this
- * one, or it would use levels that are never estimated.
+ * estimates. The first registration marked the policy of that time; mark
+ * this one too, or it would use levels that are never estimated.
  */
 static void vcpufreq_em_reuse(struct cpufreq_policy *policy,
 			      struct em_perf_domain *pd)

@@ -210,7 +210,7 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
  * @vf:		device whose registers are mapped; gets its domains
  *
  * Return: 0, -ENOMEM, or -EINVAL when a check failed, with a message that
- * says which one and for which CPU.
+ * names the check and the CPU.
  */
 int vcpufreq_read_host(struct vcpufreq *vf)
 {

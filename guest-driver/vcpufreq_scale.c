@@ -3,7 +3,7 @@
  * Frequency invariance: at each tick the scheduler learns which share of its
  * highest performance this CPU runs at now, from the host's cur_perf.
  *
- * What the guest asked for says little about that: the host may run faster
+ * The guest's request is a poor measure of that: the host may run faster
  * (others ask for more), slower (thermal limits) or later.
  *
  * Cost: one register read and one multiplication a tick. Of the kernel's
@@ -43,7 +43,7 @@ static void vcpufreq_scale_tick(void)
 				 VCPUFREQ_REG_CUR_PERF);
 	u64 scale;
 
-	/* The host doesn't know: what it said last is the best guess. */
+	/* The host doesn't know: its last value is the best guess. */
 	if (!perf)
 		return;
 

@@ -13,7 +13,7 @@
 #include "vcpufreq.h"
 
 /**
- * struct vcpufreq_header - of the shared memory, as its offsets say
+ * struct vcpufreq_header - of the shared memory, at its offsets
  * @magic:	VCPUFREQ_SHM_MAGIC_VALUE, or the memory is another program's
  * @version:	of the layout
  * @vcpus:	pages after the header

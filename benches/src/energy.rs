@@ -2,13 +2,13 @@
 //! Energy from the trace: for each pCPU its busy time, times the power of its OPP from the kernel's
 //! energy model. Idle costs nothing; caches, memory and leakage aren't in it.
 
-use crate::machine::{Cluster, Machine};
+use crate::machine::{BenchMachine, Cluster};
 use crate::observed::Observed;
 
 impl Observed {
     /// Of all pCPUs between two moments, in µJ; `None` where a cluster's power
     /// isn't known.
-    pub fn energy_uj(&self, machine: &Machine, from: u64, to: u64) -> Option<u64> {
+    pub fn energy_uj(&self, machine: &BenchMachine, from: u64, to: u64) -> Option<u64> {
         let mut uw_us = 0;
         for cluster in &machine.clusters {
             for (khz, since, until) in self.at_frequencies(machine, cluster, from, to)? {
@@ -24,7 +24,7 @@ impl Observed {
     /// A cluster's frequencies with their spans, in order.
     pub fn at_frequencies(
         &self,
-        machine: &Machine,
+        machine: &BenchMachine,
         cluster: &Cluster,
         from: u64,
         to: u64,

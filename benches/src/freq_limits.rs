@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::machine::Machine;
+use crate::machine::BenchMachine;
 use crate::scenario::{Hold, Scenario};
 
 /// Looks at a file for what was written to it, and the pause between two.
@@ -23,7 +23,7 @@ pub struct FreqLimits(Vec<(PathBuf, String)>);
 
 impl FreqLimits {
     /// Holds frequencies, and the limit on real-time threads, where the scenario wants them.
-    pub fn frequencies(scenario: &Scenario, machine: &Machine) -> Result<Self> {
+    pub fn frequencies(scenario: &Scenario, machine: &BenchMachine) -> Result<Self> {
         let mut held = Self::default();
         if scenario
             .beside
@@ -51,7 +51,7 @@ impl FreqLimits {
     }
 
     /// Switches the speed model on, if there is one and the scenario wants it.
-    pub fn speed(scenario: &Scenario, machine: &Machine) -> Result<Self> {
+    pub fn speed(scenario: &Scenario, machine: &BenchMachine) -> Result<Self> {
         let mut held = Self::default();
         if let Some(path) = machine.speed_switch.as_ref().filter(|_| scenario.speed) {
             held.set(path.clone(), "1")?;

@@ -10,7 +10,7 @@ use vcpufreq_load::work::pin_thread;
 
 use crate::BenchArgs;
 use crate::load_client::LoadClient;
-use crate::machine::Machine;
+use crate::machine::BenchMachine;
 use crate::piped::{child, threads};
 use crate::variant::Variant;
 
@@ -28,7 +28,7 @@ pub struct Guest {
 impl Guest {
     /// Boots it, with more words for its command line.
     pub fn boot(
-        machine: &Machine,
+        machine: &BenchMachine,
         variant: Variant,
         words: &str,
         args: &BenchArgs,
@@ -110,7 +110,7 @@ fn fair_server(cpu: impl std::fmt::Display) -> String {
 
 /// `vcpufreq run`, or `vcpufreq qemu`, with a vCPU pinned to each pCPU, mirroring it.
 fn command(
-    machine: &Machine,
+    machine: &BenchMachine,
     bridge: Option<&[&str]>,
     cmdline: &str,
     args: &BenchArgs,
@@ -160,7 +160,7 @@ fn command(
 }
 
 /// QEMU with as many vCPUs as there are pCPUs.
-fn qemu_command(program: &Path, machine: &Machine, cmdline: &str) -> Command {
+fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Command {
     let mut command = Command::new(program);
     command
         .args(["-accel", "kvm", "-machine", "virt,gic-version=3"])

@@ -49,9 +49,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
-use machine::Machine;
+use machine::BenchMachine;
 use progress::Progress;
-use report::Report;
+use report::BenchReport;
 use scenario::Scenario;
 use scenarios::SCENARIOS;
 use session::Session;
@@ -127,7 +127,7 @@ pub struct BenchArgs {
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     let scenarios = chosen(&args.scenario)?;
-    let machine = match Machine::check(args) {
+    let machine = match BenchMachine::check(args) {
         Ok(machine) => machine,
         Err(missing) => {
             for line in missing {
@@ -136,7 +136,7 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
             return Ok(2);
         }
     };
-    let mut report = Report::new(&machine, args);
+    let mut report = BenchReport::new(&machine, args);
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
         let asked = |one: &Variant| one.is_asked(&args.variant);
@@ -182,9 +182,9 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// What was measured, and how much of all that is.
-type SoFar<'a> = (&'a mut Report, &'a mut Progress);
+type SoFar<'a> = (&'a mut BenchReport, &'a mut Progress);
 /// What a variant is measured with.
-type Setting<'a> = (&'a Machine, &'a Trace, &'a BenchArgs);
+type Setting<'a> = (&'a BenchMachine, &'a Trace, &'a BenchArgs);
 
 fn measure_variant(
     setting: Setting,

@@ -63,7 +63,7 @@ impl LoadClient {
     /// Why there is no answer, with the last words of both streams.
     fn broken(&mut self, error: RecvTimeoutError, heard: &str) -> String {
         let words = self.0.last_words().replace('\n', "; ");
-        format!("no answer ({error}); it said: {words} {heard}")
+        format!("no answer ({error}); its output: {words} {heard}")
     }
 
     /// Asks it to end, and waits; whether it ended well.

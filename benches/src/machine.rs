@@ -63,7 +63,7 @@ impl Cluster {
 
 /// A host that can measure.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub struct BenchMachine {
     /// Its clusters, capacity rising: the first is little, the last big.
     pub clusters: Vec<Cluster>,
     /// Its kernel's release.
@@ -87,7 +87,7 @@ pub struct GuestFiles {
     pub load: PathBuf,
 }
 
-impl Machine {
+impl BenchMachine {
     /// Looks at the host; a line for each thing that it lacks.
     pub fn check(args: &BenchArgs) -> Result<Self, Vec<String>> {
         let mut missing = Vec::new();

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::duty_cycle;
 use crate::load_log::Mark;
-use crate::machine::{Cluster, Machine};
+use crate::machine::{BenchMachine, Cluster};
 use crate::metric::Metric;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
@@ -21,7 +21,12 @@ const WAKE_US: u64 = 2_000;
 
 impl Metric {
     /// The figure; `None` when it doesn't come about while the load lasts.
-    pub fn of(self, machine: &Machine, observed: &Observed, host: Option<HostKhz>) -> Option<u64> {
+    pub fn of(
+        self,
+        machine: &BenchMachine,
+        observed: &Observed,
+        host: Option<HostKhz>,
+    ) -> Option<u64> {
         let start = observed.start()?;
         let from = |us: u64| us.saturating_sub(start.us);
         let own = machine.cluster_of(start.cpu)?;
@@ -102,7 +107,7 @@ impl Observed {
 
     /// What the log has of rt-app with this duty, as chosen for the machine or as it
     /// is, whichever the scenario has.
-    fn of_duty(&self, machine: &Machine, name: &str, duty: u32) -> Option<u64> {
+    fn of_duty(&self, machine: &BenchMachine, name: &str, duty: u32) -> Option<u64> {
         let logged = |us| self.figure(&format!("{name}/{us}"));
         logged(duty_cycle::run_us(duty, machine.big()))
             .or_else(|| logged(duty_cycle::plain_us(duty)))
@@ -121,7 +126,7 @@ impl Observed {
     /// Why the state at the start wasn't the settled one: governors that
     /// didn't come down, or a frequency that rose before the load did. Beside
     /// another load, or held high, no frequency is where it rests.
-    pub fn not_settled(&self, machine: &Machine, scenario: &Scenario) -> Option<Unsettled> {
+    pub fn not_settled(&self, machine: &BenchMachine, scenario: &Scenario) -> Option<Unsettled> {
         if self.unsettled.is_some() || !scenario.starts_low() {
             return self.unsettled.clone();
         }
@@ -169,7 +174,7 @@ impl Observed {
     }
 
     /// A cluster's frequency at a moment, in kHz.
-    pub fn khz_at(&self, machine: &Machine, cluster: &Cluster, us: u64) -> Option<u32> {
+    pub fn khz_at(&self, machine: &BenchMachine, cluster: &Cluster, us: u64) -> Option<u32> {
         let number = machine
             .clusters
             .iter()
@@ -186,7 +191,13 @@ impl Observed {
     }
 
     /// When a cluster first runs at a frequency, from a moment on.
-    fn reaches(&self, machine: &Machine, cluster: &Cluster, khz: u32, from: u64) -> Option<u64> {
+    fn reaches(
+        &self,
+        machine: &BenchMachine,
+        cluster: &Cluster,
+        khz: u32,
+        from: u64,
+    ) -> Option<u64> {
         if self.khz_at(machine, cluster, from) == Some(khz) {
             return Some(from);
         }
@@ -211,7 +222,7 @@ impl Observed {
     }
 
     /// The highest frequency of a cluster while the load lasts, in kHz.
-    pub fn top(&self, machine: &Machine, cluster: &Cluster) -> Option<u32> {
+    pub fn top(&self, machine: &BenchMachine, cluster: &Cluster) -> Option<u32> {
         let (from, to) = (self.start()?.us, self.marks.last()?.us);
         let own = self
             .seen

@@ -5,13 +5,13 @@
 use std::path::PathBuf;
 
 use crate::load_log::Mark;
-use crate::machine::{Cluster, GuestFiles, Machine};
+use crate::machine::{BenchMachine, Cluster, GuestFiles};
 use crate::metric::Metric;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
 use crate::rest::settled;
-use crate::scenario::{PLAIN, Place, Scenario, expanded};
+use crate::scenario::{CpuSelection, PLAIN, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
 use crate::trace::Seen;
 use crate::tracefs::{FrequencyEvent, Switch};
@@ -19,7 +19,7 @@ use crate::tracefs::{FrequencyEvent, Switch};
 const LOAD: i32 = 99;
 
 /// CPU 0 is little, 1 is big.
-fn machine() -> Machine {
+fn machine() -> BenchMachine {
     let cluster = |cpu, capacity, khz| Cluster {
         cpus: vec![cpu],
         capacity,
@@ -29,7 +29,7 @@ fn machine() -> Machine {
         cur_freq: PathBuf::new(),
     };
     let file = PathBuf::new;
-    Machine {
+    BenchMachine {
         clusters: vec![cluster(0, 329, (600, 1800)), cluster(1, 1024, (700, 2800))],
         kernel: String::new(),
         board: String::new(),
@@ -202,7 +202,7 @@ fn a_start_above_the_minimum_is_told() {
     assert_eq!(high.not_settled(&machine(), beside), None);
 }
 
-/// Takes repeats of which these say why they didn't start settled: a capital if it stays so.
+/// Takes repeats that didn't start settled for these reasons: a capital if it stays so.
 fn retaken(whys: &[Option<&str>]) -> (Observed, usize) {
     let mut taken = 0;
     let kept = settled(|| {
@@ -253,17 +253,21 @@ fn what_stays_up_is_waited_for_once_more() {
 
 #[test]
 fn all_else_is_kept_off_the_cpu_that_the_load_starts_on() {
-    let aside = |place, machine: &Machine| Scenario { place, ..PLAIN }.aside(machine);
+    let aside = |place, machine: &BenchMachine| Scenario { place, ..PLAIN }.aside(machine);
     let lone = machine();
-    assert_eq!(aside(Place::Little, &lone), 1);
-    assert_eq!(aside(Place::Big, &lone), 0);
-    assert_eq!(aside(Place::LittleToAll, &lone), 1);
+    assert_eq!(aside(CpuSelection::Little, &lone), 1);
+    assert_eq!(aside(CpuSelection::Big, &lone), 0);
+    assert_eq!(aside(CpuSelection::LittleToAll, &lone), 1);
     let mut two = machine();
     two.clusters[0].cpus = vec![0, 2];
-    assert_eq!(aside(Place::LittleToAll, &two), 2);
+    assert_eq!(aside(CpuSelection::LittleToAll, &two), 2);
     two.clusters.pop();
     two.clusters[0].cpus.pop();
-    assert_eq!(aside(Place::LittleToAll, &two), 0, "there is one CPU");
+    assert_eq!(
+        aside(CpuSelection::LittleToAll, &two),
+        0,
+        "there is one CPU"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The frequency that a load needs: where the host's own governor settles.
 
-use crate::machine::{Cluster, Machine};
+use crate::machine::{BenchMachine, Cluster};
 use crate::observed::Observed;
 use crate::scenario::Scenario;
 
@@ -16,7 +16,7 @@ pub struct HostKhz {
 
 impl HostKhz {
     /// From the host's repeats of a scenario.
-    pub fn of(machine: &Machine, scenario: &Scenario, observed: &[Observed]) -> Option<Self> {
+    pub fn of(machine: &BenchMachine, scenario: &Scenario, observed: &[Observed]) -> Option<Self> {
         let own = machine.cluster_of(scenario.first(machine))?;
         let median = |of: &dyn Fn(&Observed) -> Option<u32>| {
             let mut all: Vec<_> = observed.iter().filter_map(of).collect();
@@ -36,7 +36,10 @@ impl HostKhz {
 impl Observed {
     /// The frequencies of the start's pCPU from the start until the mark `end`, and from when to
     /// when each lasted.
-    pub fn load_spans(&self, machine: &Machine) -> Option<impl Iterator<Item = (u32, u64, u64)>> {
+    pub fn load_spans(
+        &self,
+        machine: &BenchMachine,
+    ) -> Option<impl Iterator<Item = (u32, u64, u64)>> {
         let start = self.start()?;
         let own: &Cluster = machine.cluster_of(start.cpu)?;
         let end = self.mark("end")?.us;
@@ -47,13 +50,13 @@ impl Observed {
     }
 
     /// When the load first has what it needs.
-    pub fn needed(&self, machine: &Machine, host: HostKhz) -> Option<u64> {
+    pub fn needed(&self, machine: &BenchMachine, host: HostKhz) -> Option<u64> {
         let mut spans = self.load_spans(machine)?;
         let first = spans.find(|(khz, ..)| *khz >= host.settled);
         first.map(|(_, from, _)| from)
     }
 
-    fn settled(&self, machine: &Machine) -> Option<u32> {
+    fn settled(&self, machine: &BenchMachine) -> Option<u32> {
         let middle = u64::midpoint(self.start()?.us, self.mark("end")?.us);
         let spans = self.load_spans(machine)?;
         let late = spans.map(|(khz, from, to)| (khz, to.saturating_sub(from.max(middle))));

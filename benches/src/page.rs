@@ -22,7 +22,7 @@ td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere}\
 .chart{overflow-x:auto}.chart svg{min-width:780px}}\
 @media print{body{max-width:none;margin:0}h2,h3{break-after:avoid}p,svg,tr,.chart{break-inside:avoid}}";
 
-/// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be said to be.
+/// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be measured.
 const TICK_US: f64 = 4000.0;
 
 /// The whole page.

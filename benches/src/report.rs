@@ -9,7 +9,7 @@ use crate::BenchArgs;
 use crate::bounds;
 use crate::derived;
 use crate::duty_cycle;
-use crate::machine::Machine;
+use crate::machine::BenchMachine;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::row::Row;
@@ -19,7 +19,7 @@ use crate::variant::Variant;
 
 /// Everything that was measured.
 #[derive(Debug)]
-pub struct Report {
+pub struct BenchReport {
     conditions: Map<String, Value>,
     results: Vec<Row>,
     failures: Vec<Value>,
@@ -34,9 +34,9 @@ pub struct Report {
     host: BTreeMap<String, HostKhz>,
 }
 
-impl Report {
+impl BenchReport {
     /// An empty one.
-    pub fn new(machine: &Machine, args: &BenchArgs) -> Self {
+    pub fn new(machine: &BenchMachine, args: &BenchArgs) -> Self {
         let clusters: Vec<Value> = machine
             .clusters
             .iter()
@@ -73,7 +73,7 @@ impl Report {
     /// Adds a scenario's repeats.
     pub fn add(
         &mut self,
-        machine: &Machine,
+        machine: &BenchMachine,
         scenario: &Scenario,
         variant: Variant,
         observed: &[Observed],

@@ -3,7 +3,7 @@
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
 use crate::duty_cycle::{self, DUTIES};
-use crate::machine::{Cluster, Machine};
+use crate::machine::{BenchMachine, Cluster};
 use crate::metric::Metric;
 use crate::variant::Variant;
 
@@ -15,7 +15,7 @@ pub struct Scenario {
     /// Which of the scenario's cases; the prefix of its metrics' names.
     pub case: &'static str,
     /// Its CPUs.
-    pub place: Place,
+    pub place: CpuSelection,
     /// The steps of its threads, with the words of [`expanded`]; the first one's marks count.
     pub steps: &'static [&'static str],
     /// Steps of a thread on the host beside it, also when the load is in a guest.
@@ -44,7 +44,7 @@ pub struct Scenario {
 pub const PLAIN: Scenario = Scenario {
     name: "",
     case: "",
-    place: Place::Big,
+    place: CpuSelection::Big,
     steps: &[],
     beside: None,
     beside_in_guest: false,
@@ -62,7 +62,12 @@ pub const PLAIN: Scenario = Scenario {
 /// from there to any; `{duties/N}` and `{edges/N}`, N periods of rt-app at each duty away from
 /// OPPs' edges, or at 20 and 60 % as they are; `{first}` and `{all}`, the CPUs; `{calm}`. `{phase}`,
 /// µs that change from repeat to repeat through 10 ms.
-pub fn expanded(steps: &str, machine: &Machine, (first, all): (&str, &str), repeat: u32) -> String {
+pub fn expanded(
+    steps: &str,
+    machine: &BenchMachine,
+    (first, all): (&str, &str),
+    repeat: u32,
+) -> String {
     let periods = |us: &[u32], count: &str| {
         let period = |us: &u32| format!("{{calm}} sleep=300000 rt-app={us}/20000/{count}");
         let all: Vec<String> = us.iter().map(period).collect();
@@ -97,7 +102,7 @@ const CALM: &str = "calm=20/10000/40";
 
 /// Which CPUs a scenario is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum CpuSelection {
     /// The first of the least capable cluster.
     Little,
     /// The first of the most capable one.
@@ -145,17 +150,17 @@ impl Scenario {
     }
 
     /// The CPU that the load starts on.
-    pub fn first(&self, machine: &Machine) -> u32 {
+    pub fn first(&self, machine: &BenchMachine) -> u32 {
         match self.place {
-            Place::Big => machine.big().first(),
-            Place::Little | Place::LittleToAll => machine.little().first(),
+            CpuSelection::Big => machine.big().first(),
+            CpuSelection::Little | CpuSelection::LittleToAll => machine.little().first(),
         }
     }
 
     /// A CPU to keep everything else on: of a cluster that isn't measured, else
     /// the last of the least capable one that the load doesn't start on.
-    pub fn aside(&self, machine: &Machine) -> u32 {
-        if self.place == Place::Little {
+    pub fn aside(&self, machine: &BenchMachine) -> u32 {
+        if self.place == CpuSelection::Little {
             return machine.big().last();
         }
         let first = self.first(machine);

@@ -3,7 +3,7 @@
 //! `docs/bench.md`.
 
 use crate::metric::Metric::{self, Met, Steady, Took};
-use crate::scenario::{Hold, PLAIN, Place, Scenario};
+use crate::scenario::{CpuSelection, Hold, PLAIN, Scenario};
 use crate::variant::Variant;
 
 /// All of them; those of one name are cases of one scenario.
@@ -30,7 +30,7 @@ pub const SCENARIOS: &[Scenario] = &[
     ),
     Scenario {
         name: "new-thread",
-        place: Place::Little,
+        place: CpuSelection::Little,
         steps: &[
             "pin={first} {calm} sleep=500000 sleep={phase} fresh mark=start busy=300000 mark=end",
         ],
@@ -39,7 +39,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "little-to-big",
-        place: Place::LittleToAll,
+        place: CpuSelection::LittleToAll,
         steps: &["{start_unpinned} busy=600000 mark=end"],
         metrics: &[
             Metric::ToBigFmax,
@@ -212,7 +212,7 @@ const fn placement(
     Scenario {
         name: "placement",
         case,
-        place: Place::LittleToAll,
+        place: CpuSelection::LittleToAll,
         steps: &[
             "pin={all} {calm} sleep=500000 mark=start frames=20000/500000/50 mark=end",
             "pin={all} {calm} sleep=500000 frames=20000/150000/50",
@@ -271,7 +271,7 @@ const fn work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         name: "work",
         case,
-        place: Place::LittleToAll,
+        place: CpuSelection::LittleToAll,
         steps,
         speed: true,
         most: 3,
@@ -285,7 +285,7 @@ const fn work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
 /// and the ratio would be that of two kinds of CPUs.
 const fn work_at_max(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
-        place: Place::Big,
+        place: CpuSelection::Big,
         hold: Hold::Max,
         most: 1,
         ..work(case, steps)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A repeat as lines to draw.
 
-use crate::machine::Machine;
+use crate::machine::BenchMachine;
 use crate::observed::Observed;
 
 /// A repeat as lines to draw; times in µs from the start.
@@ -22,7 +22,7 @@ const LEAD_US: u64 = 20_000;
 
 impl Observed {
     /// The lines of this repeat.
-    pub fn series(&self, machine: &Machine) -> Option<Series> {
+    pub fn series(&self, machine: &BenchMachine) -> Option<Series> {
         let start = self.start()?;
         let span = start.us.saturating_sub(LEAD_US)..=self.marks.last()?.us;
         let relative =

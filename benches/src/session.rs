@@ -13,7 +13,7 @@ use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, runs_vcpu};
 use crate::load_client::LoadClient;
 use crate::load_log::marks;
-use crate::machine::{Cluster, Machine};
+use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
 use crate::piped::threads;
 use crate::progress::Progress;
@@ -34,7 +34,7 @@ const CLOCK_QUESTIONS: u32 = 6;
 /// Load programs that are running.
 #[derive(Debug)]
 pub struct Session<'a> {
-    machine: &'a Machine,
+    machine: &'a BenchMachine,
     variant: Variant,
     host: LoadClient,
     guest: Option<Guest>,
@@ -50,7 +50,7 @@ impl<'a> Session<'a> {
     /// Starts the load program on the host, and the guest if there is one, or two, with more
     /// words for the command line.
     pub fn start(
-        machine: &'a Machine,
+        machine: &'a BenchMachine,
         variant: Variant,
         (words, two): (&str, bool),
         args: &BenchArgs,
@@ -215,7 +215,7 @@ impl<'a> Session<'a> {
     /// The steps with this machine's CPUs in them; vCPU n is pinned to the
     /// n-th CPU.
     fn steps(
-        machine: &Machine,
+        machine: &BenchMachine,
         guest: Option<&Guest>,
         scenario: &Scenario,
         (steps, repeat): (&str, u32),

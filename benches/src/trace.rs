@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
 
-use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Line, Mmio, Switch, events};
+use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
 
 const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
@@ -111,7 +111,7 @@ impl Seen {
         Ok(seen)
     }
 
-    fn add(&mut self, line: &Line, base: u64) -> Result<()> {
+    fn add(&mut self, line: &TraceLine, base: u64) -> Result<()> {
         match line.event {
             "cpu_frequency" => self.changes.push(FrequencyEvent::read(line)?),
             "sched_switch" => self.switches.push(Switch::read(line)?),

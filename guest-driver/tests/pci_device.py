@@ -22,7 +22,7 @@ POWER = [100_000, 200_000, 900_000]
 CAPACITIES = [512, 512, 1024]
 DEVICE = "/sys/bus/pci/devices/0000:00:08.0"
 
-# Header, registers of each CPU, what the driver says.
+# Header, registers of each CPU, the driver's message.
 REFUSED = [
     ({VERSION: 2}, {}, "the memory has layout 2, this driver knows layout 1"),
     ({VERSION: 0}, {}, "the memory has layout 0, this driver knows layout 1"),

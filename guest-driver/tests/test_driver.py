@@ -29,7 +29,7 @@ FAKE = "/sys/module/vcpufreq_fakehost/parameters"
 # VCPUFREQ_FEATURE_ANY_CPU
 ANY_CPU = 1
 
-# Page, bytes of the region, registers of each CPU, what the driver says.
+# Page, bytes of the region, registers of each CPU, the driver's message.
 # A register that isn't given is 0, but perf_domain is the CPU's number.
 WRONG_HOSTS = [
     (0x10, 0x1000, {}, "register region has 0x0*1000 bytes, 3 CPUs need 0x0*3000"),

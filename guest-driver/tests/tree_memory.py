@@ -16,7 +16,7 @@ BYTES = PAGES * STRIDE
 DOORBELL = 0x0C
 GOOD = 0x10
 
-# First page, doorbell as in the node, header, what the driver says.
+# First page, doorbell as in the node, header, the driver's message.
 REFUSED = [
     (0x20, (0x24, 0x1000), {MAGIC: 0}, "-ENODEV: no host shares .mem 0x4f020000-0x4f023fff.*"),
     (0x30, (0x34, 0x1000), {VERSION: 2}, "-EINVAL: the memory has layout 2"),

@@ -48,7 +48,7 @@ static __always_inline __u32 summed(const struct vcpufreq_bpf_policy *p, __u32 m
 
 /*
  * perf_max * capacity(pCPU) * khz / (khz_max * capacity(vCPU)), at least 1;
- * 0 when it can't be told. The product has up to 74 bits: khz is taken in two
+ * 0 when it isn't known. The product has up to 74 bits: khz is taken in two
  * halves, and what the first leaves goes into the second.
  */
 static __always_inline __u32 perf_on(const struct vcpufreq_bpf_policy *p,

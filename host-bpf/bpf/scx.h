@@ -8,9 +8,9 @@
  * for without the headroom, less that.
  *
  * The maps belong to the service (`vcpufreq scx start`), which pins them; the
- * programs of its VMs use the same ones. Who takes a vCPU's old part out of
- * `counted` subtracts it, and adds what it has put there: the sums are right
- * without a lock.
+ * programs of its VMs use the same ones. The program that takes a vCPU's old
+ * part out of `counted` subtracts it, and adds what it has put there: the sums
+ * are right without a lock.
  *
  * scx_retarget() calls the kernel function, which takes the run queue's lock:
  * it may not be called with that held. src/hooks.rs has the hooks where it

@@ -21,8 +21,8 @@ static __always_inline __u32 less(__u64 all, __u64 own)
 /*
  * The utilization of this CPU by others than the thread `own`, which is on it,
  * as schedutil reads it, with the quarter that schedutil adds; 0..1024. The time
- * of a real-time thread is not told from that of others, which are left out
- * then.
+ * of a real-time thread can't be separated from that of others, which are left
+ * out then.
  */
 static __always_inline __u32 others_here(const struct task_struct *own,
 					 const struct vcpufreq_bpf_policy *policy)

@@ -91,7 +91,7 @@ __noinline int refresh(__u32 id)
 			perf = cpu ? perf_on(policy, cpu, khz) : 0;
 		if (perf && policy->report == VCPUFREQ_BPF_REPORT_TABLE)
 			perf = nearest_entry(policy, perf);
-		/* What can't be told stays what it was. */
+		/* An unknown value leaves the register as it was. */
 		if (perf)
 			__sync_lock_test_and_set(&page->reg[VCPUFREQ_REG_CUR_PERF / 4], perf);
 		if (asked == READ_ONCE(domain->granted_khz) &&
@@ -203,7 +203,7 @@ static __always_inline void tell_worker(struct vcpufreq_bpf_vcpu *vcpu, __u32 *u
 		return;
 	}
 	if (bpf_ringbuf_output(&events, event, sizeof(*event), 0)) {
-		/* In this order: who found an event under way is looked for, too. */
+		/* In this order: a request behind a lost event is found, too. */
 		__sync_lock_test_and_set(under_way, 0);
 		count(&vcpu->dropped);
 		return;
@@ -306,7 +306,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	__sync_lock_test_and_set(&domain->granted_khz, granted);
 	if (policy->report == VCPUFREQ_BPF_REPORT_REQUEST)
 		refresh(event->vcpu);
-	if (policy->actuator == VCPUFREQ_BPF_NOBODY) {
+	if (policy->actuator == VCPUFREQ_BPF_NO_ACTUATOR) {
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
@@ -357,7 +357,7 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 	event.outcome = answer(v, vcpu, by, policy, domain, &event);
 	if (policy->tell) {
 		event.clamp = with_others(policy, domain, event.clamp);
-		event.kind = VCPUFREQ_BPF_TOLD;
+		event.kind = VCPUFREQ_BPF_HANDLED;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
 			count(&vcpu->unreported);
 	}

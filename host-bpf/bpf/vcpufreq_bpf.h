@@ -23,7 +23,7 @@ enum vcpufreq_bpf_clamp {
 	VCPUFREQ_BPF_EXACT,	/* uclamp.min and uclamp.max */
 };
 
-/* What cur_perf tells a guest. */
+/* What a guest reads from cur_perf. */
 enum vcpufreq_bpf_report {
 	VCPUFREQ_BPF_REPORT_EXACT,	/* the frequency of the pCPU */
 	VCPUFREQ_BPF_REPORT_TABLE,	/* the nearest entry of the vCPU's table */
@@ -32,9 +32,9 @@ enum vcpufreq_bpf_report {
 
 /* What puts clamps into force. */
 enum vcpufreq_bpf_actuator {
-	VCPUFREQ_BPF_WORKER,	/* the VMM, told by an event */
+	VCPUFREQ_BPF_WORKER,	/* the VMM, after an event */
 	VCPUFREQ_BPF_KFUNC,	/* the kernel module, before the guest goes on */
-	VCPUFREQ_BPF_NOBODY,	/* this host can't clamp: requests are counted */
+	VCPUFREQ_BPF_NO_ACTUATOR,	/* this host can't clamp: requests are counted */
 	VCPUFREQ_BPF_SCX,	/* targets, before the guest goes on; see scx.h */
 };
 
@@ -86,7 +86,7 @@ struct vcpufreq_bpf_vcpu {
 	__u64 refused;		/* by the module */
 	__u64 not_applicable;	/* SCHED_DEADLINE, or a host without uclamp */
 	__u64 dropped;		/* requests left to the VMM: no room for the event */
-	__u64 unreported;		/* requests that the VMM wanted told: no room */
+	__u64 unreported;		/* requests: no room to report them */
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */
@@ -116,7 +116,7 @@ struct vcpufreq_bpf_vm {
 enum vcpufreq_bpf_kind {
 	VCPUFREQ_BPF_APPLY,	/* the domain's clamp is to be put into force */
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
-	VCPUFREQ_BPF_TOLD,	/* a request, and what became of it */
+	VCPUFREQ_BPF_HANDLED,	/* a request, and what became of it */
 	VCPUFREQ_BPF_REFRESH,	/* `others` of the domain has changed */
 };
 
@@ -137,7 +137,7 @@ struct vcpufreq_bpf_event {
 	__u32 kind;		/* enum vcpufreq_bpf_kind */
 	__u32 khz;		/* what was asked for; not for APPLY */
 	__u64 ns;		/* CLOCK_MONOTONIC: not before, or when it was made */
-	__u32 clamp;		/* of TOLD only, as the next */
+	__u32 clamp;		/* of HANDLED only, as the next */
 	__u32 outcome;		/* enum vcpufreq_bpf_outcome */
 	__u32 writer;		/* vCPU that wrote it */
 	__u32 pad;

@@ -21,8 +21,8 @@
 
 /*
  * Straight to the file's own function, as other writers in the kernel do it:
- * who may write was asked when the file was opened and bound, and a cgroup's
- * files can't be frozen. kernel_write asks again, which takes the guest 0.8 µs.
+ * permission was checked when the file was opened and bound, and a cgroup's
+ * files can't be frozen. kernel_write repeats it, which takes the guest 0.8 µs.
  */
 static int vcpufreq_write_text(struct file *file, const char *text, size_t len)
 {
@@ -196,7 +196,7 @@ static int vcpufreq_clamp_group(struct vcpufreq_domain *domain, u32 clamp)
  * @since_ns: when that was asked for, of ktime_get_mono_fast_ns(); 0: it is not
  *	counted
  *
- * Return: 0, or what the scheduler said.
+ * Return: 0, or the error of the scheduler.
  */
 int vcpufreq_clamp(struct vcpufreq_domain *domain, u64 since_ns)
 {

@@ -28,7 +28,7 @@ struct pid;
  * struct vcpufreq_domain - what is clamped together
  * @bound: whether the rest is set; stored last
  * @wanted: the clamp that was asked for last
- * @lock: orders those who put it into force, and guards what follows
+ * @lock: orders the threads that clamp, and guards what follows
  * @min: the group's file cpu.uclamp.min
  * @max: the group's file cpu.uclamp.max
  * @group: the group that the files are of, to be compared only
@@ -40,7 +40,7 @@ struct pid;
 struct vcpufreq_domain {
 	bool bound;
 	u32 wanted;
-	struct mutex lock;	/* orders those who clamp */
+	struct mutex lock;	/* orders the threads that clamp */
 	struct file *min;
 	struct file *max;
 	const void *group;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the programs tell the VMM: requests that the kernel didn't put into force by itself, and,
-//! where that is wanted, what became of each.
+//! What the programs report to the VMM: requests that the kernel didn't put into force by itself,
+//! and, where the policy wants that, the outcome of each.
 
 #![forbid(unsafe_code)]
 // Without the loader they have no receiver.
@@ -11,12 +11,12 @@ use vcpufreq_device::{Clamp, Khz, VcpuId};
 use crate::layout::{self, EVENT_SIZE};
 use crate::policy::VcpuPolicy;
 
-/// What the programs say.
+/// An event of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum BpfEvent {
     /// A request waits for the worker.
-    Waiting(Waiting),
-    /// A request was made; only where the policy wants that told.
+    Waiting(WorkerRequest),
+    /// A request and its outcome; only where the policy wants these reported.
     Handled(HandledRequest),
     /// What else runs on the pCPUs of this domain has changed: its clamp is to be put into force
     /// again.
@@ -25,7 +25,7 @@ pub enum Event {
 
 /// A request that waits for the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WorkerRequest {
     /// Whose register was written.
     pub vcpu: VcpuId,
     /// Index of its domain.
@@ -71,7 +71,7 @@ pub enum RequestOutcome {
 }
 
 /// `struct vcpufreq_bpf_event`.
-pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
+pub(crate) fn parse(bytes: &[u8]) -> Option<BpfEvent> {
     let bytes: &[u8; EVENT_SIZE] = bytes.try_into().ok()?;
     let word = |at: usize| {
         let end = bytes.get(at..)?.first_chunk()?;
@@ -82,7 +82,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
     let domain = word(4)?;
     let by = VcpuId(u16::try_from(word(32)?).ok()?);
     let waiting = |not_before_ns| {
-        Event::Waiting(Waiting {
+        BpfEvent::Waiting(WorkerRequest {
             vcpu,
             domain,
             by,
@@ -92,7 +92,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
     Some(match word(8)? {
         layout::APPLY => waiting(None),
         layout::DEFERRED => waiting(Some(ns)),
-        layout::TOLD => Event::Handled(HandledRequest {
+        layout::HANDLED => BpfEvent::Handled(HandledRequest {
             vcpu,
             domain,
             khz: Khz(word(12)?),
@@ -100,7 +100,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Event> {
             clamp: Clamp::from_bits(word(24)?)?,
             outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
         }),
-        layout::REFRESH => Event::Refresh(domain),
+        layout::REFRESH => BpfEvent::Refresh(domain),
         _ => return None,
     })
 }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn requests_that_wait() {
         let waiting = |not_before_ns| {
-            Some(Event::Waiting(Waiting {
+            Some(BpfEvent::Waiting(WorkerRequest {
                 vcpu: VcpuId(3),
                 domain: 2,
                 by: VcpuId(5),
@@ -200,15 +200,15 @@ mod tests {
         assert_eq!(parse(&bytes[1..]), None);
         assert_eq!(parse(&event([3, 2, 0, 0], 77, 0, 0)), waiting(None));
         let refresh = event([3, 2, 3, 0], 77, 0, 0);
-        assert_eq!(parse(&refresh), Some(Event::Refresh(2)));
+        assert_eq!(parse(&refresh), Some(BpfEvent::Refresh(2)));
         assert_eq!(parse(&event([3, 2, 9, 0], 77, 0, 0)), None);
     }
 
     #[test]
     fn a_request_that_is_told() {
         let bytes = event([3, 2, 2, 600_000], 77, 109 | 1024 << 16, 3);
-        let Some(Event::Handled(told)) = parse(&bytes) else {
-            panic!("not told")
+        let Some(BpfEvent::Handled(told)) = parse(&bytes) else {
+            panic!("not reported")
         };
         assert_eq!((told.khz, told.at_ns), (Khz(600_000), 77));
         assert_eq!(told.clamp.min, Util::saturating(109));

@@ -7,7 +7,7 @@ mod clamps;
 mod gone;
 mod pcpus;
 
-pub use clamps::Settled;
+pub use clamps::ApplyOutcome;
 use gone::Gone;
 
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 use crate::error::BpfError;
 use crate::event;
 use crate::layout::{
-    Counters, CpuEntry, DispatchCpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry,
+    BpfCounters, CpuEntry, DispatchCpuEntry, DomainEntry, NO_CLAMP, PageEntry, VcpuEntry, VmEntry,
 };
 use crate::libbpf_log::refused;
 use crate::mapped::{Mapped, policy_bytes};
@@ -60,26 +60,26 @@ pub struct VmConfig {
     pub base: u64,
     /// The vCPUs, 1..=512; the index is the vCPU's number.
     pub vcpus: Vec<VcpuPolicy>,
-    /// The pCPUs that are online and have a frequency; of others, [`HostBpf::set_pcpus`] tells.
+    /// The pCPUs that are online and have a frequency; [`HostBpf::set_pcpus`] adds others.
     pub pcpus: Vec<PcpuFacts>,
     /// Gets a line when the kernel keeps programs or maps seconds after the end.
-    pub warn: Warn,
+    pub warn: WarningSink,
 }
 
 /// Gets a line for the user.
 #[derive(Clone)]
-pub struct Warn(Arc<dyn Fn(&str) + Send + Sync>);
+pub struct WarningSink(Arc<dyn Fn(&str) + Send + Sync>);
 
-impl Warn {
+impl WarningSink {
     /// Calls `warn`.
     pub fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(warn))
     }
 }
 
-impl fmt::Debug for Warn {
+impl fmt::Debug for WarningSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Warn")
+        f.write_str("WarningSink")
     }
 }
 
@@ -95,7 +95,7 @@ pub struct Pages {
 
 /// The last request of a vCPU's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Latest {
+pub struct LatestRequest {
     /// What was asked for, unchecked.
     pub khz: Khz,
     /// How many there have been, modulo 2^32.
@@ -136,7 +136,7 @@ pub struct HostBpf {
 }
 
 impl HostBpf {
-    /// Loads and attaches the programs. `khz` says what a pCPU runs at now, where that is known.
+    /// Loads and attaches the programs. `khz` gives what a pCPU runs at now, where that is known.
     ///
     /// # Errors
     /// As [`probe`]; [`BpfError::VcpuCount`], [`BpfError::TooManyVms`]; [`BpfError::Layout`] or
@@ -150,7 +150,7 @@ impl HostBpf {
         let host = Self::new(loaded, (sizes, gone), config.vcpus)?;
         host.fill(config.base, &config.pcpus)?;
         host.programs().attach()?;
-        // Of the others an event has told: another VM is there.
+        // The others have had an event: another VM is there.
         let unknown = |pcpu: &PcpuFacts| host.frequency(pcpu.number) == Some(0);
         let pcpus: Vec<PcpuFacts> = config.pcpus.into_iter().filter(unknown).collect();
         host.look_up(&pcpus, khz);
@@ -209,15 +209,15 @@ impl HostBpf {
         }
     }
 
-    /// What cur_perf of a vCPU says; `None` when there is no such vCPU.
+    /// The value of cur_perf of a vCPU; `None` when there is no such vCPU.
     #[must_use]
     pub fn cur_perf(&self, vcpu: VcpuId) -> Option<Khz> {
         let page = self.pages.get(vcpu.index())?;
         Some(Khz(page.registers[0].load(SeqCst)))
     }
 
-    /// Says that the calling thread runs `vcpu`. On return its page is true. Call it before the
-    /// thread runs the guest.
+    /// Registers the calling thread as that of `vcpu`. On return its page is true. Call it before
+    /// the thread runs the guest.
     ///
     /// # Errors
     /// [`BpfError::NoVcpu`]; [`BpfError::Refused`] when the kernel has no storage for the thread
@@ -304,11 +304,11 @@ impl HostBpf {
 
     /// The last request of a vCPU's register; `None` when there is no such vCPU.
     #[must_use]
-    pub fn latest(&self, vcpu: VcpuId) -> Option<Latest> {
+    pub fn latest(&self, vcpu: VcpuId) -> Option<LatestRequest> {
         let entry = self.vcpus.get(vcpu.index())?;
         let latest = entry.latest.load(SeqCst);
         let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-        Some(Latest {
+        Some(LatestRequest {
             khz: Khz(half(latest)),
             count: half(latest >> 32),
             at_ns: entry.latest_ns.load(SeqCst),
@@ -325,12 +325,12 @@ impl HostBpf {
 
     /// What was counted for a vCPU.
     #[must_use]
-    pub fn counters(&self, vcpu: VcpuId) -> Option<Counters> {
+    pub fn counters(&self, vcpu: VcpuId) -> Option<BpfCounters> {
         self.vcpus.get(vcpu.index()).map(VcpuEntry::counters)
     }
 
     /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that
-    /// it has preempted on the same CPU. `None` when the kernel doesn't tell.
+    /// it has preempted on the same CPU. `None` when the kernel doesn't report it.
     #[must_use]
     pub fn missed(&self) -> Option<u64> {
         let write = self.programs().dispatcher().write_id()?;
@@ -357,7 +357,7 @@ impl HostBpf {
         self.cpus.get(index(number))
     }
 
-    /// What an event has told of a pCPU, kHz; 0: none has.
+    /// The frequency of the last event of a pCPU, kHz; 0: there was no event.
     fn frequency(&self, number: u32) -> Option<u32> {
         Some(self.now.get(index(number))?.khz.load(SeqCst))
     }

@@ -25,11 +25,11 @@ pub(crate) const REPORT_TABLE: u32 = 1;
 pub(crate) const REPORT_REQUEST: u32 = 2;
 pub(crate) const BY_WORKER: u32 = 0;
 pub(crate) const BY_KFUNC: u32 = 1;
-pub(crate) const BY_NOBODY: u32 = 2;
+pub(crate) const NO_ACTUATOR: u32 = 2;
 pub(crate) const BY_SCX: u32 = 3;
 pub(crate) const APPLY: u32 = 0;
 pub(crate) const DEFERRED: u32 = 1;
-pub(crate) const TOLD: u32 = 2;
+pub(crate) const HANDLED: u32 = 2;
 pub(crate) const REFRESH: u32 = 3;
 
 /// `struct vcpufreq_bpf_cpu`.
@@ -177,7 +177,7 @@ const _: () = {
 
 /// What was counted for a vCPU's registers since the VM started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct BpfCounters {
     /// Writes of set_perf.
     pub requests: u64,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
@@ -196,10 +196,10 @@ pub struct Counters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Requests left to the VMM for whose event there was no room, which those that tell of
+    /// Requests left to the VMM for whose event there was no room, which events that report
     /// requests can take up: what the vCPU asked for last may still be to be served.
     pub dropped: u64,
-    /// Requests that the VMM wanted told, and for whose event there was no room.
+    /// Requests that the VMM wanted reported, and for whose event there was no room.
     pub unreported: u64,
     /// How often its thread came onto a pCPU.
     pub switches: u64,
@@ -213,7 +213,7 @@ pub struct Counters {
     pub freq_after: [u32; BUCKETS],
 }
 
-impl Counters {
+impl BpfCounters {
     /// What became of the requests, in the library's terms.
     #[must_use]
     pub fn outcomes(&self) -> CounterSnapshot {
@@ -231,9 +231,9 @@ impl Counters {
 }
 
 impl VcpuEntry {
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> BpfCounters {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
-        Counters {
+        BpfCounters {
             requests: get(&self.requests),
             reads: get(&self.reads),
             in_kernel: get(&self.in_kernel),

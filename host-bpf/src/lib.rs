@@ -11,7 +11,7 @@
 //! them. The VMs of a host share the programs on the kernel's hooks, which call those of the VM that
 //! an event is of. Everything is bound to the processes that have it open, and nothing is pinned.
 //!
-//! `HostBpf` is the loader: its pages and an [`Event`] for each request. `BpfBackend` is the path
+//! `HostBpf` is the loader: its pages and a [`BpfEvent`] for each request. `BpfBackend` is the path
 //! `bpf` of a bridge (`vcpufreq_device::kvm::Bridge`), made of that.
 //!
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
@@ -49,12 +49,14 @@ mod worker;
 #[cfg(feature = "load")]
 pub use backend::{BpfBackend, offer};
 pub use error::BpfError;
-pub use event::{Event, HandledRequest, RequestOutcome, Waiting};
+pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest};
 #[cfg(feature = "load")]
-pub use host::{BpfPages, HostBpf, Latest, Pages, PcpuFacts, Settled, VmConfig, Warn};
-pub use layout::{BUCKETS, Counters, PINS};
+pub use host::{
+    ApplyOutcome, BpfPages, HostBpf, LatestRequest, Pages, PcpuFacts, VmConfig, WarningSink,
+};
+pub use layout::{BUCKETS, BpfCounters, PINS};
 #[cfg(feature = "load")]
-pub use module::{Applied, DEVICE, HostModule};
+pub use module::{DEVICE, HostModule, ModuleDomainStats};
 pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::probe;
 #[cfg(feature = "load")]

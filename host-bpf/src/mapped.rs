@@ -134,7 +134,7 @@ pub(crate) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An ioctl whose argument is that structure, as its number says.
+/// An ioctl whose argument is that structure, by its number.
 pub(crate) fn ioctl<T>(file: BorrowedFd<'_>, number: u32, argument: &mut T) -> io::Result<()> {
     let size = usize::try_from(number >> 16 & 0x3fff).unwrap_or(0);
     assert!(size == size_of::<T>());

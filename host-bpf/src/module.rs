@@ -71,7 +71,7 @@ const fn number(direction: u32, number: u32, size: usize) -> u32 {
 
 /// What the module did for a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct ModuleDomainStats {
     /// Clamps put into force.
     pub applied: u64,
     /// Clamps that the scheduler refused.
@@ -173,7 +173,7 @@ impl HostModule {
     ///
     /// # Errors
     /// [`BpfError::Refused`] with `EINVAL` when there is no such domain.
-    pub fn applied(&self, domain: u32) -> Result<Applied, BpfError> {
+    pub fn applied(&self, domain: u32) -> Result<ModuleDomainStats, BpfError> {
         let mut stats = ModuleStats {
             domain,
             last_error: 0,
@@ -183,7 +183,7 @@ impl HostModule {
         };
         ioctl(self.file.as_fd(), STATS, &mut stats)
             .map_err(|error| failed("asking the module", &error))?;
-        Ok(Applied {
+        Ok(ModuleDomainStats {
             applied: stats.applied,
             refused: stats.refused,
             last_errno: stats.last_error.saturating_neg(),

@@ -14,12 +14,12 @@ use crate::layout::{self, PolicyEntry, TABLE_MAX};
 /// What puts clamps into force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActuateBy {
-    /// The VMM, which gets an [`Event`](crate::Event).
+    /// The VMM, which gets a [`BpfEvent`](crate::BpfEvent).
     Worker,
     /// The kernel module, before the guest goes on.
     Kfunc,
     /// Nothing: the host has no uclamp. Requests are counted as not applicable.
-    Nobody,
+    Nothing,
     /// The service's scheduler, before the guest goes on; [`Self::Worker`] when it is gone.
     Scx,
 }
@@ -37,7 +37,7 @@ pub struct VcpuPolicy {
     pub headroom: Headroom,
     /// What the guest reads.
     pub visibility: CurPerfVisibility,
-    /// Who acts.
+    /// What puts clamps into force.
     pub actuate: ActuateBy,
     /// How often a vCPU may write, and the VM for each of its domains; `None`: as often as the
     /// guest likes.
@@ -105,7 +105,7 @@ impl VcpuPolicy {
             actuator: match self.actuate {
                 ActuateBy::Worker => layout::BY_WORKER,
                 ActuateBy::Kfunc => layout::BY_KFUNC,
-                ActuateBy::Nobody => layout::BY_NOBODY,
+                ActuateBy::Nothing => layout::NO_ACTUATOR,
                 ActuateBy::Scx => layout::BY_SCX,
             },
             domain: self.domain,

@@ -35,7 +35,7 @@ pub fn probe(root: &Path) -> Result<(), BpfError> {
     Ok(())
 }
 
-/// The first capability that `/proc/self/status` says is not in effect.
+/// The first capability that is not in effect in `/proc/self/status`.
 fn missing_cap(status: &str) -> Option<&'static str> {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok())?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The VMM's end of the [events](Event).
+//! The VMM's end of the [events](BpfEvent).
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 
 use crate::error::BpfError;
-use crate::event::{Event, parse};
+use crate::event::{BpfEvent, parse};
 use crate::libbpf_log::refused;
 
 /// Events of one wait, at most.
@@ -21,7 +21,7 @@ const AT_ONCE: usize = 1024;
 #[derive(Debug)]
 pub struct WorkerEvents {
     ring: RingBuffer<'static>,
-    received: Receiver<Event>,
+    received: Receiver<BpfEvent>,
     /// How many events this wait has taken.
     taken: Arc<AtomicUsize>,
 }
@@ -57,7 +57,7 @@ impl WorkerEvents {
     /// # Errors
     /// [`BpfError::Refused`] with the errno of epoll_wait(2). A signal is none: it ends the wait
     /// with the events that there are.
-    pub fn wait(&self, timeout: Duration) -> Result<impl Iterator<Item = Event> + '_, BpfError> {
+    pub fn wait(&self, timeout: Duration) -> Result<impl Iterator<Item = BpfEvent> + '_, BpfError> {
         self.taken.store(0, Relaxed);
         // libbpf rounds down, so that the last ms would be a busy loop.
         let timeout = match u64::try_from(timeout.as_nanos().div_ceil(1_000_000)) {
@@ -76,7 +76,7 @@ impl WorkerEvents {
     }
 }
 
-fn pass_on(sender: &Sender<Event>, bytes: &[u8]) {
+fn pass_on(sender: &Sender<BpfEvent>, bytes: &[u8]) {
     if let Some(event) = parse(bytes) {
         // Fails when the receiver has gone.
         let _ = sender.send(event);

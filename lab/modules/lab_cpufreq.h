@@ -12,7 +12,7 @@
 /*
  * Energy: how long each CPU was busy at each OPP.
  *
- * lab_energy_set_opp() says that @cpus run at OPP number @opp from now on.
+ * lab_energy_set_opp() sets the OPP number @opp that @cpus run at from now on.
  * Any context. lab_energy_busy_ns() is a CPU's busy time at an OPP, in ns,
  * since the module was loaded.
  */
@@ -24,7 +24,7 @@ u64 lab_energy_busy_ns(unsigned int cpu, unsigned int opp);
 /*
  * Speed: the share of time that a CPU at its frequency does not deliver.
  *
- * lab_speed_set_freq() says that @cpus run at @khz of @khz_max from now on.
+ * lab_speed_set_freq() makes @cpus run at @khz of @khz_max from now on.
  * Any context, whether the model is on or off.
  */
 #ifdef LAB_OLD_KERNEL

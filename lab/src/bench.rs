@@ -51,7 +51,7 @@ pub fn run(
     }
     eprintln!("{}", text("said"));
     println!(
-        "\nEmulated Arm host, topology {topology}, Linux {}: {} repeats, or as many as n in the report says\n\n{}\n",
+        "\nEmulated Arm host, topology {topology}, Linux {}: {} repeats, or n of the report\n\n{}\n",
         json["conditions"]["host_kernel"].as_str().unwrap_or("?"),
         json["conditions"]["repeats"],
         text("table")

@@ -49,7 +49,7 @@ pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
     ))
 }
 
-/// What a line told.
+/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum LineKind {
     Stage,

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::artifacts::Artifacts;
-use crate::check_cache::{Check, Place};
+use crate::check_cache::{Check, CheckPlace};
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::verdict::{Tried, Verdict, tell};
@@ -84,7 +84,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt, Flavor::Old] {
         let release = Kernel::find(&artifacts.root, flavor)?.release;
-        // What sparse and checkpatch say does not depend on the release much.
+        // The findings of sparse and checkpatch do not depend on the release much.
         let checked: &[ModuleSource] = match flavor {
             Flavor::Old => &[],
             _ => &[GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE],
@@ -112,7 +112,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
             command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
                 .map(Into::into)
                 .into(),
-            place: Place::Copy,
+            place: CheckPlace::Copy,
         };
         let name = format!("abi: the headers are C for {machine}");
         tried.push(check.tried(name, artifacts.tools(), repo));
@@ -200,7 +200,7 @@ fn dkms(source: ModuleSource, release: &str) -> Check {
         name: format!("{}-dkms-{release}", source.name),
         source,
         command: command.map(Into::into).into(),
-        place: Place::Copy,
+        place: CheckPlace::Copy,
     }
 }
 
@@ -217,7 +217,7 @@ fn bpf(checkpatch: &str) -> Check {
         name: "bpf-check".to_owned(),
         source: BPF,
         command: command.map(Into::into).into(),
-        place: Place::Copy,
+        place: CheckPlace::Copy,
     }
 }
 
@@ -237,7 +237,7 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
         name: format!("{}-{target}-{release}", source.name),
         source,
         command,
-        place: Place::Copy,
+        place: CheckPlace::Copy,
     }
 }
 

@@ -25,15 +25,15 @@ pub struct Check {
     /// Runs in the toolchain root.
     pub command: Vec<String>,
     /// And there, in this folder.
-    pub place: Place,
+    pub place: CheckPlace,
 }
 
 /// Where a check runs.
-pub enum Place {
+pub enum CheckPlace {
     /// In a folder with nothing but a copy of the source.
     Copy,
-    /// In the checkout, with these settings of the environment. They say where
-    /// things are, and so are no part of the key.
+    /// In the checkout, with these settings of the environment. They are paths,
+    /// and so no part of the key.
     Checkout(Vec<String>),
 }
 
@@ -60,11 +60,11 @@ impl Check {
             let work = to.join("work");
             let mut command = root.command("env");
             match &self.place {
-                Place::Copy => {
+                CheckPlace::Copy => {
                     self.source.copy(repo, &work)?;
                     command.args(["-C", &root.inside(&work)?])
                 }
-                Place::Checkout(settings) => command.args(["-C", "/src"]).args(settings),
+                CheckPlace::Checkout(settings) => command.args(["-C", "/src"]).args(settings),
             };
             let (held, text) = child_output::cargo(command.args(&self.command), &step)?;
             step.done();

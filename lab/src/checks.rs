@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests that need no emulated host: the crates' own, and what the tools
-//! say of the sources.
+//! Tests that need no emulated host: the crates' own, and those of the
+//! tools on the sources.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -123,7 +123,7 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The crates' own tests. A test that says `SKIP: reason` is a skipped one.
+/// The crates' own tests. A test that prints `SKIP: reason` is a skipped one.
 pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = cargo();

@@ -70,9 +70,9 @@ pub fn cargo(command: &mut Command, step: &Step) -> Result<(bool, String)> {
     Ok((status.success(), text))
 }
 
-/// Hands each line to `told`, also those that overwrite each other; gives
+/// Hands each line to `each`, also lines that overwrite each other; gives
 /// those of which that made nothing.
-fn read(from: impl Read, mut told: impl FnMut(&str) -> Option<()>) -> Result<String> {
+fn read(from: impl Read, mut each: impl FnMut(&str) -> Option<()>) -> Result<String> {
     let mut kept = String::new();
     let mut line = Vec::new();
     for byte in BufReader::new(from).bytes() {
@@ -82,7 +82,7 @@ fn read(from: impl Read, mut told: impl FnMut(&str) -> Option<()>) -> Result<Str
             continue;
         }
         let text = String::from_utf8_lossy(&line);
-        if told(&text).is_none() && !(text.is_empty() && byte == b'\r') {
+        if each(&text).is_none() && !(text.is_empty() && byte == b'\r') {
             kept.push_str(&text);
             kept.push('\n');
         }

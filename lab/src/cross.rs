@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, key};
-use crate::check_cache::{Check, Place};
+use crate::check_cache::{Check, CheckPlace};
 use crate::child_output::{self, CARGO_BAR};
 use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
@@ -89,7 +89,7 @@ pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<[Check; 2]> {
             .into_iter()
             .map(str::to_owned)
             .collect(),
-        place: Place::Checkout(
+        place: CheckPlace::Checkout(
             [
                 settings(&target),
                 vec![

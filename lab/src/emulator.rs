@@ -66,7 +66,7 @@ pub struct Outcome {
 impl Board<'_> {
     /// Boots, waits for the host to power itself off, and gives its results.
     ///
-    /// `dir` is a folder in the cache for the run's files; `told` learns how
+    /// `dir` is a folder in the cache for the run's files; `progress` learns how
     /// far it is, once a second. The emulator has ended when this returns,
     /// whatever happened.
     pub fn run(
@@ -74,7 +74,7 @@ impl Board<'_> {
         initrd: &Path,
         dir: &Path,
         limit: Duration,
-        mut told: impl FnMut(Far),
+        mut progress: impl FnMut(Far),
     ) -> Result<Outcome> {
         let results = dir.join("results");
         let console = dir.join("console.log");
@@ -101,7 +101,7 @@ impl Board<'_> {
         let look = || {
             let far = Far::read(&text(&results));
             came.resize(far.ended, started.elapsed());
-            told(far);
+            progress(far);
         };
         let status = wait(&mut child, limit, look)
             .with_context(|| format!("the host's console is in {}", console.display()))?;

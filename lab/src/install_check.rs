@@ -27,7 +27,7 @@ const PARTS: [(&str, &str); 6] = [
         "stat -c %s /usr/bin/vcpufreq; [ $(stat -c %s /usr/bin/vcpufreq) -lt 10000000 ]",
     ),
     (
-        "doctor's first line says what can't be done on amd64",
+        "doctor's first line lists what amd64 can't do",
         "code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
          head -n 1 /tmp/doctor | grep 'x86_64; run and bench need arm64.* by qemu and serve'
          rm /tmp/doctor",

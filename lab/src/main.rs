@@ -74,7 +74,7 @@ enum Command {
     },
     /// Measure what an access costs by each path
     BenchPaths,
-    /// Measure host, guest, and guest with the bridge, and say whether the bounds hold
+    /// Measure host, guest, and guest with the bridge, and report whether the bounds hold
     Bench {
         /// These scenarios alone
         scenarios: Vec<String>,

@@ -52,7 +52,7 @@ pub fn require(users: Users) -> Result<()> {
     bail!(advice(&said, is_root()))
 }
 
-/// What `unshare` or `mount` said to root or another user, as what to do.
+/// The next step after an error of `unshare` or `mount`, for root or another user.
 fn advice(said: &str, root: bool) -> String {
     let proof: Vec<&str> = said.lines().map(str::trim).collect();
     let proof = proof.join("; ");
@@ -85,7 +85,7 @@ pub fn is_root() -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a refusal says what to do, in one line; nothing that a
+    //! Promises: a refusal names the next step, in one line; nothing that a
     //! command started outlives it.
     use super::*;
 

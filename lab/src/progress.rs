@@ -29,7 +29,7 @@ struct Line {
     what: String,
     stage: String,
     started: Instant,
-    told: Instant,
+    reported: Instant,
     /// When it ends, about.
     end: Option<Instant>,
 }
@@ -52,7 +52,7 @@ impl Step {
             what: what.into(),
             stage: String::new(),
             started: now,
-            told: now,
+            reported: now,
             end: None,
         });
         let step = Self { id };
@@ -65,7 +65,7 @@ impl Step {
         self.note(stage);
         if !is_terminal() {
             self.line(|line, now| {
-                line.told = now;
+                line.reported = now;
                 let _ = writeln!(stderr(), "{}", line.text(now));
             });
         }
@@ -163,10 +163,10 @@ fn tick() {
 
 /// The lines of the steps that have been silent for too long.
 fn silent(lines: &mut [Line], now: Instant) -> Vec<String> {
-    let late = |line: &&mut Line| now.duration_since(line.told) >= SILENT;
+    let late = |line: &&mut Line| now.duration_since(line.reported) >= SILENT;
     let late = lines.iter_mut().filter(late);
     late.map(|line| {
-        line.told = now;
+        line.reported = now;
         line.text(now)
     })
     .collect()
@@ -210,12 +210,12 @@ mod tests {
     fn silent_steps_tell_their_time() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let line = |id, told| Line {
+        let line = |id, reported| Line {
             id,
             what: format!("step {id}"),
             stage: "1 of 2".into(),
             started: start,
-            told,
+            reported,
             end: None,
         };
         let mut lines = [line(1, at(0)), line(2, at(20))];
@@ -234,7 +234,7 @@ mod tests {
             what: "bench".into(),
             stage: "1 of 9".into(),
             started: start,
-            told: start,
+            reported: start,
             end: Some(at(600)),
         };
         let left = |s| line.text(at(s)).split_off("   0 s  bench  1 of 9, ".len());

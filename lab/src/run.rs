@@ -99,7 +99,7 @@ impl Driver {
 
 /// What a run reported.
 #[derive(Debug)]
-pub struct Report {
+pub struct BootReport {
     /// One object for each scenario.
     pub results: Vec<Value>,
     /// Real time that each of them took, in seconds; the first one's is with the boot.
@@ -108,7 +108,7 @@ pub struct Report {
     pub wall: Duration,
 }
 
-impl Report {
+impl BootReport {
     /// Whether every scenario that was asked for reported, and held.
     pub fn held(&self) -> bool {
         self.results.iter().all(|result| result["held"] == true)
@@ -153,7 +153,7 @@ impl Options {
     }
 
     /// Runs the scenarios.
-    pub fn report(&self, artifacts: &Artifacts, repo: &Path) -> Result<Report> {
+    pub fn report(&self, artifacts: &Artifacts, repo: &Path) -> Result<BootReport> {
         self.with_run_dir(artifacts, |dir| {
             let (topology, kernel) = self.host(artifacts, repo)?;
             let initrd = self.initrd(artifacts, dir, &self.scenarios)?;
@@ -174,7 +174,7 @@ impl Options {
             let results = self.results(&outcome)?;
             let before = iter::once(&Duration::ZERO).chain(&outcome.came);
             let took = outcome.came.iter().zip(before);
-            Ok(Report {
+            Ok(BootReport {
                 results,
                 took_s: took
                     .map(|(end, start)| (*end - *start).as_secs_f64())

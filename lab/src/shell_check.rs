@@ -7,7 +7,7 @@ use crate::artifacts::Artifacts;
 use crate::run::Options;
 use crate::verdict::Tried;
 
-/// Says what isn't there; then one word that isn't in the line itself.
+/// Prints what isn't there; then one word that isn't in the line itself.
 const LINE: &str = "for f in /bin/vcpufreq /bin/vcpufreq-load /bin/rt-app /bin/cyclictest \
     /bin/stress-ng /bin/hackbench /lab/modules/vcpufreq_rt_loop.ko /lab/modules/vcpufreq_host.ko \
     /lab/guest-kernel /lab/guest-initramfs; do [ -e $f ] || echo miss''ing $f; done; \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promise: what a machine lacks to compile the lab is said in one line that
-//! names the next step, with exit code 2.
+//! Promise: one line names what a machine lacks to compile the lab, and the
+//! next step; the exit code is 2.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml allows it in tests, but not in what they share"
@@ -59,7 +59,7 @@ impl Programs {
         self
     }
 
-    /// What the script says, with this in the environment.
+    /// The output of the script, with this in the environment.
     fn said(&self, command: &str, name: &str, value: impl AsRef<OsStr>) -> String {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("start");
         let output = Command::new("/bin/sh")

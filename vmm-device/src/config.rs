@@ -62,7 +62,7 @@ pub struct DeviceConfig {
     pub mode: ClampMode,
     /// What the running host kernel adds to a clamp.
     pub headroom: Headroom,
-    /// What cur_perf tells.
+    /// What the guest reads from cur_perf.
     pub visibility: CurPerfVisibility,
     /// How often the requests that a vCPU writes reach the host, and for each domain those of the
     /// VM; without one, as often as they are made.

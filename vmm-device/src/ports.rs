@@ -87,7 +87,7 @@ pub enum SourceError {
         vcpu: VcpuId,
     },
     /// Where the thread runs could not be read.
-    #[error("can't tell which pCPU vCPU {vcpu} is on: errno {errno}")]
+    #[error("can't find which pCPU vCPU {vcpu} is on: errno {errno}")]
     NoPlace {
         /// The vCPU.
         vcpu: VcpuId,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of the thread actuator, on threads of this process. What needs a kernel with uclamp
-//! says SKIP on one without.
+//! prints SKIP on one without.
 #![cfg(feature = "host")]
 
 use std::fs;

@@ -26,7 +26,7 @@ Exit codes:
 
 const RUN_HELP: &str = "\
 A vCPU is like one pCPU: the largest of those that it may run on (--pin; all
-online ones without). Unless told otherwise it has that pCPU's capacity and may
+online ones without). By default it has that pCPU's capacity and may
 ask for any frequency up to that pCPU's maximum. With --host-topology it has
 the pCPU's whole table and cluster too, and vCPUs that are pinned within one
 cpufreq policy share a domain. That is the default where each vCPU is pinned
@@ -175,7 +175,7 @@ fn address(text: &str) -> Result<u64, String> {
 }
 
 impl Cli {
-    /// What a command line says, after the file that its `--config` names.
+    /// The options of a command line, after the file that its `--config` names.
     ///
     /// # Errors
     /// One line: what is wrong with the line or the file, and what to do. The text that `--help`

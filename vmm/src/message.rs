@@ -25,8 +25,7 @@ pub fn usage(error: &clap::Error) -> String {
     one_line(text[..end.unwrap_or(text.len())].trim_start_matches("error: "))
 }
 
-/// An error and what it comes from; a cause that the error has in its own text already isn't said
-/// again.
+/// An error and its causes. A cause that is in the error's own text already isn't repeated.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut line = one_line(&error.to_string());
     for cause in error.chain().skip(1) {

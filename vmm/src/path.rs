@@ -273,7 +273,7 @@ pub fn explain(offers: &[Offer], taken: Path) -> String {
 #[cfg(test)]
 mod tests {
     //! The best path that the host offers is taken, or the one asked for; a
-    //! path that isn't offered says why, and what to do.
+    //! path that isn't offered gives the reason, and the next step.
     use super::*;
 
     const NEEDS: Needs = Needs {

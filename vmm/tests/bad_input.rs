@@ -74,7 +74,7 @@ impl Scene {
     }
 }
 
-/// What a run said, and what is left of it.
+/// The output of a run, and what is left of it.
 struct Ran {
     output: Output,
     left: Vec<PathBuf>,

@@ -8,7 +8,7 @@
 //! - A terminal that a killed VMM left in raw mode is put back.
 //! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
 //!
-//! Without cgroup v2 or the right to make groups each test says that it is
+//! Without cgroup v2 or the right to make groups each test prints that it is
 //! skipped.
 
 use std::{
@@ -25,7 +25,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{ROOT_DIR, Record, StateDir, owner_of};
+use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
@@ -70,7 +70,7 @@ fn scene_or_skip() -> Option<(PathBuf, TempDir, StateDir)> {
 struct Vmm {
     child: Child,
     group: PathBuf,
-    record: Record,
+    record: VmmRecord,
 }
 
 impl Vmm {
@@ -90,7 +90,7 @@ impl Vmm {
             enabled_cpu: false,
             raised_min: false,
         });
-        let record = Record {
+        let record = VmmRecord {
             owner,
             groups,
             rt: None,

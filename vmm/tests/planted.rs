@@ -22,7 +22,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, Record, owner_of};
+use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
@@ -153,7 +153,7 @@ impl Scene {
     fn text(&self, kind: Kind, path: &Path) -> String {
         match kind {
             Kind::Rt => rt_record(path, "planted"),
-            Kind::Vmm => serde_json::to_string(&Record {
+            Kind::Vmm => serde_json::to_string(&VmmRecord {
                 owner: dead(),
                 groups: Some(GroupRecord {
                     group: path.join(format!("vcpufreq.{DEAD}")),
@@ -412,7 +412,7 @@ fn this_programs_own_records_are_carried_out() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(!scene.place(Kind::Rt).exists());
     let scene = Scene::new(Kind::Vmm);
-    let record = Record {
+    let record = VmmRecord {
         owner: dead(),
         groups: None,
         rt: None,
@@ -438,7 +438,7 @@ fn another_users_socket_is_not_asked() {
     }
     let scene = Scene::new(Kind::Vmm);
     let pid = std::process::id();
-    let record = Record {
+    let record = VmmRecord {
         owner: owner_of(&HostRoot::default(), pid).unwrap(),
         groups: None,
         rt: None,

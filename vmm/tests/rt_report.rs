@@ -25,7 +25,7 @@ echo NAME $* >> LOG
 exec sleep 100
 ";
 
-/// In test RUN, until LOADS loads have said in the log that they run; a minute at most.
+/// In test RUN, until LOADS loads have logged that they run; a minute at most.
 const WAIT: &str = "turns=0
 while [ $(grep -c ^cyclictest LOG) -eq RUN ] && [ $(grep -c ^stress-ng LOG) -lt LOADS ] &&
     [ $turns -lt 6000 ]; do
@@ -102,7 +102,7 @@ impl Bench {
     /// The report with these words on its command line.
     fn report(&self, line: &str) -> Output {
         let child = self.start(line);
-        child.wait_with_output().expect("what it said")
+        child.wait_with_output().expect("its output")
     }
 
     fn start(&self, line: &str) -> Child {
@@ -266,7 +266,7 @@ fn a_test_that_was_cut_short_has_no_verdict() {
     );
 }
 
-/// Says its pid, and goes on for long.
+/// Prints its pid, and goes on for long.
 const LASTS: &str = "#!/bin/sh
 echo $$ >> LOG
 exec sleep 1000
@@ -289,7 +289,7 @@ fn a_report_that_is_ended_leaves_nothing_running() {
         let pid = child.id().to_string();
         let kill = Command::new("kill").args(["-s", signal, &pid]).status();
         assert!(kill.expect("kill").success());
-        let output = child.wait_with_output().expect("what it said");
+        let output = child.wait_with_output().expect("its output");
         if signal != "KILL" {
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(2), "{errors}");

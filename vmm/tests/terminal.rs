@@ -5,7 +5,7 @@
 //! that isn't to end the machine loses nothing of what a guest prints.
 //!
 //! The test runs itself again, on a pseudo-terminal, as a program with a
-//! guest; without a usable /dev/kvm it says that it is skipped.
+//! guest; without a usable /dev/kvm it prints that it is skipped.
 #![cfg(target_arch = "x86_64")]
 #![allow(
     clippy::unwrap_used,
@@ -25,10 +25,10 @@ use kvm_ioctls::Kvm;
 use tempfile::TempDir;
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::UART_BASE;
-use vcpufreq::vm::machine::{Boot, KvmGuest};
+use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
-use vcpufreq::vm::{Hooks, Host, supervise};
+use vcpufreq::vm::{Hooks, VmEnvironment, supervise};
 use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
@@ -48,7 +48,7 @@ struct Guest {
     code: &'static [u8],
 }
 
-impl Boot for Guest {
+impl Bootable for Guest {
     fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         let vm = kvm.create_vm()?;
         let mut memory = Memory::default();
@@ -116,7 +116,7 @@ impl Hooks for AtReset {
 
 /// The program on the pseudo-terminal.
 fn run_guest(kind: &str) {
-    let host = Host {
+    let host = VmEnvironment {
         hooks: Arc::new(AtReset {
             panics: kind == "resets once",
         }),

@@ -14,12 +14,12 @@ const BLOCK: usize = 4096;
 
 /// The device, open, and room for a block.
 #[derive(Debug)]
-pub struct Device {
+pub struct BlockDevice {
     file: File,
     buffer: Vec<u8>,
 }
 
-impl Device {
+impl BlockDevice {
     /// Opens it.
     pub fn open() -> Result<Self> {
         let file = File::options()

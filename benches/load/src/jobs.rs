@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use nix::sched::sched_getcpu;
 
-use crate::device::Device;
+use crate::device::BlockDevice;
 use crate::load_log::LoadLog;
 use crate::work::{now_ns, spin};
 
@@ -57,7 +57,7 @@ fn forward(weights: &[f32]) -> f32 {
 
 /// So many times: a read from the device, then work.
 pub fn requests(log: &mut LoadLog, turns: u64, count: u64) -> Result<()> {
-    let mut device = Device::open()?;
+    let mut device = BlockDevice::open()?;
     for _ in 0..count {
         device.read()?;
         let cpu = sched_getcpu().unwrap_or(0);

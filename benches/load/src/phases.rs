@@ -18,7 +18,7 @@ use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
 use vcpufreq_device::host::{CpuList, SchedAttr, Tid};
 
-use crate::device::Device;
+use crate::device::BlockDevice;
 use crate::jobs;
 use crate::load_log::LoadLog;
 use crate::rt_app::RtApp;
@@ -160,7 +160,7 @@ impl LoadLog {
     }
 
     fn io(&mut self, [busy_us, count]: [u64; 2]) -> Result<()> {
-        let mut device = Device::open()?;
+        let mut device = BlockDevice::open()?;
         for _ in 0..count {
             device.read()?;
             self.busy_until(now_ns() + busy_us * 1000);
@@ -256,7 +256,7 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
-    //! Steps are read as documented, and logs say what was done.
+    //! Steps are read as documented, and logs record what was done.
 
     use super::*;
 

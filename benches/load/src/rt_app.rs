@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! rt-app: a thread with so much work in each period, and what its log says of
+//! rt-app: a thread with so much work in each period, and its log of
 //! it. Its work is counted in turns of its loop, so that it takes as long as
 //! the CPU lets it.
 

@@ -152,7 +152,7 @@ fn ns(ns: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Numbers read as people write them; a row says where accesses end.
+    //! Numbers read as people write them; a row shows where accesses end.
     use serde_json::json;
 
     use super::*;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `out/paths.json`: an object with `conditions` and `results`. Pure: from
-//! what the scenarios and the benchmark said to the report.
+//! the results of the scenarios and the benchmark to the report.
 
 use std::num::NonZeroU64;
 

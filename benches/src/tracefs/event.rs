@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::line::Line;
+use super::line::TraceLine;
 
 /// A frequency change of a pCPU, from the tracepoint `power:cpu_frequency`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Mmio {
 
 impl FrequencyEvent {
     /// `state=1800000 cpu_id=0`
-    pub fn read(line: &Line) -> Result<Self> {
+    pub fn read(line: &TraceLine) -> Result<Self> {
         Ok(Self {
             time_us: line.time_us,
             cpu: line.number("cpu_id")?,
@@ -56,7 +56,7 @@ impl FrequencyEvent {
 impl Switch {
     /// `prev_comm=a b prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=c next_pid=2
     /// next_prio=120`
-    pub fn read(line: &Line) -> Result<Self> {
+    pub fn read(line: &TraceLine) -> Result<Self> {
         // Only the words behind a thread's name can't be in one.
         let thread = |text: &str, which: &str| -> Result<(String, i32)> {
             let (name, rest) = line.known(text.rsplit_once(which))?;
@@ -77,7 +77,7 @@ impl Switch {
 
 impl Mmio {
     /// `mmio read len 4 gpa 0xa000000 val 0x1b7740`
-    pub fn read(line: &Line) -> Result<Self> {
+    pub fn read(line: &TraceLine) -> Result<Self> {
         Ok(Self {
             time_us: line.time_us,
             cpu: line.cpu,
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_frequency() {
         let text = "  vcpu0-99 [000] d.h2. 12.345678: cpu_frequency: state=1800000 cpu_id=3";
-        let event = FrequencyEvent::read(&Line::read(text).unwrap()).unwrap();
+        let event = FrequencyEvent::read(&TraceLine::read(text).unwrap()).unwrap();
         assert_eq!(
             (event.time_us, event.cpu, event.khz),
             (12_345_678, 3, 1_800_000)
@@ -106,7 +106,7 @@ mod tests {
     fn a_switch() {
         let text = " <idle>-0 [002] d..2. 1.000002: sched_switch: prev_comm=swapper/2 prev_pid=0 \
                     prev_prio=120 prev_state=R ==> next_comm=a next_pid=7 b next_pid=99 next_prio=120";
-        let switch = Switch::read(&Line::read(text).unwrap()).unwrap();
+        let switch = Switch::read(&TraceLine::read(text).unwrap()).unwrap();
         assert_eq!((switch.time_us, switch.cpu), (1_000_002, 2));
         assert_eq!(switch.prev, ("swapper/2".to_owned(), 0));
         assert_eq!(switch.next, ("a next_pid=7 b".to_owned(), 99));
@@ -122,6 +122,6 @@ mod tests {
             address: 0xa00_1000,
             value: 1_800_000,
         };
-        assert_eq!(Mmio::read(&Line::read(text).unwrap()).unwrap(), read);
+        assert_eq!(Mmio::read(&TraceLine::read(text).unwrap()).unwrap(), read);
     }
 }

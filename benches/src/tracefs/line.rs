@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 /// An event.
 #[derive(Debug, Clone, Copy)]
-pub struct Line<'a> {
+pub struct TraceLine<'a> {
     text: &'a str,
     /// Name and number of the thread on whose time it came: `vcpu0-99`.
     pub thread: &'a str,
@@ -20,12 +20,12 @@ pub struct Line<'a> {
     pub tail: &'a str,
 }
 
-/// The events of a trace. Other lines tell of the trace itself.
-pub fn events(text: &str) -> impl Iterator<Item = Line<'_>> {
-    text.lines().filter_map(Line::read)
+/// The events of a trace. Other lines are about the trace itself.
+pub fn events(text: &str) -> impl Iterator<Item = TraceLine<'_>> {
+    text.lines().filter_map(TraceLine::read)
 }
 
-impl<'a> Line<'a> {
+impl<'a> TraceLine<'a> {
     /// None of a line that is no event's.
     pub fn read(text: &'a str) -> Option<Self> {
         // A thread's name can hold brackets too.
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn an_event() {
         let text = "           vcpu0-99      [003] d.h2.    12.345678: cpu_frequency: state=1800000 cpu_id=3";
-        let line = Line::read(text).unwrap();
+        let line = TraceLine::read(text).unwrap();
         assert_eq!((line.thread, line.tid()), ("vcpu0-99", Some(99)));
         assert_eq!((line.cpu, line.time_us), (3, 12_345_678));
         assert_eq!(line.event, "cpu_frequency");
@@ -102,7 +102,7 @@ mod tests {
     fn names_with_brackets_and_colons() {
         let text =
             " a [1] b: c-7 [002] ..... 1.000002: kvm_mmio: mmio read len 4 gpa 0xa001000 val 0x10";
-        let line = Line::read(text).unwrap();
+        let line = TraceLine::read(text).unwrap();
         assert_eq!((line.thread, line.cpu), ("a [1] b: c-7", 2));
         assert_eq!((line.event, line.hex("val").unwrap()), ("kvm_mmio", 16));
     }
@@ -111,7 +111,7 @@ mod tests {
     fn a_system_call() {
         let text =
             " init-1 [000] ..... 1.000002: sys_sched_setattr(pid: 63, uattr: ffff, flags: 0)";
-        let line = Line::read(text).unwrap();
+        let line = TraceLine::read(text).unwrap();
         assert_eq!(line.event, "sys_sched_setattr");
         assert!(line.tail.starts_with("pid: 63,"));
     }

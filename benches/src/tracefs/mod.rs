@@ -8,4 +8,4 @@ pub mod line;
 
 pub use event::{FrequencyEvent, Mmio, Switch};
 pub use instance::{INSTANCES, Instance, lost};
-pub use line::{Line, events};
+pub use line::{TraceLine, events};

@@ -32,7 +32,7 @@ fn in_guest(machine: &Machine, perf: &[(u16, u32)]) -> Vec<u64> {
         .copied()
         .map(u64::from)
         .collect();
-    assert_eq!(told, seen, "what the crate says that the guest sees");
+    assert_eq!(told, seen, "what the guest sees, by the crate");
     seen
 }
 

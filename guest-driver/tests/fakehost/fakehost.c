@@ -5,7 +5,7 @@
  * files are included as they are, with register accesses that come here;
  * this file takes the place of vcpufreq_of.c and vcpufreq_pci.c.
  *
- * Parameters say what the host has; those that begin with asked_ tell what
+ * Parameters set what the host has; those that begin with asked_ show what
  * the driver wrote, each by CPU number.
  */
 

@@ -9,7 +9,7 @@ use super::Shared;
 use crate::{HandledRequest, RequestOutcome};
 
 impl Shared {
-    /// Passes a request that the programs tell of to the events file.
+    /// Passes a request that the programs report to the events file.
     pub(super) fn handled(&self, handled: &HandledRequest) {
         let HandledRequest { vcpu, clamp, .. } = *handled;
         let (Some(domain), Some(known)) =
@@ -27,7 +27,7 @@ impl Shared {
                 clamp,
             }),
             RequestOutcome::Limited => Some(Event::Limited { vcpu, domain }),
-            // The worker says what becomes of it.
+            // The worker reports the outcome.
             RequestOutcome::LeftToWorker => None,
             RequestOutcome::Refused => {
                 let refused = Err(refusal(domain, None));
@@ -42,7 +42,9 @@ impl Shared {
         let events = [Some(request), outcome];
         let events: Vec<_> = events.into_iter().flatten().collect();
         let tid = known.tid.load(Relaxed);
-        self.device.events().told(&events, handled.at_ns, tid);
+        self.device
+            .events()
+            .record_all_at(&events, handled.at_ns, tid);
     }
 }
 

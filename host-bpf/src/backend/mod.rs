@@ -26,7 +26,7 @@ use vcpufreq_device::kvm::{
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, Warn, probe as probe_host};
+use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, WarningSink, probe as probe_host};
 use scx::Scx;
 use setup::{by, open_module, pcpus, policies};
 
@@ -82,8 +82,7 @@ struct Shared {
     device: Arc<BridgeDevice>,
     diagnostics: Arc<dyn Diagnostics>,
     domains: Vec<DomainId>,
-    /// What the module could not put into force, as far as it was told, for
-    /// each domain.
+    /// Refusals of the module that have been reported, for each domain.
     refusals: Box<[AtomicU64]>,
     vcpus: Box<[WatchedVcpu]>,
     /// What KVM signals at each write, for each vCPU.
@@ -112,9 +111,9 @@ struct WatchedVcpu {
     dropped: AtomicU64,
     /// What the device's counters have of the programs'.
     synced: Mutex<CounterSnapshot>,
-    /// Requests to be served, of which no program has told.
+    /// Requests to be served that no program has reported.
     unserved: AtomicU64,
-    /// Of these and those that programs have told of: served, or found to be overtaken.
+    /// Of these and of those that programs have reported: served, or found to be overtaken.
     served: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,
@@ -165,7 +164,7 @@ impl BpfBackend {
             base: guest.base,
             vcpus: policies(device, &domains, by(device, self.scx, &module), self.sum),
             pcpus: pcpus(device.source()),
-            warn: Warn::new(move |text| warnings.warn(text)),
+            warn: WarningSink::new(move |text| warnings.warn(text)),
         };
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.

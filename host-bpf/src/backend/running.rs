@@ -112,7 +112,7 @@ impl RunningBackend for BpfPath {
             return;
         };
         if self.shared.stop.load(SeqCst) {
-            // The path that took over says the rest.
+            // The path that took over fills in the rest.
             return;
         }
         snapshot.path = AccessPath::Backend("bpf");

@@ -37,7 +37,7 @@ pub(super) fn open_module(
 pub(super) fn by(device: &BridgeDevice, scx: bool, module: &Option<HostModule>) -> ActuateBy {
     match (scx, device.actuator().clamps(), module) {
         (true, _, _) => ActuateBy::Scx,
-        (false, false, _) => ActuateBy::Nobody,
+        (false, false, _) => ActuateBy::Nothing,
         (false, true, Some(_)) => ActuateBy::Kfunc,
         (false, true, None) => ActuateBy::Worker,
     }

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use vcpufreq_device::kvm::{Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
-    ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event as DeviceEvent, Events, Khz,
-    VcpuId, host,
+    ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event, Events, Khz, VcpuId, host,
 };
 
 use super::events::refusal;
 use super::{Shared, WatchedVcpu};
-use crate::{BpfPages, Event, Settled, Waiting, WorkerEvents};
+use crate::{ApplyOutcome, BpfEvent, BpfPages, WorkerEvents, WorkerRequest};
 
 /// How often to look for writes that the programs haven't seen.
 const LOOK: Duration = Duration::from_millis(100);
@@ -70,7 +69,7 @@ impl Shared {
     }
 
     fn serve(&self, worker: &WorkerEvents) -> Result<(), String> {
-        let mut waiting: Vec<Waiting> = Vec::new();
+        let mut waiting: Vec<WorkerRequest> = Vec::new();
         let (mut look_at, mut before, mut in_vain) = (0, MissedWrites::default(), 0);
         let (mut sweep_at, mut missed) = (0, self.host.missed().unwrap_or(0));
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
@@ -88,9 +87,9 @@ impl Shared {
             let events = worker.wait(until).map_err(|error| error.to_string())?;
             for event in events {
                 match event {
-                    Event::Waiting(request) => waiting.push(request),
-                    Event::Handled(handled) => self.handled(&handled),
-                    Event::Refresh(domain) => self.refresh(domain),
+                    BpfEvent::Waiting(request) => waiting.push(request),
+                    BpfEvent::Handled(handled) => self.handled(&handled),
+                    BpfEvent::Refresh(domain) => self.refresh(domain),
                 }
             }
             let now = host::monotonic_ns();
@@ -106,7 +105,7 @@ impl Shared {
                     turn_at = now + ns(TURNS[0]);
                 }
                 request.not_before_ns = None;
-                let request = Waiting {
+                let request = WorkerRequest {
                     not_before_ns: limited,
                     ..*request
                 };
@@ -158,11 +157,11 @@ impl Shared {
 
     /// Looks for writes that KVM has finished and no program has seen, and asks
     /// for the highest in their place, which waits from now on.
-    fn look(&self, waiting: &mut Vec<Waiting>) -> MissedWrites {
+    fn look(&self, waiting: &mut Vec<WorkerRequest>) -> MissedWrites {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
             self.host.assume(vcpu, max, seen, host::monotonic_ns());
-            waiting.push(Waiting {
+            waiting.push(WorkerRequest {
                 vcpu,
                 domain: known.domain,
                 by: vcpu,
@@ -171,9 +170,9 @@ impl Shared {
         })
     }
 
-    /// Has `tell` told of each vCPU with new writes that no program has seen, and of how many
-    /// they have seen. One of the new ones is to be served; the others are counted. Signals
-    /// are counted first: each write is seen before it is signalled.
+    /// Calls `tell` for each vCPU with new writes that no program has seen, and with how many
+    /// the programs have seen. One of the new ones is to be served; the others are counted.
+    /// Signals are counted first: each write is seen before it is signalled.
     pub(super) fn count_missed(
         &self,
         mut tell: impl FnMut(VcpuId, &WatchedVcpu, u64),
@@ -230,7 +229,7 @@ impl Shared {
             };
             self.count_failed(domain, news);
             let error = refusal(id, Some(applied.last_errno));
-            let event = DeviceEvent::outcome(vcpu, id, clamp, Err(error));
+            let event = Event::outcome(vcpu, id, clamp, Err(error));
             for _ in 0..news.min(REFUSALS_REPORTED) {
                 self.device.events().record(&event);
             }
@@ -249,9 +248,9 @@ impl Shared {
         }
     }
 
-    /// Adds requests whose events found no room: those that tell of requests
+    /// Adds requests whose events found no room: events that report requests
     /// may have taken it.
-    fn look_for_dropped(&self, waiting: &mut Vec<Waiting>) {
+    fn look_for_dropped(&self, waiting: &mut Vec<WorkerRequest>) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
             let dropped = self
                 .host
@@ -266,7 +265,7 @@ impl Shared {
                 self.device.add_counters(vcpu, coalesced);
                 known.unserved.fetch_add(1, Relaxed);
                 // As one that was over the limit, which may be what it was.
-                waiting.push(Waiting {
+                waiting.push(WorkerRequest {
                     vcpu,
                     domain: known.domain,
                     by: vcpu,
@@ -305,16 +304,16 @@ impl Shared {
 
     /// Has a request that waits put into force. Whether it waits on, which one of a domain's
     /// does: what they stand for is the same.
-    fn serve_one(&self, request: &Waiting, changing: &mut Vec<u32>) -> bool {
+    fn serve_one(&self, request: &WorkerRequest, changing: &mut Vec<u32>) -> bool {
         let vcpu = request.vcpu;
         let _alone = self.applying();
         let apply = |domain, clamp| self.apply(domain, clamp);
-        let settled = self.host.serve(request, apply);
-        if matches!(settled, Settled::Changing(_)) && !changing.contains(&request.domain) {
+        let outcome = self.host.serve(request, apply);
+        if matches!(outcome, ApplyOutcome::Changing(_)) && !changing.contains(&request.domain) {
             changing.push(request.domain);
             return true;
         }
-        if matches!(settled, Settled::InForce(_))
+        if matches!(outcome, ApplyOutcome::InForce(_))
             && let (Some(known), Some(latest)) =
                 (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
             // The time of a write that no program has seen is unknown.
@@ -326,7 +325,7 @@ impl Shared {
         if let Some(known) = self.vcpus.get(vcpu.index()) {
             known.served.fetch_add(1, Relaxed);
         }
-        self.count(vcpu, request.domain, settled);
+        self.count(vcpu, request.domain, outcome);
         false
     }
 
@@ -355,8 +354,8 @@ impl Shared {
         self.device.add_counters(vcpu, request);
         let _alone = self.applying();
         let apply = |domain, clamp| self.apply(domain, clamp);
-        let settled = self.host.apply_pending(domain, apply);
-        self.count(vcpu, domain, settled);
+        let outcome = self.host.apply_pending(domain, apply);
+        self.count(vcpu, domain, outcome);
     }
 
     /// Puts into force what is added to a domain's request now. It is no request, and isn't counted.
@@ -398,17 +397,17 @@ impl Shared {
     }
 
     /// Counts what became of a request.
-    fn count(&self, vcpu: VcpuId, domain: u32, settled: Settled<ActuateError>) {
-        let (clamp, applied) = match settled {
-            Settled::InForce(clamp) | Settled::Changing(clamp) => (clamp, Ok(())),
-            Settled::Failed(clamp, error) => (clamp, Err(error)),
-            Settled::Nothing => return self.count_superseded(vcpu, domain),
+    fn count(&self, vcpu: VcpuId, domain: u32, outcome: ApplyOutcome<ActuateError>) {
+        let (clamp, applied) = match outcome {
+            ApplyOutcome::InForce(clamp) | ApplyOutcome::Changing(clamp) => (clamp, Ok(())),
+            ApplyOutcome::Failed(clamp, error) => (clamp, Err(error)),
+            ApplyOutcome::Nothing => return self.count_superseded(vcpu, domain),
         };
         let Some(id) = self.id_of(domain) else {
             return;
         };
         if self.module.is_none() || applied.is_ok() {
-            let event = DeviceEvent::outcome(vcpu, id, clamp, applied);
+            let event = Event::outcome(vcpu, id, clamp, applied);
             return self.device.count(&event);
         }
         // [`Self::look_at_module`] takes it from these and reports it, as all that the module could
@@ -434,7 +433,7 @@ impl Shared {
 
     pub(super) fn count_superseded(&self, vcpu: VcpuId, domain: u32) {
         if let Some(domain) = self.id_of(domain) {
-            self.device.count(&DeviceEvent::Superseded { vcpu, domain });
+            self.device.count(&Event::Superseded { vcpu, domain });
         }
     }
 
@@ -448,7 +447,7 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Says so when the worker panics.
+/// Reports a panic of the worker.
 struct LastWords<'a>(&'a Shared);
 
 impl Drop for LastWords<'_> {

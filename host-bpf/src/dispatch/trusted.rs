@@ -23,7 +23,7 @@ const TYPES: [MapType; 5] = [
 /// `BPF_OBJ_NAME_LEN` without the zero behind it.
 const NAME_LEN: usize = 15;
 
-/// Whether maps are what their names say. A name is all that a VMM finds them by, and anybody with
+/// Whether maps match their names. A name is all that a VMM finds them by, and anybody with
 /// CAP_BPF can take it.
 pub(super) fn are_ours(slots: &MapHandle, maps: &[MapHandle]) -> bool {
     slots.map_type() == MapType::Array

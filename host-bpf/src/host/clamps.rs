@@ -11,9 +11,9 @@ use libbpf_rs::{MapCore as _, MapFlags};
 use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
 use vcpufreq_device::{Clamp, Khz, Util, VcpuId, clamp};
 
-use super::{HostBpf, Latest, index};
+use super::{HostBpf, LatestRequest, index};
 use crate::error::BpfError;
-use crate::event::Waiting;
+use crate::event::WorkerRequest;
 use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 use crate::scx::{ScxError, ScxPins};
@@ -26,14 +26,14 @@ const TARGET_MAX: u32 = 1024;
 /// What came of putting into force what a domain wants: one outcome, however often the guest has
 /// changed its mind meanwhile. `E` is the host's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled<E> {
+pub enum ApplyOutcome<E> {
     /// This is in force.
     InForce(Clamp),
     /// This could not be put into force: the next request tries again.
     Failed(Clamp, E),
     /// There was nothing to put into force: what was wanted had been tried already.
     Nothing,
-    /// This is in force, but the guest changes its mind as fast as this can follow: settle again,
+    /// This is in force, but the guest changes its mind as fast as this can follow: apply again,
     /// after others had their turn.
     Changing(Clamp),
 }
@@ -44,14 +44,14 @@ impl HostBpf {
     /// later one has its own.
     pub fn serve<E>(
         &self,
-        waiting: &Waiting,
+        waiting: &WorkerRequest,
         apply: impl FnMut(u32, Clamp) -> Result<(), E>,
-    ) -> Settled<E> {
+    ) -> ApplyOutcome<E> {
         let (Some(vcpu), Some(domain)) = (
             self.vcpus.get(waiting.vcpu.index()),
             self.domain(waiting.domain),
         ) else {
-            return Settled::Nothing;
+            return ApplyOutcome::Nothing;
         };
         if let Some(due_ns) = waiting.not_before_ns {
             self.charge(waiting, due_ns);
@@ -65,7 +65,7 @@ impl HostBpf {
 
     /// Charges a request that had no token when it was made, and was due at `due_ns`: its writer and
     /// the VM may owe for it.
-    fn charge(&self, waiting: &Waiting, due_ns: u64) {
+    fn charge(&self, waiting: &WorkerRequest, due_ns: u64) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let limit = policies.get(waiting.vcpu.index()).and_then(|p| p.limit);
         let (Some(limit), Some(vm)) = (limit, self.vm.get(0)) else {
@@ -87,9 +87,9 @@ impl HostBpf {
         &self,
         domain: u32,
         mut apply: impl FnMut(u32, Clamp) -> Result<(), E>,
-    ) -> Settled<E> {
+    ) -> ApplyOutcome<E> {
         let Some(entry) = self.domain(domain) else {
-            return Settled::Nothing;
+            return ApplyOutcome::Nothing;
         };
         // The guest may not ask again.
         if entry.clamp.load(SeqCst) == NO_CLAMP {
@@ -108,15 +108,15 @@ impl HostBpf {
                 let _ = entry
                     .clamp
                     .compare_exchange(wanted, NO_CLAMP, SeqCst, SeqCst);
-                return Settled::Failed(clamp, error);
+                return ApplyOutcome::Failed(clamp, error);
             }
             let same = self.summed(domain, request) == clamp;
             if entry.clamp.load(SeqCst) == wanted && same {
-                return Settled::InForce(clamp);
+                return ApplyOutcome::InForce(clamp);
             }
             in_force = Some(clamp);
         }
-        in_force.map_or(Settled::Nothing, Settled::Changing)
+        in_force.map_or(ApplyOutcome::Nothing, ApplyOutcome::Changing)
     }
 
     /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
@@ -221,7 +221,7 @@ impl HostBpf {
         domain.clamp.store(NO_CLAMP, SeqCst);
     }
 
-    /// Where cur_perf tells what was asked for, has it told.
+    /// Updates cur_perf where it shows the request.
     fn show_granted(&self, policies: &[VcpuPolicy], domain: u32) {
         let members = (0..=u16::MAX).zip(policies);
         for (id, _) in members.filter(|(_, policy)| {
@@ -234,7 +234,7 @@ impl HostBpf {
     }
 
     /// The last request of a domain, and whose register it was written to.
-    fn newest(&self, policies: &[VcpuPolicy], domain: u32) -> Option<(VcpuId, Latest)> {
+    fn newest(&self, policies: &[VcpuPolicy], domain: u32) -> Option<(VcpuId, LatestRequest)> {
         let members = (0..=u16::MAX).map(VcpuId).zip(policies);
         let members = members.filter(|(_, policy)| policy.domain == domain);
         members
@@ -242,8 +242,8 @@ impl HostBpf {
             .max_by_key(|(_, latest)| latest.at_ns)
     }
 
-    /// Says that a domain's clamp is not what the programs take it for, so that the next request
-    /// is put into force whatever it asks for.
+    /// Makes the programs forget a domain's clamp, so that the next request is put into force
+    /// whatever it asks for.
     pub fn forget(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {
             domain.clamp.store(NO_CLAMP, SeqCst);
@@ -298,7 +298,7 @@ impl HostBpf {
         })
     }
 
-    /// Says that an [`Event::Refresh`](crate::Event::Refresh) is being carried out: a later change
+    /// Marks a [`BpfEvent::Refresh`](crate::BpfEvent::Refresh) as being carried out: a later change
     /// has an event of its own.
     pub fn begin_refresh(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {

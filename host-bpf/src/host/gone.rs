@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use libbpf_rs::{MapHandle, Program};
 
-use super::{HostBpf, Warn};
+use super::{HostBpf, WarningSink};
 use crate::dispatch::Ids;
 
 /// How often to look, and how many times: grace periods take tens of ms.
@@ -28,11 +28,11 @@ pub(super) struct Gone {
     ids: Ids,
     /// The hooks, when this was the last VM.
     hooks: Ids,
-    warn: Warn,
+    warn: WarningSink,
 }
 
 impl Gone {
-    pub fn new(warn: Warn) -> Self {
+    pub fn new(warn: WarningSink) -> Self {
         Self {
             ids: Ids::default(),
             hooks: Ids::default(),

@@ -11,8 +11,8 @@ use super::{HostBpf, PcpuFacts};
 use crate::error::BpfError;
 
 impl HostBpf {
-    /// Says what these pCPUs are, of which some were not online before: they have run at other
-    /// frequencies since than a change has told. On return all pages are true.
+    /// Sets the facts of these pCPUs. Some were not online before: their frequency may differ from
+    /// that of the last change event. On return all pages are true.
     ///
     /// # Errors
     /// [`BpfError::Refused`] when a program can't be run (`ENOMEM`). The programs know the pCPUs by
@@ -29,7 +29,8 @@ impl HostBpf {
         vcpus.try_for_each(|(vcpu, _)| programs.call("vcpufreq_refresh", vcpu))
     }
 
-    /// Looks the frequencies up that no change has told; a change that comes meanwhile counts.
+    /// Looks up the frequencies of pCPUs without a change event; an event that comes meanwhile
+    /// counts.
     pub(super) fn look_up(&self, pcpus: &[PcpuFacts], khz: impl Fn(u32) -> Option<Khz>) {
         for pcpu in pcpus {
             let Some(cpu) = self.now.get(super::index(pcpu.number)) else {

@@ -2,7 +2,7 @@
 //! Measures wake-up latencies of real-time CPUs, on the host and in the guest, beside a budget.
 //!
 //! ```text
-//! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ Report ─▶ text, JSON
+//! Test + Beside ─ script ─▶ sh, here or in the guest ─ text ─▶ cyclictest::parse ─▶ LatencyReport ─▶ text, JSON
 //! ```
 //! Nothing here touches the host; the command line runs the scripts.
 
@@ -13,5 +13,5 @@ mod script;
 
 pub use cyclictest::{Length, Test, parse};
 pub use machine::machine;
-pub use report::{Conditions, Place, Report, Run, Verdict};
+pub use report::{Conditions, LatencyReport, Run, TestPlace, Verdict};
 pub use script::{Beside, Hackbench, Load, load_script, script};

@@ -15,14 +15,14 @@ use super::{
 /// Where a test ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum TestPlace {
     /// On the host's CPUs.
     Host,
     /// On the guest's vCPUs.
     Guest,
 }
 
-impl Place {
+impl TestPlace {
     /// Its word.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -57,7 +57,7 @@ pub struct Conditions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
     /// Where.
-    pub place: Place,
+    pub place: TestPlace,
     /// Beside which load.
     pub load: Load,
     /// The command line that measured.
@@ -111,7 +111,7 @@ pub enum Verdict {
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct LatencyReport {
     /// What it depends on.
     pub conditions: Conditions,
     /// The longest latency that may be.
@@ -123,7 +123,7 @@ pub struct Report {
     pub verdict: Verdict,
 }
 
-impl Report {
+impl LatencyReport {
     /// With the verdict that follows from the rest.
     #[must_use]
     pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<Run>) -> Self {
@@ -216,7 +216,7 @@ mod tests {
     //! isn't hardware's is marked.
     use super::*;
 
-    fn report(emulated: Option<&str>, budget_us: Option<u64>) -> Report {
+    fn report(emulated: Option<&str>, budget_us: Option<u64>) -> LatencyReport {
         let machine = MeasuredHost {
             kernel: "7.2".to_owned(),
             cmdline: String::new(),
@@ -241,20 +241,20 @@ mod tests {
             ..Latencies::default()
         };
         let run = Run {
-            place: Place::Host,
+            place: TestPlace::Host,
             load: Load::Idle,
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
         };
-        Report::new(conditions, budget_us, vec![run])
+        LatencyReport::new(conditions, budget_us, vec![run])
     }
 
     /// The same with its only run changed.
-    fn changed(change: fn(&mut Run)) -> Report {
+    fn changed(change: fn(&mut Run)) -> LatencyReport {
         let mut report = report(None, Some(20));
         report.runs.iter_mut().for_each(change);
-        Report::new(report.conditions, report.budget_us, report.runs)
+        LatencyReport::new(report.conditions, report.budget_us, report.runs)
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
             let none = changed(change);
             assert!(matches!(none.verdict, Verdict::Incomplete { .. }));
         }
-        let nothing = Report::new(short.conditions.clone(), Some(20), Vec::new());
+        let nothing = LatencyReport::new(short.conditions.clone(), Some(20), Vec::new());
         assert!(matches!(nothing.verdict, Verdict::Incomplete { .. }));
         let exceeded = changed(|run| (run.due, run.latencies[0].max_us) = (vec![11], 21));
         assert_eq!(exceeded.verdict, Verdict::Exceeded { max_us: 21 });

@@ -245,7 +245,7 @@ mod tests {
             .expect("bash");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
-        output.read_line(&mut line).expect("what it says");
+        output.read_line(&mut line).expect("its output");
         let pid = child.id().to_string();
         let killed = Command::new("kill").args(["-TERM", &pid]).status();
         assert!(killed.expect("kill").success());

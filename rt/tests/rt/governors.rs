@@ -27,8 +27,8 @@ fn a_governor_takes_its_tunables_along() {
     assert_eq!(case.effect("governor"), Effect::Effective);
 }
 
-/// Driver and governor, the policy's other files, and behind `|` what is said against it, if
-/// anything is. The figures of acpi-cpufreq were measured, on x86. Asleep, intel_pstate with
+/// Driver and governor, the policy's other files, and behind `|` the objection to it, if
+/// there is one. The figures of acpi-cpufreq were measured, on x86. Asleep, intel_pstate with
 /// hardware-managed states shows what was last; a Xeon E5 v3 has no such states.
 const GOVERNED: &str = "\
 scmi performance scaling_cur_freq=2800000 |

@@ -53,7 +53,7 @@ fn at_each_opp(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Vec<(u32, u3
         rows.push((policy.khz()?, read));
     }
     hold(policy, policy.min(), policy.max())?;
-    // Else the host didn't do as it was told.
+    // Else the host didn't set the frequency that the test asked for.
     let held = rows.iter().map(|(host, _)| *host);
     held.eq(policy.opps.iter().copied())
         .then_some(rows)

@@ -80,8 +80,7 @@ pub fn floor_khz(policy: &Policy) -> Result<u32> {
     Ok(u32::try_from(khz)?)
 }
 
-/// What doctor says of each policy's floor beside what it is, by this module; and whether all are
-/// the same.
+/// Each policy's floor by doctor and by this module; and whether all are the same.
 pub fn doctors(said: &Value) -> Result<(bool, Value)> {
     let none = Vec::new();
     let said = said["floors"].as_array().unwrap_or(&none);

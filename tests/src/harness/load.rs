@@ -111,7 +111,7 @@ impl Load {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Ends it; an error says that it never ran as asked.
+    /// Ends it; an error when it never ran as asked.
     pub fn stop(mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("already stopped")?;
@@ -167,7 +167,7 @@ pub fn times(turns: usize, mut turn: impl FnMut(usize)) -> String {
     apart(turns, timed)
 }
 
-/// The same of turns that say themselves how long they took.
+/// The same of turns that return how long they took.
 pub fn apart(turns: usize, mut turn: impl FnMut(usize) -> u128) -> String {
     let mut times: Vec<u128> = (0..turns)
         .map(|n| {

@@ -102,19 +102,19 @@ pub fn cur_perf(vm: &mut Vm, base: u64, vcpu: usize) -> Result<u32> {
 
 /// Where the guest finds the device.
 pub fn registers(vm: &mut Vm) -> Result<u64> {
-    Ok(Device::of(vm)?.base)
+    Ok(GuestDevice::of(vm)?.base)
 }
 
 /// The device as the guest finds it.
 #[derive(Debug)]
-pub struct Device {
+pub struct GuestDevice {
     /// Of the first vCPU's registers; the next one's are a page behind.
     pub base: u64,
     /// Of shared memory: the doorbell, and what rings it for the first vCPU.
     pub bell: Option<(u64, u64)>,
 }
 
-impl Device {
+impl GuestDevice {
     pub fn of(vm: &mut Vm) -> Result<Self> {
         let answer = vm.ask("registers")?;
         let number = |part: &str| u64::from_str_radix(part.trim_start_matches("0x"), 16);

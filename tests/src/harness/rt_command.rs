@@ -19,7 +19,7 @@ pub fn output(line: &[&str]) -> Result<Output> {
     command(line).output().context("starting vcpufreq rt")
 }
 
-/// Of a command that has to end with this code; what it said on standard error.
+/// Runs a command that has to end with this code; returns its standard error.
 pub fn ended(line: &[&str], code: i32) -> Result<String> {
     let output = output(line)?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -265,13 +265,13 @@ impl Registers {
 
     /// Reads a device's register of one byte.
     pub fn read_byte(&self, offset: usize) -> u8 {
-        // SAFETY: within the page, as its bound says, and mapped.
+        // SAFETY: within the page, by its bound, and mapped.
         unsafe { self.byte(offset).read_volatile() }
     }
 
     /// Writes a device's register of one byte.
     pub fn write_byte(&self, offset: usize, value: u8) {
-        // SAFETY: within the page, as its bound says, and mapped.
+        // SAFETY: within the page, by its bound, and mapped.
         unsafe { self.byte(offset).write_volatile(value) };
     }
 

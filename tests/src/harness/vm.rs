@@ -51,7 +51,7 @@ impl Vm {
         Self::boot_prepared(setup, |_| ())
     }
 
-    /// The same, with a VMM whose start `prepare` has a say in.
+    /// The same, with a VMM whose start `prepare` can change.
     pub fn boot_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         let mut vm = Self::start_prepared(setup, prepare)?;
         vm.expect("@ready", BOOT)?;
@@ -89,7 +89,7 @@ impl Vm {
         Self::start_prepared(setup, |_| ())
     }
 
-    /// The same, with a VMM whose start `prepare` has a say in.
+    /// The same, with a VMM whose start `prepare` can change.
     pub fn start_prepared(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         // A file of an earlier guest would be taken for this one's.
         let _ = fs::remove_file(EVENTS);

@@ -19,7 +19,7 @@ pub struct DomainStatus {
     pub asked: Option<Khz>,
     /// What that request is to the host's scheduler.
     pub clamp: Clamp,
-    /// What the vCPU was last told that it gets.
+    /// The last value of its cur_perf.
     pub cur_perf: Khz,
 }
 

@@ -37,7 +37,7 @@ pub enum ActuatorChoice {
 /// What the host offers.
 #[derive(Debug)]
 pub struct ActuatorFacts {
-    /// Whether the kernel clamps threads, and if not, what it said.
+    /// Whether the kernel clamps threads, and if not, its error.
     pub uclamp: io::Result<()>,
     /// Where groups can be, and if nowhere, why.
     pub cgroup: Result<Placement, CgroupError>,

@@ -27,7 +27,7 @@ pub struct Pcpu {
 
 /// One cpufreq policy: CPUs that share a frequency.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct CpufreqPolicy {
     /// Its number, as in `policy4`.
     pub id: u32,
     /// `related_cpus`: offline ones too.
@@ -48,7 +48,7 @@ pub struct HostCpus {
     /// All that are present, by number.
     pub cpus: Vec<Pcpu>,
     /// Policies, by number.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<CpufreqPolicy>,
 }
 
 impl HostCpus {
@@ -85,7 +85,7 @@ impl HostCpus {
 
     /// The policy of a CPU.
     #[must_use]
-    pub fn policy_of(&self, cpu: u32) -> Option<&Policy> {
+    pub fn policy_of(&self, cpu: u32) -> Option<&CpufreqPolicy> {
         self.policies
             .iter()
             .find(|policy| policy.cpus.contains(cpu))
@@ -100,7 +100,7 @@ impl Pcpu {
     }
 }
 
-impl Policy {
+impl CpufreqPolicy {
     /// Its highest frequency in kHz: the driver's, else that of its table.
     #[must_use]
     pub fn top_khz(&self) -> Option<u32> {
@@ -108,19 +108,19 @@ impl Policy {
     }
 }
 
-fn policies(root: &HostRoot) -> Vec<Policy> {
+fn policies(root: &HostRoot) -> Vec<CpufreqPolicy> {
     let policies = topology::policies(root).into_iter();
     policies.map(|(id, cpus)| policy(root, id, cpus)).collect()
 }
 
-fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> Policy {
+fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> CpufreqPolicy {
     let file = |name: &str| format!("{CPU_DIR}/cpufreq/policy{id}/{name}");
     let listed = root.text(file("scaling_available_frequencies"));
     let listed: Vec<u32> = listed
         .iter()
         .flat_map(|text| text.split_whitespace().filter_map(|khz| khz.parse().ok()))
         .collect();
-    Policy {
+    CpufreqPolicy {
         id,
         driver: root.text(file("scaling_driver")).unwrap_or_default(),
         governor: root.text(file("scaling_governor")).unwrap_or_default(),

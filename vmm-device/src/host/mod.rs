@@ -53,7 +53,7 @@ pub use choice::{
 pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
 pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors, version_of};
-pub use host_cpus::{CAPACITY_SCALE, HostCpus, Pcpu, Policy};
+pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;

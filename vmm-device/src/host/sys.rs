@@ -315,7 +315,7 @@ fn clock(id: libc::clockid_t) -> Duration {
         tv_nsec: 0,
     };
     // SAFETY: `time` is a timespec that lives through the call. Every thread of every Linux has
-    // the two clocks, so the result has nothing to say.
+    // the two clocks, so the result has no meaning.
     unsafe { libc::clock_gettime(id, &raw mut time) };
     let second = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(second, u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -130,7 +130,7 @@ impl EventStats {
 
     /// A request that arrived at `t_ns` elsewhere, on thread `tid`, and what
     /// became of it.
-    pub fn told(&self, events: &[Event], t_ns: u64, tid: i32) {
+    pub fn record_all_at(&self, events: &[Event], t_ns: u64, tid: i32) {
         if let Some(sink) = &self.sink {
             for event in events {
                 sink.record_at(event, t_ns, tid);

@@ -22,7 +22,7 @@ pub fn accesses_are_of(vcpu: VcpuId) {
 /// Called on the thread of the vCPU that made the access. Whatever a guest does, neither function
 /// may panic. At the console, the vCPU waits for the reader of its output. At the vcpufreq
 /// registers, it waits for a host call for the same domain, which on the path `ioeventfd` the
-/// worker may be making (`KernelRegion`), and, while one path replaces another, for accesses under
+/// worker may be making (`IoeventfdRegion`), and, while one path replaces another, for accesses under
 /// way.
 pub trait MmioDevice: Send + Sync {
     /// Fills `data` with what the guest reads at `offset` from the range's start.

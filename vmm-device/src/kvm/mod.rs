@@ -43,6 +43,6 @@ pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
     Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, Next,
-    OffloadState, SlotMemory, Warn,
+    OffloadState, RefusalHandler, SlotMemory,
 };
 pub use page_mapping::PageMapping;

@@ -152,7 +152,7 @@ pub struct OffloadState {
     reads: AtomicBool,
     writes: AtomicBool,
     /// A refusal of the path in use has been reported; it is the same after each reset.
-    told: AtomicBool,
+    refusal_reported: AtomicBool,
 }
 
 impl OffloadState {
@@ -179,7 +179,7 @@ pub struct InstalledOffload<'vm> {
 impl KvmOffload {
     /// This replaces a lost path: what KVM refuses of it has not been reported.
     fn succeed(&self) {
-        self.state.told.store(false, Relaxed);
+        self.state.refusal_reported.store(false, Relaxed);
     }
 
     /// Makes `vm` handle all of it. What KVM refuses is a warning, and exits.
@@ -195,10 +195,10 @@ impl KvmOffload {
             offload: self.clone(),
         };
         let refused = [attached.show(), attached.connect()];
-        let told = self.state.told.load(Relaxed);
+        let refusal_reported = self.state.refusal_reported.load(Relaxed);
         for refused in refused.into_iter().flatten() {
-            self.state.told.store(true, Relaxed);
-            if !told {
+            self.state.refusal_reported.store(true, Relaxed);
+            if !refusal_reported {
                 warn(&refused);
             }
         }
@@ -288,7 +288,7 @@ impl InstalledOffload<'_> {
 /// Returns what replaces a lost path, if anything.
 pub type Next<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
 /// Receives what KVM refuses.
-pub type Warn<'a> = Box<dyn Fn(&str) + 'a>;
+pub type RefusalHandler<'a> = Box<dyn Fn(&str) + 'a>;
 
 /// What KVM handles of one virtual machine, over all paths that it takes.
 pub struct Attachment<'a> {
@@ -296,7 +296,7 @@ pub struct Attachment<'a> {
     offload: &'a mut Option<Arc<KvmOffload>>,
     vm: &'a dyn KvmVm,
     next: Next<'a>,
-    warn: Warn<'a>,
+    warn: RefusalHandler<'a>,
 }
 
 impl<'a> Attachment<'a> {
@@ -305,7 +305,7 @@ impl<'a> Attachment<'a> {
         vm: &'a dyn KvmVm,
         offload: &'a mut Option<Arc<KvmOffload>>,
         next: Next<'a>,
-        warn: Warn<'a>,
+        warn: RefusalHandler<'a>,
     ) -> Self {
         let mut attachment = Self {
             attached: None,

@@ -34,10 +34,10 @@ use crate::{
     path::PathChoice,
     vm::{
         VmSpec,
-        image::{self, BootPlacement, Initrd, Kernel},
+        image::{self, BootPlacement, Initrd, KernelImage},
     },
 };
-use vcpufreq_device::host::{HostCpus, HostOpp, Pcpu, Policy};
+use vcpufreq_device::host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
 
 /// Checks everything that can be checked without touching the host.
 ///
@@ -50,7 +50,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     let kernel = options.kernel.as_deref();
     let kernel = kernel.context("no kernel is given; name an arm64 Image with --kernel FILE")?;
     image::check_cmdline(&options.cmdline)?;
-    let mut kernel = Kernel::open(kernel)?;
+    let mut kernel = KernelImage::open(kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
     let place = BootPlacement::new(&kernel, initrd.as_ref(), options.mem.0)?;
     let vcpus = vcpus(&options.vcpus, host, count)?;
@@ -256,7 +256,7 @@ impl<'a> VcpuResolver<'a> {
     /// The pCPU that the vCPU mirrors.
     fn mirrored(&self, pin: &CpuList) -> Option<&'a Pcpu> {
         let host = self.host;
-        let speed = |id| host.policy_of(id).and_then(Policy::top_khz);
+        let speed = |id| host.policy_of(id).and_then(CpufreqPolicy::top_khz);
         let allowed = |cpu: &&Pcpu| cpu.online && (pin.is_empty() || pin.contains(cpu.id));
         host.cpus
             .iter()
@@ -264,7 +264,7 @@ impl<'a> VcpuResolver<'a> {
             .max_by_key(|cpu| (cpu.capacity_or_full(), speed(cpu.id), Reverse(cpu.id)))
     }
 
-    fn opps(&self, vcpu: u32, policy: Option<&Policy>) -> anyhow::Result<Vec<Opp>> {
+    fn opps(&self, vcpu: u32, policy: Option<&CpufreqPolicy>) -> anyhow::Result<Vec<Opp>> {
         if let Some(table) = of_vcpu(&self.options.table, vcpu) {
             perf_table(vcpu, &table.0)?;
             return Ok(table.0.clone());
@@ -306,7 +306,7 @@ impl<'a> VcpuResolver<'a> {
         }
     }
 
-    fn cluster(&mut self, policy: Option<&Policy>) -> u32 {
+    fn cluster(&mut self, policy: Option<&CpufreqPolicy>) -> u32 {
         let Some(policy) = policy.filter(|_| self.mirror) else {
             return 0;
         };
@@ -321,7 +321,7 @@ impl<'a> VcpuResolver<'a> {
         &self,
         vcpu: u32,
         opps: &[Opp],
-        mirrored: Option<(&Pcpu, Option<&Policy>)>,
+        mirrored: Option<(&Pcpu, Option<&CpufreqPolicy>)>,
     ) -> anyhow::Result<Util> {
         let own = of_vcpu(&self.options.capacity, vcpu);
         let ratio = of_vcpu(&self.options.ipc_ratio, vcpu);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Each vCPU gets the table, capacity, domain and cluster that the options and
-//! the host say; each broken rule is refused with its values.
+//! the host give; each broken rule is refused with its values.
 
 use vcpufreq_device::fakes::FakeHost;
 

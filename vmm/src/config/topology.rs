@@ -41,7 +41,7 @@ fn count(vcpus: &[VcpuConfig]) -> u16 {
 /// none, and neither is there one without the bridge.
 ///
 /// # Errors
-/// What the device tree can't say of these vCPUs.
+/// What the device tree can't describe of these vCPUs.
 pub fn machine(
     vcpus: &[VcpuConfig],
     cpufreq: Option<CpufreqRegion>,

@@ -98,7 +98,7 @@ pub struct DoctorFacts {
     pub floors: Vec<PolicyFloor>,
     /// The host's energy model.
     pub energy_model: EnergyModel,
-    /// `kernel.sched_energy_aware`; `None` where it says nothing.
+    /// `kernel.sched_energy_aware`; `None` where it is absent.
     pub energy_aware: Option<bool>,
     /// The running kernel's release, as 7.2.12+deb13-arm64.
     pub kernel_release: String,

@@ -20,7 +20,7 @@ pub enum Level {
 
 /// One thing about the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// What it is about.
     pub subject: &'static str,
     /// How much it matters.
@@ -34,7 +34,7 @@ pub struct Finding {
     pub change: Option<String>,
 }
 
-impl Finding {
+impl DoctorFinding {
     fn new(
         level: Level,
         subject: &'static str,
@@ -81,7 +81,7 @@ impl Finding {
 }
 
 /// The exit code that findings amount to.
-pub fn exit_code(findings: &[Finding]) -> u8 {
+pub fn exit_code(findings: &[DoctorFinding]) -> u8 {
     match findings.iter().map(|finding| finding.level).max() {
         Some(Level::Blocker) => 2,
         Some(Level::Limit) => 1,
@@ -90,7 +90,7 @@ pub fn exit_code(findings: &[Finding]) -> u8 {
 }
 
 /// The report for people: a line per finding, with the change below it.
-pub fn text(findings: &[Finding]) -> String {
+pub fn text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let mark = match finding.level {
@@ -99,7 +99,7 @@ pub fn text(findings: &[Finding]) -> String {
             Level::Limit => "limit  ",
             Level::Blocker => "BLOCKER",
         };
-        let Finding {
+        let DoctorFinding {
             subject, what, why, ..
         } = finding;
         text += &format!("{mark}  {subject:<14}  {what}; {why}\n");

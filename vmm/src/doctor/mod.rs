@@ -14,17 +14,17 @@ use std::collections::BTreeSet;
 use vcpufreq_device::Headroom;
 use vcpufreq_device::host::CpuList;
 
-pub use finding::{Finding, Level, exit_code, text};
+pub use finding::{DoctorFinding, Level, exit_code, text};
 
 use crate::{
     doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel},
     path::{self, Needs, Offer, Path, PathChoice},
     vm::probe::KvmFacts,
 };
-use vcpufreq_device::host::Policy;
+use vcpufreq_device::host::CpufreqPolicy;
 
-/// Everything there is to say of a host.
-pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
+/// All findings of a host.
+pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     let mut found = vec![architecture(facts), kvm(facts)];
     found.extend(paths(facts));
     found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
@@ -37,21 +37,21 @@ pub fn findings(facts: &DoctorFacts) -> Vec<Finding> {
     found
 }
 
-fn architecture(facts: &DoctorFacts) -> Finding {
+fn architecture(facts: &DoctorFacts) -> DoctorFinding {
     let arch = &facts.arch;
     if arch == "aarch64" {
-        return Finding::good("architecture", arch, "arm64 Linux guests run here");
+        return DoctorFinding::good("architecture", arch, "arm64 Linux guests run here");
     }
     let why = "run and bench need arm64; guests of QEMU and libvirt work by qemu and serve";
-    Finding::limit("architecture", arch, why)
+    DoctorFinding::limit("architecture", arch, why)
         .change("for run use an arm64 host, or the emulated one (make lab-shell)")
 }
 
-fn kvm(facts: &DoctorFacts) -> Finding {
+fn kvm(facts: &DoctorFacts) -> DoctorFinding {
     let kvm = match &facts.live.kvm {
         Ok(kvm) => kvm,
         Err(error) => {
-            return Finding::blocker("kvm", format!("/dev/kvm: {error}"), "guests need KVM")
+            return DoctorFinding::blocker("kvm", format!("/dev/kvm: {error}"), "guests need KVM")
                 .change(
                     "load the kernel's KVM, turn virtualization on in the firmware, \
                  and join the group that owns /dev/kvm",
@@ -60,7 +60,7 @@ fn kvm(facts: &DoctorFacts) -> Finding {
     };
     if kvm.api_version != KvmFacts::API_VERSION {
         let what = format!("API version {}", kvm.api_version);
-        return Finding::blocker("kvm", what, "the only stable version is 12")
+        return DoctorFinding::blocker("kvm", what, "the only stable version is 12")
             .change("use Linux 2.6.22 or later");
     }
     let mut what = format!(
@@ -82,14 +82,14 @@ fn kvm(facts: &DoctorFacts) -> Finding {
     .filter_map(|(there, name)| (!there).then_some(name))
     .collect();
     if missing.is_empty() || facts.arch != "aarch64" {
-        return Finding::good("kvm", what, "guests can run");
+        return DoctorFinding::good("kvm", what, "guests can run");
     }
-    Finding::limit("kvm", what, format!("without {}", missing.join(", ")))
+    DoctorFinding::limit("kvm", what, format!("without {}", missing.join(", ")))
         .change("use a newer kernel: stolen time needs Linux 5.10 with CONFIG_SCHED_INFO")
 }
 
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.
-fn paths(facts: &DoctorFacts) -> Vec<Finding> {
+fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let tables = facts.cpus.policies.iter();
     let needs = Needs {
@@ -103,7 +103,7 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
     let used = path::choose(PathChoice::Auto, &offered).unwrap_or_default();
     let with_bpf = path::choose(PathChoice::Auto, &offers(Ok(String::new())));
     let finding = |Offer { path, possible }| match possible {
-        Ok(how) if path == used => Some(Finding::good("path", used.to_string(), how)),
+        Ok(how) if path == used => Some(DoctorFinding::good("path", used.to_string(), how)),
         Err(why) if path > used => Some(match path {
             Path::Bpf if !facts.bpf_built => {
                 let allowed = facts.btf && bpf_permitted(facts) && with_bpf == Ok(Path::Bpf);
@@ -119,7 +119,7 @@ fn paths(facts: &DoctorFacts) -> Vec<Finding> {
 }
 
 /// A path that would be better than the one in use.
-fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Finding {
+fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> DoctorFinding {
     let subject = match path {
         Path::Bpf => "path bpf",
         Path::Exit | Path::Ioeventfd | Path::Shm => "path ioeventfd",
@@ -134,55 +134,55 @@ fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Findin
     match &facts.live.paths {
         // No change of the host's gives its CPUs that.
         Ok(paths) if path == Path::Bpf && !paths.coherent => {
-            Finding::absent(subject, "not for these CPUs", cause)
+            DoctorFinding::absent(subject, "not for these CPUs", cause)
         }
-        _ => Finding::limit(subject, "not possible", cause).change(step),
+        _ => DoctorFinding::limit(subject, "not possible", cause).change(step),
     }
 }
 
 /// What isn't in this program is no fault of the host.
-fn bpf_not_built(allowed: bool) -> Finding {
+fn bpf_not_built(allowed: bool) -> DoctorFinding {
     let why = match allowed {
         true => "this host allows it, and it is the best",
         false => "this host doesn't allow it either",
     };
-    let finding = Finding::absent("path bpf", "not in this program", why);
+    let finding = DoctorFinding::absent("path bpf", "not in this program", why);
     match allowed {
         true => finding.change("cargo build --release -p vcpufreq"),
         false => finding,
     }
 }
 
-fn uclamp(facts: &DoctorFacts) -> Finding {
+fn uclamp(facts: &DoctorFacts) -> DoctorFinding {
     traps::UCLAMP.look(facts).unwrap_or_else(|| {
         let why = "a guest's request can be put into force";
-        Finding::good("uclamp", "available", why)
+        DoctorFinding::good("uclamp", "available", why)
     })
 }
 
-fn uclamp_limit(facts: &DoctorFacts) -> Finding {
+fn uclamp_limit(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "uclamp limits";
     let limits = (facts.uclamp_sysctl_min, facts.uclamp_sysctl_max);
     match limits {
-        (Some(min), Some(max)) if min.min(max) < 1024 => Finding::limit(
+        (Some(min), Some(max)) if min.min(max) < 1024 => DoctorFinding::limit(
             NAME,
             format!("kernel.sched_util_clamp_min is {min}, sched_util_clamp_max {max}"),
             "higher requests are cut to these",
         )
         .change("sysctl kernel.sched_util_clamp_min=1024 kernel.sched_util_clamp_max=1024"),
-        (Some(_), Some(_)) => Finding::good(NAME, "none", "requests up to 1024 have effect"),
-        _ => Finding::absent(NAME, "not there", "they come with uclamp"),
+        (Some(_), Some(_)) => DoctorFinding::good(NAME, "none", "requests up to 1024 have effect"),
+        _ => DoctorFinding::absent(NAME, "not there", "they come with uclamp"),
     }
 }
 
-fn cgroup(facts: &DoctorFacts) -> Finding {
+fn cgroup(facts: &DoctorFacts) -> DoctorFinding {
     match &facts.live.cgroup {
-        Ok(parent) => Finding::good(
+        Ok(parent) => DoctorFinding::good(
             "cgroup",
             format!("vCPU threads can be grouped in {parent}"),
             "the clamp of a group changes without a dip of the frequency",
         ),
-        Err(error) => Finding::limit(
+        Err(error) => DoctorFinding::limit(
             "cgroup",
             error.clone(),
             "requests go to the thread (--actuator thread), which dips the frequency at each change",
@@ -195,7 +195,7 @@ fn cgroup(facts: &DoctorFacts) -> Finding {
 }
 
 /// `CPUs 0-3: NAME, CPUs 4-7: OTHER`
-fn per_policy(policies: &[Policy], value: impl Fn(&Policy) -> &str) -> String {
+fn per_policy(policies: &[CpufreqPolicy], value: impl Fn(&CpufreqPolicy) -> &str) -> String {
     let mut groups: Vec<(String, CpuList)> = Vec::new();
     for policy in policies {
         match groups.iter_mut().find(|(name, _)| name == value(policy)) {
@@ -209,7 +209,7 @@ fn per_policy(policies: &[Policy], value: impl Fn(&Policy) -> &str) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-fn drivers(facts: &DoctorFacts) -> Finding {
+fn drivers(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "cpufreq driver";
     let policies = &facts.cpus.policies;
     let online = facts.cpus.online().into_iter();
@@ -217,7 +217,7 @@ fn drivers(facts: &DoctorFacts) -> Finding {
         .filter(|cpu| facts.cpus.policy_of(*cpu).is_none())
         .collect();
     if policies.is_empty() {
-        return Finding::limit(
+        return DoctorFinding::limit(
             NAME,
             "none",
             "this host's frequency can't be read or driven",
@@ -227,16 +227,17 @@ fn drivers(facts: &DoctorFacts) -> Finding {
     let what = per_policy(policies, |policy| &policy.driver);
     if !uncovered.is_empty() {
         let why = format!("CPUs {uncovered} have no policy: vCPUs there read no frequency");
-        return Finding::limit(NAME, what, why).change("pin vCPUs to CPUs that have a policy");
+        return DoctorFinding::limit(NAME, what, why)
+            .change("pin vCPUs to CPUs that have a policy");
     }
-    Finding::good(NAME, what, "frequencies can be read and driven")
+    DoctorFinding::good(NAME, what, "frequencies can be read and driven")
 }
 
-fn governors(facts: &DoctorFacts) -> Vec<Finding> {
+fn governors(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     const NAME: &str = "governor";
     let policies = &facts.cpus.policies;
     if policies.is_empty() {
-        let none = Finding::limit(NAME, "none", "there is no cpufreq policy");
+        let none = DoctorFinding::limit(NAME, "none", "there is no cpufreq policy");
         return vec![none.change("load the cpufreq driver first")];
     }
     let traps = [traps::FIRMWARE, traps::SCHEDUTIL, traps::GOVERNOR];
@@ -245,10 +246,10 @@ fn governors(facts: &DoctorFacts) -> Vec<Finding> {
         return wrong;
     }
     let what = per_policy(policies, |policy| &policy.governor);
-    vec![Finding::good(NAME, what, "schedutil follows uclamp")]
+    vec![DoctorFinding::good(NAME, what, "schedutil follows uclamp")]
 }
 
-fn capacities(facts: &DoctorFacts) -> Finding {
+fn capacities(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "cpu capacity";
     if let Some(finding) = traps::CAPACITY.look(facts) {
         return finding;
@@ -257,35 +258,35 @@ fn capacities(facts: &DoctorFacts) -> Finding {
     let values: BTreeSet<_> = told.collect();
     if values.is_empty() {
         let why = "all CPUs count as 1024, as on symmetric machines";
-        return Finding::absent(NAME, "not told", why);
+        return DoctorFinding::absent(NAME, "not reported", why);
     }
     let values: Vec<_> = values.iter().map(u16::to_string).collect();
-    Finding::good(NAME, values.join(", "), "requests are scaled to these")
+    DoctorFinding::good(NAME, values.join(", "), "requests are scaled to these")
 }
 
-fn energy_model(facts: &DoctorFacts) -> Finding {
+fn energy_model(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "energy model";
     match facts.energy_model {
-        EnergyModel::Domains(0) => Finding::limit(
+        EnergyModel::Domains(0) => DoctorFinding::limit(
             NAME,
             "none",
             "no power for the guest's OPP tables, and no energy-aware scheduling",
         )
         .change("add opp-microwatt or dynamic-power-coefficient to the host's device tree, or give power in --table"),
         EnergyModel::Domains(count) => match facts.energy_aware {
-            Some(false) => Finding::limit(
+            Some(false) => DoctorFinding::limit(
                 NAME,
                 format!("{count} performance domains, but energy-aware scheduling is off"),
                 "the host places vCPU threads without regard to energy",
             )
             .change("sysctl kernel.sched_energy_aware=1"),
-            Some(true) | None => Finding::good(
+            Some(true) | None => DoctorFinding::good(
                 NAME,
                 format!("{count} performance domains"),
                 "the guest's OPP tables get the power",
             ),
         },
-        EnergyModel::Hidden => Finding::absent(
+        EnergyModel::Hidden => DoctorFinding::absent(
             NAME,
             "can't be seen",
             "debugfs is not readable; as root the guest's OPP tables get the power",
@@ -293,7 +294,7 @@ fn energy_model(facts: &DoctorFacts) -> Finding {
     }
 }
 
-fn headroom(facts: &DoctorFacts) -> Finding {
+fn headroom(facts: &DoctorFacts) -> DoctorFinding {
     let what = format!("Linux {}", facts.kernel_release);
     let why = match facts.headroom {
         Some(Headroom::None) => {
@@ -303,17 +304,17 @@ fn headroom(facts: &DoctorFacts) -> Finding {
             "schedutil adds 25 % to uclamp.min (before 6.8): requests are scaled by 4/5"
         }
         None => {
-            return Finding::limit("headroom", what, "the version can't be read from this")
+            return DoctorFinding::limit("headroom", what, "the version can't be read from this")
                 .change("check the frequencies with --clamp exact; 6.8 and later is assumed");
         }
     };
-    Finding::good("headroom", what, why)
+    DoctorFinding::good("headroom", what, why)
 }
 
-fn btf(facts: &DoctorFacts) -> Finding {
+fn btf(facts: &DoctorFacts) -> DoctorFinding {
     traps::BTF.look(facts).unwrap_or_else(|| {
         let file = "/sys/kernel/btf/vmlinux";
-        Finding::good("btf", file, "BPF programs fit this kernel")
+        DoctorFinding::good("btf", file, "BPF programs fit this kernel")
     })
 }
 
@@ -323,22 +324,22 @@ fn bpf_permitted(facts: &DoctorFacts) -> bool {
     facts.bpf_syscall && (has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON))
 }
 
-fn bpf(facts: &DoctorFacts) -> Finding {
+fn bpf(facts: &DoctorFacts) -> DoctorFinding {
     let why = "requests can't be handled inside the kernel, only by an exit to the VMM";
     match (facts.bpf_syscall, bpf_permitted(facts)) {
-        (false, _) => Finding::limit("bpf", "not in this kernel", why)
+        (false, _) => DoctorFinding::limit("bpf", "not in this kernel", why)
             .change("use a kernel with CONFIG_BPF_SYSCALL"),
-        (true, false) => Finding::limit("bpf", "not permitted to this user", why)
+        (true, false) => DoctorFinding::limit("bpf", "not permitted to this user", why)
             .change("run with CAP_BPF and CAP_PERFMON"),
-        (true, true) => Finding::good("bpf", "permitted", "tracing programs can be loaded"),
+        (true, true) => DoctorFinding::good("bpf", "permitted", "tracing programs can be loaded"),
     }
 }
 
-fn realtime(facts: &DoctorFacts) -> Finding {
+fn realtime(facts: &DoctorFacts) -> DoctorFinding {
     if facts.realtime {
-        return Finding::good("rt kernel", "yes", "PREEMPT_RT: fit for real-time guests");
+        return DoctorFinding::good("rt kernel", "yes", "PREEMPT_RT: fit for real-time guests");
     }
-    Finding::absent("rt kernel", "no", "fine unless the guest is real-time")
+    DoctorFinding::absent("rt kernel", "no", "fine unless the guest is real-time")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A good host has no findings; each thing that can be wrong is found, says
+//! A good host has no findings; each thing that can be wrong is found, names
 //! what to change, and gives the right exit code.
 
 use super::*;
@@ -61,7 +61,7 @@ fn facts(host: &FakeHost) -> DoctorFacts {
 }
 
 /// The one finding of these facts that isn't good.
-fn only_finding(facts: &DoctorFacts) -> Finding {
+fn only_finding(facts: &DoctorFacts) -> DoctorFinding {
     let findings = findings(facts);
     let mut bad = findings
         .into_iter()
@@ -168,7 +168,7 @@ fn what_a_tree_lacks_is_found() {
     }
 }
 
-fn floors_of(host: &FakeHost) -> Vec<Finding> {
+fn floors_of(host: &FakeHost) -> Vec<DoctorFinding> {
     let all = findings(&facts(host)).into_iter();
     all.filter(|found| found.subject == "fair server").collect()
 }
@@ -266,7 +266,7 @@ fn paths_of(change: &dyn Fn(&mut DoctorFacts)) -> Vec<(&'static str, Level, Stri
     let found = findings(&facts).into_iter();
     let found = found.filter(|finding| finding.subject.starts_with("path"));
     let found = found.map(|finding| {
-        let Finding { what, change, .. } = finding;
+        let DoctorFinding { what, change, .. } = finding;
         let text = [what, change.unwrap_or_default()].join("|");
         (finding.subject, finding.level, text)
     });
@@ -365,9 +365,9 @@ fn the_headroom_rule_follows_the_version() {
 
 #[test]
 fn exit_codes_follow_the_worst_finding() {
-    let limit = Finding::limit("a", "b", "c");
-    let blocker = Finding::blocker("a", "b", "c");
-    let good = Finding::good("a", "b", "c");
+    let limit = DoctorFinding::limit("a", "b", "c");
+    let blocker = DoctorFinding::blocker("a", "b", "c");
+    let good = DoctorFinding::good("a", "b", "c");
     assert_eq!(exit_code(&[]), 0);
     assert_eq!(exit_code(&[good.clone(), limit.clone()]), 1);
     assert_eq!(exit_code(&[good, blocker, limit]), 2);
@@ -499,7 +499,7 @@ fn each_trap_has_a_board_that_it_is_found_on() {
             all.iter().any(|found| found.level == trap.level),
             "{name}: {all:?}"
         );
-        let says = |found: &Finding| match trap.level {
+        let says = |found: &DoctorFinding| match trap.level {
             Level::Good => found.change.is_none() && found.what.contains(part),
             _ => found
                 .change

@@ -3,9 +3,9 @@
 //! table in `docs/boards.md` are made from it.
 
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::Policy;
+use vcpufreq_device::host::CpufreqPolicy;
 
-use super::finding::{Finding, Level};
+use super::finding::{DoctorFinding, Level};
 use super::{floor, per_policy};
 use crate::doctor::facts::DoctorFacts;
 use crate::vm::gic::Gic;
@@ -49,14 +49,14 @@ impl Found {
 
 impl Trap {
     /// The finding, where this host has the trap.
-    pub fn look(&self, facts: &DoctorFacts) -> Option<Finding> {
+    pub fn look(&self, facts: &DoctorFacts) -> Option<DoctorFinding> {
         let Found { what, place } = (self.found)(facts)?;
         let finding = match self.level {
             Level::Limit | Level::Blocker => {
                 let change = self.change.replace("{}", &place);
-                Finding::limit(self.name, what, self.effect).change(change)
+                DoctorFinding::limit(self.name, what, self.effect).change(change)
             }
-            Level::Good | Level::Absent => Finding::good(self.name, what, self.effect),
+            Level::Good | Level::Absent => DoctorFinding::good(self.name, what, self.effect),
         };
         Some(finding)
     }
@@ -135,7 +135,7 @@ pub(super) const SCHEDUTIL: Trap = Trap {
     change: "use a kernel with CONFIG_CPU_FREQ_GOV_SCHEDUTIL",
     kernel: "4.7",
     found: |facts| {
-        let lacks = |policy: &Policy| {
+        let lacks = |policy: &CpufreqPolicy| {
             !chooses_itself(policy) && facts.board.no_schedutil.contains(&policy.id)
         };
         Some(Found::new(
@@ -210,8 +210,9 @@ const HINT: Trap = Trap {
     change: "compare OPPs and frequencies in vcpufreq top; give --table where doctor finds no OPPs",
     kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ",
     found: |facts| {
-        let hinted = |policy: &Policy| matches!(policy.driver.as_str(), "cppc_cpufreq" | "scmi");
-        let without = |policy: &Policy| hinted(policy) && policy.opps.is_empty();
+        let hinted =
+            |policy: &CpufreqPolicy| matches!(policy.driver.as_str(), "cppc_cpufreq" | "scmi");
+        let without = |policy: &CpufreqPolicy| hinted(policy) && policy.opps.is_empty();
         let what = drivers(facts, hinted)?;
         let opps = match drivers(facts, without) {
             Some(_) => "without OPPs",
@@ -244,7 +245,11 @@ pub(super) const CAPACITY: Trap = Trap {
     change: "give --capacity VCPUS=N, or capacity-dmips-mhz in the host's device tree",
     kernel: "device tree; ACPI 5.18 with CPPC",
     found: |facts| {
-        let mut tops = facts.cpus.policies.iter().filter_map(Policy::top_khz);
+        let mut tops = facts
+            .cpus
+            .policies
+            .iter()
+            .filter_map(CpufreqPolicy::top_khz);
         let first = tops.next()?;
         let equal = facts
             .cpus
@@ -252,7 +257,7 @@ pub(super) const CAPACITY: Trap = Trap {
             .iter()
             .all(|cpu| cpu.capacity_or_full() == 1024);
         let other = tops.find(|top| *top != first).filter(|_| equal)?;
-        let what = format!("not told, and policies end at {first} and {other} kHz");
+        let what = format!("not reported, and policies end at {first} and {other} kHz");
         Some(Found::new(what, NO_PLACE))
     },
     ..TRAP
@@ -373,7 +378,7 @@ const HEADROOM: Trap = Trap {
 };
 
 /// Findings that only a host with the trap has; other functions of the doctor have the rest.
-pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = Finding> {
+pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let traps = [
         AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
@@ -381,12 +386,12 @@ pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = Finding> {
 }
 
 /// Whether the driver has no governors of cpufreq's.
-fn chooses_itself(policy: &Policy) -> bool {
+fn chooses_itself(policy: &CpufreqPolicy) -> bool {
     matches!(policy.driver.as_str(), "intel_pstate" | "amd-pstate-epp")
 }
 
 /// The drivers of these policies, with their CPUs; `None` without any.
-fn drivers(facts: &DoctorFacts, of: impl Fn(&Policy) -> bool) -> Option<String> {
+fn drivers(facts: &DoctorFacts, of: impl Fn(&CpufreqPolicy) -> bool) -> Option<String> {
     let policies = facts.cpus.policies.iter();
     let found: Vec<_> = policies.filter(|policy| of(policy)).cloned().collect();
     (!found.is_empty()).then(|| per_policy(&found, |policy| &policy.driver))

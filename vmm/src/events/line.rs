@@ -8,7 +8,7 @@ use super::{Stamped, What};
 
 /// A line of the file. The order of the fields is the order in the line.
 #[derive(Serialize)]
-pub struct Line {
+pub struct EventLine {
     /// CLOCK_MONOTONIC.
     t_ns: u64,
     event: &'static str,
@@ -66,7 +66,7 @@ type Parts = (
     Option<String>,
 );
 
-impl From<&Stamped> for Line {
+impl From<&Stamped> for EventLine {
     fn from(stamped: &Stamped) -> Self {
         let (event, (vcpu, domain), value, result) = match stamped.what {
             What::Event(event) => of_event(&event),

@@ -28,7 +28,7 @@ use vcpufreq_device::{
     kvm::{EventSink, HostChange},
 };
 
-use self::line::Line;
+use self::line::EventLine;
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
 /// start and never more.
@@ -162,7 +162,7 @@ fn write_until(
         loop {
             match events.try_recv() {
                 Ok(stamped) => {
-                    serde_json::to_writer(&mut output, &Line::from(&stamped))?;
+                    serde_json::to_writer(&mut output, &EventLine::from(&stamped))?;
                     output.write_all(b"\n")?;
                     written += 1;
                 }

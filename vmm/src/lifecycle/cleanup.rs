@@ -17,7 +17,7 @@ use nix::{
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
 use vcpufreq_rt::{KernelHost, remove_within};
 
-use crate::lifecycle::state::{self, NoRecord, OwnerStatus, Record, StateDir};
+use crate::lifecycle::state::{self, NoRecord, OwnerStatus, StateDir, VmmRecord};
 use crate::message::chain;
 
 /// How long processes that were just killed may take to leave their cgroup.
@@ -91,7 +91,7 @@ impl<'a> Cleaner<'a> {
     ///
     /// # Errors
     /// When something else is there.
-    pub fn check(&self, path: &Path, record: &Record) -> Result<(), NoRecord> {
+    pub fn check(&self, path: &Path, record: &VmmRecord) -> Result<(), NoRecord> {
         match record.paths().find(|path| !(self.may_be_group)(path)) {
             Some(what) => Err(NoRecord::Foreign {
                 record: path.to_owned(),
@@ -102,7 +102,7 @@ impl<'a> Cleaner<'a> {
     }
 
     /// Removes what one record names, and the record, if its VMM is dead.
-    pub fn by_record(&self, path: &Path, record: &Record, cleaned: &mut Cleaned) {
+    pub fn by_record(&self, path: &Path, record: &VmmRecord, cleaned: &mut Cleaned) {
         let status = record.owner.status(&KernelHost::from(self.host));
         match status {
             OwnerStatus::InUse => return,
@@ -140,7 +140,7 @@ impl<'a> Cleaner<'a> {
 
     /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
     /// What is left, a line each.
-    pub fn end(&self, dir: &StateDir, record: &Record, cleaned: &mut Cleaned) -> Vec<String> {
+    pub fn end(&self, dir: &StateDir, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
         let pid = record.owner.pid;
         // Without the lock or the others the rest is undone all the same.
         let lock = dir.lock();

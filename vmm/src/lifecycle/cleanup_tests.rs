@@ -75,7 +75,7 @@ impl Scene {
             raised_min: false,
         };
         let groups = Some(groups);
-        let record = Record {
+        let record = VmmRecord {
             owner,
             groups,
             rt: None,

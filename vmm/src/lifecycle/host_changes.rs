@@ -11,7 +11,7 @@ use vcpufreq_rt::{KernelHost, Vcpus};
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::guardian::Guardian,
-    lifecycle::state::{Record, StateDir},
+    lifecycle::state::{StateDir, VmmRecord},
 };
 
 /// How long threads that are just leaving a cgroup may take.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct HostChanges {
     dir: StateDir,
-    record: Record,
+    record: VmmRecord,
     guardian: Guardian,
 }
 
@@ -32,7 +32,7 @@ impl HostChanges {
     /// # Errors
     /// Why there can't be a record or a guardian, or which guest has one of the pCPUs. Nothing is
     /// left then.
-    pub fn begin(mut record: Record, report: impl Fn(&str)) -> anyhow::Result<Self> {
+    pub fn begin(mut record: VmmRecord, report: impl Fn(&str)) -> anyhow::Result<Self> {
         let host = HostRoot::default();
         let dir = StateDir::of_user()?;
         put_back_of_dead(&dir, &host, report)?;
@@ -47,7 +47,7 @@ impl HostChanges {
             }),
             Err(error) => {
                 // Nothing but raised groups is there yet. The first failure is the one to tell.
-                let only = Record {
+                let only = VmmRecord {
                     groups: None,
                     rt: None,
                     ..record
@@ -96,7 +96,7 @@ pub fn put_back_of_dead(
 
 /// Writes the record, if no other guest has vCPUs in the way. From then on this process alone changes
 /// these pCPUs' bounds, so the bounds are read again: a guest may have ended and put its back since.
-fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut Record) -> anyhow::Result<()> {
+fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut VmmRecord) -> anyhow::Result<()> {
     dir.write(record)?;
     // After the record: of two that start at once, one sees the other.
     check_free(dir, host, record)?;
@@ -112,7 +112,7 @@ fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut Record) -> anyhow::
 ///
 /// # Errors
 /// Which guest has one there; or the records can't be listed.
-fn check_free(dir: &StateDir, host: &HostRoot, mine: &Record) -> anyhow::Result<()> {
+fn check_free(dir: &StateDir, host: &HostRoot, mine: &VmmRecord) -> anyhow::Result<()> {
     let mine = mine.cpus();
     let look = KernelHost::from(host);
     for (_, other) in dir.list()? {
@@ -164,10 +164,10 @@ mod tests {
         }
 
         /// A running guest that has real-time vCPUs on `rt`, and others pinned to `pinned`.
-        fn guest(&self, pid: u32, rt: &[u32], pinned: &[u32]) -> Record {
+        fn guest(&self, pid: u32, rt: &[u32], pinned: &[u32]) -> VmmRecord {
             let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
             self.host.write(&format!("proc/{pid}/stat"), stat);
-            Record {
+            VmmRecord {
                 owner: owner_of(&self.host.root(), pid).unwrap(),
                 groups: None,
                 rt: (!rt.is_empty()).then(|| changes(rt)),
@@ -179,10 +179,10 @@ mod tests {
         }
 
         /// What another one would hear.
-        fn told(&self, rt: &[u32], pinned: &[u32]) -> Option<String> {
+        fn refusal(&self, rt: &[u32], pinned: &[u32]) -> Option<String> {
             let mine = self.guest(8, rt, pinned);
-            let told = check_free(&self.dir, &self.host.root(), &mine).err();
-            told.map(|error| error.to_string())
+            let refusal = check_free(&self.dir, &self.host.root(), &mine).err();
+            refusal.map(|error| error.to_string())
         }
     }
 
@@ -191,17 +191,17 @@ mod tests {
         let scene = Scene::new();
         scene.dir.write(&scene.guest(7, &[3], &[0, 1])).unwrap();
         scene.dir.write(&scene.guest(8, &[3], &[0])).unwrap();
-        assert_eq!(scene.told(&[2], &[0, 1]), None, "beside it, and its own");
-        assert_eq!(scene.told(&[], &[]), None, "not pinned");
+        assert_eq!(scene.refusal(&[2], &[0, 1]), None, "beside it, and its own");
+        assert_eq!(scene.refusal(&[], &[]), None, "not pinned");
         for (rt, pinned) in [(&[3][..], &[][..]), (&[], &[3]), (&[], &[0, 1, 2, 3])] {
-            let line = scene.told(rt, pinned).unwrap();
+            let line = scene.refusal(rt, pinned).unwrap();
             assert!(
                 line.contains("CPU 3") && line.contains("process 7 already"),
                 "{line}"
             );
             assert_eq!(line.lines().count(), 1);
         }
-        let line = scene.told(&[1], &[]).unwrap();
+        let line = scene.refusal(&[1], &[]).unwrap();
         assert!(line.contains("process 7 is pinned to CPU 1"), "{line}");
     }
 
@@ -210,9 +210,9 @@ mod tests {
         let scene = Scene::new();
         scene.dir.write(&scene.guest(7, &[3], &[0])).unwrap();
         scene.host.remove("proc/7");
-        let line = scene.told(&[3], &[]).unwrap();
+        let line = scene.refusal(&[3], &[]).unwrap();
         assert!(line.contains("vcpufreq cleanup"), "{line}");
-        assert_eq!(scene.told(&[0], &[]), None, "nothing was changed there");
+        assert_eq!(scene.refusal(&[0], &[]), None, "nothing was changed there");
     }
 
     #[test]

@@ -13,13 +13,13 @@ use anyhow::{Context, bail};
 use vcpufreq_device::host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
-use super::state::{Record, StateDir};
+use super::state::{StateDir, VmmRecord};
 
 /// Others hold the lock while threads leave a cgroup, which takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
-impl Record {
+impl VmmRecord {
     /// The groups that are raised for its VM.
     pub fn raises(&self) -> RaisedGroups {
         let groups = self.groups.as_ref().filter(|groups| groups.raised_min);
@@ -91,7 +91,7 @@ impl StateDir {
     pub fn raised_by_others(
         &self,
         host: &HostRoot,
-        mine: &Record,
+        mine: &VmmRecord,
         too: OwnerStatus,
     ) -> anyhow::Result<Vec<RaisedGroups>> {
         let look = KernelHost::from(host);
@@ -149,10 +149,10 @@ mod tests {
         }
 
         /// The record of process `pid`, which runs.
-        fn record(&self, pid: u32) -> Record {
+        fn record(&self, pid: u32) -> VmmRecord {
             let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
             self.host.write(&format!("proc/{pid}/stat"), stat);
-            Record {
+            VmmRecord {
                 owner: owner_of(&self.host.root(), pid).unwrap(),
                 groups: None,
                 rt: None,
@@ -164,7 +164,7 @@ mod tests {
         }
 
         /// Server `pid` serves a VM of the slice, whose vCPU is a thread of that number too.
-        fn serve(&self, pid: u32) -> Record {
+        fn serve(&self, pid: u32) -> VmmRecord {
             let group = format!("machine.slice/{pid}");
             self.group(
                 &format!("sys/fs/cgroup/{group}"),
@@ -175,20 +175,20 @@ mod tests {
             self.host.write(&procfs, format!("0::/{group}\n"));
             let threads = [Tid::new(pid.cast_signed()).unwrap()];
             let adopted = AdoptedGroups::find(&self.host.root(), pid, &threads);
-            self.begin(Record {
+            self.begin(VmmRecord {
                 adopted: adopted.unwrap(),
                 ..self.record(pid)
             })
         }
 
-        fn begin(&self, mut record: Record) -> Record {
+        fn begin(&self, mut record: VmmRecord) -> VmmRecord {
             self.dir.write(&record).unwrap();
             record.raise(&self.dir, &self.host.root()).unwrap();
             record
         }
 
         /// What the slice has after the end of a program.
-        fn end(&self, record: &Record) -> String {
+        fn end(&self, record: &VmmRecord) -> String {
             let host = self.host.root();
             let cleaner = Cleaner {
                 may_be_group: |_| true,
@@ -239,7 +239,7 @@ mod tests {
                 enabled_cpu: false,
                 raised_min,
             };
-            scene.begin(Record {
+            scene.begin(VmmRecord {
                 groups: Some(groups),
                 ..scene.record(pid)
             })

@@ -25,7 +25,7 @@ pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
 /// What a VMM is about to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct VmmRecord {
     /// Whose it is.
     pub owner: Owner,
     /// Its cgroups, if it makes any.
@@ -47,7 +47,7 @@ pub struct Record {
     pub raised: RaisedGroups,
 }
 
-impl Record {
+impl VmmRecord {
     /// The pCPUs of its vCPUs.
     pub fn cpus(&self) -> GuestCpus {
         let rt = self.rt.iter().flat_map(|rt| &rt.cpus);
@@ -129,7 +129,7 @@ impl StateDir {
     /// # Errors
     /// As [`OwnDir::make`], [`OwnDir::create`], write(2) (`ENOSPC`) and [`OwnDir::rename`]. An
     /// older record stays.
-    pub fn write(&self, record: &Record) -> anyhow::Result<()> {
+    pub fn write(&self, record: &VmmRecord) -> anyhow::Result<()> {
         let name = format!("{}.json", record.owner.pid);
         self.write_file(&name, &serde_json::to_string(record)?)
     }
@@ -167,7 +167,7 @@ impl StateDir {
     /// # Errors
     /// [`Untrusted`] when others than root and this user could have written one of them,
     /// [`NoRecord::Foreign`] when one names what no VMM makes: then none counts.
-    pub fn list(&self) -> anyhow::Result<Vec<(PathBuf, anyhow::Result<Record>)>> {
+    pub fn list(&self) -> anyhow::Result<Vec<(PathBuf, anyhow::Result<VmmRecord>)>> {
         let Some(dir) = OwnDir::open(&self.0)? else {
             return Ok(Vec::new());
         };
@@ -201,7 +201,7 @@ impl StateDir {
             return Ok(path);
         }
         match vcpufreq_rt::check_socket(&path) {
-            // Connecting says so.
+            // Connecting reports it.
             Err(why) if why.is_missing() => Ok(path),
             checked => checked.map(|()| path),
         }
@@ -239,20 +239,20 @@ pub enum NoRecord {
 /// [`NoRecord::Gone`] when there is none, [`NoRecord::Untrusted`] when another user may have
 /// written it, [`NoRecord::Wrong`] when it isn't finished, isn't a record or is another process',
 /// [`NoRecord::Foreign`] when it names what no VMM makes.
-pub fn read(path: &Path) -> Result<Record, NoRecord> {
+pub fn read(path: &Path) -> Result<VmmRecord, NoRecord> {
     match directory_of(path)? {
         Some(dir) => read_in(&dir, path),
         None => Err(NoRecord::Gone),
     }
 }
 
-fn read_in(dir: &OwnDir, path: &Path) -> Result<Record, NoRecord> {
+fn read_in(dir: &OwnDir, path: &Path) -> Result<VmmRecord, NoRecord> {
     let wrong = |why: String| Err(NoRecord::Wrong(why));
     if is_unfinished(path) {
         return wrong("it is not finished".to_owned());
     }
     let text = dir.read(name_of(path))?.ok_or(NoRecord::Gone)?;
-    let record: Record = match serde_json::from_str(&text) {
+    let record: VmmRecord = match serde_json::from_str(&text) {
         Ok(record) => record,
         Err(why) => return wrong(why.to_string()),
     };
@@ -290,7 +290,7 @@ fn name_of(path: &Path) -> &str {
         .unwrap_or_default()
 }
 
-impl Record {
+impl VmmRecord {
     /// A path in it that isn't one of the groups that process makes, comes from, or is put into.
     fn foreign(&self) -> Option<&Path> {
         let own = format!("{}{}", vcpufreq_device::host::GROUP_PREFIX, self.owner.pid);

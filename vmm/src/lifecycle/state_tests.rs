@@ -21,8 +21,8 @@ fn host(state: &str, ticks: u64) -> FakeHost {
     host
 }
 
-fn record(pid: u32) -> Record {
-    Record {
+fn record(pid: u32) -> VmmRecord {
+    VmmRecord {
         owner: Owner {
             pid,
             start_ticks: 4000,
@@ -129,7 +129,7 @@ fn a_record_is_written_whole_and_removed_with_its_directory() {
 fn a_record_that_names_what_is_not_its_own_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let state = StateDir::at(dir.path());
-    let write = |record: &Record, pid| {
+    let write = |record: &VmmRecord, pid| {
         let path = state.record_path(pid);
         fs::write(&path, serde_json::to_string(record).unwrap()).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();

@@ -31,7 +31,7 @@ impl FromStr for ConsoleEnd {
 
 #[cfg(test)]
 mod tests {
-    //! Each syntax gives what it says; nothing else is taken, in one line.
+    //! Each syntax gives its value; nothing else is taken, in one line.
     use super::*;
 
     #[test]

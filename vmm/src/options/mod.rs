@@ -181,7 +181,7 @@ pub struct VcpuArgs {
 
 #[cfg(test)]
 impl RunArgs {
-    /// What a config file says.
+    /// The options of a config file.
     pub fn of_toml(text: &str) -> Self {
         use clap::{Command, FromArgMatches};
         let flags = file::parse(text).unwrap();

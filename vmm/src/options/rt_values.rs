@@ -132,7 +132,7 @@ impl fmt::Display for ResumeLatency {
 
 #[cfg(test)]
 mod tests {
-    //! Each syntax gives the value it says, and nothing else is taken.
+    //! Each syntax gives its value, and nothing else is taken.
     use super::*;
 
     #[test]

@@ -143,7 +143,7 @@ impl<T: FromStr<Err: fmt::Display>> FromStr for PerVcpu<T> {
     }
 }
 
-/// What these flags say of one vCPU: the last that names it counts.
+/// What these flags set for one vCPU: the last that names it counts.
 pub fn of_vcpu<T>(flags: &[PerVcpu<T>], vcpu: u32) -> Option<&T> {
     let mut last_first = flags.iter().rev();
     let flag = last_first.find(|flag| flag.vcpus.contains(vcpu))?;
@@ -157,7 +157,7 @@ pub fn largest<T>(flags: &[PerVcpu<T>]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    //! Each syntax gives the value it says, and nothing else is taken.
+    //! Each syntax gives its value, and nothing else is taken.
 
     use super::*;
 

@@ -30,8 +30,8 @@ use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
-        Connection, EndSignals, Fate, LOOK_EVERY, Ready, Refusals, Served, ServedVm, Vmm, Waiting,
-        wait,
+        Connection, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm,
+        Vmm, wait,
     },
 };
 use command::QemuCommand;
@@ -55,7 +55,7 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     }
     let served = Served::check(options.served, HostRoot::default())?;
     let tree = Tree::make(&command, &served)?;
-    warn(&format!("{}; {}", served.likeness, tree.told()));
+    warn(&format!("{}; {}", served.likeness, tree.summary()));
     let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
     let mut qemu = Command::new(command.program());
     qemu.args(command.arguments()).args(tree.arguments()?);
@@ -68,7 +68,7 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     let signals = EndSignals::take_with_children().context("can't wait for signals")?;
     // From here on they are QEMU's alone: the connection ends with it.
     drop((of_qemu, tree));
-    let mut waiting = Waiting::default();
+    let mut waiting = PendingVmms::default();
     // QEMU ends when it is refused.
     let stream = Connection::new(stream);
     let added = Vmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
@@ -115,7 +115,7 @@ struct Supervisor<'a> {
     served: &'a Served,
     signals: &'a EndSignals,
     /// Until QEMU has its vCPUs.
-    waiting: Waiting,
+    waiting: PendingVmms,
     /// From then on, unless it can't be served.
     machine: Option<ServedVm>,
     refusals: Refusals,

@@ -24,18 +24,18 @@ use crate::{
     lifecycle::state::{self, StateDir},
     serve::Served,
     sys,
-    vm::image::Kernel,
+    vm::image::KernelImage,
 };
 
 /// How long QEMU may take to write its tree. It takes some 100 ms.
-const TOLD_WITHIN: Duration = Duration::from_secs(30);
+const DUMP_WITHIN: Duration = Duration::from_secs(30);
 /// How many bytes of its last messages are read.
 const LAST_WORDS: u64 = 4096;
 
 /// A tree for one boot of QEMU, or why there is none.
 pub struct Tree {
     file: Option<File>,
-    told: &'static str,
+    summary: &'static str,
 }
 
 impl Tree {
@@ -49,22 +49,24 @@ impl Tree {
             Described::ByFile(_) => {
                 return Ok(Self {
                     file: None,
-                    told: "the guest has the device tree of -dtb: put capacities into it by \
+                    summary: "the guest has the device tree of -dtb: put capacities into it by \
                            vcpufreq dt --merge",
                 });
             }
             Described::Otherwise => {
                 return Ok(Self {
                     file: None,
-                    told: "the guest has no device tree: its driver sets capacities in sysfs, but \
+                    summary: "the guest has no device tree: its driver sets capacities in sysfs, but \
                            its scheduler balances as if CPUs were equal",
                 });
             }
         }
         let base = dumped(command)?;
         // Without registers in the tree: they are the PCI device's.
-        let kernel = command.kernel().and_then(|path| Kernel::open(&path).ok());
-        let preempt_rt = |mut kernel: Kernel| matches!(kernel.preempt_rt(), Ok(Some(true)));
+        let kernel = command
+            .kernel()
+            .and_then(|path| KernelImage::open(&path).ok());
+        let preempt_rt = |mut kernel: KernelImage| matches!(kernel.preempt_rt(), Ok(Some(true)));
         // A guest that QEMU emulates doesn't wake from it.
         let standby = command.has_kvm() && kernel.is_some_and(preempt_rt);
         let region = topology::registers(&served.vcpus, 0);
@@ -79,13 +81,13 @@ impl Tree {
             .context("can't write the device tree")?;
         Ok(Self {
             file: Some(file),
-            told: "the guest has capacities, OPPs and energy in its device tree",
+            summary: "the guest has capacities, OPPs and energy in its device tree",
         })
     }
 
     /// What the guest will see.
-    pub fn told(&self) -> &'static str {
-        self.told
+    pub fn summary(&self) -> &'static str {
+        self.summary
     }
 
     /// The options that give it to QEMU.
@@ -110,7 +112,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     dump.push(file.as_os_str());
     let mut qemu = Command::new(command.program());
     qemu.args(command.of_tree()).arg("-machine").arg(dump);
-    let ran = run(&mut qemu, TOLD_WITHIN);
+    let ran = run(&mut qemu, DUMP_WITHIN);
     let tree = fs::read(&file);
     state::remove_file(&file).context("can't remove QEMU's device tree")?;
     ran?;

@@ -68,7 +68,7 @@ pub fn bpf_backend(_only: bool, _how: BpfRequests) -> Vec<Offered> {
 /// Writes a bridge's texts to stderr.
 #[derive(Debug)]
 pub struct Stderr {
-    /// Whether to say why.
+    /// Whether to print why.
     pub explain: bool,
 }
 

@@ -38,7 +38,7 @@ use crate::{
     kernel_version::host_headroom,
     lifecycle::{
         host_changes::HostChanges,
-        state::{Record, owner_of},
+        state::{VmmRecord, owner_of},
     },
     message::warn,
     options::RunArgs,
@@ -87,7 +87,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let groups = offer.as_ref().and_then(HostOffer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
-    let record = Record {
+    let record = VmmRecord {
         owner: owner_of(&host, std::process::id())?,
         groups,
         rt: rt.changes(&host),
@@ -150,7 +150,7 @@ fn run_guest(
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
-    let guest = vm::Host {
+    let guest = vm::VmEnvironment {
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,

@@ -28,7 +28,7 @@ pub struct HostOffer {
     pub source: SysfsSource,
     /// The paths that may be taken.
     pub plans: Plans,
-    /// What there is to say of these once nothing hinders the guest.
+    /// Lines about these, for when nothing hinders the guest.
     pub notes: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ impl HostOffer {
     }
 }
 
-/// Which paths the guest's accesses may take; `notes` gets what there is to say of it.
+/// Which paths the guest's accesses may take; `notes` gets lines about it.
 fn choose_path(
     config: &RunConfig,
     cpus: &HostCpus,

@@ -21,7 +21,7 @@ use crate::{
     kernel_version::host_headroom,
     lifecycle::{
         host_changes::{HostChanges, put_back_of_dead},
-        state::{Record, StateDir, owner_of},
+        state::{StateDir, VmmRecord, owner_of},
     },
     message::warn,
     run::bridge::{Stderr, answer_stats, observe},
@@ -278,14 +278,14 @@ impl Starting<'_> {
         Ok(())
     }
 
-    fn record(&self, chosen: &Chosen, threads: &FoundThreads) -> anyhow::Result<Record> {
+    fn record(&self, chosen: &Chosen, threads: &FoundThreads) -> anyhow::Result<VmmRecord> {
         let served = self.served;
         let groups = match &chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
             _ => None,
         };
         let pinned = served.vcpus.iter().flat_map(|vcpu| vcpu.pin.clone());
-        Ok(Record {
+        Ok(VmmRecord {
             owner: owner_of(&served.host, std::process::id())?,
             groups,
             rt: None,

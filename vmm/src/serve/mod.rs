@@ -11,6 +11,7 @@
 mod groups;
 mod machine;
 pub(crate) mod manager;
+mod pending_vmms;
 mod qmp;
 mod refusals;
 mod server;
@@ -19,7 +20,6 @@ mod socket;
 mod takeover;
 mod threads;
 mod vmm;
-mod waiting;
 
 use std::time::Duration;
 
@@ -37,17 +37,17 @@ use crate::{
     sys,
 };
 pub use machine::{Fate, ServedVm, give_memory};
+pub use pending_vmms::PendingVmms;
 pub use refusals::Refusals;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
 pub use vmm::{Connection, Shared, Vmm};
-pub use waiting::Waiting;
 
 /// The exit code when a VM is left without its bridge.
 const ERROR: u8 = 2;
 
-/// What to say when no thread answers the doorbells any more.
+/// The message when no thread answers the doorbells any more.
 const WORKER_DIED: &str = "the thread that carries out requests has died; start the server again";
 
 /// How often a VM is looked at for what no file tells.
@@ -95,7 +95,7 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
         socket,
         signals,
     };
-    server.run(taken_over, Waiting::by(listen.qmp))
+    server.run(taken_over, PendingVmms::by(listen.qmp))
 }
 
 fn user_of(name: &str) -> anyhow::Result<User> {

@@ -24,7 +24,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// One more, with what to say of it.
+    /// One more, with its message.
     pub fn add(&mut self, line: impl FnOnce() -> String) {
         let (is_said, rest) = self.count(Instant::now());
         if is_said {

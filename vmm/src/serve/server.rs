@@ -7,8 +7,8 @@ use std::{os::fd::AsFd, time::Instant};
 use vcpufreq_device::host::Tid;
 
 use super::{
-    ERROR, EndSignals, Fate, LOOK_EVERY, Ready, Refusals, Served, ServedVm, Socket, Vmm,
-    WORKER_DIED, Waiting, wait,
+    ERROR, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, Socket,
+    Vmm, WORKER_DIED, wait,
 };
 use crate::message::{chain, warn};
 
@@ -35,7 +35,7 @@ impl Server {
     ///
     /// # Errors
     /// When poll(2) fails (`ENOMEM`). A VMM that can't be served is a refusal, and no error.
-    pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: Waiting) -> anyhow::Result<u8> {
+    pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: PendingVmms) -> anyhow::Result<u8> {
         let mut refusals = Refusals::default();
         for vmm in taken_over {
             warn(&format!("takes process {} over", vmm.pid()));

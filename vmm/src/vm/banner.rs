@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a kernel says of itself in its banner, the line that begins its log
+//! The facts in a kernel's banner, the line that begins its log
 //! (Linux `init/version-timestamp.c`).
 
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ const LINE_MAX: usize = 1024;
 const CHUNK: u64 = 1 << 20;
 
 /// Whether an uncompressed kernel is a `PREEMPT_RT` one; `None` where no banner
-/// says so.
+/// shows it.
 pub fn preempt_rt(mut image: impl Read) -> io::Result<Option<bool>> {
     let (start, rt) = (Finder::new(START), Finder::new(RT));
     let mut seen = Vec::new();

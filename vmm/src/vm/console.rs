@@ -447,7 +447,7 @@ mod tests {
         }
     }
 
-    /// An output that takes nothing until it is told to.
+    /// An output that takes nothing until the test opens it.
     struct Gate(mpsc::Sender<()>, mpsc::Receiver<()>);
 
     impl Write for Gate {

@@ -32,8 +32,8 @@ pub enum ConsoleEnd {
     },
 }
 
-/// Tells the user something that ends nothing.
-pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
+/// Receives a warning for the user.
+pub type WarningHandler = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The output of one guest.
 pub struct Output {
@@ -41,10 +41,10 @@ pub struct Output {
     /// Bytes that there is still room for.
     left: AtomicU64,
     dropped: AtomicU64,
-    /// What to say when the first byte is dropped.
+    /// The warning when the first byte is dropped.
     full: String,
     stop: Arc<AtomicBool>,
-    warn: Warn,
+    warn: WarningHandler,
 }
 
 impl Output {
@@ -53,7 +53,11 @@ impl Output {
     ///
     /// # Errors
     /// When the file can't be made, or the process has no more open files.
-    pub fn new(end: &ConsoleEnd, stop: Arc<AtomicBool>, warn: Warn) -> anyhow::Result<Self> {
+    pub fn new(
+        end: &ConsoleEnd,
+        stop: Arc<AtomicBool>,
+        warn: WarningHandler,
+    ) -> anyhow::Result<Self> {
         let (to, max, full) = match end {
             ConsoleEnd::Stdio => {
                 let stdout = io::stdout().as_fd().try_clone_to_owned();
@@ -135,7 +139,7 @@ impl Write for Writer {
 
 #[cfg(test)]
 mod tests {
-    //! A file takes as much as it may, over resets too; the rest is counted, and said once.
+    //! A file takes as much as it may, over resets too; the rest is counted, and reported once.
     //! (That a signal loses nothing: `tests/terminal.rs`.)
 
     use std::sync::Mutex;
@@ -147,7 +151,8 @@ mod tests {
     fn output(end: &ConsoleEnd) -> (Arc<Output>, Said) {
         let said = Said::default();
         let heard = said.clone();
-        let warn: Warn = Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
+        let warn: WarningHandler =
+            Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
         let output = Output::new(end, Arc::default(), warn).unwrap();
         (Arc::new(output), said)
     }

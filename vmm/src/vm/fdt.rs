@@ -133,7 +133,7 @@ fn write_serial(fdt: &mut FdtWriter) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    //! Each node says what the guest's hardware is, where `layout` puts it.
+    //! Each node describes the guest's hardware, where `layout` puts it.
 
     use std::collections::BTreeMap;
 

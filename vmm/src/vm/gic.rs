@@ -77,7 +77,7 @@ impl fmt::Display for Gic {
 
 #[cfg(test)]
 mod tests {
-    //! A GICv2 has 8 vCPUs, whatever KVM says; one line says so.
+    //! A GICv2 has 8 vCPUs, whatever KVM's limit; one line reports it.
 
     use super::*;
 

@@ -27,10 +27,10 @@ const MIB: u64 = 1 << 20;
 
 /// A kernel that was found good.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct KernelImage {
     /// Its file, to load.
     pub file: BootFile,
-    /// What it says about itself.
+    /// Its own description.
     pub header: ImageHeader,
 }
 
@@ -100,7 +100,7 @@ fn unreadable(what: &str, path: &Path, source: io::Error) -> anyhow::Error {
     anyhow!("{what} {path} can't be read: {source}; check the path and its permissions")
 }
 
-impl Kernel {
+impl KernelImage {
     /// Opens `path` and checks that it is a whole arm64 Image, which it unpacks
     /// into memory where it is packed.
     ///
@@ -118,7 +118,7 @@ impl Kernel {
         Ok(Self { file, header })
     }
 
-    /// Whether it is a `PREEMPT_RT` kernel; `None` where it doesn't say so.
+    /// Whether it is a `PREEMPT_RT` kernel; `None` where that is unknown.
     ///
     /// # Errors
     /// When it can't be read.
@@ -166,7 +166,11 @@ impl BootPlacement {
     ///
     /// # Errors
     /// When there is too little memory, or more than addresses.
-    pub fn new(kernel: &Kernel, initrd: Option<&Initrd>, mem_mib: u64) -> anyhow::Result<Self> {
+    pub fn new(
+        kernel: &KernelImage,
+        initrd: Option<&Initrd>,
+        mem_mib: u64,
+    ) -> anyhow::Result<Self> {
         let ram_size = mem_mib
             .checked_mul(MIB)
             .filter(|size| size.checked_add(RAM_BASE).is_some())
@@ -218,7 +222,7 @@ pub fn check_cmdline(text: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    //! Bad files and too little memory are told apart, with their values.
+    //! Bad files and too little memory are distinct errors, with their values.
 
     use super::super::image_header::tests::{FILE_LEN, image};
     use super::*;
@@ -231,8 +235,8 @@ mod tests {
         file
     }
 
-    fn kernel(size: u64) -> Kernel {
-        Kernel::open(file(&image(size), FILE_LEN).path()).unwrap()
+    fn kernel(size: u64) -> KernelImage {
+        KernelImage::open(file(&image(size), FILE_LEN).path()).unwrap()
     }
 
     fn initrd(len: u64) -> Initrd {
@@ -242,7 +246,7 @@ mod tests {
     #[test]
     fn files_that_cannot_be_read_are_named() {
         let missing = Path::new("/nonexistent/Image");
-        let error = Kernel::open(missing).unwrap_err().to_string();
+        let error = KernelImage::open(missing).unwrap_err().to_string();
         assert!(error.starts_with("kernel /nonexistent/Image can't be read: "));
         let error = Initrd::open(Path::new("/")).unwrap_err().to_string();
         assert!(error.contains("not a regular file"), "{error}");
@@ -253,7 +257,7 @@ mod tests {
     #[test]
     fn a_truncated_kernel_is_refused() {
         let cut = file(&image(0x10000), FILE_LEN - 1);
-        let error = Kernel::open(cut.path()).unwrap_err().to_string();
+        let error = KernelImage::open(cut.path()).unwrap_err().to_string();
         let why = format!(
             "truncated: it has {} bytes of at least {FILE_LEN}",
             FILE_LEN - 1

@@ -69,7 +69,7 @@ impl ImageHeader {
         let (text_offset, size) = (field(TEXT_OFFSET_AT), field(IMAGE_SIZE_AT));
         ensure!(
             size > 0,
-            "doesn't say its size in memory (older than Linux 3.17); give a newer kernel"
+            "doesn't state its size in memory (older than Linux 3.17); give a newer kernel"
         );
         ensure!(
             text_offset < BLOCK,

@@ -17,7 +17,7 @@ pub struct KvmGuest {
 }
 
 /// Makes guests.
-pub trait Boot {
+pub trait Bootable {
     /// Makes the guest from scratch, as it is after power-on. `console` is
     /// written to when the console has an interrupt for it.
     ///

@@ -2,7 +2,7 @@
 //! The virtual machine: from a checked configuration to a guest that has ended.
 //!
 //! ```text
-//! Kernel, BootPlacement, fdt ─▶ arch (KVM, memory slots, GIC, registers) ─▶ VcpuThreads ─▶ Bus ─▶ devices
+//! KernelImage, BootPlacement, fdt ─▶ arch (KVM, memory slots, GIC, registers) ─▶ VcpuThreads ─▶ Bus ─▶ devices
 //! ```
 //!
 //! Everything that can be wrong with the input is found before KVM is opened.
@@ -47,7 +47,7 @@ use vcpufreq_dt::Machine;
 use bus::{Bus, MmioDevice};
 use console_output::ConsoleEnd;
 use gic::Gic;
-use image::{BootPlacement, Initrd, Kernel};
+use image::{BootPlacement, Initrd, KernelImage};
 use memory::PageSize;
 use probe::KvmFacts;
 pub use supervise::supervise;
@@ -94,7 +94,7 @@ pub trait Hooks: Send + Sync {
 }
 
 /// What the virtual machine gets from the rest of the program.
-pub struct Host {
+pub struct VmEnvironment {
     /// What happens at which moment.
     pub hooks: Arc<dyn Hooks>,
     /// The vcpufreq registers, if the guest gets them.
@@ -128,7 +128,7 @@ pub enum ExitReason {
     Failed {
         /// Which one.
         vcpu: usize,
-        /// What KVM said.
+        /// KVM's report.
         what: String,
     },
 }
@@ -155,7 +155,7 @@ impl ExitReason {
         }
     }
 
-    /// One line for the user, when there is something to say.
+    /// One line for the user, when there is a cause.
     pub fn message(&self) -> Option<String> {
         match self {
             Self::PowerOff | Self::Quit => None,
@@ -170,7 +170,7 @@ impl ExitReason {
 #[derive(Debug)]
 pub struct VmSpec {
     /// The kernel.
-    pub kernel: Kernel,
+    pub kernel: KernelImage,
     /// The initrd, if there is one.
     pub initrd: Option<Initrd>,
     /// Where they go.
@@ -207,7 +207,7 @@ pub struct LinuxGuest<'a> {
 ///
 /// # Errors
 /// What the host or a hook refused, with what was being done.
-pub fn run(spec: VmSpec, machine: &Machine, host: &Host) -> anyhow::Result<RunReport> {
+pub fn run(spec: VmSpec, machine: &Machine, host: &VmEnvironment) -> anyhow::Result<RunReport> {
     let kvm = open_kvm(&spec.kvm_device)?;
     let gic = arch::gic(&kvm)?;
     gic.check_vcpus(spec.pins.len(), kvm.get_max_vcpus())?;
@@ -267,7 +267,7 @@ pub fn open_kvm(path: &Path) -> anyhow::Result<Kvm> {
                 "this host has no KVM: load its module or turn virtualization on in its firmware"
             }
             io::ErrorKind::PermissionDenied => "join the group that owns it, usually kvm",
-            _ => "see what vcpufreq doctor says",
+            _ => "run vcpufreq doctor",
         };
         anyhow!("can't open {}: {source}; {next}", path.display())
     })
@@ -282,7 +282,7 @@ pub fn not_there_yet() -> anyhow::Error {
 }
 
 /// Puts the devices that every guest has on a bus.
-fn attach_cpufreq(bus: &mut Bus, host: &Host) -> anyhow::Result<()> {
+fn attach_cpufreq(bus: &mut Bus, host: &VmEnvironment) -> anyhow::Result<()> {
     match &host.cpufreq {
         Some(Cpufreq { device, size, .. }) => {
             bus.insert(layout::CPUFREQ_BASE, *size, device.clone())

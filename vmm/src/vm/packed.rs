@@ -286,7 +286,7 @@ mod tests {
     use proptest::prelude::*;
     use ruzstd::encoding::{CompressionLevel, compress_to_vec as zstd};
 
-    use super::super::image::Kernel;
+    use super::super::image::KernelImage;
     use super::super::image_header::tests::{FILE_LEN, image};
     use super::*;
 
@@ -348,7 +348,7 @@ mod tests {
     fn opened(bytes: &[u8]) -> Result<Vec<u8>, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
-        let mut kernel = Kernel::open(file.path()).map_err(|why| {
+        let mut kernel = KernelImage::open(file.path()).map_err(|why| {
             let line = why.to_string();
             line.replace(&file.path().display().to_string(), "FILE")
         })?;

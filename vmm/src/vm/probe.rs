@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this host's KVM says that it has, and what it can take over of the vcpufreq registers: that
-//! is found out by trying it on a virtual machine that is thrown away.
+//! What this host's KVM has, and what it can take over of the vcpufreq registers: the latter is
+//! tried on a virtual machine that is thrown away.
 
 use std::ffi::CString;
 use std::io;
@@ -23,7 +23,7 @@ const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
 /// `KVM_CAP_ARM_VM_IPA_SIZE`, likewise on other architectures; 0 there.
 const KVM_CAP_ARM_VM_IPA_SIZE: std::ffi::c_ulong = 165;
 
-/// What a KVM device says.
+/// The facts of a KVM device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KvmFacts {
     /// `KVM_GET_API_VERSION`.
@@ -32,7 +32,7 @@ pub struct KvmFacts {
     pub max_vcpus: usize,
     /// `KVM_CAP_ARM_VM_IPA_SIZE`, on arm64 only.
     pub address_bits: Option<i32>,
-    /// `KVM_CAP_STEAL_TIME`: the guest can be told its stolen time.
+    /// `KVM_CAP_STEAL_TIME`: the guest can read its stolen time.
     pub stolen_time: bool,
     /// `KVM_CAP_READONLY_MEM`: reads without an exit are possible.
     pub readonly_slots: bool,

@@ -15,10 +15,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
-use super::console_output::{ConsoleEnd, Output, Warn, Writer};
-use super::machine::Boot;
+use super::console_output::{ConsoleEnd, Output, WarningHandler, Writer};
+use super::machine::Bootable;
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use super::{ExitReason, Host, RunReport, attach_cpufreq, layout, sys};
+use super::{ExitReason, RunReport, VmEnvironment, attach_cpufreq, layout, sys};
 
 /// Why the vCPUs were stopped.
 enum Ended {
@@ -33,13 +33,13 @@ enum Ended {
 /// # Errors
 /// What KVM or the host refused while the guest was made.
 pub fn supervise(
-    guest: &mut dyn Boot,
+    guest: &mut dyn Bootable,
     kvm: &Kvm,
     threads: VcpuThreads,
-    host: &Host,
+    host: &VmEnvironment,
 ) -> anyhow::Result<RunReport> {
     let hooks = host.hooks.clone();
-    let warn: Warn = Box::new(move |text| hooks.on_warning(text));
+    let warn: WarningHandler = Box::new(move |text| hooks.on_warning(text));
     let output = Output::new(&host.console, threads.stopping(), warn)?;
     let mut life = Life {
         kvm,
@@ -63,7 +63,7 @@ pub fn supervise(
 /// A virtual machine over all its boots.
 struct Life<'a> {
     kvm: &'a Kvm,
-    host: &'a Host,
+    host: &'a VmEnvironment,
     user: User,
     threads: VcpuThreads,
     output: Arc<Output>,
@@ -74,7 +74,7 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
-    fn run(&mut self, guest: &mut dyn Boot) -> anyhow::Result<ExitReason> {
+    fn run(&mut self, guest: &mut dyn Bootable) -> anyhow::Result<ExitReason> {
         let mut backoff = Backoff::default();
         loop {
             let booted = Instant::now();
@@ -102,7 +102,7 @@ impl Life<'_> {
     }
 
     /// From a boot to the next reset or the end.
-    fn once(&mut self, guest: &mut dyn Boot) -> anyhow::Result<Ended> {
+    fn once(&mut self, guest: &mut dyn Bootable) -> anyhow::Result<Ended> {
         let interrupt = event()?;
         let machine = guest.boot(self.kvm, &interrupt)?;
         let (console, bus) = self.devices(interrupt)?;

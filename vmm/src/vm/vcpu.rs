@@ -27,7 +27,7 @@ use super::{Hooks, arch};
 /// Why a vCPU no longer runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VcpuEnd {
-    /// It was told to stop.
+    /// Its machine stopped it.
     Stopped,
     /// It has halted for good: nothing can wake it (x86-64 without an
     /// interrupt controller).
@@ -36,9 +36,9 @@ pub enum VcpuEnd {
     PowerOff,
     /// The guest wants to start again.
     Reset,
-    /// The guest says that it has crashed.
+    /// The guest reports that it has crashed.
     Crashed,
-    /// KVM can't go on; the text says what it reported.
+    /// KVM can't go on; the text is its report.
     Failed(String),
 }
 

@@ -18,7 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, PendingWrites, Unknown, Worker, WorkerParts,
+    DomainWrites, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
 use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
 use vcpufreq_device::{
@@ -125,7 +125,7 @@ fn path() -> Path {
         vec![DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],
     );
-    let region = KernelRegion::new(bench.region.clone(), device, pending.clone());
+    let region = IoeventfdRegion::new(bench.region.clone(), device, pending.clone());
     Path {
         bench,
         pending,
@@ -357,7 +357,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
     lost.write(1).unwrap();
     path.offload = Some(first(lost));
     path.next = Some(next.clone());
-    // Reads cur_perf until it is 777, which is said when the next path is in
+    // Reads cur_perf until it is 777, which the test sets when the next path is in
     // place, then asks.
     let code = Code::default()
         .wait_for(777)

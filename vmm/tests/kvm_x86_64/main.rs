@@ -4,12 +4,12 @@
 //!
 //! - A guest's loads and stores reach the vcpufreq registers, and those alone.
 //! - What no device claims reads as 0 and is counted.
-//! - Memory slots are where they are said to be.
+//! - Memory slots are where their descriptions place them.
 //! - vCPUs run at the same time; a vCPU that never exits can be stopped.
 //! - A guest that resets starts again, on the same threads; one that halts ends.
 //! - What KVM can't run ends the machine with a report, not with a panic.
 //!
-//! Without a usable /dev/kvm each test says that it is skipped.
+//! Without a usable /dev/kvm each test prints that it is skipped.
 #![cfg(target_arch = "x86_64")]
 #![allow(
     clippy::unwrap_used,
@@ -181,7 +181,7 @@ fn vcpus_run_together_on_threads_of_their_own() {
     let Some(kvm) = kvm_or_skip() else { return };
     let bench = bench(2);
     let bus = bus_with(&bench);
-    // Each waits until the other has said that it runs.
+    // Each waits until the other has reported that it runs.
     let wait = |mine: u8, other: u8| {
         Code::default()
             .raw(&[0x26, 0xc6, 0x06, mine, 0x80, 1]) // mov byte es:[0x80mine], 1

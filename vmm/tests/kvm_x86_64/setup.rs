@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest of a few instructions, its device, and what the machine tells of it.
+//! A guest of a few instructions, its device, and what the machine reports of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::console_output::ConsoleEnd;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::machine::{Boot, KvmGuest};
+use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use vcpufreq::vm::{Cpufreq, Hooks, Host, RunReport, supervise};
+use vcpufreq::vm::{Cpufreq, Hooks, RunReport, VmEnvironment, supervise};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
@@ -133,7 +133,7 @@ pub fn result(machine: &Memory, index: u16) -> u32 {
     machine.map().read_obj(at).unwrap()
 }
 
-/// Counts what the virtual machine tells.
+/// Counts the calls of the virtual machine.
 #[derive(Default)]
 pub struct RecordingHooks {
     pub threads: Mutex<Vec<(u16, i32)>>,
@@ -195,7 +195,7 @@ struct Reboots {
     boots: usize,
 }
 
-impl Boot for Reboots {
+impl Bootable for Reboots {
     fn boot(&mut self, kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         let code = self.codes[self.boots.min(self.codes.len() - 1)].clone();
         self.boots += 1;
@@ -219,7 +219,7 @@ pub fn supervised(
     told: &Arc<RecordingHooks>,
     cpufreq: Option<Cpufreq>,
 ) -> RunReport {
-    let host = Host {
+    let host = VmEnvironment {
         hooks: told.clone(),
         cpufreq,
         console: ConsoleEnd::default(),

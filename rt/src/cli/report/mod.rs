@@ -12,7 +12,7 @@ use crate::{
     cli::{host, print},
     host::Look as _,
     kernel_host::KernelHost,
-    measure::{self, Beside, Conditions, Load, Place, Report, Run, Test, Verdict},
+    measure::{self, Beside, Conditions, LatencyReport, Load, Run, Test, TestPlace, Verdict},
 };
 
 use args::MeasuredHost;
@@ -47,7 +47,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     if let Some(guest) = &guest {
         runs.extend(session.guest(guest)?);
     }
-    let report = Report::new(conditions(args, &wanted, &host), args.budget_us, runs);
+    let report = LatencyReport::new(conditions(args, &wanted, &host), args.budget_us, runs);
     match args.json {
         true => print(format!("{}\n", serde_json::to_string_pretty(&report)?))?,
         false => print(report.text())?,
@@ -115,7 +115,7 @@ impl Session<'_> {
         let main = self.wanted.others.iter().last();
         let main = main.filter(|_| self.wanted.group.is_none());
         let test = self.args.test(&self.wanted.cpus, main);
-        self.runs(Place::Host, &test, &|load| {
+        self.runs(TestPlace::Host, &test, &|load| {
             let beside = self.beside(load, &self.wanted.others);
             let script = measure::script(&test, &beside, self.wanted.group.as_deref());
             self.here.run(&script).context("on this host")
@@ -124,7 +124,7 @@ impl Session<'_> {
 
     fn guest(&self, guest: &MeasuredGuest) -> anyhow::Result<Vec<Run>> {
         let test = self.args.test(&guest.cpus, guest.others.iter().next());
-        self.runs(Place::Guest, &test, &|load| {
+        self.runs(TestPlace::Guest, &test, &|load| {
             // What has no CPU to load there has none.
             let inside = match guest.others.is_empty() {
                 true => Load::Idle,
@@ -142,7 +142,7 @@ impl Session<'_> {
     /// The test beside each load.
     fn runs(
         &self,
-        place: Place,
+        place: TestPlace,
         test: &Test,
         run: &dyn Fn(Load) -> anyhow::Result<String>,
     ) -> anyhow::Result<Vec<Run>> {

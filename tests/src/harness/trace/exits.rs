@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use vcpufreq_bench::tracefs::{Instance, Line};
+use vcpufreq_bench::tracefs::{Instance, TraceLine};
 
 use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
@@ -68,7 +68,7 @@ impl Exits {
         self.trace.stop()?;
         let mut counter = Counter::default();
         for line in BufReader::new(self.trace.open()?).lines() {
-            if let Some(line) = Line::read(&line?) {
+            if let Some(line) = TraceLine::read(&line?) {
                 counter.line(&line)?;
             }
         }
@@ -146,7 +146,7 @@ struct Counter {
 impl Counter {
     /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
     /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
-    fn line(&mut self, line: &Line) -> Result<()> {
+    fn line(&mut self, line: &TraceLine) -> Result<()> {
         let thread = line.thread;
         let reason = line.tail.split_whitespace().nth(1);
         match (line.event, reason) {
@@ -199,7 +199,7 @@ mod tests {
             " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
             " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
         ] {
-            if let Some(line) = Line::read(line) {
+            if let Some(line) = TraceLine::read(line) {
                 counter.line(&line).unwrap();
             }
         }

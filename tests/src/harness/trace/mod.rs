@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::time::TimeSpec;
-use vcpufreq_bench::tracefs::{FrequencyEvent, Line, Mmio, Switch, events, lost};
+use vcpufreq_bench::tracefs::{FrequencyEvent, Mmio, Switch, TraceLine, events, lost};
 
 use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
@@ -74,8 +74,8 @@ impl Seen {
         Ok(seen)
     }
 
-    fn add(&mut self, line: &Line) -> Result<()> {
-        let Line { time_us, cpu, .. } = *line;
+    fn add(&mut self, line: &TraceLine) -> Result<()> {
+        let TraceLine { time_us, cpu, .. } = *line;
         match line.event {
             "cpu_frequency" => self.frequencies.push(FrequencyEvent::read(line)?),
             "sched_switch" => self.switches.push(Switch::read(line)?),
@@ -249,7 +249,7 @@ pub fn now_us() -> u64 {
 }
 
 /// `comm=requests pid=99 prio=120 target_cpu=000`
-fn waking(line: &Line) -> Result<Waking> {
+fn waking(line: &TraceLine) -> Result<Waking> {
     let name = line.tail.rsplit_once(" pid=").map(|(name, _)| name);
     let name = name.and_then(|name| name.strip_prefix("comm="));
     Ok(Waking {

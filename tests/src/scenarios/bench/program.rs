@@ -92,7 +92,7 @@ pub fn ramps(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "at_most_us": most, "rows": rows }))
 }
 
-/// Runs the program with more options; what it said, and its report.
+/// Runs the program with more options; its output, and its report.
 fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     // A CPU that leaves a deep idle state spends its exit latency in the one
     // stream of instructions that all emulated CPUs share.
@@ -144,8 +144,8 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     Ok((output, report))
 }
 
-/// What the program says but for its progress, which goes to the lab: `vcpufreq: 36 repeats`, and
-/// `vcpufreq: vm: big-ramp, repeat 2 of 5; 16 of 36 done, 4 min left` before each of them.
+/// The output of the program but for its progress, which goes to the lab: `vcpufreq: 36 repeats`,
+/// and `vcpufreq: vm: big-ramp, repeat 2 of 5; 16 of 36 done, 4 min left` before each of them.
 fn without_repeats(said: impl Read) -> Result<String> {
     let mut others = String::new();
     let (mut done, mut of) = (0, 0);
@@ -198,7 +198,7 @@ impl Drop for Session {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: progress is no part of what the program says.
+    //! Promise: progress is no part of the output of the program.
     use super::*;
 
     #[test]

@@ -154,7 +154,7 @@ impl Case {
         bytes
     }
 
-    /// Clamp, what is granted, cur_perf (0 where none can be told), and the nearest entry.
+    /// Clamp, what is granted, cur_perf (0 where it is unknown), and the nearest entry.
     fn expected(&self, khz: u32) -> Result<[u32; 4]> {
         let spec = VcpuSpec {
             table: PerfTable::try_from(vec![Khz(self.perf_max)])?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! While a sched_ext scheduler runs, the ext server's share is the floor: in place of the fair
-//! server's, or beside it where the scheduler leaves fair tasks. What doctor says of it beside what
+//! server's, or beside it where the scheduler leaves fair tasks. Doctor's value of it beside what
 //! a busy CPU under a ceiling of 0 runs at.
 
 use std::ffi::OsStr;
@@ -68,7 +68,7 @@ fn at(policy: &Policy, util: u32) -> (u64, u32) {
     (util.into(), policy.at_least(khz))
 }
 
-/// What doctor says is reserved.
+/// The reserved share by doctor.
 fn said(policy: &Policy) -> Result<u64> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])

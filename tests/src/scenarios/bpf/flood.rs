@@ -146,7 +146,7 @@ fn beside(by: &str) -> Result<Value> {
             .lines()
             .last()
             .and_then(|line| line.parse::<u64>().ok());
-        let asked = asked.context("the other guest tells nothing")?;
+        let asked = asked.context("the other guest reports nothing")?;
         anyhow::ensure!(
             (asked > 2 * REQUESTS) == (deed == "asks"),
             "{asked} requests"

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, Event, HostBpf, HostModule};
+use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostBpf, HostModule};
 
 use super::group::Group;
 use super::scx::{Service, scx};
@@ -147,7 +147,7 @@ fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
     scheduler.set()?;
     let mut vcpu = like(policy, 0)?;
     vcpu.actuate = match way {
-        Way::ExitThread | Way::ExitGroup => ActuateBy::Nobody,
+        Way::ExitThread | Way::ExitGroup => ActuateBy::Nothing,
         Way::KfuncGroup => ActuateBy::Kfunc,
         Way::WorkerGroup => ActuateBy::Worker,
         Way::Scx => ActuateBy::Scx,
@@ -214,7 +214,7 @@ fn beside_worker<T>(
             set_fifo_priority(0)?;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 for event in worker.wait(Duration::from_millis(50))? {
-                    let Event::Waiting(waiting) = event else {
+                    let BpfEvent::Waiting(waiting) = event else {
                         continue;
                     };
                     host.serve(&waiting, |_, clamp| {

@@ -28,7 +28,7 @@ use serde_json::Value;
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
 };
-use vcpufreq_host_bpf::{ActuateBy, HostBpf, PcpuFacts, VcpuPolicy, VmConfig, Warn};
+use vcpufreq_host_bpf::{ActuateBy, HostBpf, PcpuFacts, VcpuPolicy, VmConfig, WarningSink};
 
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
@@ -105,7 +105,7 @@ fn start(policies: &[Policy], vcpus: Vec<VcpuPolicy>) -> Result<HostBpf> {
         base: BASE,
         vcpus,
         pcpus: pcpus(policies),
-        warn: Warn::new(|line| eprintln!("{line}")),
+        warn: WarningSink::new(|line| eprintln!("{line}")),
     };
     let khz = |cpu| {
         let mut of = policies.iter().filter(|policy| policy.cpus.contains(&cpu));

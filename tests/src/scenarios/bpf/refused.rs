@@ -64,7 +64,7 @@ fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-/// What the verifier says of it: up to Linux 7.2, and from 7.3 on.
+/// The message of the verifier: up to Linux 7.2, and from 7.3 on.
 fn forbidden(said: &str) -> bool {
     let words = [
         "is not allowed",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host_bpf::{ActuateBy, Counters, Event, HostModule, Settled};
+use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
 
 use super::group::{Group, write_util};
 use super::tiny_vm::{Deed, RAM, TinyVm};
@@ -66,7 +66,7 @@ fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
     Ok((held, row))
 }
 
-/// What the guest reads and what the host says, while that is the same before and after: the
+/// What the guest reads and what the host reads, while that is the same before and after: the
 /// governor has just found a busy thread.
 fn read_beside_host(vcpu: &mut Vcpu) -> Result<(u32, u32)> {
     for _ in 0..100 {
@@ -118,7 +118,7 @@ pub(super) fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
     let mut failed = 0;
     let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
     // The programs see these too, and have nothing to do with them.
-    let actuate = std::mem::replace(&mut vcpu.how.actuate, ActuateBy::Nobody);
+    let actuate = std::mem::replace(&mut vcpu.how.actuate, ActuateBy::Nothing);
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let (outcome, ns) = vcpu.timed(deed, |_, khz| {
         failed += u32::from(write_util(&group.min, policy.util(khz)).is_err());
@@ -142,7 +142,7 @@ fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
     let after = vcpu.counters()?;
     let clamp = own_clamp()?;
     let requests = after.requests - between.requests;
-    let handled = |from: &Counters, to: &Counters| {
+    let handled = |from: &BpfCounters, to: &BpfCounters| {
         to.in_kernel - from.in_kernel + to.unchanged - from.unchanged
     };
     let held = changing.exits + outcome.exits == 0
@@ -222,9 +222,9 @@ fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
     let in_force =
-        matches!(settled, Settled::InForce(clamp) if u32::from(clamp.min.get()) == wanted);
+        matches!(settled, ApplyOutcome::InForce(clamp) if u32::from(clamp.min.get()) == wanted);
     // Unchanged, where the module finds it in force.
-    let handled = |counted: &Counters| counted.in_kernel + counted.unchanged;
+    let handled = |counted: &BpfCounters| counted.in_kernel + counted.unchanged;
     let by_kernel = handled(&after) - handled(&before);
     let held = in_force && (calls, by_kernel, clamp) == (2, 1, wanted);
     let row = json!({
@@ -247,7 +247,7 @@ fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Valu
         .host
         .serve(&waiting, |domain, clamp| module.apply(domain, clamp));
     let clamp = own_clamp()?;
-    let held = matches!(settled, Settled::InForce(_)) && clamp == vcpu.policy.util(asked);
+    let held = matches!(settled, ApplyOutcome::InForce(_)) && clamp == vcpu.policy.util(asked);
     Ok((
         held,
         json!({ "outcome": format!("{settled:?}"), "clamp": clamp }),
@@ -260,12 +260,12 @@ fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let mut served = true;
     for event in &events {
-        let Event::Waiting(waiting) = event else {
+        let BpfEvent::Waiting(waiting) = event else {
             bail!("an event other than a waiting request: {event:?}");
         };
         served &= waiting.not_before_ns.is_some();
         let apply = |domain, clamp| module.apply(domain, clamp);
-        served &= matches!(vcpu.host.serve(waiting, apply), Settled::InForce(_));
+        served &= matches!(vcpu.host.serve(waiting, apply), ApplyOutcome::InForce(_));
     }
     Ok((events.len(), served))
 }
@@ -301,10 +301,10 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     let worker = host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let apply = |domain, clamp| module.apply(domain, clamp);
-    let in_force = |waiting| matches!(host.serve(waiting, apply), Settled::InForce(_));
+    let in_force = |waiting| matches!(host.serve(waiting, apply), ApplyOutcome::InForce(_));
     let served = events
         .iter()
-        .filter(|event| matches!(event, Event::Waiting(waiting) if in_force(waiting)));
+        .filter(|event| matches!(event, BpfEvent::Waiting(waiting) if in_force(waiting)));
     let (count, served) = (events.len(), served.count());
     let applied = module.applied(0)?.applied - before;
     let counters = host.counters(VcpuId(1)).context("no vCPU")?;
@@ -318,7 +318,7 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
 
 /// On a host without uclamp.
 fn counted() -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let mut vcpu = Vcpu::new(ActuateBy::Nothing)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let (held, reads) = reads(&mut vcpu)?;
     let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;

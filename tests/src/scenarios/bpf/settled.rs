@@ -5,7 +5,7 @@
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::{Clamp, Khz};
-use vcpufreq_host_bpf::{HostModule, Settled};
+use vcpufreq_host_bpf::{ApplyOutcome, HostModule};
 
 use super::vcpu::{
     FLOOD, FROM_KHZ, ONE, STEP_KHZ, Vcpu, by_other, others_counters, own_clamp, set_limit, stores,
@@ -34,10 +34,12 @@ fn by(module: &HostModule) -> impl Fn(u32, Clamp) -> Result<()> {
     |domain, clamp| Ok(module.apply(domain, clamp)?)
 }
 
-fn min(settled: &Settled<anyhow::Error>) -> Option<u32> {
+fn min(settled: &ApplyOutcome<anyhow::Error>) -> Option<u32> {
     match settled {
-        Settled::InForce(clamp) | Settled::Changing(clamp) => Some(clamp.min.get().into()),
-        Settled::Failed(..) | Settled::Nothing => None,
+        ApplyOutcome::InForce(clamp) | ApplyOutcome::Changing(clamp) => {
+            Some(clamp.min.get().into())
+        }
+        ApplyOutcome::Failed(..) | ApplyOutcome::Nothing => None,
     }
 }
 
@@ -59,8 +61,8 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(asked);
-    let goes_on = matches!(first, Settled::Changing(_)) && clamps == 4;
-    let ended = matches!(second, Settled::InForce(_));
+    let goes_on = matches!(first, ApplyOutcome::Changing(_)) && clamps == 4;
+    let ended = matches!(second, ApplyOutcome::InForce(_));
     let held = goes_on && ended && min(&second) == Some(wanted) && clamp == wanted;
     Ok(json!({
         "held": held, "clamps_at_once": clamps, "first": format!("{first:?}"),
@@ -112,11 +114,11 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let newer_wanted = host.wanted(0).map(|clamp| u32::from(clamp.min.get()));
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
-    let held = matches!(refused, Settled::Failed(..))
+    let held = matches!(refused, ApplyOutcome::Failed(..))
         && unknown
         && (min(&settled), clamp) == (Some(last), last)
         && (in_force, after_failure) == ((0, 1), (1, 0))
-        && matches!(overtaken, Settled::Failed(..))
+        && matches!(overtaken, ApplyOutcome::Failed(..))
         && (by_kernel, newer_clamp, newer_wanted) == (1, wanted, Some(wanted));
     Ok(json!({
         "held": held, "unknown_after_failure": unknown, "then": format!("{settled:?}"),

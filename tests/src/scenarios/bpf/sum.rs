@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{ClampMode, Util};
-use vcpufreq_host_bpf::{ActuateBy, Event, HostModule, VcpuPolicy, WorkerEvents};
+use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy, WorkerEvents};
 
 use super::group::Group;
 use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
@@ -178,7 +178,7 @@ fn follows(
 fn refresh(vcpu: &Vcpu, worker: &WorkerEvents, module: &HostModule, time: Duration) -> Result<u32> {
     let mut refreshed = 0;
     for event in worker.wait(time)? {
-        let Event::Refresh(domain) = event else {
+        let BpfEvent::Refresh(domain) = event else {
             continue;
         };
         refreshed += 1;

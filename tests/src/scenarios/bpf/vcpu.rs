@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use vcpufreq_device::{RateLimit, VcpuId};
-use vcpufreq_host_bpf::{ActuateBy, Counters, Event, HostBpf, VcpuPolicy, Waiting};
+use vcpufreq_host_bpf::{ActuateBy, BpfCounters, BpfEvent, HostBpf, VcpuPolicy, WorkerRequest};
 
 use super::tiny_vm::{Deed, Outcome, TinyVm};
 use super::{BASE, Policy, like, start};
@@ -53,7 +53,7 @@ impl Vcpu {
         Ok((outcome, ns / deed.times))
     }
 
-    pub fn counters(&self) -> Result<Counters> {
+    pub fn counters(&self) -> Result<BpfCounters> {
         self.host.counters(ONE).context("no vCPU")
     }
 }
@@ -77,18 +77,18 @@ pub(super) fn by_other(khz: u32) -> Deed {
 }
 
 /// Of the other vCPU of the domain.
-pub(super) fn others_counters(host: &HostBpf) -> Result<Counters> {
+pub(super) fn others_counters(host: &HostBpf) -> Result<BpfCounters> {
     host.counters(VcpuId(1)).context("no vCPU")
 }
 
-pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<Waiting> {
+pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<WorkerRequest> {
     let events: Vec<_> = vcpu
         .host
         .worker()?
         .wait(Duration::from_millis(100))?
         .collect();
     match events[..] {
-        [Event::Waiting(waiting)] => Ok(waiting),
+        [BpfEvent::Waiting(waiting)] => Ok(waiting),
         _ => bail!("one request waits, and the events are {events:?}"),
     }
 }

@@ -64,7 +64,7 @@ fn anothers_directory(setup: &Setup) -> Result<Value> {
     case
 }
 
-/// Starts a VMM that has to refuse: exit code 2, one line that says all of
+/// Starts a VMM that has to refuse: exit code 2, one line that contains all of
 /// `says`, and a second later nothing of it left.
 pub fn refused(setup: &Setup, says: &[&str]) -> Result<Value> {
     let said = Vm::start(setup)?.finish(2)?;

@@ -106,8 +106,8 @@ pub fn restart(plan: &Plan) -> Result<Value> {
 /// best path.
 const NEEDED: [&str; 4] = ["kvm", "path", "uclamp", "governor"];
 
-/// What `vcpufreq doctor` says of the lab's host: that a guest can run here
-/// with the bridge, and each policy's floor.
+/// `vcpufreq doctor` on the lab's host reports that a guest can run here with
+/// the bridge, and each policy's floor.
 pub fn doctor(_plan: &Plan) -> Result<Value> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq run` with kernel and initrd and nothing else: cur_perf follows the pCPU by
-//! each path. With pins it mirrors their pCPUs, and says so in its first line.
+//! each path. With pins it mirrors their pCPUs, and reports that in its first line.
 
 use std::process::Command;
 

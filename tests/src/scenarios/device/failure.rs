@@ -106,7 +106,7 @@ fn lost(vm: &Vm, what: &str) -> Result<u64> {
     stats(vm)?[what].as_u64().context("no such count")
 }
 
-/// What the events file tells of the host.
+/// The events of the host in the events file.
 fn happened() -> Result<Value> {
     let events = events()?;
     let of = |kind: &'static str| events.iter().filter(move |event| event["event"] == kind);
@@ -118,7 +118,7 @@ fn happened() -> Result<Value> {
     }))
 }
 
-/// How often the VMM said each of the things that it has to say once a change.
+/// How often the VMM printed each line that it has to print once a change.
 fn lines(said: &str, policy: &Policy, vcpu: usize) -> Value {
     let count = |text: &str| said.lines().filter(|line| line.contains(text)).count();
     let deaf = DEAF.map(|name| count(&format!("is under the governor {name}: ")));

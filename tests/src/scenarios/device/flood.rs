@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::{dmesg, without_host_module};
-use crate::harness::plan::{Device, Plan};
+use crate::harness::plan::{GuestDevice, Plan};
 use crate::harness::policy::Policy;
 use crate::harness::stats::{counted_once, of as stats};
 use crate::harness::sysfs;
@@ -116,7 +116,7 @@ fn flooded(plan: &Plan) -> Result<Value> {
     let log_before = dmesg("")?.len();
     let mut vm = Vm::boot(&silent(&[low.cpu(), own]))?;
     let mut beside = Vm::boot(&silent(&[other]))?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let (base, register) = (device.base, device.set_perf(0));
     let (min, max) = (low.min(), low.max());
     let all = match device.bell {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What its VMM tells a guest, as its kernel has understood it: the device tree
-//! that `--dump-dtb` wrote, and the time that others took from it. And what it is
-//! told of an access that can't be decoded.
+//! What a guest's kernel learns from its VMM: the device tree that `--dump-dtb`
+//! wrote, the time that others took from it, and an access that can't be decoded.
 
 use std::process::{Child, Command};
 use std::thread::sleep;
@@ -51,8 +50,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// What the guest says was stolen from it while `other` ran, in ms, and for how
-/// long `other` says it did.
+/// The stolen time that the guest reports while `other` ran, in ms, and how long
+/// `other` ran by its own count.
 fn stolen(vm: &mut Vm, other: impl FnOnce() -> Result<u64>) -> Result<(u64, u64)> {
     // The line itself is work on the host.
     let before = steal_ms(vm)?;

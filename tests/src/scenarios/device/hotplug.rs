@@ -59,7 +59,7 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
         for cpu in policy.cpus.iter().filter(|cpu| late.contains(cpu)) {
             move_to(&vm, *cpu)?;
-            // What it was at when it came online first: no change tells it.
+            // Its frequency when it came online first: no change event has it.
             let now = std::iter::once(policy.khz()?);
             for khz in now.chain([policy.min(), policy.max()]) {
                 sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A host whose kernel can't clamp: `vcpufreq doctor` says so and what follows,
+//! A host whose kernel can't clamp: `vcpufreq doctor` reports that and what follows,
 //! `vcpufreq run` refuses, and with `--actuator none` a guest runs by the best path all the same. What it
 //! reads is true, and each of its requests is counted as not applicable.
 

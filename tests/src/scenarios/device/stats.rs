@@ -161,7 +161,7 @@ struct Made {
     traced: Vec<Traced>,
 }
 
-/// What the stats say and shouldn't.
+/// Where the stats are wrong.
 fn differences(stats: &Value, path: &str, made: &Made) -> Result<Vec<Value>> {
     let &Made { count, resets, .. } = made;
     let events = events()?;
@@ -237,7 +237,7 @@ fn counted(events: &[Value], vcpu: usize, resets: u64) -> Value {
 }
 
 /// The socket is there while the VMM runs, and not when it was killed; then
-/// `stats` says so, with exit code 2.
+/// `stats` reports that, with exit code 2.
 fn after_kill(vm: Vm) -> Result<Value> {
     let pid = vm.pid();
     let socket = format!("/run/vcpufreq/{pid}.sock");

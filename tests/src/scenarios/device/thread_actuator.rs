@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vcpufreq_bench::tracefs::{Instance, Line, events};
+use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
@@ -84,6 +84,6 @@ fn sweep(
 
 /// The thread's calls of sched_setattr in a trace.
 fn calls_of(tid: i32, trace: &str) -> usize {
-    let own = |line: &Line| line.event == "sys_sched_setattr" && line.tid() == Some(tid);
+    let own = |line: &TraceLine| line.event == "sys_sched_setattr" && line.tid() == Some(tid);
     events(trace).filter(own).count()
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::measured::Measured;
-use vcpufreq_bench::tracefs::{Instance, Line, events};
+use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 
 use crate::harness::policy::Policy;
 use crate::harness::trace::TRACING;
@@ -107,7 +107,7 @@ impl Order {
     /// Of the vCPU's thread `kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x1b7740` and
     /// `kvm_entry: PC: 0x...`, and by any thread
     /// `clamp: (cgroup_file_write+0x8/0x1 <- cpu_uclamp_min_write) text="45.0" written=4`
-    fn line(&mut self, line: &Line, thread: &str, trap: u64, policy: &Policy) -> Result<()> {
+    fn line(&mut self, line: &TraceLine, thread: &str, trap: u64, policy: &Policy) -> Result<()> {
         let own = line.thread == thread;
         let is_write = line.tail.starts_with("mmio write len 4 ");
         match line.event {
@@ -247,7 +247,7 @@ mod tests {
         };
         let mut order = Order::default();
         for line in lines {
-            let line = Line::read(line).unwrap();
+            let line = TraceLine::read(line).unwrap();
             order.line(&line, "vcpu1-9", 0xa00_1004, &policy).unwrap();
         }
         order

@@ -200,7 +200,7 @@ impl Row {
         }
     }
 
-    /// All accesses ended where the path says.
+    /// All accesses ended where the path promises.
     fn holds(&self) -> bool {
         let (user, kernel) = match (self.path, self.op) {
             ("ioeventfd" | "bpf" | SHM | QEMU, "read") => (0, 0),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the path `bpf` falls back on, at start and while the guest runs: each
-//! time the guest's requests are carried out, and the reason is said. And what it
+//! time the guest's requests are carried out, and the VMM prints the reason. And what it
 //! does with a request while clamps mean nothing to its vCPU.
 
 use std::fs;

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::harness::plan::{Device, Plan, first_cpus, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, first_cpus, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
@@ -52,7 +52,7 @@ impl Measured {
         let vcpu = policies.len() - 1;
         let opps = &policies.last().context("no policy")?.opps;
         let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
-        let device = Device::of(&mut vm)?;
+        let device = GuestDevice::of(&mut vm)?;
         let page = device.cur_perf(vcpu);
         Ok(Self {
             vm,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::cur_perf::asked_for;
 use crate::harness::plan::{
-    Device, Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
+    GuestDevice, Plan, ask_for, first_cpus, last_of, let_load_decay, registers, set_governor,
 };
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
@@ -33,7 +33,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         ..plan.mirroring(&first_cpus(&policies))
     };
     let mut vm = plan.guest(&setup)?;
-    let shared = Device::of(&mut vm)?.bell.is_some();
+    let shared = GuestDevice::of(&mut vm)?.bell.is_some();
     let tight = accesses(&mut vm, &policies, MANY)?;
     let ramp = ramp(&mut vm, &policies)?;
     let said = vm.quit()?;
@@ -122,7 +122,7 @@ fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
     for vcpu in 0..policies.len() {
         set_governor(vm, vcpu, "userspace")?;
     }
-    let device = Device::of(vm)?;
+    let device = GuestDevice::of(vm)?;
     let (base, page) = (device.base, device.cur_perf(vcpu));
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let (set_perf, opps) = (device.set_perf(vcpu), opps.join(" "));

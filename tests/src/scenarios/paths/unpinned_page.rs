@@ -38,7 +38,7 @@ pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
     Ok(result)
 }
 
-/// A guest by that path, which says why.
+/// A guest by that path; the VMM prints why.
 pub fn by_kernel(setup: Setup) -> Setup {
     setup.with(&["--path", "ioeventfd", "--explain"])
 }
@@ -75,7 +75,7 @@ fn middle(rows: &[Value]) -> Option<u64> {
     all.get(all.len() / 2).copied()
 }
 
-/// Moves a busy vCPU to and fro; `said` is how the VMM says that it keeps the page.
+/// Moves a busy vCPU to and fro; `said` is the line of a VMM that keeps the page.
 /// With the number of exits for a signal meanwhile.
 fn moves(
     plan: &Plan,

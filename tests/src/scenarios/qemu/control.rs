@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{Device, first_cpus};
+use crate::harness::plan::{GuestDevice, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, Qmp};
 use crate::harness::server::{NO_GROUPS, Server};
@@ -29,7 +29,7 @@ const GROUP: &str = "/sys/fs/cgroup/lab";
 const ONCE_SERVED: &str = "echo $$ > /sys/fs/cgroup/lab/cgroup.procs
 until [ -S $0 ]; do sleep 0.1; done
 exec \"$@\"";
-/// What QEMU says when it ends then.
+/// The output of QEMU when it ends then.
 const REFUSED: &str = "server sent version -1";
 const SOON: Duration = Duration::from_secs(1);
 /// The clamp of a vCPU without a server.
@@ -51,7 +51,7 @@ pub fn run() -> Result<Value> {
     let server = Server::start(&setup.clone().with(&["--pid", &pid, "--qmp", QMP]))?;
     vm.expect("@ready", BOOT)?;
     vm.settle(policies.len())?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let mut served = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         let mut row = answer(&mut vm, &device, vcpu, policy)?;
@@ -93,7 +93,7 @@ pub fn run() -> Result<Value> {
     }))
 }
 
-/// Another QEMU at the same socket: what it says when it ends by itself.
+/// Another QEMU at the same socket: its output when it ends by itself.
 fn refused(vcpus: usize) -> Result<String> {
     let mut qemu = idle(vcpus);
     with_device(&mut qemu, SOCKET, vcpus);

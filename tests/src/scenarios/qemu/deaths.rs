@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::harness::host::begins;
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{Device, Plan, first_cpus, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, first_cpus, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::server::Server;
 use crate::harness::vm::{BOOT, Setup, Vm};
@@ -148,7 +148,7 @@ fn make_requests(vm: &mut Vm, policies: &[Policy]) -> Result<()> {
     let [first, .., _] = policies else {
         bail!("needs two policies: take another topology");
     };
-    let set_perf = Device::of(vm)?.set_perf(0);
+    let set_perf = GuestDevice::of(vm)?.set_perf(0);
     let (min, max) = (first.min(), first.max());
     vm.ask(format!("start busy busy {}", policies.len() - 1))?;
     vm.ask(format!("start writes writes 0 {set_perf} 1000 {max} {min}"))?;
@@ -253,7 +253,7 @@ fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
     let mut vm = plan.guest(setup)?;
     // So that the guest's kernel requests nothing.
     set_governor(&mut vm, 0, "userspace")?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let set_perf = device.set_perf(0);
     let server = Pid::from_raw(i32::try_from(vm.program())?);
     let Some(policy) = policies.first() else {

@@ -19,7 +19,7 @@ use vcpufreq_bench::piped::child;
 
 use crate::harness::host::begins;
 use crate::harness::leftovers::{CGROUPS, leftovers};
-use crate::harness::plan::{Device, Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::server::{NO_GROUPS, Server};
 use crate::harness::sys::adopt_orphans;
@@ -67,7 +67,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let (mut vm, shell, libvirt) = start()?;
     begins(1, 5, "the domain has booted");
     vm.settle(setup.pins.len())?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let (last, policy) = last_of(&policies)?;
     let accesses = accesses(&mut vm, &device, last, policy)?;
     plan.load_driver(&mut vm)?;

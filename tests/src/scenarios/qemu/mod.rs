@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::harness::plan::{Device, cur_perf, first_cpus, last_of};
+use crate::harness::plan::{GuestDevice, cur_perf, first_cpus, last_of};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::server::Server;
@@ -52,7 +52,7 @@ pub fn run() -> Result<Value> {
     let boot_ms = started.elapsed().as_millis();
     vm.settle(vcpus)?;
     let allowed: Vec<String> = (0..vcpus).map(|n| vm.allowed(n)).collect::<Result<_>>()?;
-    let device = Device::of(&mut vm)?;
+    let device = GuestDevice::of(&mut vm)?;
     let answers = policies.iter().enumerate();
     let answers = answers.map(|(vcpu, policy)| answer(&mut vm, &device, vcpu, policy));
     let answers: Vec<Value> = answers.collect::<Result<_>>()?;
@@ -82,7 +82,7 @@ pub fn run() -> Result<Value> {
 }
 
 /// A vCPU asks for its highest OPP, and for its lowest, and reads them.
-fn answer(vm: &mut Vm, device: &Device, vcpu: usize, policy: &Policy) -> Result<Value> {
+fn answer(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<Value> {
     let mut read = Vec::new();
     for khz in [policy.max(), policy.min()] {
         vm.ask(format!("poke {vcpu} {} {khz}", device.set_perf(vcpu)))?;
@@ -93,7 +93,7 @@ fn answer(vm: &mut Vm, device: &Device, vcpu: usize, policy: &Policy) -> Result<
 }
 
 /// Which of a vCPU's accesses leave the guest, and KVM; and what they cost.
-fn accesses(vm: &mut Vm, device: &Device, vcpu: usize, policy: &Policy) -> Result<Value> {
+fn accesses(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<Value> {
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let opps = opps.join(" ");
     let (bell, _) = device.bell.context("a device without a doorbell")?;

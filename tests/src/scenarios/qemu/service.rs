@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{Device, first_cpus};
+use crate::harness::plan::{GuestDevice, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::systemctl::systemctl;
 use crate::harness::vm::{BOOT, Setup, Vm};
@@ -83,7 +83,7 @@ fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
     // A server that has just taken the VM over is active before its bridge is.
     let stored = (KEPT + policies.len()).to_string();
     let kept = until("NFileDescriptorStore", &stored)?;
-    let device = Device::of(vm)?;
+    let device = GuestDevice::of(vm)?;
     let mut answers = Vec::new();
     let mut clamps = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {

@@ -100,7 +100,7 @@ fn refused(line: &[&str], pid: u32) -> Result<Value> {
     }))
 }
 
-/// One line that says all of this, and exit code 2.
+/// One line that contains all of this, and exit code 2.
 fn told(output: &Output, says: &[&str]) -> Value {
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     let all = says.iter().all(|text| said.contains(text));

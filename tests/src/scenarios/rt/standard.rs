@@ -44,7 +44,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }))
 }
 
-/// With these settings alone: what check says of each, and what isn't as before after restore.
+/// With these settings alone: the verdict of check on each, and what isn't as before after restore.
 fn there_and_back(before: &State, (policy, cpu): (&Policy, u32), settings: &str) -> Result<Value> {
     fs::write(PROFILE, format!("[settings]\n{settings}\n"))?;
     let guest = format!("plc={cpu}");

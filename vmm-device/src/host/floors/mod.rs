@@ -5,7 +5,7 @@
 
 mod arithmetic;
 
-use super::{CpuList, HostCpus, HostRoot, Policy};
+use super::{CpuList, CpufreqPolicy, HostCpus, HostRoot};
 
 pub use arithmetic::Floor;
 use arithmetic::{Reservation, utilization};
@@ -63,7 +63,7 @@ pub fn floors(root: &HostRoot, cpus: &HostCpus) -> Vec<PolicyFloor> {
     cpus.policies.iter().filter_map(of).collect()
 }
 
-fn floor(root: &HostRoot, cpus: &HostCpus, policy: &Policy) -> Option<PolicyFloor> {
+fn floor(root: &HostRoot, cpus: &HostCpus, policy: &CpufreqPolicy) -> Option<PolicyFloor> {
     let own = policy.cpus.and(&cpus.online());
     let reserved = own.iter().map(|cpu| reserved(root, cpu)).max()?;
     let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();

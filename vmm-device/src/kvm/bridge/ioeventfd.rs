@@ -11,8 +11,8 @@ use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Doing, PathError};
 use crate::kvm::ioeventfd::{
-    DomainWrites, KernelRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker, WorkerParts,
-    WriteOrder, freshness,
+    DomainWrites, IoeventfdRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker,
+    WorkerParts, WriteOrder, freshness,
 };
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
@@ -100,7 +100,7 @@ impl IoeventfdPath {
         device: &Arc<BridgeDevice>,
     ) -> Arc<dyn MmioDevice> {
         let pending = self.pending.clone();
-        Arc::new(KernelRegion::new(region, device.clone(), pending))
+        Arc::new(IoeventfdRegion::new(region, device.clone(), pending))
     }
 
     /// Registers `tid` as the thread of `vcpu`. If the host doesn't permit something for that

@@ -51,7 +51,7 @@ pub struct VcpuSnapshot {
     pub pcpu: Option<(u32, Khz)>,
     /// What its domain asks for.
     pub asked: Option<Khz>,
-    /// What it was last told that it gets.
+    /// The last value of its cur_perf.
     pub cur_perf: Khz,
     /// What its domain's request stands for, with what is added to it.
     pub clamp: Clamp,

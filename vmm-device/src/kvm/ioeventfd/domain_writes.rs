@@ -44,9 +44,9 @@ pub struct DomainWrites {
     /// The bell handed out last, since the list was last found empty.
     last: Option<usize>,
     /// What was carried out since then.
-    carried_out: Option<Latest>,
+    carried_out: Option<LatestWrite>,
     /// What was taken and isn't carried out yet; stays when that panics.
-    in_hand: Option<Latest>,
+    in_hand: Option<LatestWrite>,
 }
 
 struct CountedBell {
@@ -63,7 +63,7 @@ struct CountedBell {
 
 /// What the guest wrote last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Latest {
+pub struct LatestWrite {
     /// Whose register.
     pub vcpu: VcpuId,
     /// The value in kHz: an entry of the vCPU's table.
@@ -115,7 +115,7 @@ impl DomainWrites {
     }
 
     /// Takes what the guest wrote last; `None` when it wrote nothing.
-    pub fn take(&mut self) -> Option<Latest> {
+    pub fn take(&mut self) -> Option<LatestWrite> {
         for _ in 0..LOOKS {
             // Fails when interrupted, which it isn't without a timeout.
             let count = self.epoll.wait(0, &mut self.events).unwrap_or(0);
@@ -126,7 +126,7 @@ impl DomainWrites {
         }
         let bell = &self.bells[self.last?];
         let certain = false;
-        Some(Latest {
+        Some(LatestWrite {
             vcpu: bell.vcpu,
             khz: bell.khz,
             certain,
@@ -148,7 +148,7 @@ impl DomainWrites {
     }
 
     /// The list is empty: all that was signalled has been handed out.
-    fn conclude(&mut self) -> Option<Latest> {
+    fn conclude(&mut self) -> Option<LatestWrite> {
         let last = self.last.take()?;
         let repeated = |(index, bell): &(usize, &CountedBell)| {
             *index != last && bell.signals > bell.handed_out
@@ -166,7 +166,7 @@ impl DomainWrites {
             (bell.signals, bell.handed_out) = (0, 0);
         }
         let bell = &self.bells[chosen];
-        Some(Latest {
+        Some(LatestWrite {
             vcpu: bell.vcpu,
             khz: bell.khz,
             certain: other.is_none() || recorded.is_some(),
@@ -189,7 +189,8 @@ impl DomainWrites {
     /// it any more. It is tried once, so that it doesn't end each later thread, too.
     pub fn drain(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) -> bool {
         // An eventfd doesn't tell which vCPU has written.
-        let request = |latest: Latest| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
+        let request =
+            |latest: LatestWrite| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         if let Some(again) = self.in_hand.take() {
             request(again);
         }
@@ -217,7 +218,7 @@ impl DomainWrites {
     /// `more`, only `latest` is reported: another one may turn out to be the last.
     fn tell(
         &mut self,
-        latest: Latest,
+        latest: LatestWrite,
         more: bool,
         device: &Device<impl Actuator, impl Source, impl Events>,
     ) -> bool {

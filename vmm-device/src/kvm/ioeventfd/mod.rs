@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! guest write ─▶ KVM: eventfd of (vCPU, value) ─▶ DomainWrites of the domain ─▶ Worker ─▶ device
-//! guest write of another value ─▶ exit ─▶ KernelRegion: DomainWrites first, then the device
-//! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and when told of a change
+//! guest write of another value ─▶ exit ─▶ IoeventfdRegion: DomainWrites first, then the device
+//! guest read  ◀─ page ◀─ device ◀─ Worker: at a period, and after a change
 //! ```
 //!
 //! Not here: KVM's side of it, which is `offload`.
@@ -20,10 +20,10 @@ mod refresh_timer;
 mod region;
 mod worker;
 
-pub use domain_writes::{DomainWrites, Latest};
+pub use domain_writes::{DomainWrites, LatestWrite};
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use perf_watch::{PerfWatch, freshness};
-pub use region::KernelRegion;
+pub use region::IoeventfdRegion;
 pub use worker::{Worker, WorkerParts};
 
 use std::os::fd::RawFd;

@@ -94,7 +94,7 @@ pub struct PerfEvent {
 pub struct Read<T> {
     /// Where it ended then. A ring starts at 0, and grows downward.
     head: u64,
-    /// Time (CLOCK_MONOTONIC, ns), and what that record said.
+    /// Time (CLOCK_MONOTONIC, ns), and the content of that record.
     pub newest: Option<(u64, T)>,
     /// More was written since than is read, and what was read wasn't wanted: a newer one
     /// may be among the rest.
@@ -239,13 +239,13 @@ impl PerfEvent {
         check(unsafe { libc::fcntl(self.fd(), libc::F_SETFL, libc::O_ASYNC) })
     }
 
-    /// For polling; being told is all there is to it.
+    /// For polling only.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
     /// Reads what was written since `read`: the newest record for which `wanted`
-    /// has something to say takes the place of the one that is there.
+    /// returns a value takes the place of the one that is there.
     pub fn catch_up<T>(&self, read: &mut Read<T>, wanted: impl Fn(&[u8]) -> Option<T>) {
         let Some((head, bytes, all)) = self.news(read.head) else {
             return;

@@ -16,13 +16,13 @@ const BYTES: usize = 4;
 /// If KVM signals other requests of its domain, a request that exits waits for the thread that
 /// carries one of those out: the worker, or another vCPU. Nothing else waits: no read, no other
 /// register, no illegal write, and no request where none of the domain's vCPUs has a table.
-pub struct KernelRegion<A, S, E> {
+pub struct IoeventfdRegion<A, S, E> {
     region: Arc<dyn MmioDevice>,
     device: Arc<Device<A, S, E>>,
     pending: Arc<PendingWrites>,
 }
 
-impl<A, S, E> KernelRegion<A, S, E> {
+impl<A, S, E> IoeventfdRegion<A, S, E> {
     /// `region`, whose older requests may be `pending`.
     pub fn new(
         region: Arc<dyn MmioDevice>,
@@ -37,7 +37,7 @@ impl<A, S, E> KernelRegion<A, S, E> {
     }
 }
 
-impl<A: Actuator, S: Source, E: Events> MmioDevice for KernelRegion<A, S, E> {
+impl<A: Actuator, S: Source, E: Events> MmioDevice for IoeventfdRegion<A, S, E> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         self.region.read(offset, data);
     }

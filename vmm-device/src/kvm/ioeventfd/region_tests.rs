@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
 use super::super::{DomainWrites, PendingWrites, Unknown};
-use super::KernelRegion;
+use super::IoeventfdRegion;
 use crate::VcpuId;
 use crate::fakes::NullActuator;
 use crate::kvm::mmio_device::MmioDevice;
@@ -49,7 +49,7 @@ fn bench() -> Bench {
     let (says, said) = channel();
     let device = fake_device(2, NullActuator);
     let says = Arc::new(Says(device.clone(), says));
-    let region = KernelRegion::new(says, device, pending.clone());
+    let region = IoeventfdRegion::new(says, device, pending.clone());
     Bench {
         region: Arc::new(region),
         pending,

@@ -111,7 +111,7 @@ fn by_kill() -> Result<Value> {
     }))
 }
 
-/// What `vcpufreq cleanup` says, line by line.
+/// The output of `vcpufreq cleanup`, line by line.
 fn cleaned() -> Result<Vec<String>> {
     let (code, text) = said(&Command::new(PROGRAM).arg("cleanup").output()?);
     ensure!(code == Some(0), "cleanup: exit code {code:?}, {text}");
@@ -130,7 +130,7 @@ fn by_sysrq() -> Result<Value> {
     Ok(json!({ "held": held, "by": "SysRq-S", "after_ms": ms, "said": ended.1, "left": left }))
 }
 
-/// What the loader says of programs that the verifier lets pass.
+/// The message of the loader for programs that the verifier lets pass.
 fn locked() -> Result<String> {
     let object = std::fs::read(LOCKED)?;
     verify(&object).map_or_else(|error| Ok(error.to_string()), |()| bail!("{LOCKED} loads"))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
-use vcpufreq_bench::tracefs::{Instance, Line, events};
+use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -67,7 +67,7 @@ fn parts(policy: &Policy) -> Result<(bool, Value)> {
 
 /// A request for another target against one by an exit with its clamp, in the same VM.
 fn cost(alone: &Value) -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Nobody)?;
+    let mut vcpu = Vcpu::new(ActuateBy::Nothing)?;
     let group = Group::with_current("scx")?;
     let by_exit = exits(&mut vcpu, &group)?;
     let by_scx = alone["new_virtual_ns"].as_u64().context("no time")?;
@@ -149,7 +149,7 @@ struct AtEntry {
     khz: u32,
 }
 
-/// The trace, and the frequency when it began, which no event tells.
+/// The trace, and the frequency when it began, which no event has.
 fn watch(policy: &Policy) -> Result<(Instance, u32)> {
     let trace = Instance::create("scx", 4096)?;
     trace.enable(&["kvm/kvm_mmio", "kvm/kvm_entry", "power/cpu_frequency"])?;
@@ -170,7 +170,7 @@ fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
     let mut seen = Vec::new();
     let mut writes: Option<(&str, u32)> = None;
     for line in events(text) {
-        let Line { thread, tail, .. } = line;
+        let TraceLine { thread, tail, .. } = line;
         match line.event {
             "cpu_frequency" if line.number("cpu_id")? == policy.cpu() => {
                 khz = line.number("state")?;
@@ -189,7 +189,7 @@ fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
     Ok(seen)
 }
 
-/// One request beside a load of the host's, and beside more of it: what the formula says.
+/// One request beside a load of the host's, and beside more of it: the result of the formula.
 fn beside_load(policy: &Policy) -> Result<Value> {
     let mut rows = Vec::new();
     let khz = policy.at_least(policy.max() / 3);

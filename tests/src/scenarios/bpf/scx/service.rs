@@ -47,7 +47,7 @@ pub fn refused() -> Result<String> {
 pub struct Service(Child);
 
 impl Service {
-    /// Starts it and waits until it says so.
+    /// Starts it and waits until it reports that it runs.
     pub fn start() -> Result<Self> {
         let mut command = Command::new(PROGRAM);
         command.args(["scx", "start"]);

@@ -16,7 +16,7 @@ const ID_AA64MMFR2_EL1: u64 = 0x6030_0000_0013_c03a;
 /// Its field FWB.
 const FWB: u64 = 0xf << 40;
 
-/// What KVM says of it; without an answer, no.
+/// KVM's answer; without one, no.
 pub fn device_loads_see_caches(vm: &VmFd) -> bool {
     vm.check_extension_raw(CACHEABLE_PFNMAP) > 0 || has_fwb(vm).unwrap_or(false)
 }

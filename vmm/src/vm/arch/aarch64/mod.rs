@@ -20,13 +20,13 @@ use vmm_sys_util::eventfd::EventFd;
 use super::bus::Bus;
 use super::exit::is_undecoded;
 use super::gic::Gic;
-use super::machine::{Boot, KvmGuest};
+use super::machine::{Bootable, KvmGuest};
 use super::memory::{Memory, Region};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, VmSpec, layout};
 pub use coherence::device_loads_see_caches;
 
-impl Boot for LinuxGuest<'_> {
+impl Bootable for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<KvmGuest> {
         let vm = kvm.create_vm().context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
@@ -81,7 +81,7 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
 /// When KVM has none, or no VM can be made.
 pub fn gic(kvm: &Kvm) -> anyhow::Result<Gic> {
     let vm = kvm.create_vm().context("KVM can't create a VM")?;
-    Gic::of(&vm).context("KVM has no GIC for guests; see what vcpufreq doctor says")
+    Gic::of(&vm).context("KVM has no GIC for guests; run vcpufreq doctor")
 }
 
 impl LinuxGuest<'_> {
@@ -133,7 +133,7 @@ impl LinuxGuest<'_> {
 fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> anyhow::Result<()> {
     let mut init = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut init)
-        .context("KVM doesn't say which kind of CPU it can offer")?;
+        .context("KVM doesn't report which kind of CPU it can offer")?;
     init.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
     for (index, vcpu) in vcpus.iter().enumerate() {
         vcpu.vcpu_init(&init)

@@ -7,11 +7,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::Bus;
 use super::gic::Gic;
-use super::machine::{Boot, KvmGuest};
+use super::machine::{Bootable, KvmGuest};
 use super::vcpu::VcpuEnd;
 use super::{LinuxGuest, not_there_yet};
 
-impl Boot for LinuxGuest<'_> {
+impl Bootable for LinuxGuest<'_> {
     fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {
         Err(not_there_yet())
     }

@@ -26,7 +26,7 @@ const MOST: usize = 16;
 
 /// Those VMMs.
 #[derive(Default)]
-pub struct Waiting {
+pub struct PendingVmms {
     /// QEMU's control socket, if that is to be asked for the threads.
     qmp: Option<PathBuf>,
     all: Vec<Candidate>,
@@ -115,7 +115,7 @@ impl Candidate {
     }
 }
 
-impl Waiting {
+impl PendingVmms {
     /// None yet, and QEMU's control socket.
     pub fn by(qmp: Option<PathBuf>) -> Self {
         Self {
