@@ -6,6 +6,7 @@
 //! build. A table whose input is missing stays as it is.
 
 mod bench;
+mod holds;
 mod kvm;
 mod lab;
 mod paths;
@@ -41,6 +42,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
         &["bench-2+2.json", "bench-4+3+1.json"],
         bench::contended,
     ),
+    ("holds", &["test.json", "test-long.json"], holds::table),
     ("dips", &["test-long.json"], lab::dips),
     ("drawn", &["test-long.json"], lab::drawn),
     ("demo", &["demo.json"], lab::demo),
