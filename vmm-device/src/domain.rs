@@ -20,7 +20,7 @@ use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
 /// meanwhile.
-pub(crate) const ROUNDS: u32 = 4;
+pub const ROUNDS: u32 = 4;
 
 /// A domain's newest request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

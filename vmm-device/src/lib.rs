@@ -69,6 +69,7 @@ mod units;
 pub use config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, Headroom, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, DomainStatus};
+pub use domain::ROUNDS;
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit};
 pub use mmio::MmioRegion;

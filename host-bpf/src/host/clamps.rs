@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use libbpf_rs::{MapCore as _, MapFlags};
 use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
-use vcpufreq_device::{Clamp, Khz, Util, VcpuId, clamp};
+use vcpufreq_device::{Clamp, Khz, ROUNDS, Util, VcpuId, clamp};
 
 use super::{HostBpf, LatestRequest, index};
 use crate::error::BpfError;
@@ -18,8 +18,6 @@ use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 use crate::scx::{ScxError, ScxPins};
 
-/// How often in a row a domain's clamp is looked up and put into force while new requests arrive.
-const ROUNDS: u32 = 4;
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;
 

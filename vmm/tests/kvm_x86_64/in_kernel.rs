@@ -18,7 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
-    DomainWrites, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
+    DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
 use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
 use vcpufreq_device::{
@@ -120,7 +120,13 @@ fn path() -> Path {
     device.refresh(VcpuId(0));
     let doorbells = doorbells();
     let bells = doorbells.iter();
-    let bells = bells.filter_map(|bell| Some((VcpuId(0), bell.value?, bell.event.clone())));
+    let bells = bells.filter_map(|bell| {
+        Some(EntryBell {
+            vcpu: VcpuId(0),
+            khz: bell.value?,
+            event: bell.event.clone(),
+        })
+    });
     let pending = PendingWrites::new(
         vec![DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap()],
         vec![0],

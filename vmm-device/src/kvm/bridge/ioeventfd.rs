@@ -11,7 +11,7 @@ use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Doing, PathError};
 use crate::kvm::ioeventfd::{
-    DomainWrites, IoeventfdRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker,
+    DomainWrites, EntryBell, IoeventfdRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker,
     WorkerParts, WriteOrder, freshness,
 };
 use crate::kvm::mmio_device::MmioDevice;
@@ -20,9 +20,6 @@ use crate::{DeviceConfig, DomainId, VcpuId};
 
 /// The name of this path.
 const NAME: &str = "ioeventfd";
-
-/// What a write of an entry to the register of a vCPU signals.
-type Bell = (VcpuId, u32, Arc<EventFd>);
 
 /// How the path `ioeventfd` is to be.
 #[derive(Clone, Copy, Debug)]
@@ -146,27 +143,31 @@ impl IoeventfdPath {
 
 /// An eventfd for each entry of each vCPU's table. One entry is no table: any
 /// value up to it may be asked for, so that requests exit.
-fn bells(config: &DeviceConfig) -> Result<Vec<Bell>, PathError> {
+fn bells(config: &DeviceConfig) -> Result<Vec<EntryBell>, PathError> {
     let mut bells = Vec::new();
     for (vcpu, spec) in (0..=u16::MAX).map(VcpuId).zip(&config.vcpus) {
         if let entries @ [_, _, ..] = spec.table.entries() {
             for khz in entries.iter().map(|khz| khz.0) {
                 let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
                 let event = event.doing("can't make an eventfd for each table entry")?;
-                bells.push((vcpu, khz, Arc::new(event)));
+                bells.push(EntryBell {
+                    vcpu,
+                    khz,
+                    event: Arc::new(event),
+                });
             }
         }
     }
     Ok(bells)
 }
 
-fn doorbell((vcpu, khz, event): Bell) -> Doorbell {
-    Doorbell::of_set_perf(vcpu, Some(khz), event)
+fn doorbell(bell: EntryBell) -> Doorbell {
+    Doorbell::of_set_perf(bell.vcpu, Some(bell.khz), bell.event)
 }
 
 fn pending(
     config: &DeviceConfig,
-    of_entries: &[Bell],
+    of_entries: &[EntryBell],
     write_order: &Arc<dyn WriteOrder>,
 ) -> Result<Arc<PendingWrites>, PathError> {
     let domains = config.domains();
@@ -174,8 +175,8 @@ fn pending(
     for domain in &domains {
         bells.insert(*domain, Vec::new());
     }
-    for bell @ (vcpu, ..) in of_entries {
-        let domain = config.vcpus[vcpu.index()].domain;
+    for bell in of_entries {
+        let domain = config.vcpus[bell.vcpu.index()].domain;
         bells.entry(domain).or_default().push(bell.clone());
     }
     let pending = bells.into_values();

@@ -49,6 +49,17 @@ pub struct DomainWrites {
     in_hand: Option<LatestWrite>,
 }
 
+/// What a write of one entry of a table to the set_perf of one vCPU signals.
+#[derive(Clone, Debug)]
+pub struct EntryBell {
+    /// The vCPU.
+    pub vcpu: VcpuId,
+    /// The entry, in kHz.
+    pub khz: u32,
+    /// What it signals.
+    pub event: Arc<EventFd>,
+}
+
 struct CountedBell {
     vcpu: VcpuId,
     khz: u32,
@@ -78,14 +89,11 @@ impl DomainWrites {
     /// # Errors
     /// `EMFILE` or `ENFILE` (no more open files), `ENOSPC` (over `fs.epoll.max_user_watches`),
     /// `ENOMEM`.
-    pub fn new(
-        bells: Vec<(VcpuId, u32, Arc<EventFd>)>,
-        write_order: Arc<dyn WriteOrder>,
-    ) -> io::Result<Self> {
+    pub fn new(bells: Vec<EntryBell>, write_order: Arc<dyn WriteOrder>) -> io::Result<Self> {
         let epoll = Epoll::new()?;
-        for (index, (_, _, event)) in (0..).zip(&bells) {
+        for (index, bell) in (0..).zip(&bells) {
             let when = EventSet::IN | EventSet::EDGE_TRIGGERED;
-            let fd = event.as_raw_fd();
+            let fd = bell.event.as_raw_fd();
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(when, index))?;
         }
         let bells: Vec<_> = bells.into_iter().map(CountedBell::from).collect();
@@ -242,8 +250,8 @@ impl DomainWrites {
     }
 }
 
-impl From<(VcpuId, u32, Arc<EventFd>)> for CountedBell {
-    fn from((vcpu, khz, event): (VcpuId, u32, Arc<EventFd>)) -> Self {
+impl From<EntryBell> for CountedBell {
+    fn from(EntryBell { vcpu, khz, event }: EntryBell) -> Self {
         Self {
             vcpu,
             khz,

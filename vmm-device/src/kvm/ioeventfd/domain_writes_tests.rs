@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
 use super::super::{Known, LastWrite, Unknown, WriteOrder};
-use super::{DomainWrites, LatestWrite};
+use super::{DomainWrites, EntryBell, LatestWrite};
 use crate::fakes::NullActuator;
 use crate::{ActuateError, Actuator, Clamp, DomainId, Event, VcpuId};
 
@@ -30,7 +30,11 @@ impl Bench {
             .map(|_| Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
             .collect();
         let bells = (1..).zip(&events);
-        let bells = bells.map(|(khz, event)| (VCPU, khz, event.clone()));
+        let bells = bells.map(|(khz, event)| EntryBell {
+            vcpu: VCPU,
+            khz,
+            event: event.clone(),
+        });
         let writes = DomainWrites::new(bells.collect(), Arc::new(Unknown)).unwrap();
         Self { writes, events }
     }

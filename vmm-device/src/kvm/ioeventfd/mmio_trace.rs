@@ -168,8 +168,8 @@ mod tests {
 
     use vmm_sys_util::eventfd::EventFd;
 
-    use super::super::DomainWrites;
     use super::super::perf::tests::{Ring, record_of};
+    use super::super::{DomainWrites, EntryBell};
     use super::*;
 
     const BASE: u64 = 0x0a00_0000;
@@ -226,9 +226,13 @@ mod tests {
             trace.threads[1].set(second.event).unwrap();
         }
         let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-        let bells = [1, 2, 3].map(|khz| (VcpuId(0), khz, event()));
+        let bells = [1, 2, 3].map(|khz| EntryBell {
+            vcpu: VcpuId(0),
+            khz,
+            event: event(),
+        });
         for khz in [1, 2, 3, 2] {
-            bells[khz - 1].2.write(1).unwrap();
+            bells[khz - 1].event.write(1).unwrap();
         }
         let mut writes = DomainWrites::new(bells.to_vec(), Arc::new(trace)).unwrap();
         let latest = writes.take().unwrap();

@@ -20,7 +20,7 @@ mod refresh_timer;
 mod region;
 mod worker;
 
-pub use domain_writes::{DomainWrites, LatestWrite};
+pub use domain_writes::{DomainWrites, EntryBell, LatestWrite};
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use perf_watch::{PerfWatch, freshness};
 pub use region::IoeventfdRegion;

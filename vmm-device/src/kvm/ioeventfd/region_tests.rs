@@ -9,7 +9,7 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
-use super::super::{DomainWrites, PendingWrites, Unknown};
+use super::super::{DomainWrites, EntryBell, PendingWrites, Unknown};
 use super::IoeventfdRegion;
 use crate::VcpuId;
 use crate::fakes::NullActuator;
@@ -43,7 +43,12 @@ struct Bench {
 
 fn bench() -> Bench {
     let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let pending = [vec![(VcpuId(0), KHZ, bell.clone())], vec![]];
+    let of_entry = EntryBell {
+        vcpu: VcpuId(0),
+        khz: KHZ,
+        event: bell.clone(),
+    };
+    let pending = [vec![of_entry], vec![]];
     let pending = pending.map(|bells| DomainWrites::new(bells, Arc::new(Unknown)).unwrap());
     let pending = PendingWrites::new(pending.into(), vec![0, 1]);
     let (says, said) = channel();
