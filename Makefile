@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book
+.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book fuzz
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -26,6 +26,9 @@ bench-paths: ## what an access costs by each path: out/paths.json, and its table
 
 figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
 	@cargo run --quiet --locked -p vcpufreq-bench --bin figures
+
+fuzz: ## each fuzz target with libFuzzer; TIME=600 seconds of each, TARGET=registers alone
+	@fuzz/run $(or $(TIME),60) $(TARGET)
 
 packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
 	@$(LAB) packages

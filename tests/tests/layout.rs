@@ -43,6 +43,16 @@ const ARROWS: &[(&str, &[&str])] = &[
             "vcpufreq-load",
         ],
     ),
+    (
+        "vcpufreq-fuzz",
+        &[
+            "vcpufreq-device",
+            "vcpufreq-dt",
+            "vcpufreq-rt",
+            "vcpufreq-bench",
+            "vcpufreq",
+        ],
+    ),
     ("vcpufreq-lab", &[]),
 ];
 

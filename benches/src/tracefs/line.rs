@@ -39,11 +39,13 @@ impl<'a> TraceLine<'a> {
         let (stamp, rest) = rest.trim_start().split_once(": ")?;
         let (seconds, micros) = stamp.split_once('.')?;
         let name = rest.find([':', '('])?;
+        // A name that has an event's form comes first, with any numbers.
+        let us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
         Some(Self {
             text,
             thread: text[..at].trim(),
             cpu: cpu.parse().ok()?,
-            time_us: seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?,
+            time_us: us.checked_add(micros.parse().ok()?)?,
             event: &rest[..name],
             tail: rest[name + 1..].trim_start(),
         })
