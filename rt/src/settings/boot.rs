@@ -3,7 +3,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, threads};
+use super::{CPU, Context, Sheet, threads};
 use crate::{finding::Finding, partition};
 
 const CMDLINE: &str = "/proc/cmdline";
@@ -83,7 +83,7 @@ fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
 
 /// The list in the kernel's own file, if that lacks one of these CPUs.
 fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
-    let path = format!("/sys/devices/system/cpu/{file}");
+    let path = format!("{CPU}/{file}");
     let has = cx.look.read(&path).ok()?;
     let in_force = partition::list(cx.look, &path).unwrap_or_default();
     let wanted: CpuList = wanted.parse().ok()?;

@@ -2,8 +2,8 @@
 //! Frequencies: limits, utilization clamps, schedutil's rate limit.
 
 use super::{
-    Context, Sheet, Unit, by_value,
-    policies::{CPU, can_be, wanted},
+    CPU, Context, Sheet, Unit, by_value,
+    policies::{can_be, wanted},
 };
 use crate::{profile::Frequency, value::Format};
 

@@ -4,8 +4,8 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{
-    Context, Sheet, Unit,
-    policies::{CPU, can_be, policies, wanted},
+    CPU, Context, Sheet, Unit,
+    policies::{can_be, policies, wanted},
 };
 use crate::{finding::Effect, finding::Finding, host::Unread, value::Format};
 

@@ -4,10 +4,9 @@
 use miniz_oxide::inflate;
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, boot};
+use super::{CPU, Context, Sheet, boot};
 use crate::{finding::Finding, host::Unread};
 
-const CPU: &str = "/sys/devices/system/cpu";
 /// More than any kernel's configuration, whose text is some 300 KiB.
 const LONGEST_CONFIG: usize = 16 << 20;
 /// There with CONFIG_IKCONFIG_PROC.

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Idle states, and how long waking up may take.
 
-use super::{Context, Sheet, Unit, by_value};
+use super::{CPU, Context, Sheet, Unit, by_value};
 use crate::{finding::Effect, profile::IdleStates, value::Format};
-
-const CPU: &str = "/sys/devices/system/cpu";
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {

@@ -4,7 +4,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, threads};
+use super::{CPU, Context, Sheet, threads};
 use crate::{
     finding::Finding,
     host::{Look, Unread},
@@ -59,7 +59,7 @@ fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
 fn banned(look: &dyn Look, pid: u32) -> Result<CpuList, Unread> {
     let environ = look.read(&environ(pid))?;
     let list = |name: &str| {
-        let path = format!("/sys/devices/system/cpu/{name}");
+        let path = format!("{CPU}/{name}");
         partition::list(look, &path).unwrap_or_default()
     };
     Ok(by_environ(&environ).unwrap_or_else(|| list("isolated").or(&list("nohz_full"))))

@@ -18,6 +18,9 @@ mod threads;
 mod watchdogs;
 mod workqueues;
 
+/// The host's CPUs in sysfs.
+pub(crate) const CPU: &str = "/sys/devices/system/cpu";
+
 pub(crate) use cpuset::{occupied, partition_group};
 
 use vcpufreq_device::host::CpuList;

@@ -3,10 +3,8 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet};
+use super::{CPU, Context, Sheet};
 use crate::finding::Finding;
-
-pub(super) const CPU: &str = "/sys/devices/system/cpu";
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
 pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {

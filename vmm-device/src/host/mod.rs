@@ -63,6 +63,7 @@ pub use sys::{
     SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
 };
 pub use thread_actuator::{ThreadActuator, clamp_current_thread_to_zero, uclamp_available};
+pub(crate) use topology::CPUS;
 pub use topology::{policies, possible_pcpus, present_pcpus};
 
 /// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.
@@ -77,7 +78,7 @@ impl HostRoot {
 
     /// The directory of all pCPUs.
     pub(crate) fn cpus(&self) -> PathBuf {
-        self.0.join("sys/devices/system/cpu")
+        self.0.join(CPUS)
     }
 
     /// The directory of the calling process in procfs.

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::HostRoot;
+use super::{CPUS, HostRoot};
 
 const TREE: &str = "sys/firmware/devicetree/base";
 /// How deep below the root an OPP table may be; they are at the top, or in
@@ -25,7 +25,7 @@ pub struct HostOpp {
 
 /// The operating points of the table that a CPU's node points to.
 pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<HostOpp>> {
-    let node = root.path(format!("sys/devices/system/cpu/cpu{cpu}/of_node"));
+    let node = root.path(format!("{CPUS}/cpu{cpu}/of_node"));
     let phandle = cells(&node.join("operating-points-v2"))?.first().copied()?;
     let table = find_phandle(&root.path(TREE), phandle, MAX_DEPTH)?;
     let children = std::fs::read_dir(table).ok()?;

@@ -9,7 +9,8 @@ use std::fs;
 use super::{CpuList, HostRoot};
 
 /// The directory of all pCPUs.
-const CPUS: &str = "sys/devices/system/cpu";
+/// The host's CPUs in sysfs, below a [`HostRoot`].
+pub(crate) const CPUS: &str = "sys/devices/system/cpu";
 
 /// The pCPUs that this host can have.
 #[must_use]

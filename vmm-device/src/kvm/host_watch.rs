@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::VcpuId;
-use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
+use crate::host::{CPUS, CpuList, HostRoot, Tid, is_within, pin, policies};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::event_stats::{EventStats, HostChange};
 
@@ -99,7 +99,7 @@ impl HostWatch {
 
 impl Governor {
     fn new(host: &HostRoot, policy: u32, cpus: CpuList) -> Self {
-        let path = format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor");
+        let path = format!("{CPUS}/cpufreq/policy{policy}/scaling_governor");
         Self {
             policy,
             cpus,

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::host::{HostRoot, possible_pcpus};
+use crate::host::{CPUS, HostRoot, possible_pcpus};
 
 /// What is looked at: a file of each pCPU.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Hotplug {
     /// Of all pCPUs that this host can have, as they are now.
     pub fn of_host(host: &HostRoot) -> Self {
         let pcpus = possible_pcpus(host).into_iter().map(|number| {
-            let path = format!("sys/devices/system/cpu/cpu{number}/topology/core_id");
+            let path = format!("{CPUS}/cpu{number}/topology/core_id");
             OnlineFile {
                 number,
                 path: host.path(path),

@@ -13,6 +13,7 @@ use crate::{
     host::Look as _,
     kernel_host::KernelHost,
     measure::{self, Beside, Conditions, LatencyReport, Load, Run, Test, TestPlace, Verdict},
+    settings::CPU,
 };
 
 use args::MeasuredHost;
@@ -60,7 +61,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
 
 fn conditions(args: &ReportArgs, wanted: &MeasuredHost, host: &KernelHost) -> Conditions {
     let governors = wanted.cpus.iter().filter_map(|cpu| {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor");
+        let path = format!("{CPU}/cpu{cpu}/cpufreq/scaling_governor");
         host.read(&path).ok()
     });
     let mut governors: Vec<String> = governors.collect();
