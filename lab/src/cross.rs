@@ -46,6 +46,7 @@ const SOURCE: ModuleSource = ModuleSource {
         "abi",
         "benches",
         "dt",
+        "fuzz",
         "host-bpf",
         "rt",
         "tests",
