@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Accesses of a guest to its console while input arrives: no input is lost or comes twice.
+//! Accesses of a guest to its console while input arrives: no access panics, and input only leaves
+//! the queue.
 
 use std::collections::VecDeque;
 use std::io;

@@ -167,7 +167,9 @@ struct Outcome {
 impl Outcome {
     /// Whether it failed, and chance may be why.
     fn to_be_drawn_again(&self) -> bool {
-        boots::is_sampled(&self.scenario) && self.tried.iter().any(|one| !one.held())
+        boots::is_sampled(&self.scenario)
+            && self.result["error"].is_null()
+            && self.tried.iter().any(|one| !one.held())
     }
 }
 
@@ -204,12 +206,25 @@ impl Boot {
                 results.push(json!({ "result": one.result }));
                 continue;
             };
-            tried.extend(last.tried.into_iter().map(Tried::in_a_second_draw));
-            results.push(json!({ "result": last.result, "first_draw": one.result }));
+            // What held at first counts as it does without a second draw.
+            let held = |name: &str| {
+                let mut both = one.tried.iter();
+                both.any(|first| first.name == name && first.held())
+            };
+            tried.extend(last.tried.into_iter().map(|two| match held(&two.name) {
+                true => two,
+                false => two.in_a_second_draw(),
+            }));
+            results.push(json!({
+                "result": last.result, "first_draw": one.result,
+                "first_draw_later_us": later_us, "later_us": later_us + SECOND_DRAW_US,
+            }));
         }
         for result in &mut results {
             result["host"] = self.name().into();
-            result["later_us"] = later_us.into();
+            if result["later_us"].is_null() {
+                result["later_us"] = later_us.into();
+            }
         }
         (tried, results)
     }

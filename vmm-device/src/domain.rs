@@ -19,7 +19,7 @@ use crate::regs::MAX_VCPUS;
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
-/// meanwhile.
+/// meanwhile. So often a worker of another path looks for newer requests, too.
 pub const ROUNDS: u32 = 4;
 
 /// A domain's newest request.

@@ -62,8 +62,6 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
     let Ok(entries) = fs::read_dir(cpu.join("cpufreq")) else {
         return Ok(Vec::new());
     };
-    let host = HostRoot::at(root);
-    let floors = floors(&host, &HostCpus::read(&host));
     let mut above = Vec::new();
     for entry in entries {
         let path = entry?.path();
@@ -77,9 +75,17 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
             above.push(Above {
                 khz: now,
                 min_khz: min,
-                server: held_by_server(&floors, &name, now),
+                server: None,
                 policy: name.into_owned(),
             });
+        }
+    }
+    if !above.is_empty() {
+        // It reads many files, which keep a CPU busy: after the frequencies.
+        let host = HostRoot::at(root);
+        let floors = floors(&host, &HostCpus::read(&host));
+        for one in &mut above {
+            one.server = held_by_server(&floors, &one.policy, one.khz);
         }
     }
     above.sort_by(|one, other| one.policy.cmp(&other.policy));

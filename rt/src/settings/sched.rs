@@ -6,7 +6,6 @@ use vcpufreq_device::host::{CpuList, SCHED_DEBUG};
 use super::{Context, Sheet, Unit, by_value};
 use crate::{finding::Effect, host::Unread, value::Format};
 
-/// Where the scheduler's servers and switches are, with debugfs mounted.
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];
 

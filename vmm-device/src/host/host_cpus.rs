@@ -7,9 +7,8 @@
 //! source of `cur_perf`.
 
 use super::opp_node::{self, HostOpp};
+use super::topology::CPUS;
 use super::{CpuList, HostRoot, energy_model, topology};
-
-const CPU_DIR: &str = "sys/devices/system/cpu";
 
 /// The highest capacity. Also the capacity of a host that reports none: its CPUs are alike.
 pub const CAPACITY_SCALE: u16 = 1024;
@@ -55,13 +54,13 @@ impl HostCpus {
     /// Reads the host below `root`.
     #[must_use]
     pub fn read(root: &HostRoot) -> Self {
-        let online = root.number::<CpuList>(format!("{CPU_DIR}/online"));
+        let online = root.number::<CpuList>(format!("{CPUS}/online"));
         let online = online.unwrap_or_default();
         let cpu = |id| Pcpu {
             id,
             online: online.contains(id),
             capacity: root
-                .number(format!("{CPU_DIR}/cpu{id}/cpu_capacity"))
+                .number(format!("{CPUS}/cpu{id}/cpu_capacity"))
                 .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
         };
         Self {
@@ -114,7 +113,7 @@ fn policies(root: &HostRoot) -> Vec<CpufreqPolicy> {
 }
 
 fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> CpufreqPolicy {
-    let file = |name: &str| format!("{CPU_DIR}/cpufreq/policy{id}/{name}");
+    let file = |name: &str| format!("{CPUS}/cpufreq/policy{id}/{name}");
     let listed = root.text(file("scaling_available_frequencies"));
     let listed: Vec<u32> = listed
         .iter()

@@ -8,7 +8,6 @@ use std::fs;
 
 use super::{CpuList, HostRoot};
 
-/// The directory of all pCPUs.
 /// The host's CPUs in sysfs, below a [`HostRoot`].
 pub(crate) const CPUS: &str = "sys/devices/system/cpu";
 

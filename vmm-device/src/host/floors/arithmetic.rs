@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The frequency below which no clamp brings a busy CPU: the kernel's arithmetic, without I/O.
-//! What is reserved is read elsewhere (`dl_server`).
+//! What is reserved is read by the module above.
 //!
 //! schedutil never goes below the bandwidth of the deadline entities that are active on a CPU
 //! (`effective_cpu_util()`: `*min = max(irq + cpu_bw_dl(rq), uclamp_rq_get(rq, UCLAMP_MIN))`), and

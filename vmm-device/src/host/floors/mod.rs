@@ -65,7 +65,8 @@ pub fn floors(root: &HostRoot, cpus: &HostCpus) -> Vec<PolicyFloor> {
 
 fn floor(root: &HostRoot, cpus: &HostCpus, policy: &CpufreqPolicy) -> Option<PolicyFloor> {
     let own = policy.cpus.and(&cpus.online());
-    let reserved = own.iter().map(|cpu| reserved(root, cpu)).max()?;
+    let each = own.iter().map(|cpu| reserved(root, cpu));
+    let reserved = each.max_by_key(|reserved| (reserved.util(), *reserved))?;
     let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();
     let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
     let floor = Floor::new(reserved.util(), capacity, &opps, policy.top_khz()?);
