@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The table of what holds: a promise, the scenario that fails where it doesn't, and the figure that
-//! the scenarios of both sets of tests reported.
+//! The tables of what holds: a promise, the scenario that fails where it doesn't, and the figure that
+//! the scenarios of a set of tests reported.
 
 use serde_json::Value;
 
@@ -10,21 +10,63 @@ use crate::report_json::rows;
 /// What makes the figure of all reports of a scenario.
 type Figure = fn(&[&Value]) -> Option<String>;
 
-const PROMISES: &[(&str, &str, Figure)] = &[
+/// Words, a scenario, and its figure.
+type Promise = (&'static str, &'static str, Figure);
+
+/// Of both sets.
+const OPPS: Promise = (
+    "OPPs that the host misses with `exact`",
+    "opps-exact",
+    |all| wrong_of(all, "opps_wrong", "opps_checked"),
+);
+
+/// Of `make test`.
+const SHORT: &[Promise] = &[
+    OPPS,
+    ("changes that dip", "no-dip", |all| {
+        let seen: Vec<&Value> = both(all, "seen", "seen_on_fifo");
+        wrong_of(&seen, "dips", "changes")
+    }),
     (
-        "OPPs that the host misses with `exact`",
-        "opps-exact",
-        |all| wrong_of(all, "opps_wrong", "opps_checked"),
+        "wrong reads by `bpf` after moves and changes",
+        "bpf-page",
+        |all| wrong_of(&both(all, "moves", "changes"), "wrong", "looks"),
     ),
+    ("wrong reads with default options", "default-run", |all| {
+        wrong_of(&flat(all, |one| rows(one, "unpinned")), "wrong", "compared")
+    }),
+    (
+        "losses of `bpf` after which an OPP is not in force",
+        "fallbacks",
+        |all| {
+            let rows = flat(all, |one| rows(one, "rows"));
+            let wrong = rows.iter().filter(|one| one["held"] != true).count();
+            Some(format!("{wrong} of {}", rows.len()))
+        },
+    ),
+    (
+        "exits to the VMM by the paths without, beside as many reads",
+        "no-exit",
+        |all| {
+            let seen: Vec<&Value> = all.iter().map(|one| &one["accesses"]).collect();
+            wrong_of(&seen, "exited", "set_perf_trapped").map(|text| text + " writes")
+        },
+    ),
+    (
+        "values that differ after kills of `rt apply` and `restore`",
+        "rt-settings",
+        |all| after_kills(&both(all, "apply_killed", "restore_killed"), "times"),
+    ),
+];
+
+/// Of `make test-long`.
+const LONG: &[Promise] = &[
+    OPPS,
     (
         "looks below the request with `floor`",
         "opps-floor",
         |all| wrong_of(all, "wrong", "compared"),
     ),
-    ("changes that dip", "no-dip", |all| {
-        let seen: Vec<&Value> = both(all, "seen", "seen_on_fifo");
-        wrong_of(&seen, "dips", "changes")
-    }),
     (
         "wrong first reads after a move, by `exit`, `ioeventfd`",
         "unpinned",
@@ -60,34 +102,9 @@ const PROMISES: &[(&str, &str, Figure)] = &[
         },
     ),
     (
-        "wrong reads by `bpf` after moves and changes",
-        "bpf-page",
-        |all| wrong_of(&both(all, "moves", "changes"), "wrong", "looks"),
-    ),
-    ("wrong reads with default options", "default-run", |all| {
-        wrong_of(&flat(all, |one| rows(one, "unpinned")), "wrong", "compared")
-    }),
-    (
         "wrong reads on pCPUs that come online later",
         "hotplug",
         |all| wrong_of(&flat(all, |one| rows(one, "by_path")), "wrong", "compared"),
-    ),
-    (
-        "losses of `bpf` after which an OPP is not in force",
-        "fallbacks",
-        |all| {
-            let rows = flat(all, |one| rows(one, "rows"));
-            let wrong = rows.iter().filter(|one| one["held"] != true).count();
-            Some(format!("{wrong} of {}", rows.len()))
-        },
-    ),
-    (
-        "exits to the VMM by the paths without, beside as many reads",
-        "no-exit",
-        |all| {
-            let seen: Vec<&Value> = all.iter().map(|one| &one["accesses"]).collect();
-            wrong_of(&seen, "exited", "set_perf_trapped").map(|text| text + " writes")
-        },
     ),
     (
         "time that others wait for their pCPU beside a flood, at most [%]",
@@ -107,11 +124,6 @@ const PROMISES: &[(&str, &str, Figure)] = &[
         "what is left after kills of QEMU, its server or both",
         "qemu-deaths",
         |all| after_kills(all, "kills"),
-    ),
-    (
-        "values that differ after kills of `rt apply` and `restore`",
-        "rt-settings",
-        |all| after_kills(&both(all, "apply_killed", "restore_killed"), "times"),
     ),
     (
         "a fixed job's time against the inverse speed, most [%]",
@@ -171,10 +183,19 @@ const PROMISES: &[(&str, &str, Figure)] = &[
     ),
 ];
 
-/// The table; `None` unless each promise has its figure.
-pub fn table(inputs: &[Value]) -> Option<String> {
+/// The table of `make test`; `None` unless each promise has its figure.
+pub fn short(inputs: &[Value]) -> Option<String> {
+    table(SHORT, inputs)
+}
+
+/// The same of `make test-long`.
+pub fn long(inputs: &[Value]) -> Option<String> {
+    table(LONG, inputs)
+}
+
+fn table(promises: &[Promise], inputs: &[Value]) -> Option<String> {
     let mut table = head(&["what (emulated)", "figure", "scenario"]);
-    for (what, scenario, figure) in PROMISES {
+    for (what, scenario, figure) in promises {
         let reports = inputs.iter().flat_map(|input| rows(input, "results"));
         // A first draw counts too.
         let draws = reports.flat_map(|one| [&one["result"], &one["first_draw"]]);
@@ -266,6 +287,8 @@ mod tests {
 
     #[test]
     fn without_a_report_there_is_no_table() {
-        assert_eq!(table(&[json!({}), json!({ "results": [] })]), None);
+        for make in [short, long] {
+            assert_eq!(make(&[json!({}), json!({ "results": [] })]), None);
+        }
     }
 }
