@@ -168,11 +168,11 @@ const BOOTS: &[Boot] = &[
     boot(Long, 200, "2+2", &["kill", "flood"]),
     Boot {
         path: Some("ioeventfd"),
-        ..boot(Long, 350, "2+2", &["kill", "flood"])
+        ..boot(Long, 220, "2+2", &["flood"])
     },
     Boot {
         path: Some("exit"),
-        ..boot(Long, 370, "2+2", &["kill", "flood", "no-dip"])
+        ..boot(Long, 260, "2+2", &["flood", "no-dip"])
     },
     boot(
         Long,
@@ -203,12 +203,7 @@ const BOOTS: &[Boot] = &[
     ),
     Boot {
         path: Some("shm"),
-        ..boot(
-            Long,
-            300,
-            "2+2",
-            &["no-exit", "opps-exact", "driver", "restart", "two-guests"],
-        )
+        ..boot(Long, 190, "2+2", &["no-exit", "opps-exact", "two-guests"])
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
@@ -302,18 +297,16 @@ const BOOTS: &[Boot] = &[
     // A host whose fair servers hold its little CPUs above their lowest OPPs.
     boot(
         Long,
-        340,
+        250,
         "pixel6",
         &[
             "doctor",
             "opps-exact",
             "opps-floor",
             "no-dip",
-            "unpinned",
             "doctor:fair-server-off",
             "opps-exact:fair-server-off",
             "opps-floor:fair-server-off",
-            "no-dip:fair-server-off",
             "unpinned:fair-server-off",
             "ext-server",
         ],
@@ -341,7 +334,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 90, "drawn:3", DRAWN),
     Boot {
         vmm: Vmm::Qemu,
-        ..boot(Long, 300, "2+2", &["no-dip", "demo", "flood"])
+        ..boot(Long, 240, "2+2", &["no-dip", "flood"])
     },
     Boot {
         vmm: Vmm::Qemu,
