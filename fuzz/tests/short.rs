@@ -38,7 +38,7 @@ fn each_target_takes_its_corpus() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn each_target_takes_anything(data in prop::collection::vec(any::<u8>(), 0..512)) {
