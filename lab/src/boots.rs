@@ -388,38 +388,6 @@ const BOOTS: &[Boot] = &[
     boot(Long, 40, "2+2", &["repeat"]),
 ];
 
-/// Scenarios that judge samples: times, or frequencies and shares at moments that they don't choose.
-/// Each build is another draw, and one draw of many is out of bounds by chance.
-const SAMPLED: &[&str] = &[
-    "bench",
-    "bpf-dip",
-    "bpf-flood",
-    "bpf-many",
-    "bpf-sum",
-    "bpf-switch-cost",
-    "dip-by-actuator",
-    "guest-facts",
-    "hotplug",
-    "in-force",
-    "no-dip",
-    "opps-floor",
-    "paths",
-    "ramps",
-    "rt-guest",
-    "rt-latency",
-    "rt-loop",
-    "scx-requests",
-    "speed",
-    "speed-guest",
-    "unpinned",
-];
-
-/// Whether a scenario, with its options, judges samples.
-pub fn is_sampled(scenario: &str) -> bool {
-    let name = scenario.split(':').next().unwrap_or_default();
-    SAMPLED.contains(&name)
-}
-
 /// A set's boots, the longest first, so that those at a time end at about the same time.
 pub fn of(set: Set) -> Vec<&'static Boot> {
     let mut boots: Vec<_> = BOOTS.iter().filter(|boot| boot.set == set).collect();
@@ -451,6 +419,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::sampled::{SAMPLED, is_sampled};
 
     /// Each scenario of a set with its host.
     fn entries(set: Set) -> Vec<(String, &'static str)> {

@@ -37,6 +37,7 @@ mod qemu;
 mod result_port;
 mod root;
 mod run;
+mod sampled;
 mod shell;
 mod shell_check;
 mod suite;

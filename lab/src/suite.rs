@@ -22,6 +22,7 @@ use crate::demo;
 use crate::out;
 use crate::progress::{Step, above};
 use crate::run::Options;
+use crate::sampled::is_sampled;
 use crate::verdict::{Counts, Tried, Verdict, tell};
 use crate::{shell_check, tools};
 
@@ -167,7 +168,7 @@ struct Outcome {
 impl Outcome {
     /// Whether it failed, and chance may be why.
     fn to_be_drawn_again(&self) -> bool {
-        boots::is_sampled(&self.scenario)
+        is_sampled(&self.scenario)
             && self.result["error"].is_null()
             && self.tried.iter().any(|one| !one.held())
     }
