@@ -17,8 +17,8 @@ bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENA
 test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test
 
-test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies
-	@$(LAB) test --long
+test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies; MINUTES=30 at most
+	@$(LAB) test --long $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/
 	@$(LAB) bench-paths

@@ -48,7 +48,7 @@ mod verdict;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -92,6 +92,10 @@ enum Command {
         /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
         later_us: Option<u64>,
+        /// Begin no emulated host later than so many minutes after the start; the others count as
+        /// skipped. Another build begins with another host
+        #[arg(long)]
+        minutes: Option<u64>,
     },
     /// Make Debian's packages in out/packages, and try them on clean Debian systems
     Packages {
@@ -137,9 +141,14 @@ fn dispatch(command: Command) -> Result<bool> {
             scenarios,
             topology,
         } => bench::run(&artifacts, &repo, &topology, &scenarios),
-        Command::Test { long, later_us } => {
+        Command::Test {
+            long,
+            later_us,
+            minutes,
+        } => {
             let set = if long { Set::Long } else { Set::Short };
-            suite::run(&artifacts, &repo, set, later_us)
+            let at_most = minutes.map(|minutes| Duration::from_secs(60 * minutes));
+            suite::run(&artifacts, &repo, set, later_us, at_most)
         }
         Command::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
         Command::Run(options) => options.run(&artifacts, &repo),

@@ -27,20 +27,33 @@ use crate::verdict::{Counts, Tried, Verdict, tell};
 use crate::{shell_check, tools};
 
 /// Runs a set's tests, or its emulated hosts alone, with a pause before each scenario; whether none
-/// failed.
-pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) -> Result<bool> {
+/// failed. After `at_most` no host begins, and its scenarios count as skipped.
+pub fn run(
+    artifacts: &Artifacts,
+    repo: &Path,
+    set: Set,
+    later_us: Option<u64>,
+    at_most: Option<Duration>,
+) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
     if set == Short && later_us.is_none() {
         tried.extend(checks(artifacts, repo)?);
     }
-    let (of_boots, results) = boots(artifacts, repo, set, later_us.unwrap_or(0));
+    let mut boots = boots::of(set);
+    if at_most.is_some() {
+        let begin = first_of(&boots, out::build(repo));
+        boots.rotate_left(begin);
+    }
+    let deadline = at_most.map(|at_most| started + at_most);
+    let (of_boots, results) = boot_all(artifacts, repo, &boots, later_us.unwrap_or(0), deadline);
     tried.extend(of_boots);
     let file = match set {
         Short => "test.json",
         Long => "test-long.json",
     };
-    out::write(repo, file, json!({ "results": results }))?;
+    let whole = !tried.iter().any(|one| one.verdict == no_time());
+    out::write(repo, file, json!({ "whole": whole, "results": results }))?;
     if let Some(us) = later_us {
         eprintln!("the emulated hosts alone, {us} us of pause before each scenario");
     }
@@ -59,13 +72,29 @@ fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     })
 }
 
-/// Boots two hosts at a time, the longest first: an emulated host keeps one CPU busy. What was
-/// tried, and all that the scenarios report, with the host that each ran on.
-fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tried>, Vec<Value>) {
+/// Where a set begins that may have no time for all of it: another host for another build, so that
+/// all have their turn.
+fn first_of(boots: &[&Boot], build: &str) -> usize {
+    build.bytes().map(usize::from).sum::<usize>() % boots.len().max(1)
+}
+
+/// What a scenario is whose host had to begin too late.
+fn no_time() -> Verdict {
+    Verdict::Skipped("no time was left for its host".to_owned())
+}
+
+/// Boots two hosts at a time, in this order: an emulated host keeps one CPU busy. What was tried,
+/// and all that the scenarios report, with the host that each ran on. None begins after `deadline`.
+fn boot_all(
+    artifacts: &Artifacts,
+    repo: &Path,
+    boots: &[&Boot],
+    later_us: u64,
+    deadline: Option<Instant>,
+) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
-    let boots = boots::of(set);
     let next = AtomicUsize::new(0);
-    let pace = Mutex::new(Pace::of(&boots));
+    let pace = Mutex::new(Pace::of(boots));
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
     let all = Mutex::new(Vec::new());
@@ -76,6 +105,10 @@ fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tr
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        lock(&tried).extend(boot.not_begun());
+                        continue;
+                    }
                     lock(&pace).begins(boot);
                     let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
                     if boot.scenarios == ["repeat"] {
@@ -94,8 +127,9 @@ fn boots(artifacts: &Artifacts, repo: &Path, set: Set, later_us: u64) -> (Vec<Tr
     step.done();
     let mut tried = tried.into_inner().unwrap_or_default();
     let repeats = repeats.into_inner().unwrap_or_default();
-    if !repeats.is_empty() {
-        tried.push(same(&repeats));
+    // A host that fails is a failed test of its own.
+    if let [first, second] = &repeats[..] {
+        tried.push(same(first, second));
     }
     (tried, all.into_inner().unwrap_or_default())
 }
@@ -151,11 +185,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Two runs of the same scenario on the same artifacts give the same events.
-fn same(results: &[Value]) -> Tried {
-    let held = matches!(results, [first, second] if first == second);
-    Tried::new("2+2: two runs give identical event logs", held, || {
-        format!("{} results, not the same", results.len())
-    })
+fn same(first: &Value, second: &Value) -> Tried {
+    let what = "2+2: two runs give identical event logs";
+    Tried::new(what, first == second, || "they differ".to_owned())
 }
 
 /// What came of one scenario: the tests that it makes, and its report.
@@ -175,6 +207,16 @@ impl Outcome {
 }
 
 impl Boot {
+    /// Its scenarios, when there is no time for them.
+    fn not_begun(&self) -> Vec<Tried> {
+        let host = self.name();
+        let each = self.scenarios.iter().map(|scenario| Tried {
+            name: format!("lab {host}: {scenario}"),
+            verdict: no_time(),
+        });
+        each.collect()
+    }
+
     /// Tries its scenarios. Those that judge samples and fail are drawn once more, which decides.
     fn carry_out(
         &self,
@@ -320,13 +362,33 @@ fn summary(tried: &[Tried], started: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the short set is short; what is left follows the pace so far.
+    //! Promises: the short set is short; a run without time for all begins with each host in its turn
+    //! and counts the others as skipped; what is left follows the pace so far.
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn the_short_set_is_short() {
         let left = Pace::of(&boots::of(Short)).left(Duration::ZERO);
         assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
+    }
+
+    #[test]
+    fn each_host_has_its_turn_to_be_the_first() {
+        let boots = boots::of(Long);
+        let commits = (0..4096).map(|commit: u32| commit.wrapping_mul(2_654_435_761));
+        let builds = commits.map(|commit| format!("{commit:09x}"));
+        let firsts: BTreeSet<usize> = builds.map(|build| first_of(&boots, &build)).collect();
+        assert_eq!(firsts.len(), boots.len());
+        assert_eq!(first_of(&[], "unknown"), 0);
+    }
+
+    #[test]
+    fn what_has_no_time_is_skipped() {
+        let boot = boots::of(Long)[0];
+        let counts = Counts::of(&boot.not_begun());
+        assert_eq!((counts.passed, counts.skipped), (0, boot.scenarios.len()));
     }
 
     #[test]

@@ -183,7 +183,7 @@ const LONG: &[Promise] = &[
     ),
 ];
 
-/// The table of `make test`; `None` unless each promise has its figure.
+/// The table of `make test`; `None` unless the set was run whole and each promise has its figure.
 pub fn short(inputs: &[Value]) -> Option<String> {
     table(SHORT, inputs)
 }
@@ -194,6 +194,9 @@ pub fn long(inputs: &[Value]) -> Option<String> {
 }
 
 fn table(promises: &[Promise], inputs: &[Value]) -> Option<String> {
+    if inputs.iter().any(|input| input["whole"] == false) {
+        return None;
+    }
     let mut table = head(&["what (emulated)", "figure", "scenario"]);
     for (what, scenario, figure) in promises {
         let reports = inputs.iter().flat_map(|input| rows(input, "results"));
@@ -283,6 +286,15 @@ mod tests {
         assert_eq!(off(&all, "is").as_deref(), Some("1.8"));
         assert_eq!(off(&all, "none"), None);
         assert_eq!(count(&json!(["a", "b"])), 2);
+    }
+
+    #[test]
+    fn of_a_part_of_the_set_there_is_no_table() {
+        const ONE: &[Promise] = &[("what", "one", |_| Some("0".to_owned()))];
+        let results = json!([{ "result": { "scenario": "one" } }]);
+        let input = |whole: bool| [json!({ "whole": whole, "results": results })];
+        assert!(table(ONE, &input(true)).is_some());
+        assert_eq!(table(ONE, &input(false)), None);
     }
 
     #[test]
