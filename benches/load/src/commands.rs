@@ -3,7 +3,7 @@
 //! `@error WHY`, the same on a pipe and on a guest's console.
 //!
 //! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`,
-//! `now`, `read PATH`, `write PATH VALUE`, `insmod PATH OPTIONS...`, `quit`.
+//! `now`, `read PATH`, `write PATH VALUE`, `peek CPU ADDRESS`, `insmod PATH OPTIONS...`, `quit`.
 
 use std::fs;
 use std::io::{BufRead as _, Write as _, stdin, stdout};
@@ -14,8 +14,12 @@ use anyhow::{Context, Result, bail};
 use nix::kmod::{ModuleInitFlags, finit_module};
 
 use crate::phases::{Workers, steps};
+use crate::registers;
 use crate::settle::{above_minimum, wake_all};
-use crate::work::now_ns;
+use crate::work::{now_ns, pin_to};
+
+/// `MODULE_INIT_COMPRESSED_FILE` of `include/uapi/linux/module.h`.
+const COMPRESSED: ModuleInitFlags = ModuleInitFlags::from_bits_retain(4);
 
 /// Serves lines until `quit` or the end of input.
 pub fn serve() -> Result<()> {
@@ -62,6 +66,13 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
                 .with_context(|| format!("writing '{value}' to {path}"))
                 .map(nothing)
         }
+        // On the CPU whose register it is, as the kernel's tick does.
+        ["peek", cpu, address] => {
+            pin_to(&[cpu.parse()?])?;
+            let digits = address.strip_prefix("0x").context("an address is 0x...")?;
+            let address = u64::from_str_radix(digits, 16)?;
+            Ok(registers::read(address)?.to_string())
+        }
         ["insmod", path, options @ ..] => insmod(path, &options.join(" ")).map(nothing),
         _ => bail!("not understood: '{line}'"),
     }
@@ -70,8 +81,14 @@ fn carry_out(workers: &mut Workers, line: &str) -> Result<String> {
 fn insmod(path: &str, options: &str) -> Result<()> {
     let file = fs::File::open(Path::new(path)).with_context(|| format!("opening {path}"))?;
     let options = std::ffi::CString::new(options)?;
-    finit_module(file, &options, ModuleInitFlags::empty())
-        .with_context(|| format!("loading {path}"))
+    // Distributions pack their modules, and the kernel unpacks them.
+    let packed = [".xz", ".zst", ".gz"].iter().any(|end| path.ends_with(end));
+    let flags = if packed {
+        COMPRESSED
+    } else {
+        ModuleInitFlags::empty()
+    };
+    finit_module(file, &options, flags).with_context(|| format!("loading {path}"))
 }
 
 #[cfg(test)]

@@ -4,13 +4,20 @@
 //!
 //! It measures nothing but the time of its own marks. The caller reads the load's share from the
 //! host's trace.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod commands;
 mod device;
+mod init;
 mod jobs;
 pub mod load_log;
 pub mod phases;
+mod registers;
 mod rt_app;
 pub mod settle;
 pub mod work;
+
+pub use init::run;
+
+/// The program's name, and where it is in a guest's ramdisk below `/bin`.
+pub const NAME: &str = "vcpufreq-load";

@@ -1,69 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq-load`: carries out the commands of `vcpufreq bench` on host and guest, line by line.
-//! As the first process of a guest it mounts what it reads, and powers off at the end.
+//! `vcpufreq-load`: carries out the commands of `vcpufreq bench` and `vcpufreq demo`, line by line.
+//! The program `vcpufreq` does the same under this name.
 #![forbid(unsafe_code)]
 
-use std::fs;
-use std::io::stdin;
-use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use nix::mount::{MsFlags, mount};
-use nix::sys::reboot::{RebootMode, reboot};
-use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
-use vcpufreq_load::commands::serve;
-
 fn main() -> ExitCode {
-    if std::process::id() == 1 {
-        first_process();
-    }
-    match serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("vcpufreq-load: {error:#}");
-            ExitCode::from(2)
-        }
-    }
-}
-
-/// It must not return: the kernel would panic.
-fn first_process() -> ! {
-    if let Err(error) = set_up().and_then(|()| serve()) {
-        println!("@error guest: {error:#}");
-    }
-    let Err(error) = reboot(RebootMode::RB_POWER_OFF);
-    println!("@error guest: cannot power off: {error}");
-    loop {
-        std::thread::park();
-    }
-}
-
-fn set_up() -> Result<()> {
-    // rt-app's files need room, which a large ramdisk hasn't left in its own tmpfs.
-    for (kind, path) in [
-        ("proc", "/proc"),
-        ("sysfs", "/sys"),
-        ("devtmpfs", "/dev"),
-        ("tmpfs", "/tmp"),
-        ("debugfs", "/sys/kernel/debug"),
-    ] {
-        let there = fs::create_dir_all(path);
-        let mounted = mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>);
-        // The kernel may have mounted devtmpfs of its own accord, and have no debugfs.
-        if !["devtmpfs", "debugfs"].contains(&kind) {
-            there?;
-            mounted.with_context(|| format!("mounting {kind} at {path}"))?;
-        }
-    }
-    // It samples memory 200 times a second, which would be measured.
-    let sampling = Path::new("/sys/module/damon_stat/parameters/enabled");
-    if sampling.exists() {
-        fs::write(sampling, "N")?;
-    }
-    let console = stdin();
-    // No echo, no translation: what is read is what was written.
-    let mut raw = tcgetattr(&console)?;
-    cfmakeraw(&mut raw);
-    Ok(tcsetattr(&console, SetArg::TCSANOW, &raw)?)
+    vcpufreq_load::run()
 }
