@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::machine::BenchMachine;
 use crate::scenario::{Hold, Scenario};
+use crate::undo;
 
 /// Looks at a file for what was written to it, and the pause between two.
 const LOOKS: u32 = 50;
@@ -62,8 +63,10 @@ impl FreqLimits {
     fn set(&mut self, path: PathBuf, value: &str) -> Result<()> {
         let failed = || format!("writing {value} to {}; run as root", path.display());
         let old = fs::read_to_string(&path).with_context(failed)?;
+        let old = old.trim().to_owned();
+        undo::will_write(&path, &old)?;
         fs::write(&path, value).with_context(failed)?;
-        self.0.push((path, old.trim().to_owned()));
+        self.0.push((path, old));
         Ok(())
     }
 }
@@ -72,7 +75,8 @@ impl Drop for FreqLimits {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
             let back = fs::write(&path, &old).map_err(anyhow::Error::from);
-            if let Err(error) = back.and_then(|()| taken(&path, &old)) {
+            let back = back.and_then(|()| taken(&path, &old));
+            if let Err(error) = back.and_then(|()| undo::undone(&path)) {
                 eprintln!(
                     "vcpufreq: {} could not be set back ({error:#}); write {old} to it",
                     path.display()

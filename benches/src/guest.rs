@@ -8,11 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use vcpufreq_load::work::pin_thread;
 
-use crate::BenchArgs;
+use crate::GuestArgs;
 use crate::load_client::LoadClient;
 use crate::machine::BenchMachine;
 use crate::piped::{child, threads};
-use crate::variant::Variant;
 
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
@@ -26,28 +25,26 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots it, with more words for its command line.
+    /// Boots it, with these options of the bridge if it has that, and more words for its command
+    /// line.
     pub fn boot(
         machine: &BenchMachine,
-        variant: Variant,
+        bridge: Option<&[&str]>,
         words: &str,
-        args: &BenchArgs,
+        args: &GuestArgs,
     ) -> Result<Self> {
-        let bridge = variant.bridge();
         let words = format!("{} {words}", args.guest_cmdline);
         let mut console = LoadClient::start(command(machine, bridge, words.trim(), args)?)?;
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
         let program = console.pid();
-        let behind = args
-            .qemu
-            .as_ref()
-            .and_then(|_| child(program, "qemu-system"));
+        let qemu = machine.guest.qemu.as_deref();
+        let behind = qemu.and_then(|_| child(program, "qemu-system"));
         let processes = behind.into_iter().chain([program]).collect::<Vec<_>>();
         let threads = threads(behind.unwrap_or(program))?;
         let vcpu = |(number, cpu): (usize, u32)| -> Result<(u32, i32)> {
-            let name = match args.qemu {
+            let name = match qemu {
                 Some(_) => format!("CPU {number}/KVM"),
                 None => format!("vcpu{number}"),
             };
@@ -65,7 +62,7 @@ impl Guest {
             .enumerate()
             .map(vcpu)
             .collect::<Result<Vec<_>>>()?;
-        if args.qemu.is_some() && bridge.is_none() {
+        if qemu.is_some() && bridge.is_none() {
             // Nothing else binds them.
             for (pcpu, tid) in &vcpus {
                 pin_thread(*tid, &[*pcpu])?;
@@ -113,13 +110,16 @@ fn command(
     machine: &BenchMachine,
     bridge: Option<&[&str]>,
     cmdline: &str,
-    args: &BenchArgs,
+    args: &GuestArgs,
 ) -> Result<Command> {
     let program: PathBuf = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     let cpus = machine.cpus();
-    let cmdline = format!("quiet panic=-1 rdinit=/bin/vcpufreq-load {cmdline}");
-    let qemu = args.qemu.as_deref();
+    let cmdline = format!(
+        "quiet panic=-1 rdinit=/bin/{} {cmdline}",
+        vcpufreq_load::NAME
+    );
+    let qemu = machine.guest.qemu.as_deref();
     let qemu = qemu.map(|qemu| qemu_command(qemu, machine, &cmdline));
     match qemu {
         Some(qemu) if bridge.is_none() => return Ok(qemu),
@@ -140,7 +140,7 @@ fn command(
         command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
     }
     if let Some(options) = bridge {
-        command.args(["--clamp", &args.clamp]).args(options);
+        command.args(options);
         if qemu.is_none() {
             command.args(["--path", &args.path]);
         }
@@ -177,9 +177,22 @@ fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Comman
     command
 }
 
+/// Binds the threads of processes to a CPU, but for those of vCPUs: what they do is a load that
+/// governors answer.
+pub fn keep_aside(processes: impl IntoIterator<Item = u32>, cpu: u32) -> Result<()> {
+    for pid in processes {
+        for (tid, name) in threads(pid)? {
+            if !runs_vcpu(&name) {
+                pin_thread(tid, &[cpu])?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Whether a thread of this name runs a vCPU: `vcpu` and its number, or QEMU's `CPU 0/KVM`. The
 /// VMM's own first thread is called `vcpufreq`.
-pub fn runs_vcpu(name: &str) -> bool {
+fn runs_vcpu(name: &str) -> bool {
     let of_qemu = name.strip_prefix("CPU ");
     let of_qemu = of_qemu.and_then(|name| name.strip_suffix("/KVM"));
     let number = of_qemu.or(name.strip_prefix("vcpu"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq bench`: the same load on the host, in a guest without the
-//! bridge, and in one with it; what it got, from the host's trace.
+//! bridge, and in one with it; what it got, from the host's trace. And
+//! `vcpufreq demo`, every OPP of a guest's request ([`demo()`]).
 //!
 //! ```text
 //! scenario ─▶ steps ─▶ load program, on host or guest ─▶ marks ─┐
@@ -12,6 +13,7 @@
 
 mod bounds;
 mod chart;
+mod demo;
 mod derived;
 mod duty_cycle;
 mod energy;
@@ -42,6 +44,7 @@ mod session;
 mod text;
 mod trace;
 pub mod tracefs;
+mod undo;
 mod variant;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +52,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
+pub use demo::{DemoArgs, demo};
 use machine::BenchMachine;
 use progress::Progress;
 use report::BenchReport;
@@ -56,22 +60,22 @@ use scenario::Scenario;
 use scenarios::SCENARIOS;
 use session::Session;
 use trace::Trace;
+pub use undo::undo_killed;
 use variant::Variant;
+pub use vcpufreq_load::{NAME as LOAD, run as load};
 
-/// Options of `bench`.
+/// Options of the guests that `bench` and `demo` boot.
 #[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// The guest's kernel: an uncompressed arm64 Image
-    #[arg(long, value_name = "FILE")]
+pub struct GuestArgs {
+    /// The guest's kernel, as --kernel of vcpufreq run [default: this host's]
+    #[arg(long, value_name = "FILE", requires = "initrd")]
     pub kernel: Option<PathBuf>,
-    /// The guest's initial ramdisk; the load program is /bin/vcpufreq-load in it
-    #[arg(long, value_name = "FILE")]
+    /// The guest's initial ramdisk; vcpufreq-load is /bin/vcpufreq-load in it [default: made in
+    /// memory, of this program and the modules of this host's kernel]
+    #[arg(long, value_name = "FILE", requires = "kernel")]
     pub initrd: Option<PathBuf>,
-    /// The load program for the host [default: vcpufreq-load beside this program]
-    #[arg(long, value_name = "FILE")]
-    pub load: Option<PathBuf>,
     /// A module in the guest's ramdisk and its options, loaded in this order; may be repeated
-    #[arg(long, value_name = "PATH[ OPTION...]")]
+    #[arg(long, value_name = "PATH[ OPTION...]", requires = "initrd")]
     pub guest_module: Vec<String>,
     /// More words for the guest's command line
     #[arg(
@@ -84,6 +88,17 @@ pub struct BenchArgs {
     /// How the guest's accesses reach the device, as --path of vcpufreq run
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: String,
+    /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_parent: Option<PathBuf>,
+}
+
+/// Options of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Those of its guests.
+    #[command(flatten)]
+    pub guest: GuestArgs,
     /// Guests of this QEMU, behind vcpufreq qemu with the bridge, in place of vcpufreq run's; its
     /// path is its own
     #[arg(long, value_name = "FILE", conflicts_with = "path")]
@@ -91,9 +106,6 @@ pub struct BenchArgs {
     /// How a request becomes a clamp, as --clamp of vcpufreq run
     #[arg(long, value_name = "MODE", default_value = "floor", value_parser = ["floor", "exact"])]
     pub clamp: String,
-    /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
-    #[arg(long, value_name = "DIR")]
-    pub cgroup_parent: Option<PathBuf>,
     /// Measure this scenario alone, or as NAME.CASE one case of it; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
@@ -127,15 +139,16 @@ pub struct BenchArgs {
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     let scenarios = chosen(&args.scenario)?;
-    let machine = match BenchMachine::check(args) {
+    let mut machine = match BenchMachine::check(&args.guest, trace::usable().err()) {
         Ok(machine) => machine,
-        Err(missing) => {
-            for line in missing {
-                eprintln!("vcpufreq: {line}");
-            }
-            return Ok(2);
-        }
+        Err(missing) => return Ok(lacks(&missing)),
     };
+    machine.speed_switch.clone_from(&args.speed_switch);
+    machine.guest.qemu.clone_from(&args.qemu);
+    for left in undo_killed().1 {
+        eprintln!("vcpufreq: {left}");
+    }
+    undo::on_signals().context("waiting for signals")?;
     let mut report = BenchReport::new(&machine, args);
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
@@ -155,6 +168,14 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     write(args.html.as_deref(), || page::page(&json))?;
     print(&text::text(&json))?;
     Ok(u8::from(!report.complete()))
+}
+
+/// Names what a host lacks, a line each; the exit code.
+fn lacks(missing: &[String]) -> u8 {
+    for line in missing {
+        eprintln!("vcpufreq: {line}");
+    }
+    2
 }
 
 /// How many there are in all, if none fails.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The line to a load program: a pipe to the host's, the console to a guest's.
 
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::piped::Piped;
 
@@ -16,9 +19,25 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct LoadClient(Piped);
 
+/// A VMM tidies up on SIGTERM, which the bench may have blocked.
+fn end_with_parent() -> std::io::Result<()> {
+    SigSet::empty().thread_set_mask()?;
+    Ok(set_pdeathsig(Signal::SIGTERM)?)
+}
+
 impl LoadClient {
-    /// Starts it, and waits until it can be talked to.
+    /// This program under the load program's name.
+    pub fn on_host() -> Result<Self> {
+        let program = std::env::current_exe().context("finding this program")?;
+        let mut command = Command::new(program);
+        command.arg0(vcpufreq_load::NAME);
+        Self::start(command)
+    }
+
+    /// Starts it, and waits until it can be talked to. It ends with the calling thread.
     pub fn start(mut command: Command) -> Result<Self> {
+        // SAFETY: between fork and exec, two system calls.
+        unsafe { command.pre_exec(end_with_parent) };
         let mut client = Self(Piped::start(&mut command)?);
         client.answer().context("waiting for the load program")?;
         Ok(client)

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
 
-use crate::BenchArgs;
-use crate::trace;
+use crate::GuestArgs;
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -83,19 +82,17 @@ pub struct GuestFiles {
     pub kernel: PathBuf,
     /// Its initial ramdisk.
     pub initrd: PathBuf,
-    /// The host's load program.
-    pub load: PathBuf,
+    /// The QEMU that runs it in place of `vcpufreq run`.
+    pub qemu: Option<PathBuf>,
 }
 
 impl BenchMachine {
-    /// Looks at the host; a line for each thing that it lacks.
-    pub fn check(args: &BenchArgs) -> Result<Self, Vec<String>> {
+    /// Looks at the host; a line for each thing that it lacks, `tracing` among them.
+    pub fn check(args: &GuestArgs, tracing: Option<String>) -> Result<Self, Vec<String>> {
         let mut missing = Vec::new();
         let root = HostRoot::default();
         let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
-        if let Err(why) = trace::usable() {
-            missing.push(why);
-        }
+        missing.extend(tracing);
         if let Err(error) = std::fs::File::options()
             .read(true)
             .write(true)
@@ -116,10 +113,18 @@ impl BenchMachine {
                     .trim()
                     .to_owned(),
                 guest,
-                speed_switch: args.speed_switch.clone(),
+                speed_switch: None,
             }),
             _ => Err(missing),
         }
+    }
+
+    /// With the first CPU of each cluster alone.
+    pub fn first_cpus(mut self) -> Self {
+        for cluster in &mut self.clusters {
+            cluster.cpus.truncate(1);
+        }
+        self
     }
 
     /// The least capable cluster.
@@ -197,12 +202,10 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     found
 }
 
-fn guest_files(args: &BenchArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
-    let beside = std::env::current_exe()
-        .ok()
-        .and_then(|own| own.parent().map(|dir| dir.join("vcpufreq-load")));
+fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
     let mut file = |path: Option<&Path>, option: &str| match path {
-        Some(path) if path.is_file() => Some(path.to_path_buf()),
+        // A ramdisk in memory is no regular file of a folder.
+        Some(path) if path.exists() => Some(path.to_path_buf()),
         Some(path) => {
             missing.push(format!(
                 "there is no file {}; name one with {option}",
@@ -211,17 +214,16 @@ fn guest_files(args: &BenchArgs, missing: &mut Vec<String>) -> Option<GuestFiles
             None
         }
         None => {
-            missing.push(format!("{option} is missing; see vcpufreq bench --help"));
+            missing.push(format!("{option} is missing; see --help"));
             None
         }
     };
     let kernel = file(args.kernel.as_deref(), "--kernel");
     let initrd = file(args.initrd.as_deref(), "--initrd");
-    let load = file(args.load.as_deref().or(beside.as_deref()), "--load");
     Some(GuestFiles {
         kernel: kernel?,
         initrd: initrd?,
-        load: load?,
+        qemu: None,
     })
 }
 

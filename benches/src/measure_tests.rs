@@ -36,7 +36,7 @@ fn machine() -> BenchMachine {
         guest: GuestFiles {
             kernel: file(),
             initrd: file(),
-            load: file(),
+            qemu: None,
         },
         speed_switch: None,
     }

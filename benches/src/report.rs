@@ -48,7 +48,7 @@ impl BenchReport {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
-            "path": args.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
+            "path": args.guest.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",
             "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)

@@ -2,20 +2,17 @@
 //! One variant, from the start of its load programs to their end, and each
 //! repeat from the settled state to what was observed.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::load_log::LoadLog;
-use vcpufreq_load::work::{now_ns, pin_thread};
+use vcpufreq_load::work::now_ns;
 
 use crate::BenchArgs;
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, runs_vcpu};
+use crate::guest::{Guest, keep_aside};
 use crate::load_client::LoadClient;
 use crate::load_log::marks;
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
-use crate::piped::threads;
 use crate::progress::Progress;
 use crate::rest::{Above, Rounds, settled};
 use crate::scenario::{Hold, Scenario, expanded};
@@ -56,10 +53,12 @@ impl<'a> Session<'a> {
         args: &BenchArgs,
     ) -> Result<Self> {
         let service = (variant == Variant::Scx).then(Service::start).transpose()?;
-        let host = LoadClient::start(Command::new(&machine.guest.load))?;
+        let host = LoadClient::on_host()?;
+        let clamp = ["--clamp", &args.clamp];
+        let bridge = variant.bridge().map(|more| [&clamp, more].concat());
         let guest = |wanted: bool| -> Result<_> {
             let wanted = wanted && variant != Variant::Host;
-            let guest = wanted.then(|| Guest::boot(machine, variant, words, args));
+            let guest = wanted.then(|| Guest::boot(machine, bridge.as_deref(), words, &args.guest));
             guest.transpose()
         };
         let (guest, second) = (guest(true)?, guest(two)?);
@@ -286,19 +285,11 @@ impl<'a> Session<'a> {
         self.machine.clusters.iter().map(of).collect()
     }
 
-    /// Binds this program, the VMM but its vCPUs, and the load programs'
-    /// first threads to a CPU: what they do is a load that governors answer.
+    /// Binds this program, the VMM but its vCPUs, and the load programs' first threads to a CPU.
     fn keep_aside(&self, cpu: u32) -> Result<()> {
         let guests = [&self.guest, &self.second].into_iter().flatten();
         let guests = guests.flat_map(|guest| guest.processes.clone());
-        for pid in guests.chain([std::process::id(), self.host.pid()]) {
-            for (tid, name) in threads(pid)? {
-                if !runs_vcpu(&name) {
-                    pin_thread(tid, &[cpu])?;
-                }
-            }
-        }
-        Ok(())
+        keep_aside(guests.chain([std::process::id(), self.host.pid()]), cpu)
     }
 
     /// What to add to the load's clock for the host's, and how far that can

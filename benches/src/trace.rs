@@ -3,13 +3,13 @@
 //! It has a tracefs instance of its own, which leaves other tracing alone and is removed at the
 //! end.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
 
 use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
+use crate::undo::Made;
 
 const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
@@ -53,6 +53,8 @@ pub struct Seen {
 #[derive(Debug)]
 pub struct Trace {
     instance: Instance,
+    // Dropped behind it.
+    _made: Made,
     base: u64,
 }
 
@@ -60,14 +62,18 @@ impl Trace {
     /// Makes it, all events on: to switch an event on or off patches the
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
-        remove_stale();
         let name = format!("{PREFIX}{}", std::process::id());
+        let made = Made::will_be(Path::new(INSTANCES).join(&name))?;
         let instance = Instance::create(&name, BUFFER_KIB)?;
         instance.enable(&NEEDED)?;
         if exists(WISHED) {
             instance.enable(&[WISHED])?;
         }
-        Ok(Self { instance, base })
+        Ok(Self {
+            instance,
+            _made: made,
+            base,
+        })
     }
 
     /// Starts with an empty buffer.
@@ -83,21 +89,6 @@ impl Trace {
     /// What was seen between the start and the end.
     pub fn seen(&self) -> Result<Seen> {
         Seen::read(&self.instance.text()?, self.base)
-    }
-}
-
-/// Removes the instances of benches that were killed.
-fn remove_stale() {
-    for entry in fs::read_dir(INSTANCES).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name
-            .to_string_lossy()
-            .strip_prefix(PREFIX)
-            .map(str::to_owned);
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // If this fails, making the new one fails too, with the reason.
-            let _ = fs::remove_dir(entry.path());
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
-use crate::{debian, libvirt, qemu, systemd, tools};
+use crate::{board, debian, libvirt, qemu, systemd, tools};
 
 const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -66,6 +66,8 @@ pub struct Guest<'a> {
     pub libvirt: bool,
     /// Whether its disk is the guest's.
     pub disk: bool,
+    /// Whether it has kernel and modules where a board has them.
+    pub board: bool,
 }
 
 impl Artifacts {
@@ -126,6 +128,14 @@ impl Artifacts {
                 None => self.repo.join("docs"),
             };
             systemd::add(&mut archive, self.root.dir(), &units)?;
+        }
+        if guest.board {
+            board::add(
+                &mut archive,
+                self.root.dir(),
+                &kernel,
+                &self.guest_driver(&kernel)?,
+            )?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;

@@ -141,6 +141,8 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     boot(Short, 60, "2+2", &["default-run"]),
+    // Its host has kernel and modules where a board has them.
+    boot(Short, 80, "2+2", &["board"]),
     Boot {
         host: Rt,
         guest: Rt,

@@ -9,6 +9,7 @@
 mod apt;
 mod artifacts;
 mod bench;
+mod board;
 mod boots;
 mod bootstrap;
 mod c_checks;

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::artifacts::{Artifacts, Guest};
+use crate::board;
 use crate::emulator::{Board, Outcome};
 use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
@@ -294,6 +295,7 @@ impl Options {
             qemu: qemu::needed(self.vmm, scenarios),
             libvirt: libvirt::needed(scenarios),
             disk: guest_disk::needed(scenarios),
+            board: board::needed(scenarios),
         };
         let initrd = dir.join("initramfs");
         fs::write(

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::anyhow;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use vcpufreq_bench::BenchArgs;
+use vcpufreq_bench::{BenchArgs, DemoArgs};
 use vcpufreq_rt::cli::RtCommand;
 
 use crate::{
@@ -88,6 +88,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show the loop on this host: a guest requests each frequency, the host runs at it
+    #[command(after_help = EXIT_CODES)]
+    Demo(Box<DemoArgs>),
     /// Measure what a load gets on the host, in a guest, and in one with the bridge
     #[command(after_help = EXIT_CODES)]
     Bench(Box<BenchArgs>),

@@ -7,7 +7,7 @@
 //!                              ├───▶ lifecycle: what is made on the host, and removed
 //!                              └───▶ stats, events: what is counted and written
 //! ```
-//! `doctor` and `dt` are commands of their own, on the same facts of the host.
+//! `doctor`, `dt`, and `demo` and `bench` by way of `host_guest` are commands of their own, on the same facts of the host.
 
 pub mod cli;
 pub mod config;
@@ -15,6 +15,7 @@ pub mod doctor;
 pub mod dt;
 pub mod events;
 pub mod floors;
+pub mod host_guest;
 mod kernel_version;
 pub mod lifecycle;
 pub mod message;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program `vcpufreq`: runs the command's part of the library, and turns its result into output
-//! and exit code.
+//! and exit code. Under the name `vcpufreq-load` it is the load program of `bench` and `demo`.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -13,6 +13,7 @@ use vcpufreq::{
         facts::{DoctorFacts, Live},
     },
     dt,
+    host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
     message::{chain, warn},
     options, qemu, run, scx, serve, stats,
@@ -25,6 +26,11 @@ use vcpufreq_rt::cli::{self as rt, print};
 const ERROR: u8 = 2;
 
 fn main() -> ExitCode {
+    let name = std::env::args_os().next();
+    if name.is_some_and(|name| Path::new(&name).file_name() == Some(vcpufreq_bench::LOAD.as_ref()))
+    {
+        return vcpufreq_bench::load();
+    }
     let done = match Cli::read(std::env::args_os().collect()) {
         Ok(cli) => execute(cli.command),
         Err(error) => match error.downcast::<clap::Error>() {
@@ -46,7 +52,14 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Run(args) => run::run(*args),
         Command::Qemu(args) => qemu::qemu(*args),
         Command::Serve(args) => serve::serve(*args),
-        Command::Bench(args) => vcpufreq_bench::bench(&args, CPUFREQ_BASE),
+        Command::Demo(mut args) => {
+            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest)?;
+            vcpufreq_bench::demo(&args, CPUFREQ_BASE)
+        }
+        Command::Bench(mut args) => {
+            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest)?;
+            vcpufreq_bench::bench(&args, CPUFREQ_BASE)
+        }
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
             print(dt::dt(&args, &HostRoot::default())?)?;
@@ -137,11 +150,17 @@ fn cleanup() -> anyhow::Result<u8> {
         Ok(removed) => cleaned.removed.extend(removed),
         Err(error) => cleaned.left.push(format!("{error:#}")),
     }
+    let (undone, left) = vcpufreq_bench::undo_killed();
+    cleaned.left.extend(left);
+    let undone = undone.iter();
+    let undone: String = undone
+        .map(|path| format!("put back {}\n", path.display()))
+        .collect();
     let removed = cleaned.removed.iter();
     let removed: String = removed
         .map(|path| format!("removed {}\n", path.display()))
         .collect();
-    print(removed)?;
+    print(removed + &undone)?;
     for left in &cleaned.left {
         eprintln!("vcpufreq: {left}");
     }

@@ -45,6 +45,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
     match name {
         "boot" => device::basics::boot(plan),
         "governor" => device::basics::governor(plan),
+        "board" => bench::board::run(),
         "capacity" => device::basics::capacity(plan),
         "opps-exact" => device::opps::exact(plan),
         "opps-floor" => device::opps::floor(plan),

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq demo`: a guest with a vCPU on the first CPU of each cluster requests each OPP; the
+//! clamp, the host's frequency and what the guest reads, a row each. It needs no right but that to
+//! run guests: the frequency is read from sysfs.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+use vcpufreq_device::REGION_STRIDE;
+use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, floors};
+
+use crate::guest::{Guest, keep_aside};
+use crate::machine::{BenchMachine, Cluster};
+use crate::{GuestArgs, lacks, print, write};
+
+/// A new clamp is in force at the scheduler's next event, at the latest a tick later.
+const TICKS: Duration = Duration::from_millis(40);
+/// The frequency is looked at so often, with a pause behind each look.
+const LOOKS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(2);
+/// The vCPU is busy for longer than the request, the ticks and the looks take.
+const BUSY_US: u32 = 250_000;
+/// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
+const TRIES: u32 = 5;
+/// No driver has the registers to itself: they are read here too.
+const CMDLINE: &str = "iomem=relaxed";
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Those of its guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Write the rows as JSON
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// What came of one request; frequencies in kHz.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Row {
+    vcpu: usize,
+    pcpu: u32,
+    asked: u32,
+    /// The OPP that the host has to run at: the request, or what a server reserves.
+    wanted: u32,
+    /// The lower and upper clamp in force, 0..=1024, if the kernel shows it.
+    clamp: Option<(u32, u32)>,
+    /// What the host ran at, at most looks.
+    host: u32,
+    /// What the guest then read.
+    read: u32,
+    tries: u32,
+}
+
+impl Row {
+    fn right(&self) -> bool {
+        self.host == self.wanted && self.read == self.host
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
+            "wanted_khz": self.wanted, "uclamp": self.clamp, "host_khz": self.host,
+            "guest_reads_khz": self.read, "tries": self.tries, "right": self.right(),
+        })
+    }
+}
+
+/// Boots the guest, requests each OPP of each cluster, up and down, and prints the table. `base` is
+/// the guest-physical address of the registers. Returns the exit code: 0, 1 when a row is wrong, 2
+/// on a host that can't run it.
+///
+/// # Errors
+/// What ended it before the table was complete, in one line.
+pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
+    let machine = match BenchMachine::check(&args.guest, None) {
+        Ok(machine) => machine.first_cpus(),
+        Err(missing) => return Ok(lacks(&missing)),
+    };
+    let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
+    let seconds = rows.sum::<usize>() * 3 / 10;
+    eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
+    let options = ["--clamp", "exact"];
+    let mut guest = Guest::boot(&machine, Some(&options), CMDLINE, &args.guest)?;
+    let kernel = guest.console.ask("read /proc/sys/kernel/osrelease")?;
+    let root = HostRoot::default();
+    let floors = floors(&root, &HostCpus::read(&root));
+    let mut rows = Vec::new();
+    for vcpu in 0..guest.vcpus.len() {
+        rows.extend(sweep(&mut guest, vcpu, (&machine, &floors), base)?);
+    }
+    guest.console.end()?;
+    let wrong = rows.iter().filter(|row| !row.right()).count();
+    let report = json!({
+        "held": wrong == 0, "board": machine.board, "host_kernel": machine.kernel,
+        "guest_kernel": kernel, "opps_checked": rows.len(), "opps_wrong": wrong,
+        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+    });
+    write(args.out.as_deref(), || format!("{report:#}\n"))?;
+    print(&text(&machine, &kernel, &rows))?;
+    Ok(u8::from(wrong > 0))
+}
+
+/// Requests each OPP of a vCPU's cluster, up and then down.
+fn sweep(
+    guest: &mut Guest,
+    vcpu: usize,
+    (machine, floors): (&BenchMachine, &[PolicyFloor]),
+    base: u64,
+) -> Result<Vec<Row>> {
+    let (pcpu, _) = guest.vcpus[vcpu];
+    let cluster = machine
+        .cluster_of(pcpu)
+        .context("a vCPU without a cluster")?;
+    let mut others = machine.cpus().into_iter().filter(|cpu| *cpu != pcpu);
+    if let Some(other) = others.next() {
+        let own = [std::process::id()];
+        keep_aside(guest.processes.iter().copied().chain(own), other)?;
+    }
+    let governor = policy_file(vcpu, "scaling_governor");
+    guest
+        .console
+        .ask(&format!("write {governor} userspace"))
+        .context("the guest's kernel has no governor 'userspace'")?;
+    let floor = floors.iter().find(|floor| floor.cpus.contains(pcpu));
+    let floor = floor.map_or(0, |floor| floor.floor.khz);
+    let down = cluster.opps_khz.iter().rev().skip(1);
+    let each = cluster.opps_khz.iter().chain(down);
+    each.map(|&asked| {
+        let wanted = at_least(&cluster.opps_khz, asked.max(floor));
+        let mut row = request(guest, vcpu, cluster, (asked, wanted), base)?;
+        while !row.right() && row.tries < TRIES {
+            let tries = row.tries + 1;
+            row = request(guest, vcpu, cluster, (asked, wanted), base)?;
+            row.tries = tries;
+        }
+        Ok(row)
+    })
+    .collect()
+}
+
+fn request(
+    guest: &mut Guest,
+    vcpu: usize,
+    cluster: &Cluster,
+    (asked, wanted): (u32, u32),
+    base: u64,
+) -> Result<Row> {
+    let (pcpu, tid) = guest.vcpus[vcpu];
+    let speed = policy_file(vcpu, "scaling_setspeed");
+    let register = base + REGION_STRIDE * u64::try_from(vcpu)?;
+    let ask = |guest: &mut Guest, line: &str| guest.console.ask(line);
+    ask(guest, &format!("start demo pin={vcpu} busy={BUSY_US}"))?;
+    ask(guest, &format!("write {speed} {asked}"))?;
+    sleep(TICKS);
+    let host = most(|| cluster.now_khz())?;
+    let clamp = clamp_of(tid);
+    let read = ask(guest, &format!("peek {vcpu} {register:#x}"))?.parse()?;
+    ask(guest, "join demo")?;
+    Ok(Row {
+        vcpu,
+        pcpu,
+        asked,
+        wanted,
+        clamp,
+        host,
+        read,
+        tries: 1,
+    })
+}
+
+/// The frequency that was seen at most of the looks.
+fn most(look: impl Fn() -> Option<u32>) -> Result<u32> {
+    let mut seen = BTreeMap::new();
+    for _ in 0..LOOKS {
+        let khz = look().context("the host's frequency can't be read")?;
+        *seen.entry(khz).or_insert(0) += 1;
+        sleep(PAUSE);
+    }
+    let most = seen.into_iter().max_by_key(|(_, times)| *times);
+    most.map(|(khz, _)| khz).context("no look")
+}
+
+fn policy_file(vcpu: usize, file: &str) -> String {
+    format!("/sys/devices/system/cpu/cpufreq/policy{vcpu}/{file}")
+}
+
+/// The lowest OPP that is at least this one.
+fn at_least(opps: &[u32], khz: u32) -> u32 {
+    let found = opps.iter().find(|opp| **opp >= khz).or(opps.last());
+    found.copied().unwrap_or(khz)
+}
+
+/// The clamp of a thread, its cgroup's included.
+fn clamp_of(tid: i32) -> Option<(u32, u32)> {
+    clamp_in(&std::fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)
+}
+
+fn clamp_in(sched: &str) -> Option<(u32, u32)> {
+    let field = |name: &str| {
+        let line = sched.lines().find(|line| line.starts_with(name))?;
+        line.rsplit(':').next()?.trim().parse().ok()
+    };
+    Some((
+        field("effective uclamp.min")?,
+        field("effective uclamp.max")?,
+    ))
+}
+
+fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
+    let mhz = |khz: u32| khz / 1000;
+    let mut text = format!(
+        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n\n\
+         \x20 vCPU  pCPU | guest asks   uclamp of thread   host runs at   guest reads\n\
+         \x20            |      [MHz]          [0..1024]          [MHz]         [MHz]\n",
+        machine.board, machine.kernel
+    );
+    for row in rows {
+        let clamp = row.clamp.map(|(min, max)| format!("{min}..{max}"));
+        // A String takes all that is written to it.
+        let _ = writeln!(
+            text,
+            "  {:>4}  {:>4} | {:>10}   {:>16}   {:>12}   {:>11}{}",
+            row.vcpu,
+            row.pcpu,
+            mhz(row.asked),
+            clamp.as_deref().unwrap_or("-"),
+            mhz(row.host),
+            mhz(row.read),
+            if row.right() { "" } else { "  wrong" },
+        );
+    }
+    let wrong = rows.iter().filter(|row| !row.right()).count();
+    let verdict = match wrong {
+        0 => "The loop is closed",
+        _ => "The loop is not closed",
+    };
+    let _ = writeln!(text, "\n{verdict}: {wrong} of {} OPPs wrong", rows.len());
+    let floors = rows.iter().filter(|row| row.wanted != row.asked).count();
+    if floors > 0 {
+        let _ = writeln!(
+            text,
+            "{floors} requests are below what the scheduler's servers reserve (vcpufreq doctor)"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a row is right when host and guest have the wanted frequency; the clamp is the
+    //! effective one; a look at another frequency doesn't outvote the others.
+    use super::*;
+
+    #[test]
+    fn a_row_is_right_when_host_and_guest_agree() {
+        let row = Row {
+            vcpu: 0,
+            pcpu: 0,
+            asked: 600_000,
+            wanted: 900_000,
+            clamp: None,
+            host: 900_000,
+            read: 900_000,
+            tries: 1,
+        };
+        assert!(row.right());
+        let wrong = [
+            Row {
+                host: 600_000,
+                ..row
+            },
+            Row {
+                read: 600_000,
+                ..row
+            },
+        ];
+        assert!(wrong.iter().all(|row| !row.right()));
+        assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
+        assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
+    }
+
+    #[test]
+    fn the_effective_clamp_is_read() {
+        let sched = "uclamp.min                                   :                    0\n\
+                     effective uclamp.min                         :                  205\n\
+                     effective uclamp.max                         :                  205\n";
+        assert_eq!(clamp_in(sched), Some((205, 205)));
+        assert_eq!(clamp_in("policy : 0"), None);
+    }
+
+    #[test]
+    fn most_looks_decide() {
+        let looks = std::cell::Cell::new(0);
+        let look = || {
+            looks.set(looks.get() + 1);
+            Some(if looks.get() == 3 { 1_800_000 } else { 600_000 })
+        };
+        assert_eq!(most(look).ok(), Some(600_000));
+        assert!(most(|| None).is_err());
+    }
+}

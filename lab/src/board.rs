@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A host as a board has it, for the programs that look for their guest's parts themselves: the
+//! image and the packed modules of Debian's kernel, the guest driver where DKMS puts it, and
+//! depmod's lists.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::initramfs::Initramfs;
+use crate::kernel::Kernel;
+
+/// The scenario that needs it.
+const SCENARIO: &str = "board";
+const GOVERNOR: &str = "kernel/drivers/cpufreq/cpufreq_userspace.ko.xz";
+const DRIVER: &str = "updates/dkms/vcpufreq_guest.ko";
+
+/// Whether a run of these scenarios needs it.
+pub fn needed(scenarios: &[String]) -> bool {
+    scenarios.iter().any(|name| name == SCENARIO)
+}
+
+/// Adds them to the initial file system of a host that runs this kernel, whose root has its
+/// packages; `driver` has the guest driver for it.
+pub fn add(archive: &mut Initramfs, root: &Path, kernel: &Kernel, driver: &Path) -> Result<()> {
+    let release = &kernel.release;
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    archive.file(&format!("boot/vmlinuz-{release}"), &read(&kernel.image)?)?;
+    let modules = format!("lib/modules/{release}");
+    let packed = read(&root.join("usr").join(&modules).join(GOVERNOR))?;
+    archive.file(&format!("{modules}/{GOVERNOR}"), &packed)?;
+    let own = read(&driver.join("vcpufreq_guest.ko"))?;
+    archive.file(&format!("{modules}/{DRIVER}"), &own)?;
+    let list = format!("{GOVERNOR}:\n{DRIVER}:\n");
+    archive.file(&format!("{modules}/modules.dep"), list.as_bytes())
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq demo` and `vcpufreq bench` as on a board: without a file named, and interrupted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::harness::fair_server::floor_khz;
+use crate::harness::leftovers::leftovers;
+use crate::harness::machine::mount_bpffs;
+use crate::harness::policy::Policy;
+use crate::harness::sysfs;
+
+const PROGRAM: &str = "/bin/vcpufreq";
+const OUT: &str = "/run/board.json";
+/// A scenario that holds frequencies, on the host alone: what there is to put back.
+const HOLDS: [&str; 7] = [
+    "bench",
+    "--scenario",
+    "work.infer_small",
+    "--variant",
+    "host",
+    "--repeats",
+    "1",
+];
+const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL];
+/// Moments for bench, and for demo with its guest, in a span of time each.
+const OF_BENCH: (u32, Duration) = (13, Duration::from_millis(1300));
+const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
+/// A VMM tidies up once its bench has ended.
+const SOON: Duration = Duration::from_secs(2);
+
+/// The demo's rows are those of all OPPs and right; a bench finds its guest, too; and neither leaves
+/// anything when a signal ends it.
+pub fn run() -> Result<Value> {
+    mount_bpffs()?;
+    let before = state()?;
+    let demo = demo()?;
+    let bench = bench()?;
+    let mut left = Vec::new();
+    let mut held_at_end = 0;
+    for (options, (moments, span)) in [(&HOLDS[..], OF_BENCH), (&["demo"], OF_DEMO)] {
+        for number in 0..moments {
+            let signal = SIGNALS[number as usize % SIGNALS.len()];
+            // In steps that visit every part, not in order.
+            let after = span / moments * (number * 5 % moments);
+            let (held, found) = interrupted(options, (signal, after), &before)?;
+            held_at_end += u32::from(held);
+            left.extend(found);
+        }
+    }
+    let held = demo["held"] == true && bench["held"] == true;
+    Ok(json!({
+        "held": held && left.is_empty() && held_at_end > 0,
+        "demo": demo, "bench": bench, "kills": OF_BENCH.0 + OF_DEMO.0,
+        "ended_with_changes_on_the_host": held_at_end, "left": left,
+    }))
+}
+
+fn demo() -> Result<Value> {
+    let output = Command::new(PROGRAM)
+        .args(["demo", "--out", OUT])
+        .output()?;
+    let report = fs::read_to_string(OUT).unwrap_or_default();
+    let report: Value = serde_json::from_str(&report).unwrap_or_default();
+    let mut wanted = Vec::new();
+    for policy in Policy::all()? {
+        let floor = floor_khz(&policy)?;
+        let down = policy.opps.iter().rev().skip(1);
+        let each = policy.opps.iter().chain(down);
+        wanted.extend(each.map(|&asked| (policy.cpu(), asked, policy.at_least(asked.max(floor)))));
+    }
+    let rows = report["rows"].as_array().cloned().unwrap_or_default();
+    let row = |row: &Value, (cpu, asked, is): &(u32, u32, u32)| {
+        row["pcpu"] == *cpu
+            && row["asked_khz"] == *asked
+            && row["host_khz"] == *is
+            && row["guest_reads_khz"] == *is
+    };
+    // By capacity, as the policies of these topologies are by number.
+    let same = rows.len() == wanted.len() && rows.iter().zip(&wanted).all(|(one, is)| row(one, is));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Ok(json!({
+        "held": output.status.success() && same, "exit_code": output.status.code(),
+        "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
+        "rows": rows, "table": text(&output.stdout), "said": text(&output.stderr),
+    }))
+}
+
+/// With a guest of the host's own parts.
+fn bench() -> Result<Value> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "--scenario", "step-down", "--variant", "vm+bridge"]);
+    let output = command.args(["--repeats", "1", "--out", OUT]).output()?;
+    let report: Value = serde_json::from_str(&fs::read_to_string(OUT)?)?;
+    let results = report["results"].as_array().map_or(0, Vec::len);
+    Ok(json!({
+        "held": output.status.success() && results > 0, "exit_code": output.status.code(),
+        "results": results, "failures": report["failures"],
+        "said": String::from_utf8_lossy(&output.stderr).trim(),
+    }))
+}
+
+/// Ends the program by a signal; whether there was something to put back then, and what of that is
+/// left. After SIGKILL `cleanup` has its turn.
+fn interrupted(
+    options: &[&str],
+    (signal, after): (Signal, Duration),
+    before: &BTreeMap<String, String>,
+) -> Result<(bool, Vec<String>)> {
+    let mut child = Command::new(PROGRAM)
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    sleep(after);
+    let changed = state()? != *before;
+    let pid = Pid::from_raw(i32::try_from(child.id())?);
+    // It may have ended by itself, which is as good.
+    let _ = kill(pid, signal);
+    let ended = waited(&mut child)?;
+    sleep(SOON);
+    if signal == Signal::SIGKILL {
+        Command::new(PROGRAM).arg("cleanup").output()?;
+    }
+    let mut left: Vec<String> = differences(before, &state()?);
+    left.extend(leftovers()?);
+    if !ended {
+        left.push("the program itself".to_owned());
+    }
+    let at = |one| format!("{} after {after:?}: {one}", signal.as_str());
+    Ok((changed, left.into_iter().map(at).collect()))
+}
+
+fn waited(child: &mut Child) -> Result<bool> {
+    let end = Instant::now() + 5 * SOON;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(false);
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Ok(true)
+}
+
+/// What a bench changes: limits, governors, tracing.
+fn state() -> Result<BTreeMap<String, String>> {
+    let mut state = BTreeMap::new();
+    for policy in Policy::all()? {
+        for file in ["scaling_min_freq", "scaling_max_freq", "scaling_governor"] {
+            let path = format!("{}/{file}", policy.path);
+            let text = sysfs::text(&path)?;
+            state.insert(path, text);
+        }
+    }
+    let real_time = "/proc/sys/kernel/sched_rt_runtime_us";
+    state.insert(real_time.to_owned(), sysfs::text(real_time)?);
+    for folder in ["/sys/kernel/tracing/instances", "/run/vcpufreq-bench"] {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.context(folder)?.path();
+            state.insert(path.display().to_string(), "there".to_owned());
+        }
+    }
+    Ok(state)
+}
+
+fn differences(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
+    let changed = after
+        .iter()
+        .filter(|(path, is)| before.get(*path) != Some(is));
+    changed.map(|(path, is)| format!("{path}: {is}")).collect()
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Where distributions keep the image of the kernel that runs.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use vcpufreq_device::host::HostRoot;
+
+/// With the release in place of `{}`: Debian, Ubuntu, Arch; Fedora; vendors' packages. Last those
+/// without a release, which is the running kernel's where one kernel is installed: Armbian, and
+/// Raspberry Pi OS.
+const PLACES: [&str; 7] = [
+    "boot/vmlinuz-{}",
+    "lib/modules/{}/vmlinuz",
+    "boot/Image-{}",
+    "lib/modules/{}/Image",
+    "boot/Image",
+    "boot/firmware/kernel_2712.img",
+    "boot/firmware/kernel8.img",
+];
+
+/// The first of the places where a file is.
+///
+/// # Errors
+/// When there is none, with the places.
+pub fn find(root: &HostRoot, release: &str) -> anyhow::Result<PathBuf> {
+    let places = PLACES.map(|place| place.replace("{}", release));
+    let mut paths = places.iter().map(|place| root.path(place));
+    paths.find(|path| path.is_file()).with_context(|| {
+        let places = places.map(|place| format!("/{place}")).join(", ");
+        format!("the image of Linux {release} is at none of {places}; name --kernel and --initrd")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: the running kernel's own image is found before one without a release.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::find;
+
+    #[test]
+    fn an_image_with_the_release_comes_first() {
+        let host = FakeHost::two_plus_two();
+        let error = find(&host.root(), "6.1").unwrap_err();
+        assert!(error.to_string().contains("/boot/vmlinuz-6.1, "), "{error}");
+        for (place, name) in [("boot/Image", "Image"), ("boot/vmlinuz-6.1", "vmlinuz-6.1")] {
+            host.write(place, "");
+            assert!(find(&host.root(), "6.1").unwrap().ends_with(name));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest of what the host has, for `bench` and `demo` without files: the kernel that runs, the
+//! modules of that kernel that the guest needs, and this program as the load program. The ramdisk
+//! is in memory.
+
+mod image;
+mod modules;
+mod ramdisk;
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use vcpufreq_bench::GuestArgs;
+use vcpufreq_device::host::HostRoot;
+
+use modules::Modules;
+use ramdisk::Ramdisk;
+
+const RELEASE: &str = "proc/sys/kernel/osrelease";
+/// The kernel's driver (Linux 6.12), then this project's.
+const DRIVERS: [&str; 2] = ["virtual-cpufreq", "vcpufreq_guest"];
+/// By which `demo` requests a frequency.
+const GOVERNOR: &str = "cpufreq_userspace";
+
+/// The guest's ramdisk, which is there as long as this value.
+#[derive(Debug)]
+pub struct HostGuest {
+    _ramdisk: File,
+}
+
+impl HostGuest {
+    /// Gives a guest without a kernel this host's; `None` for one that has its own.
+    ///
+    /// # Errors
+    /// What the host lacks, with what to do. `args` are as before.
+    pub fn complete(root: &HostRoot, args: &mut GuestArgs) -> anyhow::Result<Option<Self>> {
+        if args.kernel.is_some() {
+            return Ok(None);
+        }
+        if cfg!(not(target_arch = "aarch64")) {
+            bail!("guests need an arm64 host; `make demo` shows them on an emulated one");
+        }
+        let release = root
+            .text(RELEASE)
+            .context("can't read the kernel's release")?;
+        let kernel = image::find(root, &release)?;
+        let modules = Modules::read(root, &release);
+        let mut files = driver(&modules, &release)?;
+        // Without it `demo` names what it lacks; `bench` does without.
+        files.extend(modules.files(GOVERNOR).into_iter().flatten());
+        let mut ramdisk = Ramdisk::new()?;
+        ramdisk.load_program()?;
+        let mut loaded = Vec::new();
+        for file in files {
+            let name = file.file_name().context("a module without a name")?;
+            let name = format!("modules/{}", name.to_string_lossy());
+            ramdisk.copy(&name, &file, 0o644)?;
+            loaded.push(format!("/{name}"));
+        }
+        let ramdisk = ramdisk.finish()?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), ramdisk.as_raw_fd());
+        args.kernel = Some(kernel);
+        args.initrd = Some(path.into());
+        args.guest_module = loaded;
+        Ok(Some(Self { _ramdisk: ramdisk }))
+    }
+}
+
+/// The files of the guest's driver; none where the kernel has it built in.
+fn driver(modules: &Modules, release: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let found = DRIVERS.iter().find_map(|name| modules.files(name));
+    found.with_context(|| {
+        format!("Linux {release} has no driver for the guest ({}); install vcpufreq-dkms and the kernel's headers, or name --kernel, --initrd and --guest-module", DRIVERS.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: the kernel's own driver is preferred, and a host without one is a clear line.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+
+    const DIR: &str = "lib/modules/6.1";
+
+    #[test]
+    fn the_kernels_own_driver_is_preferred() {
+        let host = FakeHost::two_plus_two();
+        let error = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap_err();
+        assert!(
+            error.to_string().contains("install vcpufreq-dkms"),
+            "{error}"
+        );
+        let ours = "updates/dkms/vcpufreq_guest.ko.xz:\n";
+        host.write(&format!("{DIR}/modules.dep"), ours);
+        let files = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap();
+        assert!(files[0].ends_with("updates/dkms/vcpufreq_guest.ko.xz"));
+        let builtin = "kernel/drivers/cpufreq/virtual-cpufreq.ko\n";
+        host.write(&format!("{DIR}/modules.builtin"), builtin);
+        let files = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap();
+        assert!(files.is_empty(), "{files:?}");
+    }
+}

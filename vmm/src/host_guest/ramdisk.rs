@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest's initial ramdisk, made in memory: nothing is left of it when this process ends.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use cpio::newc::{Builder, ModeFileType, trailer};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// The archive, as far as it is written (Linux `Documentation/driver-api/early-userspace/
+/// buffer-format.rst`).
+#[derive(Debug)]
+pub struct Ramdisk {
+    file: File,
+    folders: BTreeSet<PathBuf>,
+}
+
+impl Ramdisk {
+    /// With a console alone.
+    ///
+    /// # Errors
+    /// The kernel's, as all others here.
+    pub fn new() -> anyhow::Result<Self> {
+        let file = memfd_create("vcpufreq-ramdisk", MFdFlags::MFD_CLOEXEC)
+            .context("can't make a ramdisk in memory")?;
+        let mut ramdisk = Self {
+            file: file.into(),
+            folders: BTreeSet::new(),
+        };
+        ramdisk.folder(Path::new("dev"))?;
+        // The kernel opens it for the first process.
+        let console = Builder::new("dev/console").rdev_major(5).rdev_minor(1);
+        ramdisk.entry(console, (ModeFileType::Char, 0o600), &[])?;
+        Ok(ramdisk)
+    }
+
+    /// Adds this program, under the load program's name.
+    ///
+    /// # Errors
+    /// When it is linked with libraries, which the guest doesn't have.
+    pub fn load_program(&mut self) -> anyhow::Result<()> {
+        let maps = fs::read_to_string("/proc/self/maps").context("/proc/self/maps")?;
+        ensure!(
+            !maps.lines().any(|line| line.contains(".so")),
+            "this program is linked with shared libraries, and as a guest's load program it has none; take that of the packages, or build it with RUSTFLAGS='-C target-feature=+crt-static'"
+        );
+        let program = Path::new("/proc/self/exe");
+        self.copy(&format!("bin/{}", vcpufreq_bench::LOAD), program, 0o755)
+    }
+
+    /// Adds a file's content.
+    ///
+    /// # Errors
+    /// Also when it can't be read.
+    pub fn copy(&mut self, name: &str, file: &Path, mode: u32) -> anyhow::Result<()> {
+        let bytes = fs::read(file).with_context(|| format!("can't read {}", file.display()))?;
+        self.folder(Path::new(name).parent().unwrap_or(Path::new("")))?;
+        self.entry(Builder::new(name), (ModeFileType::Regular, mode), &bytes)
+    }
+
+    /// The whole archive.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn finish(self) -> anyhow::Result<File> {
+        trailer(&self.file).context("writing a ramdisk")?;
+        Ok(self.file)
+    }
+
+    fn folder(&mut self, path: &Path) -> anyhow::Result<()> {
+        if path.as_os_str().is_empty() || !self.folders.insert(path.to_owned()) {
+            return Ok(());
+        }
+        self.folder(path.parent().unwrap_or(Path::new("")))?;
+        let name = path.to_str().context("a folder's name")?;
+        self.entry(Builder::new(name), (ModeFileType::Directory, 0o755), &[])
+    }
+
+    fn entry(
+        &mut self,
+        entry: Builder,
+        (kind, mode): (ModeFileType, u32),
+        bytes: &[u8],
+    ) -> anyhow::Result<()> {
+        let size = u32::try_from(bytes.len()).context("a file of over 4 GiB")?;
+        let entry = entry.mode(mode).set_mode_file_type(kind);
+        let mut writer = entry.write(&self.file, size);
+        writer.write_all(bytes)?;
+        writer.finish().context("writing a ramdisk")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a file is behind the folders that it is in, and has its content.
+    use std::io::{Read as _, Seek as _};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_in_its_folders() {
+        let mut ramdisk = Ramdisk::new().unwrap();
+        let from = tempfile::NamedTempFile::new().unwrap();
+        fs::write(from.path(), "content").unwrap();
+        ramdisk.copy("a/b/file", from.path(), 0o644).unwrap();
+        ramdisk.copy("a/other", from.path(), 0o755).unwrap();
+        let mut file = ramdisk.finish().unwrap();
+        file.rewind().unwrap();
+        let mut names = Vec::new();
+        loop {
+            let mut reader = cpio::newc::Reader::new(file).unwrap();
+            if reader.entry().is_trailer() {
+                break;
+            }
+            let mut content = String::new();
+            reader.read_to_string(&mut content).unwrap();
+            names.push((reader.entry().name().to_owned(), content));
+            file = reader.finish().unwrap();
+        }
+        let names: Vec<_> = names
+            .iter()
+            .map(|(name, text)| (&**name, &**text))
+            .collect();
+        let expected = [("dev", ""), ("dev/console", ""), ("a", ""), ("a/b", "")];
+        let files = [("a/b/file", "content"), ("a/other", "content")];
+        assert_eq!(names, [&expected[..], &files].concat());
+    }
+}
