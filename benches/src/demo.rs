@@ -17,7 +17,7 @@ use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, floors};
 
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
-use crate::{GuestArgs, lacks, print, write};
+use crate::{Findings, GuestArgs, LACKS, lacks, print, undo, write};
 
 /// A new clamp is in force at the scheduler's next event, at the latest a tick later.
 const TICKS: Duration = Duration::from_millis(40);
@@ -73,22 +73,36 @@ impl Row {
     }
 }
 
-/// Boots the guest, requests each OPP of each cluster, up and down, and prints the table. `base` is
-/// the guest-physical address of the registers. Returns the exit code: 0, 1 when a row is wrong, 2
-/// on a host that can't run it.
+/// [`try_opps()`], with the file of `--out`, and the table on stdout. Returns the exit code.
+///
+/// # Errors
+/// Also when a file can't be written.
+pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
+    let Some(found) = try_opps(&args.guest, base)? else {
+        return Ok(LACKS);
+    };
+    write(args.out.as_deref(), || format!("{:#}\n", found.json))?;
+    print(&found.text)?;
+    Ok(found.exit_code)
+}
+
+/// Boots the guest, and requests each OPP of each cluster, up and down. `base` is the guest-physical
+/// address of the registers. The exit code is 1 when a row is wrong. `None` on a host that can't run
+/// it: stderr then names what it lacks.
 ///
 /// # Errors
 /// What ended it before the table was complete, in one line.
-pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
-    let machine = match BenchMachine::check(&args.guest, None) {
+pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
+    let machine = match BenchMachine::check(args, None) {
         Ok(machine) => machine.first_cpus(),
         Err(missing) => return Ok(lacks(&missing)),
     };
+    undo::on_signals().context("waiting for signals")?;
     let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
     let options = ["--clamp", "exact"];
-    let mut guest = Guest::boot(&machine, Some(&options), CMDLINE, &args.guest)?;
+    let mut guest = Guest::boot(&machine, Some(&options), CMDLINE, args)?;
     let kernel = guest.console.ask("read /proc/sys/kernel/osrelease")?;
     let root = HostRoot::default();
     let floors = floors(&root, &HostCpus::read(&root));
@@ -103,9 +117,11 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
         "guest_kernel": kernel, "opps_checked": rows.len(), "opps_wrong": wrong,
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
-    write(args.out.as_deref(), || format!("{report:#}\n"))?;
-    print(&text(&machine, &kernel, &rows))?;
-    Ok(u8::from(wrong > 0))
+    Ok(Some(Findings {
+        text: text(&machine, &kernel, &rows),
+        json: report,
+        exit_code: u8::from(wrong > 0),
+    }))
 }
 
 /// Requests each OPP of a vCPU's cluster, up and then down.

@@ -51,9 +51,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use serde_json::Value;
 
-pub use demo::{DemoArgs, demo};
+pub use demo::{DemoArgs, demo, try_opps};
 use machine::BenchMachine;
+pub use page::report as report_page;
 use progress::Progress;
 use report::BenchReport;
 use scenario::Scenario;
@@ -130,14 +132,39 @@ pub struct BenchArgs {
     pub within_us: u64,
 }
 
-/// Measures, and reports. `base` is the guest-physical address of the registers in the guests that
-/// this program runs. Returns the exit code: 0, 1 when a scenario failed
-/// or a figure is from a state that had not settled, 2 on a host that can't
-/// measure.
+/// What a command found.
+#[derive(Debug)]
+pub struct Findings {
+    /// For programs.
+    pub json: Value,
+    /// For people.
+    pub text: String,
+    /// 0, or 1 when something isn't as it should be.
+    pub exit_code: u8,
+}
+
+/// Measures, and reports: [`measure()`], with the files of `--out` and `--html`, and the text on
+/// stdout. Returns the exit code.
+///
+/// # Errors
+/// Also when a file can't be written.
+pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
+    let Some(found) = measure(args, base)? else {
+        return Ok(LACKS);
+    };
+    write(args.out.as_deref(), || format!("{:#}\n", found.json))?;
+    write(args.html.as_deref(), || page::bench(&found.json))?;
+    print(&found.text)?;
+    Ok(found.exit_code)
+}
+
+/// Measures. `base` is the guest-physical address of the registers in the guests that this program
+/// runs. The exit code is 1 when a scenario failed or a figure is from a state that had not settled.
+/// `None` on a host that can't measure: stderr then names what it lacks.
 ///
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
-pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
+pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
     let scenarios = chosen(&args.scenario)?;
     let mut machine = match BenchMachine::check(&args.guest, trace::usable().err()) {
         Ok(machine) => machine,
@@ -164,18 +191,22 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     }
     report.derive();
     let json = report.json();
-    write(args.out.as_deref(), || format!("{json:#}\n"))?;
-    write(args.html.as_deref(), || page::page(&json))?;
-    print(&text::text(&json))?;
-    Ok(u8::from(!report.complete()))
+    Ok(Some(Findings {
+        text: text::text(&json),
+        json,
+        exit_code: u8::from(!report.complete()),
+    }))
 }
 
-/// Names what a host lacks, a line each; the exit code.
-fn lacks(missing: &[String]) -> u8 {
+/// The exit code on a host that lacks something.
+const LACKS: u8 = 2;
+
+/// Names what a host lacks, a line each.
+fn lacks(missing: &[String]) -> Option<Findings> {
     for line in missing {
         eprintln!("vcpufreq: {line}");
     }
-    2
+    None
 }
 
 /// How many there are in all, if none fails.

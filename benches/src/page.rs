@@ -13,7 +13,7 @@ use crate::report_json::{cell, find, metrics, number, rows, scenarios, variants,
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
 border-bottom:1px solid #ddd;vertical-align:top}td:first-child,th:first-child{text-align:left}\
-.wide{overflow-x:auto}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
+.wide,pre{overflow-x:auto}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
 padding-left:.8em}.apart{color:#b45309}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
 fill:#444}.axis{stroke:#bbb}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
 .range{white-space:nowrap}\
@@ -25,14 +25,37 @@ td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere}\
 /// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be measured.
 const TICK_US: f64 = 4000.0;
 
-/// The whole page.
-pub fn page(report: &Value) -> String {
-    let mut page = format!(
+/// The bench's page.
+pub fn bench(report: &Value) -> String {
+    let title = "vcpufreq bench";
+    format!("{}{}</html>\n", head(title), body(report))
+}
+
+/// A page of parts, a title and a text each, and behind them the bench, if there is one.
+#[must_use]
+pub fn report(parts: &[(&str, &str)], bench: Option<&Value>) -> String {
+    let mut page = head("vcpufreq report");
+    for (title, text) in parts {
+        let (title, text) = (escaped(title), escaped(text.trim_matches('\n')));
+        let _ = writeln!(page, "<h2>{title}</h2>\n<pre>{text}</pre>");
+    }
+    if let Some(bench) = bench {
+        page.push_str("<h1>bench</h1>\n");
+        page.push_str(&body(bench));
+    }
+    page + "</html>\n"
+}
+
+fn head(title: &str) -> String {
+    format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>vcpufreq bench</title><style>{STYLE}</style>\n<h1>vcpufreq bench</h1>\n"
-    );
-    page.push_str(&verdict(report));
+         <title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n"
+    )
+}
+
+fn body(report: &Value) -> String {
+    let mut page = verdict(report);
     page.push_str(&bounds(report));
     for failure in rows(report, "failures") {
         let word = |key: &str| escaped(failure[key].as_str().unwrap_or("?"));
@@ -56,7 +79,6 @@ pub fn page(report: &Value) -> String {
         }
         page.push_str(&figures(report, name));
     }
-    page.push_str("</html>\n");
     page
 }
 
@@ -229,7 +251,7 @@ mod tests {
             "unit": "us", "n": 1, "median": median, "min": median, "max": null })
     }
 
-    fn report(results: &[Value]) -> Value {
+    fn bench_report(results: &[Value]) -> Value {
         json!({
             "conditions": { "host_kernel": "7<", "speed_model": true, "clusters": [
                 { "cpus": [0, 1], "capacity": 1024, "min_khz": 1_000_000, "max_khz": 2_000_000 }] },
@@ -243,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_page_has_a_chart_and_needs_no_network() {
-        let page = page(&report(&[row("host", Some(1000))]));
+        let page = bench(&bench_report(&[row("host", Some(1000))]));
         for part in [
             "<svg",
             "M84.0 151.0",
@@ -263,6 +285,16 @@ mod tests {
     }
 
     #[test]
+    fn a_report_has_its_parts_and_the_bench() {
+        let bench = bench_report(&[row("host", Some(1000))]);
+        let page = report(&[("demo", "a < b")], Some(&bench));
+        for part in ["<h2>demo</h2>\n<pre>a &lt; b</pre>", "<svg", "</html>"] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(!report(&[("demo", "a")], None).contains("<h1>bench"));
+    }
+
+    #[test]
     fn the_verdict_counts_the_times_within_a_tick() {
         for (host, guest, wanted, named) in [
             (Some(100_000), Some(104_000), [1, 1], false),
@@ -275,7 +307,7 @@ mod tests {
             let [one, two] = wanted;
             let wanted =
                 format!("<b>{one} of 1</b> times within a tick (4 ms), {two} of 1 within two");
-            let page = page(&report(&[row("host", host), row("vm+bridge", guest)]));
+            let page = bench(&bench_report(&[row("host", host), row("vm+bridge", guest)]));
             assert!(page.contains(&wanted), "{host:?} {guest:?}: {page}");
             assert_eq!(page.contains("<li>big-ramp to_fmax"), named, "{guest:?}");
         }

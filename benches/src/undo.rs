@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
@@ -78,11 +79,16 @@ fn changes() -> MutexGuard<'static, Changes> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has a signal undo all before it ends the program. To be called before other threads are started.
+/// Has a signal undo all before it ends the program. To be called before other threads are started;
+/// again it does nothing.
 ///
 /// # Errors
 /// The kernel's.
 pub fn on_signals() -> Result<()> {
+    static WAITS: AtomicBool = AtomicBool::new(false);
+    if WAITS.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     let signals = SigSet::from_iter(SIGNALS);
     signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     std::thread::Builder::new()

@@ -94,6 +94,9 @@ pub enum Command {
     /// Measure what a load gets on the host, in a guest, and in one with the bridge
     #[command(after_help = EXIT_CODES)]
     Bench(Box<BenchArgs>),
+    /// Put doctor, demo and bench of this host into a page, vcpufreq-report.html, to send to others
+    #[command(after_help = EXIT_CODES)]
+    Report(Box<BenchArgs>),
     /// Print the device-tree part alone, for use with other VMMs
     #[command(after_help = EXIT_CODES)]
     Dt(Box<DtArgs>),

@@ -7,7 +7,7 @@
 //!                              ├───▶ lifecycle: what is made on the host, and removed
 //!                              └───▶ stats, events: what is counted and written
 //! ```
-//! `doctor`, `dt`, and `demo` and `bench` by way of `host_guest` are commands of their own, on the same facts of the host.
+//! `doctor`, `dt`, and by way of `host_guest` `demo`, `bench` and `report` are commands of their own, on the same facts of the host.
 
 pub mod cli;
 pub mod config;
@@ -22,6 +22,7 @@ pub mod message;
 pub mod options;
 pub mod path;
 pub mod qemu;
+pub mod report;
 pub mod run;
 pub mod scx;
 pub mod serve;

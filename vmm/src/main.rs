@@ -5,7 +5,6 @@
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
-use serde_json::json;
 use vcpufreq::{
     cli::{Cli, Command},
     doctor::{
@@ -16,7 +15,7 @@ use vcpufreq::{
     host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
     message::{chain, warn},
-    options, qemu, run, scx, serve, stats,
+    options, qemu, report, run, scx, serve, stats,
     vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
@@ -60,6 +59,9 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest)?;
             vcpufreq_bench::bench(&args, CPUFREQ_BASE)
         }
+        Command::Report(mut args) => {
+            report::report(&mut args, &HostRoot::default(), &doctor_facts())
+        }
         Command::Doctor { json } => doctor(json),
         Command::Dt(args) => {
             print(dt::dt(&args, &HostRoot::default())?)?;
@@ -84,24 +86,18 @@ fn execute(command: Command) -> anyhow::Result<u8> {
 }
 
 fn doctor(json: bool) -> anyhow::Result<u8> {
-    let live = Live::ask(Path::new(options::KVM_DEVICE));
-    let facts = DoctorFacts::read(&HostRoot::default(), std::env::consts::ARCH, live);
+    let facts = doctor_facts();
     let findings = doctor::findings(&facts);
-    let code = doctor::exit_code(&findings);
-    if json {
-        let report = json!({
-            "kernel_release": facts.kernel_release,
-            "arch": facts.arch,
-            "kvm": facts.live.kvm.as_ref().ok(),
-            "floors": facts.floors,
-            "findings": findings,
-            "exit_code": code,
-        });
-        print(format!("{report:#}\n"))?;
-    } else {
-        print(doctor::text(&findings))?;
-    }
-    Ok(code)
+    print(match json {
+        true => format!("{:#}\n", doctor::json(&facts, &findings)),
+        false => doctor::text(&findings),
+    })?;
+    Ok(doctor::exit_code(&findings))
+}
+
+fn doctor_facts() -> DoctorFacts {
+    let live = Live::ask(Path::new(options::KVM_DEVICE));
+    DoctorFacts::read(&HostRoot::default(), std::env::consts::ARCH, live)
 }
 
 fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {

@@ -11,6 +11,7 @@ pub mod traps;
 
 use std::collections::BTreeSet;
 
+use serde_json::{Value, json};
 use vcpufreq_device::Headroom;
 use vcpufreq_device::host::CpuList;
 
@@ -35,6 +36,19 @@ pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
     found.extend(traps::findings(facts));
     found
+}
+
+/// The findings for programs.
+#[must_use]
+pub fn json(facts: &DoctorFacts, findings: &[DoctorFinding]) -> Value {
+    json!({
+        "kernel_release": facts.kernel_release,
+        "arch": facts.arch,
+        "kvm": facts.live.kvm.as_ref().ok(),
+        "floors": facts.floors,
+        "findings": findings,
+        "exit_code": exit_code(findings),
+    })
 }
 
 fn architecture(facts: &DoctorFacts) -> DoctorFinding {

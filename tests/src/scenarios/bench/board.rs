@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq demo` and `vcpufreq bench` as on a board: without a file named, and interrupted.
+//! `vcpufreq demo`, `bench` and `report` as on a board: without a file named, and interrupted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,6 +20,7 @@ use crate::harness::sysfs;
 
 const PROGRAM: &str = "/bin/vcpufreq";
 const OUT: &str = "/run/board.json";
+const PAGE: &str = "/run/board.html";
 /// A scenario that holds frequencies, on the host alone: what there is to put back.
 const HOLDS: [&str; 7] = [
     "bench",
@@ -37,13 +38,13 @@ const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
-/// The demo's rows are those of all OPPs and right; a bench finds its guest, too; and neither leaves
-/// anything when a signal ends it.
+/// The demo's rows are those of all OPPs and right; a report has all its parts; and bench and demo
+/// leave nothing when a signal ends them.
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
     let before = state()?;
     let demo = demo()?;
-    let bench = bench()?;
+    let report = report()?;
     let mut left = Vec::new();
     let mut held_at_end = 0;
     for (options, (moments, span)) in [(&HOLDS[..], OF_BENCH), (&["demo"], OF_DEMO)] {
@@ -56,10 +57,10 @@ pub fn run() -> Result<Value> {
             left.extend(found);
         }
     }
-    let held = demo["held"] == true && bench["held"] == true;
+    let held = demo["held"] == true && report["held"] == true;
     Ok(json!({
         "held": held && left.is_empty() && held_at_end > 0,
-        "demo": demo, "bench": bench, "kills": OF_BENCH.0 + OF_DEMO.0,
+        "demo": demo, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0,
         "ended_with_changes_on_the_host": held_at_end, "left": left,
     }))
 }
@@ -94,16 +95,31 @@ fn demo() -> Result<Value> {
     }))
 }
 
-/// With a guest of the host's own parts.
-fn bench() -> Result<Value> {
+/// A page with all parts, with a bench of one scenario.
+fn report() -> Result<Value> {
     let mut command = Command::new(PROGRAM);
-    command.args(["bench", "--scenario", "step-down", "--variant", "vm+bridge"]);
-    let output = command.args(["--repeats", "1", "--out", OUT]).output()?;
+    command.args([
+        "report",
+        "--scenario",
+        "step-down",
+        "--variant",
+        "vm+bridge",
+    ]);
+    command.args(["--repeats", "1", "--out", OUT, "--html", PAGE]);
+    let output = command.output()?;
     let report: Value = serde_json::from_str(&fs::read_to_string(OUT)?)?;
-    let results = report["results"].as_array().map_or(0, Vec::len);
+    let page = fs::read_to_string(PAGE)?;
+    let parts = ["<h2>doctor</h2>", "The loop is closed", "<svg", "</html>"];
+    let whole = parts.iter().all(|part| page.contains(part));
+    let count = |value: &Value| value.as_array().map_or(0, Vec::len);
+    let (results, rows) = (
+        count(&report["bench"]["results"]),
+        count(&report["demo"]["rows"]),
+    );
+    let right = report["demo"]["held"] == true && results > 0 && rows > 0;
     Ok(json!({
-        "held": output.status.success() && results > 0, "exit_code": output.status.code(),
-        "results": results, "failures": report["failures"],
+        "held": whole && right, "exit_code": output.status.code(), "host": report["host"],
+        "results": results, "rows": rows, "failures": report["bench"]["failures"],
         "said": String::from_utf8_lossy(&output.stderr).trim(),
     }))
 }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq report`: what this host is, what doctor finds on it, the demo and the bench, as one
+//! page for people and one file for programs.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use vcpufreq_bench::{BenchArgs, Findings, report_page};
+use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
+
+use crate::doctor::{self, facts::DoctorFacts};
+use crate::host_guest::HostGuest;
+use crate::vm::layout::CPUFREQ_BASE;
+
+const PAGE: &str = "vcpufreq-report.html";
+const FILE: &str = "vcpufreq-report.json";
+
+/// Makes both, in the files of `--html` and `--out`, and names them on stderr. What fails is in the
+/// report: a board on which a guest can't run has one, too. Returns the exit code: 0, or 1 when a
+/// part failed or has findings.
+///
+/// # Errors
+/// When a file can't be written.
+pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> anyhow::Result<u8> {
+    let findings = doctor::findings(facts);
+    let host = host(root);
+    let guest = HostGuest::complete(root, &mut args.guest);
+    let (demo, bench) = match &guest {
+        Ok(_) => (
+            part(vcpufreq_bench::try_opps(&args.guest, CPUFREQ_BASE)),
+            part(vcpufreq_bench::measure(args, CPUFREQ_BASE)),
+        ),
+        Err(error) => (failed(error), failed(error)),
+    };
+    let codes = [
+        doctor::exit_code(&findings),
+        demo.exit_code,
+        bench.exit_code,
+    ];
+    let json = json!({
+        "version": env!("CARGO_PKG_VERSION"), "host": host,
+        "doctor": doctor::json(facts, &findings), "demo": demo.json, "bench": bench.json,
+    });
+    let doctor = doctor::text(&findings);
+    let host = format!("{host:#}");
+    let mut parts = vec![
+        ("host", &*host),
+        ("doctor", &*doctor),
+        ("demo", &*demo.text),
+    ];
+    let measured = bench.json["results"].is_array();
+    if !measured {
+        parts.push(("bench", &bench.text));
+    }
+    let page = report_page(&parts, measured.then_some(&bench.json));
+    let (html, out) = (args.html.as_deref(), args.out.as_deref());
+    let (html, out) = (
+        html.unwrap_or(Path::new(PAGE)),
+        out.unwrap_or(Path::new(FILE)),
+    );
+    for (path, text) in [(html, page), (out, format!("{json:#}\n"))] {
+        std::fs::write(path, text)
+            .with_context(|| format!("can't write {}; name another file", path.display()))?;
+    }
+    eprintln!(
+        "vcpufreq: {} and {} have the kernel, the board, its CPUs, and what was found and measured; no name of the host or a user, no address, no serial number",
+        html.display(),
+        out.display()
+    );
+    Ok(u8::from(codes.iter().any(|code| *code > 0)))
+}
+
+/// A part of the report, whatever came of it.
+fn part(done: anyhow::Result<Option<Findings>>) -> Findings {
+    match done {
+        Ok(Some(findings)) => findings,
+        Ok(None) => failed(&anyhow::anyhow!("this host lacks something; see doctor")),
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> Findings {
+    let text = crate::message::chain(error);
+    Findings {
+        json: json!({ "error": text }),
+        text,
+        exit_code: 1,
+    }
+}
+
+/// The kernel, the board by its device tree, and its CPUs.
+fn host(root: &HostRoot) -> Value {
+    let cpus = HostCpus::read(root);
+    let text = |path: &str| {
+        let text = root.text(path)?;
+        Some(text.trim_end_matches('\0').replace('\0', " "))
+    };
+    let cpu = |cpu: &Pcpu| {
+        let midr = format!(
+            "sys/devices/system/cpu/cpu{}/regs/identification/midr_el1",
+            cpu.id
+        );
+        json!({
+            "cpu": cpu.id, "online": cpu.online, "capacity": cpu.capacity, "midr": text(&midr),
+        })
+    };
+    let policies = cpus.policies.iter().map(|policy| {
+        let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
+        json!({
+            "policy": policy.id, "cpus": policy.cpus.as_slice(), "driver": policy.driver,
+            "governor": policy.governor, "max_khz": policy.max_khz, "opps_khz": opps,
+        })
+    });
+    json!({
+        "kernel": text("proc/sys/kernel/osrelease"), "arch": std::env::consts::ARCH,
+        "model": text("proc/device-tree/model"),
+        "compatible": text("proc/device-tree/compatible"),
+        "policies": policies.collect::<Vec<_>>(),
+        "cpus": cpus.cpus.iter().map(cpu).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a part that fails is in the report, and the host's facts are its own.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_fails_is_in_the_report() {
+        let one = part(Err(anyhow::anyhow!("why")));
+        assert_eq!(
+            (one.json["error"].as_str(), one.exit_code),
+            (Some("why"), 1)
+        );
+        assert!(part(Ok(None)).text.contains("see doctor"));
+    }
+
+    #[test]
+    fn the_hosts_facts_are_its_own() {
+        let fake = FakeHost::two_plus_two();
+        fake.write("proc/device-tree/model", "A Board\0");
+        fake.write("proc/sys/kernel/hostname", "secret");
+        let host = host(&fake.root());
+        assert_eq!(host["model"], "A Board");
+        assert_eq!(host["policies"].as_array().map(Vec::len), Some(2));
+        assert_eq!(host["cpus"].as_array().map(Vec::len), Some(4));
+        assert!(!host.to_string().contains("secret"));
+    }
+}
