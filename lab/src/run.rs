@@ -17,6 +17,7 @@ use crate::emulator::{Board, Outcome};
 use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
 use crate::libvirt;
+use crate::out;
 use crate::progress::{Step, above};
 use crate::qemu::{self, Vmm};
 use crate::result_port::{self, Far};
@@ -137,7 +138,8 @@ impl Options {
         }
     }
 
-    /// Runs the scenarios and prints a line of JSON for each.
+    /// Runs the scenarios and prints a line of JSON for each. With a crosvm, that of `peer` is also
+    /// left in `out/`, for `make figures`.
     pub fn run(&self, artifacts: &Artifacts, repo: &Path) -> Result<bool> {
         ensure!(
             !self.scenarios.is_empty(),
@@ -147,6 +149,10 @@ impl Options {
         for (result, took_s) in report.results.iter().zip(&report.took_s) {
             println!("{result}");
             let name = result["scenario"].as_str().unwrap_or("?");
+            if name == "peer" && self.crosvm.is_some() {
+                let file = format!("peer-{}.json", self.topology);
+                out::write(repo, &file, result.clone())?;
+            }
             eprintln!("{took_s:.0} s of real time for {name}");
         }
         eprintln!("{} s of real time", report.wall.as_secs());

@@ -11,6 +11,7 @@ mod kvm;
 mod lab;
 mod paths;
 mod paths_report;
+mod peers;
 mod rt;
 
 use std::collections::BTreeMap;
@@ -48,6 +49,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("drawn", &["test-long.json"], lab::drawn),
     ("demo", &["demo.json"], lab::demo),
     ("paths", &["paths.json"], paths::table),
+    ("peers", &["peer-2+2.json", "peer-4+3+1.json"], peers::table),
     ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),

@@ -136,7 +136,7 @@ fn number(row: Option<&Value>, name: &str) -> String {
 }
 
 /// `12,345`; under a hundred with a digit behind the point.
-fn ns(ns: f64) -> String {
+pub(super) fn ns(ns: f64) -> String {
     if ns < 100.0 {
         return format!("{ns:.1}");
     }

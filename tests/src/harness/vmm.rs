@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::process::Command;
 
+use anyhow::{Context, Result};
 use vcpufreq_bench::piped::child;
 
 /// crosvm, if the host was given one.
@@ -139,6 +140,13 @@ fn crosvm(setup: &Setup) -> Command {
         .args(&setup.options)
         .arg(KERNEL);
     command
+}
+
+/// `crosvm 0.1.0-COMMIT`, where it was built with a PKG_VERSION.
+pub fn crosvm_version() -> Result<String> {
+    let output = Command::new(CROSVM).arg("version").output();
+    let output = output.context("cannot run crosvm")?;
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// `vcpufreq qemu` adds the device and the guest's device tree.

@@ -95,7 +95,7 @@ pub fn run() -> Result<Value> {
     }
     let wrong = wrong(&rows);
     let crosvm = match Path::new(CROSVM).exists() {
-        true => json!("measured"),
+        true => json!({ "version": vmm::crosvm_version()? }),
         false => json!({ "skipped": "no crosvm given (--crosvm FILE)" }),
     };
     Ok(json!({
