@@ -17,7 +17,7 @@ bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENA
 test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test
 
-test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies; MINUTES=30 at most
+test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies; MINUTES=30 begins no host later
 	@$(LAB) test --long $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/

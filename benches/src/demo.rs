@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
-use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, floors};
+use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, floors};
 
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const BUSY_US: u32 = 250_000;
 /// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
 const TRIES: u32 = 5;
-/// No driver has the registers to itself: they are read here too.
+/// The guest's driver claims the registers; this lets the load program map them too.
 const CMDLINE: &str = "iomem=relaxed";
 
 /// Options of `demo`.
@@ -48,8 +48,9 @@ struct Row {
     vcpu: usize,
     pcpu: u32,
     asked: u32,
-    /// The OPP that the host has to run at: the request, or what a server reserves.
-    wanted: u32,
+    /// The OPPs that the host may run at: the one for the request, and the one for what a server
+    /// reserves. They are the same unless it isn't known what that is.
+    wanted: [u32; 2],
     /// The lower and upper clamp in force, 0..=1024, if the kernel shows it.
     clamp: Option<(u32, u32)>,
     /// What the host ran at, at most looks.
@@ -61,7 +62,7 @@ struct Row {
 
 impl Row {
     fn right(&self) -> bool {
-        self.host == self.wanted && self.read == self.host
+        self.wanted.contains(&self.host) && self.read == self.host
     }
 
     fn json(&self) -> Value {
@@ -93,16 +94,21 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
 /// # Errors
 /// What ended it before the table was complete, in one line.
 pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
+    undo::begin()?;
     let machine = match BenchMachine::check(args, None) {
-        Ok(machine) => machine.first_cpus(),
+        Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
-    undo::on_signals().context("waiting for signals")?;
+    let without: Vec<String> = machine.clusters.iter().filter_map(no_opps).collect();
+    if !without.is_empty() {
+        return Ok(lacks(&without));
+    }
     let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
     let options = ["--clamp", "exact"];
-    let mut guest = Guest::boot(&machine, Some(&options), CMDLINE, args)?;
+    let firsts = machine.first_cpus();
+    let mut guest = Guest::boot(&firsts, Some(&options), CMDLINE, args)?;
     let kernel = guest.console.ask("read /proc/sys/kernel/osrelease")?;
     let root = HostRoot::default();
     let floors = floors(&root, &HostCpus::read(&root));
@@ -124,6 +130,16 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     }))
 }
 
+/// Why a cluster has nothing to request, if so.
+fn no_opps(cluster: &Cluster) -> Option<String> {
+    cluster.opps_in_reach().next().is_none().then(|| {
+        format!(
+            "cpufreq {} has no table of frequencies, so its guest has none either; give vcpufreq run one by --table",
+            cluster.policy()
+        )
+    })
+}
+
 /// Requests each OPP of a vCPU's cluster, up and then down.
 fn sweep(
     guest: &mut Guest,
@@ -135,22 +151,24 @@ fn sweep(
     let cluster = machine
         .cluster_of(pcpu)
         .context("a vCPU without a cluster")?;
-    let mut others = machine.cpus().into_iter().filter(|cpu| *cpu != pcpu);
-    if let Some(other) = others.next() {
+    let others = machine.cpus().into_iter().filter(|cpu| *cpu != pcpu);
+    // One of another cluster, if there is one.
+    let other = others.min_by_key(|cpu| cluster.cpus.contains(cpu));
+    if let Some(other) = other {
         let own = [std::process::id()];
-        keep_aside(guest.processes.iter().copied().chain(own), other)?;
+        // Where a cpuset forbids that, a row takes more tries.
+        let _ = keep_aside(guest.processes.iter().copied().chain(own), other);
     }
     let governor = policy_file(vcpu, "scaling_governor");
     guest
         .console
         .ask(&format!("write {governor} userspace"))
-        .context("the guest's kernel has no governor 'userspace'")?;
+        .context("the guest's kernel needs CONFIG_CPU_FREQ_GOV_USERSPACE")?;
     let floor = floors.iter().find(|floor| floor.cpus.contains(pcpu));
-    let floor = floor.map_or(0, |floor| floor.floor.khz);
-    let down = cluster.opps_khz.iter().rev().skip(1);
-    let each = cluster.opps_khz.iter().chain(down);
+    let opps: Vec<u32> = cluster.opps_in_reach().collect();
+    let each = opps.iter().chain(opps.iter().rev().skip(1));
     each.map(|&asked| {
-        let wanted = at_least(&cluster.opps_khz, asked.max(floor));
+        let wanted = wanted(&opps, asked, floor);
         let mut row = request(guest, vcpu, cluster, (asked, wanted), base)?;
         while !row.right() && row.tries < TRIES {
             let tries = row.tries + 1;
@@ -162,11 +180,24 @@ fn sweep(
     .collect()
 }
 
+/// The OPPs that a request for this one may lead to.
+fn wanted(opps: &[u32], asked: u32, floor: Option<&PolicyFloor>) -> [u32; 2] {
+    let Some(floor) = floor else {
+        return [asked; 2];
+    };
+    let reserved = at_least(opps, asked.max(floor.floor.khz));
+    match floor.reserved {
+        // debugfs, which has what is in force, is root's.
+        Reserved::Default(_) => [asked, reserved],
+        _ => [reserved; 2],
+    }
+}
+
 fn request(
     guest: &mut Guest,
     vcpu: usize,
     cluster: &Cluster,
-    (asked, wanted): (u32, u32),
+    (asked, wanted): (u32, [u32; 2]),
     base: u64,
 ) -> Result<Row> {
     let (pcpu, tid) = guest.vcpus[vcpu];
@@ -259,11 +290,19 @@ fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
         _ => "The loop is not closed",
     };
     let _ = writeln!(text, "\n{verdict}: {wrong} of {} OPPs wrong", rows.len());
-    let floors = rows.iter().filter(|row| row.wanted != row.asked).count();
+    let floors = rows.iter().filter(|row| row.wanted[1] != row.asked).count();
     if floors > 0 {
         let _ = writeln!(
             text,
             "{floors} requests are below what the scheduler's servers reserve (vcpufreq doctor)"
+        );
+    }
+    let all = |cluster: &Cluster| cluster.opps_khz.len() - cluster.opps_in_reach().count();
+    let beyond: usize = machine.clusters.iter().map(all).sum();
+    if beyond > 0 {
+        let _ = writeln!(
+            text,
+            "{beyond} OPPs are beyond scaling_min_freq and scaling_max_freq, and were not requested"
         );
     }
     text
@@ -281,7 +320,7 @@ mod tests {
             vcpu: 0,
             pcpu: 0,
             asked: 600_000,
-            wanted: 900_000,
+            wanted: [900_000; 2],
             clamp: None,
             host: 900_000,
             read: 900_000,
@@ -299,6 +338,11 @@ mod tests {
             },
         ];
         assert!(wrong.iter().all(|row| !row.right()));
+        let either = Row {
+            wanted: [900_000, 1_000_000],
+            ..row
+        };
+        assert!(either.right());
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
     }

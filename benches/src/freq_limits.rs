@@ -15,7 +15,8 @@ use crate::undo;
 
 /// Looks at a file for what was written to it, and the pause between two.
 const LOOKS: u32 = 50;
-const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
+/// What real-time threads may have of each second, in µs.
+pub const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Changed files with what they held; dropping it puts that back.
@@ -61,11 +62,7 @@ impl FreqLimits {
     }
 
     fn set(&mut self, path: PathBuf, value: &str) -> Result<()> {
-        let failed = || format!("writing {value} to {}; run as root", path.display());
-        let old = fs::read_to_string(&path).with_context(failed)?;
-        let old = old.trim().to_owned();
-        undo::will_write(&path, &old)?;
-        fs::write(&path, value).with_context(failed)?;
+        let old = undo::write(&path, value)?;
         self.0.push((path, old));
         Ok(())
     }
@@ -74,9 +71,8 @@ impl FreqLimits {
 impl Drop for FreqLimits {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
-            let back = fs::write(&path, &old).map_err(anyhow::Error::from);
-            let back = back.and_then(|()| taken(&path, &old));
-            if let Err(error) = back.and_then(|()| undo::undone(&path)) {
+            let back = undo::put_back(&path, &old);
+            if let Err(error) = back.and_then(|()| taken(&path, &old)) {
                 eprintln!(
                     "vcpufreq: {} could not be set back ({error:#}); write {old} to it",
                     path.display()

@@ -64,7 +64,7 @@ use session::Session;
 use trace::Trace;
 pub use undo::undo_killed;
 use variant::Variant;
-pub use vcpufreq_load::{NAME as LOAD, run as load};
+pub use vcpufreq_load::{IO_DEVICE, NAME as LOAD, NULL_BLK, run as load};
 
 /// Options of the guests that `bench` and `demo` boot.
 #[derive(Debug, Args)]
@@ -93,6 +93,9 @@ pub struct GuestArgs {
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,
+    /// The guest is made of this host's parts.
+    #[arg(skip)]
+    pub of_host: bool,
 }
 
 /// Options of `bench`.
@@ -165,17 +168,14 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
-    let scenarios = chosen(&args.scenario)?;
+    undo::begin()?;
+    let scenarios = chosen(args)?;
     let mut machine = match BenchMachine::check(&args.guest, trace::usable().err()) {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
     machine.speed_switch.clone_from(&args.speed_switch);
     machine.guest.qemu.clone_from(&args.qemu);
-    for left in undo_killed().1 {
-        eprintln!("vcpufreq: {left}");
-    }
-    undo::on_signals().context("waiting for signals")?;
     let mut report = BenchReport::new(&machine, args);
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
@@ -298,9 +298,20 @@ fn measure_in(
     done
 }
 
-fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scenario>> {
+fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
+    let names = &args.scenario;
     if names.is_empty() {
-        return Ok(SCENARIOS.iter().collect());
+        let own_ramdisk = args.guest.of_host;
+        return Ok(SCENARIOS
+            .iter()
+            .filter(|one| match one.lacks(own_ramdisk) {
+                None => true,
+                Some(why) => {
+                    eprintln!("vcpufreq: without {}: {why}", one.title());
+                    false
+                }
+            })
+            .collect());
     }
     let mut known: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
     known.dedup();

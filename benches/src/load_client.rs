@@ -7,10 +7,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{SigSet, Signal};
 
-use crate::piped::Piped;
+use crate::piped::{Piped, end_with_this_thread};
 
 /// Any answer, and the boot of a guest: what takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -18,12 +16,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A load program that answers. Dropping it kills it.
 #[derive(Debug)]
 pub struct LoadClient(Piped);
-
-/// A VMM tidies up on SIGTERM, which the bench may have blocked.
-fn end_with_parent() -> std::io::Result<()> {
-    SigSet::empty().thread_set_mask()?;
-    Ok(set_pdeathsig(Signal::SIGTERM)?)
-}
 
 impl LoadClient {
     /// This program under the load program's name.
@@ -36,8 +28,7 @@ impl LoadClient {
 
     /// Starts it, and waits until it can be talked to. It ends with the calling thread.
     pub fn start(mut command: Command) -> Result<Self> {
-        // SAFETY: between fork and exec, two system calls.
-        unsafe { command.pre_exec(end_with_parent) };
+        end_with_this_thread(&mut command);
         let mut client = Self(Piped::start(&mut command)?);
         client.answer().context("waiting for the load program")?;
         Ok(client)

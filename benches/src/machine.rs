@@ -36,6 +36,13 @@ impl Cluster {
         self.cpus.last().copied().unwrap_or_default()
     }
 
+    /// The frequencies of its table that the policy's limits let it run at, in kHz.
+    pub fn opps_in_reach(&self) -> impl Iterator<Item = u32> + '_ {
+        let (min, max) = self.khz;
+        let all = self.opps_khz.iter().copied();
+        all.filter(move |khz| (min..=max).contains(khz))
+    }
+
     /// Its policy's name, as `policy0`.
     pub fn policy(&self) -> String {
         let dir = self.cur_freq.parent().and_then(Path::file_name);
@@ -67,7 +74,7 @@ pub struct BenchMachine {
     pub clusters: Vec<Cluster>,
     /// Its kernel's release.
     pub kernel: String,
-    /// Its name: the device tree's model or the board's name.
+    /// Its name: the device tree's model, or the firmware's.
     pub board: String,
     /// Files that a guest is made of.
     pub guest: GuestFiles,
@@ -108,10 +115,7 @@ impl BenchMachine {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
                 kernel: text("proc/sys/kernel/osrelease"),
-                board: text("proc/device-tree/compatible")
-                    .replace('\0', " ")
-                    .trim()
-                    .to_owned(),
+                board: board(&root),
                 guest,
                 speed_switch: None,
             }),
@@ -120,11 +124,12 @@ impl BenchMachine {
     }
 
     /// With the first CPU of each cluster alone.
-    pub fn first_cpus(mut self) -> Self {
-        for cluster in &mut self.clusters {
+    pub fn first_cpus(&self) -> Self {
+        let mut first = self.clone();
+        for cluster in &mut first.clusters {
             cluster.cpus.truncate(1);
         }
-        self
+        first
     }
 
     /// The least capable cluster.
@@ -154,6 +159,15 @@ impl BenchMachine {
             .iter()
             .find(|cluster| cluster.cpus.contains(&cpu))
     }
+}
+
+/// The board's name: by the device tree, or by firmware that has none.
+fn board(root: &HostRoot) -> String {
+    let places = ["proc/device-tree/model", "sys/class/dmi/id/product_name"];
+    let named = places.iter().find_map(|path| root.text(path));
+    let name = named.map(|name| name.trim_matches('\0').trim().to_owned());
+    name.filter(|name| !name.is_empty())
+        .unwrap_or("this host".to_owned())
 }
 
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {

@@ -3,11 +3,15 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::getppid;
 
 /// The process. Dropping it kills it.
 #[derive(Debug)]
@@ -117,6 +121,23 @@ impl Piped {
         let bytes = pieces.collect::<Vec<_>>().concat();
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
+}
+
+/// Has a process that is started get SIGTERM when this thread ends, however that comes about: a VMM
+/// tidies up then. It starts with no signal blocked.
+pub fn end_with_this_thread(command: &mut Command) {
+    let own = std::process::id();
+    let ask = move || {
+        SigSet::empty().thread_set_mask()?;
+        set_pdeathsig(Signal::SIGTERM)?;
+        match u32::try_from(getppid().as_raw()) {
+            Ok(parent) if parent == own => Ok(()),
+            // It has ended in between.
+            _ => Err(std::io::ErrorKind::Interrupted.into()),
+        }
+    };
+    // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// What is read, as it comes.

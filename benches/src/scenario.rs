@@ -2,6 +2,10 @@
 //! What a scenario is: a load, where it runs, under which conditions, and its
 //! metrics. Which there are: `scenarios.rs`; in words: `docs/bench.md`.
 
+use std::path::Path;
+
+use vcpufreq_load::{IO_DEVICE, NULL_BLK};
+
 use crate::duty_cycle::{self, DUTIES};
 use crate::machine::{BenchMachine, Cluster};
 use crate::metric::Metric;
@@ -179,6 +183,23 @@ impl Scenario {
         let dot = if self.case.is_empty() { "" } else { "." };
         let (name, _) = metric.name();
         format!("{}{dot}{name}{}", self.case, self.hold.suffix())
+    }
+
+    /// What it needs and a host lacks, or a guest of the host's own parts; `None` where there is all.
+    pub fn lacks(&self, guest_of_host: bool) -> Option<String> {
+        let steps = self.steps.iter().chain(&self.beside);
+        let mut words = steps.flat_map(|steps| steps.split_whitespace());
+        let is = |names: &[&str], word: &str| names.iter().any(|name| word.starts_with(name));
+        if words
+            .clone()
+            .any(|word| is(&["{duties/", "{edges/", "rt-app="], word))
+            && guest_of_host
+        {
+            return Some("its guest needs rt-app in a ramdisk (--kernel, --initrd)".to_owned());
+        }
+        let io = words.any(|word| is(&["io=", "requests="], word));
+        (io && !Path::new(IO_DEVICE).exists())
+            .then(|| format!("there is no {IO_DEVICE}; modprobe null_blk {NULL_BLK}"))
     }
 
     /// Whether a name is the scenario's, or with a point and the case's this case's.

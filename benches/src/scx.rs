@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::piped::Piped;
+use crate::piped::{Piped, end_with_this_thread};
 
 /// How long to wait for it, in steps.
 const LOOKS: u32 = 100;
@@ -21,9 +21,9 @@ pub struct Service(Piped);
 impl Service {
     /// Starts it.
     pub fn start() -> Result<Self> {
-        let mut service = Self(Piped::start(
-            Command::new(program()?).args(["scx", "start"]),
-        )?);
+        let mut command = Command::new(program()?);
+        end_with_this_thread(command.args(["scx", "start"]));
+        let mut service = Self(Piped::start(&mut command)?);
         for _ in 0..LOOKS {
             if scx("status")?.status.success() {
                 return Ok(service);

@@ -9,7 +9,7 @@ use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
 
 use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
-use crate::undo::Made;
+use crate::undo;
 
 const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
@@ -54,8 +54,25 @@ pub struct Seen {
 pub struct Trace {
     instance: Instance,
     // Dropped behind it.
-    _made: Made,
+    _removed: Removed,
     base: u64,
+}
+
+/// Notes, when it is dropped, that the instance is gone.
+#[derive(Debug)]
+struct Removed;
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // A record that stays names a folder that the next bench finds gone.
+        let _ = undo::removed();
+    }
+}
+
+/// Whether a folder is a bench's instance.
+pub fn is_own(folder: &Path) -> bool {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.parent() == Some(Path::new(INSTANCES)) && name.starts_with(PREFIX)
 }
 
 impl Trace {
@@ -63,15 +80,15 @@ impl Trace {
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
         let name = format!("{PREFIX}{}", std::process::id());
-        let made = Made::will_be(Path::new(INSTANCES).join(&name))?;
-        let instance = Instance::create(&name, BUFFER_KIB)?;
+        let folder = Path::new(INSTANCES).join(&name);
+        let instance = undo::make(&folder, || Instance::create(&name, BUFFER_KIB))?;
         instance.enable(&NEEDED)?;
         if exists(WISHED) {
             instance.enable(&[WISHED])?;
         }
         Ok(Self {
             instance,
-            _made: made,
+            _removed: Removed,
             base,
         })
     }

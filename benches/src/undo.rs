@@ -1,28 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a bench changes on the host: files that it writes and folders that it makes. A signal
-//! undoes it before it ends the program. After SIGKILL a record says what to undo, and the next
-//! bench or `vcpufreq cleanup` does it.
+//! What a bench changes on the host: files that it writes, and a trace instance. A signal undoes it
+//! before it ends the program. After SIGKILL a record lists what to undo, and the next bench or
+//! `vcpufreq cleanup` does it.
+//!
+//! Root acts on records, so one counts only if no other user could have written it, and of what is
+//! in it only what a bench changes.
 
-use std::fs;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
+
+use crate::freq_limits::RT_RUNTIME;
+use crate::trace::is_own as is_own_instance;
 
 /// A file for each bench that runs: the name is its process.
 const RECORDS: &str = "/run/vcpufreq-bench";
 const SIGNALS: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
+const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
+const LIMITS: [&str; 2] = ["scaling_min_freq", "scaling_max_freq"];
 /// A trace instance that is being read can't be removed: so often, with a pause behind each.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What there is to undo now.
+/// What there is to undo now. Who holds the lock makes a change and notes it, or undoes all.
 static CHANGES: Mutex<Changes> = Mutex::new(Changes {
+    since: 0,
     files: Vec::new(),
     folders: Vec::new(),
 });
@@ -30,48 +41,54 @@ static CHANGES: Mutex<Changes> = Mutex::new(Changes {
 /// Changes of one bench.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Changes {
-    /// Files, and what was in them.
+    /// The start of the process, in the kernel's ticks since its own.
+    since: u64,
+    /// Files, and what was in them, the first change first.
     files: Vec<(PathBuf, String)>,
     folders: Vec<PathBuf>,
 }
 
-/// To be called before a file is written that has this in it.
-pub fn will_write(path: &Path, old: &str) -> Result<()> {
-    change(|changes| changes.files.push((path.to_owned(), old.to_owned())))
-}
-
-/// A folder that is made; when this is dropped, there is none to remove any more.
-#[derive(Debug)]
-pub struct Made(PathBuf);
-
-impl Made {
-    /// To be called before it is made.
-    pub fn will_be(folder: PathBuf) -> Result<Self> {
-        change(|changes| changes.folders.push(folder.clone()))?;
-        Ok(Self(folder))
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // A record that stays names a folder that is gone: the next bench removes it.
-        let _ = undone(&self.0);
-    }
-}
-
-/// There is nothing to undo of this path any more.
-pub fn undone(path: &Path) -> Result<()> {
-    change(|changes| {
-        changes.files.retain(|(file, _)| file != path);
-        changes.folders.retain(|folder| folder != path);
-    })
-}
-
-/// Changes what there is to undo, and then the record of it.
-fn change(change: impl FnOnce(&mut Changes)) -> Result<()> {
+/// Writes a file; returns what was in it.
+pub fn write(path: &Path, value: &str) -> Result<String> {
+    let failed = || format!("writing {value} to {}; run as root", path.display());
     let mut changes = changes();
-    change(&mut changes);
-    record(Path::new(RECORDS), &changes)
+    let old = fs::read_to_string(path).with_context(failed)?;
+    let old = old.trim().to_owned();
+    changes.files.push((path.to_owned(), old.clone()));
+    changes.record()?;
+    let written = fs::write(path, value).with_context(failed);
+    if written.is_err() {
+        changes.files.pop();
+        changes.record()?;
+    }
+    written.map(|()| old)
+}
+
+/// Writes back what [`write`] has returned.
+pub fn put_back(path: &Path, old: &str) -> Result<()> {
+    let mut changes = changes();
+    fs::write(path, old)?;
+    if let Some(at) = changes.files.iter().rposition(|(file, _)| file == path) {
+        changes.files.remove(at);
+    }
+    changes.record()
+}
+
+/// Makes something in a folder that isn't there yet.
+pub fn make<T>(folder: &Path, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut changes = changes();
+    changes.folders.push(folder.to_owned());
+    changes.record()?;
+    let made = make();
+    if made.is_err() {
+        changes.forget_missing()?;
+    }
+    made
+}
+
+/// Notes which folders have been removed.
+pub fn removed() -> Result<()> {
+    changes().forget_missing()
 }
 
 fn changes() -> MutexGuard<'static, Changes> {
@@ -79,17 +96,27 @@ fn changes() -> MutexGuard<'static, Changes> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has a signal undo all before it ends the program. To be called before other threads are started;
-/// again it does nothing.
+/// Undoes what killed benches left, and from now on has a signal undo all before it ends the
+/// program. To be called before other threads are started; again it does nothing.
 ///
 /// # Errors
 /// The kernel's.
-pub fn on_signals() -> Result<()> {
-    static WAITS: AtomicBool = AtomicBool::new(false);
-    if WAITS.swap(true, Ordering::Relaxed) {
+pub fn begin() -> Result<()> {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if BEGUN.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
-    let signals = SigSet::from_iter(SIGNALS);
+    for left in undo_killed().1 {
+        eprintln!("vcpufreq: {left}");
+    }
+    on_signals().context("waiting for signals")
+}
+
+fn on_signals() -> Result<()> {
+    // One that is ignored stays so, as SIGHUP by nohup.
+    let ignored = ignored()?;
+    let heeded = |signal: &Signal| ignored >> (*signal as i32 - 1) & 1 == 0;
+    let signals: SigSet = SIGNALS.into_iter().filter(heeded).collect();
     signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     std::thread::Builder::new()
         .name("signals".to_owned())
@@ -100,45 +127,85 @@ pub fn on_signals() -> Result<()> {
             for left in changes.undo() {
                 eprintln!("vcpufreq: {left}");
             }
-            let _ = record(Path::new(RECORDS), &changes);
+            if let Err(error) = changes.record() {
+                eprintln!("vcpufreq: {error:#}");
+            }
             std::process::exit(128 + signal as i32);
         })?;
     Ok(())
 }
 
-/// Undoes what killed benches left: a line for each thing that was put back, and for each that
-/// couldn't be.
-#[must_use]
-pub fn undo_killed() -> (Vec<PathBuf>, Vec<String>) {
-    of_killed(Path::new(RECORDS), |pid| {
-        Path::new("/proc").join(pid).exists()
-    })
+/// The signals that this process ignores: the lowest bit is signal 1.
+fn ignored() -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    Ok(u64::from_str_radix(mask.context("no SigIgn")?.trim(), 16)?)
 }
 
-fn of_killed(records: &Path, lives: impl Fn(&str) -> bool) -> (Vec<PathBuf>, Vec<String>) {
+/// Undoes what killed benches left: the paths that were put back or removed, and a line for each
+/// that couldn't be.
+#[must_use]
+pub fn undo_killed() -> (Vec<PathBuf>, Vec<String>) {
+    of_killed(Path::new(RECORDS), is_of_a_bench)
+}
+
+fn of_killed(records: &Path, trusted: fn(&Path) -> bool) -> (Vec<PathBuf>, Vec<String>) {
     let (mut done, mut left) = (Vec::new(), Vec::new());
+    // Without root the folder can't be read, and it isn't there before the first bench.
     for entry in fs::read_dir(records).into_iter().flatten().flatten() {
-        if lives(&entry.file_name().to_string_lossy()) {
-            continue;
-        }
         let path = entry.path();
-        let text = fs::read_to_string(&path).unwrap_or_default();
-        // One that was killed before its first change.
-        let mut changes: Changes = serde_json::from_str(&text).unwrap_or_default();
-        let files = changes.files.iter().map(|(file, _)| file);
-        let all: Vec<_> = files.chain(&changes.folders).cloned().collect();
-        left.extend(changes.undo());
-        let still = |path: &PathBuf| {
-            let mut files = changes.files.iter().map(|(file, _)| file);
-            files.any(|file| file == path) || changes.folders.contains(path)
+        // A bench that is at work may be writing one with an ending.
+        let Some(pid) = entry.file_name().to_string_lossy().parse().ok() else {
+            continue;
         };
-        done.extend(all.into_iter().filter(|path| !still(path)));
-        if changes.is_empty() {
-            // A record that stays is looked at again.
-            let _ = fs::remove_file(path);
+        match read(records, &path) {
+            Ok(changes) if started(pid) == Some(changes.since) => (),
+            Ok(mut changes) => {
+                changes.files.retain(|(file, _)| trusted(file));
+                changes.folders.retain(|folder| trusted(folder));
+                let all = changes.paths();
+                left.extend(changes.undo());
+                let still = changes.paths();
+                done.extend(all.into_iter().filter(|path| !still.contains(path)));
+                if let Err(error) = changes.write(&path) {
+                    left.push(format!("{error:#}"));
+                }
+            }
+            Err(error) => left.push(format!("{error:#}; look at it, then remove it")),
         }
     }
     (done, left)
+}
+
+/// Whether a bench changes such a file, or makes such a folder.
+fn is_of_a_bench(path: &Path) -> bool {
+    let of_policy = || {
+        let below = path.strip_prefix(POLICIES).ok()?;
+        let mut parts = below.iter().map(|part| part.to_string_lossy());
+        let (policy, file) = (parts.next()?, parts.next()?);
+        let limit = LIMITS.iter().any(|name| file == *name);
+        Some(policy.starts_with("policy") && limit && parts.next().is_none())
+    };
+    path == Path::new(RT_RUNTIME) || is_own_instance(path) || of_policy() == Some(true)
+}
+
+/// Reads a record that root or this user alone could have written.
+fn read(folder: &Path, path: &Path) -> Result<Changes> {
+    for path in [folder, path] {
+        let found = fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+        let owned = [0, geteuid().as_raw()].contains(&found.uid()) && found.mode() & 0o022 == 0;
+        let kind = found.is_dir() || found.is_file();
+        ensure!(owned && kind, "{} is no bench's record", path.display());
+    }
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
+}
+
+/// When a process started, in the kernel's ticks: field 22 of its stat. `None` if there is none.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let behind_name = stat.rsplit(')').next()?;
+    behind_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 impl Changes {
@@ -146,26 +213,75 @@ impl Changes {
         self.files.is_empty() && self.folders.is_empty()
     }
 
+    fn paths(&self) -> Vec<PathBuf> {
+        let files = self.files.iter().map(|(file, _)| file);
+        files.chain(&self.folders).cloned().collect()
+    }
+
+    fn forget_missing(&mut self) -> Result<()> {
+        self.folders.retain(|folder| folder.exists());
+        self.record()
+    }
+
     /// Undoes the last change first; what could not be undone stays, a line for each.
     fn undo(&mut self) -> Vec<String> {
         let mut left = Vec::new();
-        let mut files = std::mem::take(&mut self.files);
-        while let Some((path, old)) = files.pop() {
-            if let Err(error) = fs::write(&path, &old) {
-                let path_shown = path.display();
-                left.push(format!(
-                    "{path_shown} can't be set back ({error}); write {old} to it"
-                ));
-                self.files.push((path, old));
-            }
-        }
-        for folder in std::mem::take(&mut self.folders) {
-            if let Err(error) = remove(&folder) {
+        let (files, folders) = (&mut self.files, &mut self.folders);
+        let mut kept: Vec<_> = std::mem::take(files)
+            .into_iter()
+            .rev()
+            .filter(|(path, old)| {
+                let written = fs::write(path, old);
+                if let Err(error) = &written {
+                    left.push(format!(
+                        "{} can't be set back ({error}); write {old} to it",
+                        path.display()
+                    ));
+                }
+                written.is_err()
+            })
+            .collect();
+        kept.reverse();
+        *files = kept;
+        folders.retain(|folder| {
+            let removed = remove(folder);
+            if let Err(error) = &removed {
                 left.push(format!("{error:#}; remove it"));
-                self.folders.push(folder);
             }
-        }
+            removed.is_err()
+        });
         left
+    }
+
+    /// Records the changes of this process.
+    fn record(&mut self) -> Result<()> {
+        let pid = std::process::id();
+        if self.since == 0 {
+            self.since = started(pid).unwrap_or(1);
+        }
+        self.write(&Path::new(RECORDS).join(pid.to_string()))
+    }
+
+    /// Writes a record, or removes that of nothing.
+    fn write(&self, path: &Path) -> Result<()> {
+        let failed = || format!("writing {}", path.display());
+        if self.is_empty() {
+            return match fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(error).with_context(failed)
+                }
+                _ => Ok(()),
+            };
+        }
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder).with_context(failed)?;
+        fs::set_permissions(folder, Permissions::from_mode(0o700)).with_context(failed)?;
+        let new = path.with_extension("new");
+        let file = File::create(&new).with_context(failed)?;
+        file.set_permissions(Permissions::from_mode(0o600))
+            .with_context(failed)?;
+        serde_json::to_writer(file, self).with_context(failed)?;
+        fs::rename(&new, path).with_context(failed)
     }
 }
 
@@ -179,65 +295,91 @@ fn remove(folder: &Path) -> Result<()> {
     fs::remove_dir(folder).with_context(|| format!("{} can't be removed", folder.display()))
 }
 
-/// Writes the record of this process, or removes that of nothing.
-fn record(records: &Path, changes: &Changes) -> Result<()> {
-    let path = records.join(std::process::id().to_string());
-    let done = if changes.is_empty() {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            done => done,
-        }
-    } else {
-        let new = path.with_extension("new");
-        fs::create_dir_all(records)
-            .and_then(|()| fs::write(&new, serde_json::to_vec(changes)?))
-            .and_then(|()| fs::rename(&new, &path))
-    };
-    done.with_context(|| format!("writing {}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
-    //! Promises: what a killed bench changed is put back once; of one that lives nothing is.
+    //! Promises: what a killed bench changed is put back once; of one that lives nothing is; a
+    //! record changes only what a bench changes, and counts only if others couldn't write it.
     use super::*;
+
+    /// A number that no process has.
+    const NONE: &str = "4194305";
+
+    fn changes(files: &[(&Path, &str)], folder: &Path) -> Changes {
+        let file = |(path, old): &(&Path, &str)| (path.to_path_buf(), (*old).to_owned());
+        Changes {
+            since: 7,
+            files: files.iter().map(file).collect(),
+            folders: vec![folder.to_owned()],
+        }
+    }
 
     #[test]
     fn what_a_killed_bench_changed_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
         let (records, file) = (dir.path().join("records"), dir.path().join("limit"));
-        let folder = dir.path().join("instance");
+        let (folder, missing) = (dir.path().join("instance"), dir.path().join("none/none"));
         fs::create_dir(&folder).unwrap();
         fs::write(&file, "1800000").unwrap();
-        let changes = Changes {
-            files: vec![
-                (file.clone(), "600000".to_owned()),
-                (file.clone(), "700000".to_owned()),
-                (dir.path().join("none/none"), "1".to_owned()),
-            ],
-            folders: vec![folder.clone()],
-        };
-        record(&records, &changes).unwrap();
-        assert_eq!(of_killed(&records, |_| true), (Vec::new(), Vec::new()));
-        let (done, left) = of_killed(&records, |_| false);
+        let left = [(&*file, "600000"), (&*missing, "1"), (&*file, "700000")];
+        let record = records.join(NONE);
+        changes(&left, &folder).write(&record).unwrap();
+        let (done, left) = of_killed(&records, |_| true);
         assert_eq!(done, [file.clone(), file.clone(), folder.clone()]);
         assert!(left[0].contains("none/none can't be set back"), "{left:?}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "600000");
         assert!(!folder.exists());
-        // What couldn't be undone is tried again.
-        assert!(records.read_dir().unwrap().next().is_some());
+        // What couldn't be undone is tried again, and nothing else.
+        fs::write(&file, "900000").unwrap();
+        fs::create_dir(dir.path().join("none")).unwrap();
+        assert_eq!(of_killed(&records, |_| true), (vec![missing], Vec::new()));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "900000");
+        assert!(!record.exists());
     }
 
     #[test]
-    fn a_record_of_nothing_is_removed() {
+    fn of_a_bench_that_lives_nothing_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
-        let mut changes = Changes {
-            folders: vec!["/nowhere".into()],
-            ..Changes::default()
-        };
-        record(dir.path(), &changes).unwrap();
-        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
-        assert!(changes.undo().is_empty());
-        record(dir.path(), &changes).unwrap();
-        assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+        let record = dir.path().join(std::process::id().to_string());
+        let mut own = changes(&[], dir.path());
+        own.since = started(std::process::id()).unwrap();
+        own.write(&record).unwrap();
+        assert_eq!(of_killed(dir.path(), |_| true), (Vec::new(), Vec::new()));
+        // The number of a process that started later is no longer the bench's.
+        own.since -= 1;
+        own.folders = vec!["/nowhere".into()];
+        own.write(&record).unwrap();
+        assert_eq!(of_killed(dir.path(), |_| true).0.len(), 1);
+    }
+
+    #[test]
+    fn a_record_changes_only_what_a_bench_changes() {
+        let good = [
+            "/sys/devices/system/cpu/cpufreq/policy4/scaling_min_freq",
+            "/proc/sys/kernel/sched_rt_runtime_us",
+            "/sys/kernel/tracing/instances/vcpufreq-bench-12",
+        ];
+        assert!(good.iter().all(|path| is_of_a_bench(Path::new(path))));
+        let bad = [
+            "/etc/passwd",
+            "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor",
+            "/sys/devices/system/cpu/cpufreq/policy4/../scaling_min_freq",
+            "/sys/kernel/tracing/instances/others",
+            "/sys/kernel/tracing/instances/vcpufreq-bench-1/../others",
+        ];
+        assert!(!bad.iter().any(|path| is_of_a_bench(Path::new(path))));
+    }
+
+    #[test]
+    fn a_record_that_others_could_write_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join(NONE);
+        changes(&[], dir.path()).write(&record).unwrap();
+        fs::set_permissions(&record, Permissions::from_mode(0o622)).unwrap();
+        let (done, left) = of_killed(dir.path(), |_| true);
+        assert!(
+            done.is_empty() && left[0].contains("no bench's record"),
+            "{left:?}"
+        );
+        assert!(dir.path().exists());
     }
 }

@@ -70,7 +70,7 @@ const PARTS: [(&str, &str); 6] = [
 const USE: &str = "
     cp /usr/share/doc/vcpufreq/examples/guest.toml /etc/vcpufreq/
     systemctl enable vcpufreq@guest.service vcpufreq-serve@guest.socket vcpufreq-scx.service
-    mkdir -p /etc/systemd/system/vcpufreq@guest.service.d /run/vcpufreq
+    mkdir -p /etc/systemd/system/vcpufreq@guest.service.d /run/vcpufreq /run/vcpufreq-bench
     touch /run/vcpufreq-guest.sock
     echo '[Service]' >/etc/systemd/system/vcpufreq@guest.service.d/override.conf
 ";

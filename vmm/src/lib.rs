@@ -7,7 +7,8 @@
 //!                              ├───▶ lifecycle: what is made on the host, and removed
 //!                              └───▶ stats, events: what is counted and written
 //! ```
-//! `doctor`, `dt`, and by way of `host_guest` `demo`, `bench` and `report` are commands of their own, on the same facts of the host.
+//! `doctor` and `dt` are commands of their own, on the same facts of the host. So are `demo`,
+//! `bench` and `report`, whose guest is `host_guest`.
 
 pub mod cli;
 pub mod config;

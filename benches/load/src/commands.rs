@@ -88,7 +88,12 @@ fn insmod(path: &str, options: &str) -> Result<()> {
     } else {
         ModuleInitFlags::empty()
     };
-    finit_module(file, &options, flags).with_context(|| format!("loading {path}"))
+    let needs = if packed {
+        ", which needs CONFIG_MODULE_DECOMPRESS"
+    } else {
+        ""
+    };
+    finit_module(file, &options, flags).with_context(|| format!("loading {path}{needs}"))
 }
 
 #[cfg(test)]

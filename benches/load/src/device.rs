@@ -10,6 +10,8 @@ use nix::fcntl::OFlag;
 
 /// What I/O is done on: the kernel's null_blk, with its completion by timer.
 pub const IO_DEVICE: &str = "/dev/nullb0";
+/// Its options: a read takes 2 ms, and ends in a timer's interrupt.
+pub const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
 const BLOCK: usize = 4096;
 
 /// The device, open, and room for a block.
@@ -26,7 +28,7 @@ impl BlockDevice {
             .read(true)
             .custom_flags(OFlag::O_DIRECT.bits())
             .open(IO_DEVICE)
-            .with_context(|| format!("opening {IO_DEVICE}; load null_blk with irqmode=2"))?;
+            .with_context(|| format!("opening {IO_DEVICE}; modprobe null_blk {NULL_BLK}"))?;
         Ok(Self {
             file,
             buffer: vec![0; 2 * BLOCK],

@@ -17,6 +17,7 @@ mod rt_app;
 pub mod settle;
 pub mod work;
 
+pub use device::{IO_DEVICE, NULL_BLK};
 pub use init::run;
 
 /// The program's name, and where it is in a guest's ramdisk below `/bin`.

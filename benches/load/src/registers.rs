@@ -19,7 +19,7 @@ pub fn read(address: u64) -> Result<u32> {
         .read(true)
         .custom_flags(OFlag::O_SYNC.bits())
         .open("/dev/mem")
-        .context("opening /dev/mem")?;
+        .context("opening /dev/mem; the kernel needs CONFIG_DEVMEM")?;
     let page = sysconf(SysconfVar::PAGE_SIZE)?.context("no page size")?;
     let page = u64::try_from(page)?;
     let length = NonZeroUsize::new(usize::try_from(page)?).context("no page size")?;

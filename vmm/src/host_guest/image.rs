@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Where distributions keep the image of the kernel that runs.
 
+use std::fs::File;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use vcpufreq_device::host::HostRoot;
 
 /// With the release in place of `{}`: Debian, Ubuntu, Arch; Fedora; vendors' packages. Last those
@@ -22,14 +23,22 @@ const PLACES: [&str; 7] = [
 /// The first of the places where a file is.
 ///
 /// # Errors
-/// When there is none, with the places.
+/// When there is none, with the places, and when this user may not read it.
 pub fn find(root: &HostRoot, release: &str) -> anyhow::Result<PathBuf> {
     let places = PLACES.map(|place| place.replace("{}", release));
     let mut paths = places.iter().map(|place| root.path(place));
-    paths.find(|path| path.is_file()).with_context(|| {
-        let places = places.map(|place| format!("/{place}")).join(", ");
+    let path = paths.find(|path| path.is_file()).with_context(|| {
+        let places = places.iter().map(|place| format!("/{place}"));
+        let places = places.collect::<Vec<_>>().join(", ");
         format!("the image of Linux {release} is at none of {places}; name --kernel and --initrd")
-    })
+    })?;
+    match File::open(&path) {
+        Ok(_) => Ok(path),
+        Err(error) => bail!(
+            "can't read {} ({error}); run as root, or chmod a+r it",
+            path.display()
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -9,17 +9,17 @@ mod ramdisk;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use vcpufreq_bench::GuestArgs;
+use vcpufreq_bench::{GuestArgs, IO_DEVICE, NULL_BLK};
 use vcpufreq_device::host::HostRoot;
 
 use modules::Modules;
 use ramdisk::Ramdisk;
 
 const RELEASE: &str = "proc/sys/kernel/osrelease";
-/// The kernel's driver (Linux 6.12), then this project's.
+/// The kernel's driver (Linux 6.13), then this project's.
 const DRIVERS: [&str; 2] = ["virtual-cpufreq", "vcpufreq_guest"];
 /// By which `demo` requests a frequency.
 const GOVERNOR: &str = "cpufreq_userspace";
@@ -52,18 +52,21 @@ impl HostGuest {
         files.extend(modules.files(GOVERNOR).into_iter().flatten());
         let mut ramdisk = Ramdisk::new()?;
         ramdisk.load_program()?;
-        let mut loaded = Vec::new();
-        for file in files {
-            let name = file.file_name().context("a module without a name")?;
-            let name = format!("modules/{}", name.to_string_lossy());
-            ramdisk.copy(&name, &file, 0o644)?;
-            loaded.push(format!("/{name}"));
+        let mut loaded = ramdisk.modules(&files)?;
+        // For the scenarios that read it, where the host has it too.
+        if Path::new(IO_DEVICE).exists() {
+            let files = modules.files("null_blk").unwrap_or_default();
+            loaded.extend(ramdisk.modules(&files)?);
+            if let Some(last) = loaded.last_mut().filter(|_| !files.is_empty()) {
+                *last = format!("{last} {NULL_BLK}");
+            }
         }
         let ramdisk = ramdisk.finish()?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), ramdisk.as_raw_fd());
         args.kernel = Some(kernel);
         args.initrd = Some(path.into());
         args.guest_module = loaded;
+        args.of_host = true;
         Ok(Some(Self { _ramdisk: ramdisk }))
     }
 }

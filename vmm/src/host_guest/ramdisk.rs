@@ -44,11 +44,26 @@ impl Ramdisk {
     pub fn load_program(&mut self) -> anyhow::Result<()> {
         let maps = fs::read_to_string("/proc/self/maps").context("/proc/self/maps")?;
         ensure!(
-            !maps.lines().any(|line| line.contains(".so")),
-            "this program is linked with shared libraries, and as a guest's load program it has none; take that of the packages, or build it with RUSTFLAGS='-C target-feature=+crt-static'"
+            !maps.lines().any(is_library),
+            "this program is linked with shared libraries, which a guest doesn't have; take that of the packages"
         );
         let program = Path::new("/proc/self/exe");
         self.copy(&format!("bin/{}", vcpufreq_bench::LOAD), program, 0o755)
+    }
+
+    /// Adds modules; their paths in the guest.
+    ///
+    /// # Errors
+    /// Also when one can't be read.
+    pub fn modules(&mut self, files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+        let mut paths = Vec::new();
+        for file in files {
+            let name = file.file_name().context("a module without a name")?;
+            let name = format!("modules/{}", name.to_string_lossy());
+            self.copy(&name, file, 0o644)?;
+            paths.push(format!("/{name}"));
+        }
+        Ok(paths)
     }
 
     /// Adds a file's content.
@@ -94,12 +109,29 @@ impl Ramdisk {
     }
 }
 
+/// Whether a line of `/proc/self/maps` is of a shared library.
+fn is_library(line: &str) -> bool {
+    let name = line.rsplit('/').next().filter(|_| line.contains('/'));
+    name.is_some_and(|name| name.ends_with(".so") || name.contains(".so."))
+}
+
 #[cfg(test)]
 mod tests {
-    //! Promise: a file is behind the folders that it is in, and has its content.
+    //! Promises: a file is behind the folders that it is in, and has its content; a program of
+    //! shared libraries is known as such.
     use std::io::{Read as _, Seek as _};
 
     use super::*;
+
+    #[test]
+    fn a_library_is_told_from_a_folder() {
+        for name in ["/lib/ld-linux-aarch64.so.1", "/usr/lib/libc.so"] {
+            assert!(is_library(&format!("ffff-ffff r-xp 0 fe:00 1 {name}")));
+        }
+        for name in ["/opt/my.so.d/vcpufreq", "[vdso]", ""] {
+            assert!(!is_library(&format!("ffff-ffff r-xp 0 fe:00 1 {name}")));
+        }
+    }
 
     #[test]
     fn a_file_is_in_its_folders() {

@@ -8,6 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
+use vcpufreq_load::NULL_BLK;
 
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::host::begins;
@@ -22,9 +23,6 @@ const HTML: &str = "/run/ramp.html";
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// Of host and guest, HZ = 250.
 const TICK_US: u64 = 4_000;
-/// A read takes 2 ms, and ends in a timer's interrupt.
-const NULL_BLK: &str = "irqmode=2 completion_nsec=2000000 nr_devices=1 queue_mode=2";
-
 const GUEST_CMDLINE: &str = "nokaslr";
 const SLICE: &str = "/sys/fs/cgroup/user.slice";
 const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
