@@ -11,12 +11,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::machine::BenchMachine;
 use crate::scenario::{Hold, Scenario};
-use crate::undo;
+use crate::undo::{self, RT_RUNTIME};
 
 /// Looks at a file for what was written to it, and the pause between two.
 const LOOKS: u32 = 50;
-/// What real-time threads may have of each second, in µs.
-pub const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Changed files with what they held; dropping it puts that back.

@@ -96,6 +96,9 @@ pub struct GuestArgs {
     /// The guest is made of this host's parts.
     #[arg(skip)]
     pub of_host: bool,
+    /// Why it can't be made of them, if so.
+    #[arg(skip)]
+    pub lacks: Option<String>,
 }
 
 /// Options of `bench`.

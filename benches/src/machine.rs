@@ -217,6 +217,10 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
 }
 
 fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
+    if let Some(lacks) = &args.lacks {
+        missing.push(lacks.clone());
+        return None;
+    }
     let mut file = |path: Option<&Path>, option: &str| match path {
         // A ramdisk in memory is no regular file of a folder.
         Some(path) if path.exists() => Some(path.to_path_buf()),

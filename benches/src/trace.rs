@@ -9,9 +9,8 @@ use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
 
 use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
-use crate::undo;
+use crate::undo::{self, INSTANCE};
 
-const PREFIX: &str = "vcpufreq-bench-";
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
 const BUFFER_KIB: u32 = 2048;
 const NEEDED: [&str; 2] = ["power/cpu_frequency", "sched/sched_switch"];
@@ -69,17 +68,11 @@ impl Drop for Removed {
     }
 }
 
-/// Whether a folder is a bench's instance.
-pub fn is_own(folder: &Path) -> bool {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    folder.parent() == Some(Path::new(INSTANCES)) && name.starts_with(PREFIX)
-}
-
 impl Trace {
     /// Makes it, all events on: to switch an event on or off patches the
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
-        let name = format!("{PREFIX}{}", std::process::id());
+        let name = format!("{INSTANCE}{}", std::process::id());
         let folder = Path::new(INSTANCES).join(&name);
         let instance = undo::make(&folder, || Instance::create(&name, BUFFER_KIB))?;
         instance.enable(&NEEDED)?;

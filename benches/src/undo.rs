@@ -19,8 +19,12 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::freq_limits::RT_RUNTIME;
-use crate::trace::is_own as is_own_instance;
+use crate::tracefs::INSTANCES;
+
+/// What real-time threads may have of each second, in µs.
+pub const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
+/// How the names of benches' trace instances begin.
+pub const INSTANCE: &str = "vcpufreq-bench-";
 
 /// A file for each bench that runs: the name is its process.
 const RECORDS: &str = "/run/vcpufreq-bench";
@@ -186,7 +190,9 @@ fn is_of_a_bench(path: &Path) -> bool {
         let limit = LIMITS.iter().any(|name| file == *name);
         Some(policy.starts_with("policy") && limit && parts.next().is_none())
     };
-    path == Path::new(RT_RUNTIME) || is_own_instance(path) || of_policy() == Some(true)
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let instance = path.parent() == Some(Path::new(INSTANCES)) && name.starts_with(INSTANCE);
+    path == Path::new(RT_RUNTIME) || instance || of_policy() == Some(true)
 }
 
 /// Reads a record that root or this user alone could have written.

@@ -52,11 +52,11 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Qemu(args) => qemu::qemu(*args),
         Command::Serve(args) => serve::serve(*args),
         Command::Demo(mut args) => {
-            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest)?;
+            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest);
             vcpufreq_bench::demo(&args, CPUFREQ_BASE)
         }
         Command::Bench(mut args) => {
-            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest)?;
+            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest);
             vcpufreq_bench::bench(&args, CPUFREQ_BASE)
         }
         Command::Report(mut args) => {

@@ -18,7 +18,7 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn a_line_for_each_thing_that_is_missing() {
-    let output = bench(&["--kernel", "/no/such/kernel"]);
+    let output = bench(&["--kernel", "/no/such/kernel", "--initrd", "/no/such/initrd"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
     let said = said(&output);
@@ -28,7 +28,16 @@ fn a_line_for_each_thing_that_is_missing() {
     );
     let about = |word: &str| said.lines().filter(|line| line.contains(word)).count();
     assert_eq!(about("/no/such/kernel"), 1, "{said}");
-    assert_eq!(about("--initrd is missing"), 1, "{said}");
+    assert_eq!(about("/no/such/initrd"), 1, "{said}");
+}
+
+#[test]
+fn a_kernel_without_a_ramdisk_is_one_line() {
+    let output = bench(&["--kernel", "/no/such/kernel"]);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("--initrd"), "{said}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use vcpufreq_bench::{GuestArgs, IO_DEVICE, NULL_BLK};
 use vcpufreq_device::host::HostRoot;
 
+use crate::message::chain;
 use modules::Modules;
 use ramdisk::Ramdisk;
 
@@ -31,14 +32,19 @@ pub struct HostGuest {
 }
 
 impl HostGuest {
-    /// Gives a guest without a kernel this host's; `None` for one that has its own.
-    ///
-    /// # Errors
-    /// What the host lacks, with what to do. `args` are as before.
-    pub fn complete(root: &HostRoot, args: &mut GuestArgs) -> anyhow::Result<Option<Self>> {
+    /// Gives a guest without a kernel this host's, or notes what the host lacks for that; `None` then,
+    /// and for a guest that has its own.
+    pub fn complete(root: &HostRoot, args: &mut GuestArgs) -> Option<Self> {
         if args.kernel.is_some() {
-            return Ok(None);
+            return None;
         }
+        let guest = Self::of(root, args);
+        args.lacks = guest.as_ref().err().map(chain);
+        guest.ok()
+    }
+
+    /// Completes `args`; where the host lacks something, they are as before.
+    fn of(root: &HostRoot, args: &mut GuestArgs) -> anyhow::Result<Self> {
         if cfg!(not(target_arch = "aarch64")) {
             bail!("guests need an arm64 host; `make demo` shows them on an emulated one");
         }
@@ -67,7 +73,7 @@ impl HostGuest {
         args.initrd = Some(path.into());
         args.guest_module = loaded;
         args.of_host = true;
-        Ok(Some(Self { _ramdisk: ramdisk }))
+        Ok(Self { _ramdisk: ramdisk })
     }
 }
 
