@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +15,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::harness::fair_server::floor_khz;
-use crate::harness::leftovers::leftovers;
+use crate::harness::leftovers::{CGROUPS, leftovers};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
@@ -21,6 +23,8 @@ use crate::harness::sysfs;
 const PROGRAM: &str = "/bin/vcpufreq";
 const OUT: &str = "/run/board.json";
 const PAGE: &str = "/run/board.html";
+const USER: u32 = 1000;
+const DELEGATED: &str = "/sys/fs/cgroup/vms";
 /// A scenario that holds frequencies, on the host alone: what there is to put back.
 const HOLDS: [&str; 7] = [
     "bench",
@@ -43,12 +47,13 @@ const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
-/// The demo's rows are those of all OPPs and right; a report has all its parts; and bench and demo
+/// The demo's rows are those of all OPPs and right, without root too; a report has all its parts; and bench and demo
 /// leave nothing when a signal ends them.
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
     let before = state()?;
-    let demo = demo()?;
+    let demo = demo(&mut Command::new(PROGRAM))?;
+    let without_root = demo_without_root()?;
     let report = report()?;
     let mut left = Vec::new();
     let mut held_at_end = 0;
@@ -62,18 +67,47 @@ pub fn run() -> Result<Value> {
             left.extend(found);
         }
     }
-    let held = demo["held"] == true && report["held"] == true;
+    let parts = [&demo, &without_root, &report];
+    let held = parts.iter().all(|part| part["held"] == true);
     Ok(json!({
         "held": held && left.is_empty() && held_at_end > 0,
-        "demo": demo, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0,
+        "demo": demo, "without_root": without_root, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0,
         "ended_with_changes_on_the_host": held_at_end, "left": left,
     }))
 }
 
-fn demo() -> Result<Value> {
-    let output = Command::new(PROGRAM)
-        .args(["demo", "--out", OUT])
-        .output()?;
+/// As a user with a delegated cgroup, as the page of the program has it.
+fn demo_without_root() -> Result<Value> {
+    let start = format!("{DELEGATED}/start");
+    let runtime = format!("/run/user/{USER}");
+    sysfs::write(format!("{CGROUPS}/cgroup.subtree_control"), "+cpu")?;
+    fs::create_dir_all(&start)?;
+    fs::create_dir_all(&runtime)?;
+    sysfs::write(format!("{DELEGATED}/cpu.uclamp.min"), "max")?;
+    let files = ["cgroup.procs", "cgroup.subtree_control", "cgroup.threads"];
+    let of = |folder: &str| files.map(|file| format!("{folder}/{file}"));
+    let own = [DELEGATED.to_owned(), start.clone(), runtime.clone()];
+    for path in own.into_iter().chain(of(DELEGATED)).chain(of(&start)) {
+        chown(&path, Some(USER), Some(USER)).with_context(|| path.clone())?;
+    }
+    fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666))?;
+    sysfs::write(format!("{start}/cgroup.procs"), std::process::id())?;
+    let mut command = Command::new(PROGRAM);
+    command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
+    let result = demo(&mut command);
+    sysfs::write(format!("{CGROUPS}/cgroup.procs"), std::process::id())?;
+    fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o600))?;
+    fs::remove_dir_all(runtime)?;
+    fs::remove_dir(start)?;
+    fs::remove_dir(DELEGATED)?;
+    result
+}
+
+fn demo(command: &mut Command) -> Result<Value> {
+    // Another user can't make a file there.
+    fs::write(OUT, "")?;
+    fs::set_permissions(OUT, fs::Permissions::from_mode(0o666))?;
+    let output = command.args(["demo", "--out", OUT]).output()?;
     let report = fs::read_to_string(OUT).unwrap_or_default();
     let report: Value = serde_json::from_str(&report).unwrap_or_default();
     let mut wanted = Vec::new();
