@@ -310,7 +310,7 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
             .filter(|one| match one.lacks(own_ramdisk) {
                 None => true,
                 Some(why) => {
-                    eprintln!("vcpufreq: without {}: {why}", one.title());
+                    eprintln!("vcpufreq: {} is left out: {why}", one.title());
                     false
                 }
             })

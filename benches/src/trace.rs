@@ -73,6 +73,8 @@ impl Trace {
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
         let name = format!("{INSTANCE}{}", std::process::id());
+        // Dropped behind the instance, also when something fails.
+        let removed = Removed;
         let folder = Path::new(INSTANCES).join(&name);
         let instance = undo::make(&folder, || Instance::create(&name, BUFFER_KIB))?;
         instance.enable(&NEEDED)?;
@@ -81,7 +83,7 @@ impl Trace {
         }
         Ok(Self {
             instance,
-            _removed: Removed,
+            _removed: removed,
             base,
         })
     }

@@ -158,10 +158,19 @@ fn of_killed(records: &Path, trusted: fn(&Path) -> bool) -> (Vec<PathBuf>, Vec<S
     // Without root the folder can't be read, and it isn't there before the first bench.
     for entry in fs::read_dir(records).into_iter().flatten().flatten() {
         let path = entry.path();
-        // A bench that is at work may be writing one with an ending.
-        let Some(pid) = entry.file_name().to_string_lossy().parse().ok() else {
-            continue;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let (number, unfinished) = match name.strip_suffix(".new") {
+            Some(number) => (number, true),
+            None => (name.as_str(), false),
         };
+        let Ok(pid) = number.parse() else { continue };
+        if unfinished {
+            // Of a killed one the record before it counts.
+            if started(pid).is_none() {
+                let _ = fs::remove_file(&path);
+            }
+            continue;
+        }
         match read(records, &path) {
             Ok(changes) if started(pid) == Some(changes.since) => (),
             Ok(mut changes) => {
@@ -207,11 +216,15 @@ fn read(folder: &Path, path: &Path) -> Result<Changes> {
     serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 
-/// When a process started, in the kernel's ticks: field 22 of its stat. `None` if there is none.
+/// When a process started, in the kernel's ticks: field 22 of its stat. `None` if there is none, or
+/// one that has ended and is not reaped yet.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let behind_name = stat.rsplit(')').next()?;
-    behind_name.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = behind_name.split_whitespace();
+    let state = fields.next()?;
+    let ended = ["Z", "X"].contains(&state);
+    fields.nth(18)?.parse().ok().filter(|_| !ended)
 }
 
 impl Changes {

@@ -59,7 +59,7 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
             .with_context(|| format!("can't write {}; name another file", path.display()))?;
     }
     eprintln!(
-        "vcpufreq: {} and {} have the kernel, the board, its CPUs, and what was found and measured; no name of the host or a user, no address, no serial number",
+        "vcpufreq: {} and {} have the kernel, the board, its CPUs, the VMM's cgroup, paths that you named, and what was found and measured; look at them before you send them",
         html.display(),
         out.display()
     );

@@ -7,17 +7,14 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use vcpufreq_device::host::HostRoot;
 
-/// With the release in place of `{}`: Debian, Ubuntu, Arch; Fedora; vendors' packages. Last those
-/// without a release, which is the running kernel's where one kernel is installed: Armbian, and
-/// Raspberry Pi OS.
-const PLACES: [&str; 7] = [
+/// With the release in place of `{}`: Debian, Ubuntu, Arch; Fedora; vendors' packages. Last one
+/// without a release, of Armbian, which has one kernel installed.
+const PLACES: [&str; 5] = [
     "boot/vmlinuz-{}",
     "lib/modules/{}/vmlinuz",
     "boot/Image-{}",
     "lib/modules/{}/Image",
     "boot/Image",
-    "boot/firmware/kernel_2712.img",
-    "boot/firmware/kernel8.img",
 ];
 
 /// The first of the places where a file is.

@@ -45,7 +45,7 @@ impl Ramdisk {
         let maps = fs::read_to_string("/proc/self/maps").context("/proc/self/maps")?;
         ensure!(
             !maps.lines().any(is_library),
-            "this program is linked with shared libraries, which a guest doesn't have; take that of the packages"
+            "this program is linked with shared libraries, which a guest doesn't have; use the packages' program"
         );
         let program = Path::new("/proc/self/exe");
         self.copy(&format!("bin/{}", vcpufreq_bench::LOAD), program, 0o755)

@@ -62,7 +62,8 @@ pub fn run() -> Result<Value> {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
             // In steps that visit every part, not in order.
             let after = span / moments * (number * 5 % moments);
-            let (held, found) = interrupted(options, (signal, after), &before)?;
+            let by_cleanup = number / 4 % 2 == 0;
+            let (held, found) = interrupted(options, (signal, after, by_cleanup), &before)?;
             held_at_end += u32::from(held);
             left.extend(found);
         }
@@ -164,10 +165,10 @@ fn report() -> Result<Value> {
 }
 
 /// Ends the program by a signal; whether there was something to put back then, and what of that is
-/// left. After SIGKILL `cleanup` has its turn.
+/// left. After SIGKILL `cleanup` has its turn, or the next start.
 fn interrupted(
     options: &[&str],
-    (signal, after): (Signal, Duration),
+    (signal, after, by_cleanup): (Signal, Duration, bool),
     before: &BTreeMap<String, String>,
 ) -> Result<(bool, Vec<String>)> {
     let mut child = Command::new(PROGRAM)
@@ -186,7 +187,6 @@ fn interrupted(
     if signal == Signal::SIGKILL {
         // The next start does the same, here one that can't measure.
         let next = ["demo", "--kernel", "/none", "--initrd", "/none"];
-        let by_cleanup = after.as_millis() % 2 == 0;
         let options = if by_cleanup { &["cleanup"][..] } else { &next };
         Command::new(PROGRAM).args(options).output()?;
     }
