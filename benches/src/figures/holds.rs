@@ -63,9 +63,9 @@ const SHORT: &[Promise] = &[
 const LONG: &[Promise] = &[
     OPPS,
     (
-        "looks below the request with `floor`",
+        "OPPs at which a busy vCPU gets less than it requests with `floor`",
         "opps-floor",
-        |all| wrong_of(all, "wrong", "compared"),
+        |all| wrong_of(all, "opps_wrong", "opps_checked"),
     ),
     (
         "wrong first reads after a move, by `exit`, `ioeventfd`",
