@@ -185,7 +185,8 @@ impl Scenario {
         format!("{}{dot}{name}{}", self.case, self.hold.suffix())
     }
 
-    /// What it needs and a host lacks, or a guest of the host's own parts; `None` where there is all.
+    /// Why it can't be measured here, with what to do; `None` where it can. A guest of the host's own
+    /// parts has no rt-app.
     pub fn lacks(&self, guest_of_host: bool) -> Option<String> {
         let steps = self.steps.iter().chain(&self.beside);
         let mut words = steps.flat_map(|steps| steps.split_whitespace());

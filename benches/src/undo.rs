@@ -35,7 +35,7 @@ const LIMITS: [&str; 2] = ["scaling_min_freq", "scaling_max_freq"];
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What there is to undo now. Who holds the lock makes a change and notes it, or undoes all.
+/// What there is to undo now. A change is made and noted under this lock, and so is its undoing.
 static CHANGES: Mutex<Changes> = Mutex::new(Changes {
     since: 0,
     files: Vec::new(),

@@ -23,7 +23,7 @@ pub fn read(address: u64) -> Result<u32> {
     let page = sysconf(SysconfVar::PAGE_SIZE)?.context("no page size")?;
     let page = u64::try_from(page)?;
     let length = NonZeroUsize::new(usize::try_from(page)?).context("no page size")?;
-    let at = libc_offset(address - address % page)?;
+    let at = file_offset(address - address % page)?;
     let (flags, prot) = (MapFlags::MAP_SHARED, ProtFlags::PROT_READ);
     // SAFETY: the kernel chooses where the mapping goes, so it replaces none.
     let mapping = unsafe { mmap(None, length, prot, flags, &memory, at) }
@@ -38,6 +38,6 @@ pub fn read(address: u64) -> Result<u32> {
     Ok(value)
 }
 
-fn libc_offset(address: u64) -> Result<nix::libc::off_t> {
+fn file_offset(address: u64) -> Result<nix::libc::off_t> {
     nix::libc::off_t::try_from(address).with_context(|| format!("{address:#x} is no address"))
 }
