@@ -9,6 +9,7 @@ mod pcpus;
 
 pub use clamps::ApplyOutcome;
 use gone::Gone;
+pub use gone::sweep;
 
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
@@ -21,7 +22,6 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use libbpf_rs::MapCore as _;
-use libbpf_rs::query::ProgInfoIter;
 use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
@@ -124,7 +124,7 @@ pub struct HostBpf {
     domains: Mapped<DomainEntry>,
     cpus: Mapped<CpuEntry>,
     /// Of all VMs.
-    now: Mapped<DispatchCpuEntry>,
+    now: RwLock<Option<Mapped<DispatchCpuEntry>>>,
     vm: Mapped<VmEntry>,
     policies: RwLock<Vec<VcpuPolicy>>,
     /// When a request was last made in a guest's place, for each domain.
@@ -167,7 +167,7 @@ impl HostBpf {
             vcpus: mapped(&loaded, "vcpus", sizes.vcpus)?,
             domains: mapped(&loaded, "domains", sizes.domains)?,
             cpus: mapped(&loaded, "cpus", sizes.cpus)?,
-            now: mapped(&loaded, "dispatch_cpus", sizes.cpus)?,
+            now: RwLock::new(Some(mapped(&loaded, "dispatch_cpus", sizes.cpus)?)),
             vm: mapped(&loaded, "vm", 1)?,
             policies: RwLock::new(vcpus),
             assumed_ns: (0..sizes.domains).map(|_| AtomicU64::new(0)).collect(),
@@ -283,6 +283,14 @@ impl HostBpf {
         programs.let_go();
     }
 
+    /// Lets go of what all VMs of the host share: the maps through which one could reach another's
+    /// guest. Its programs are called as before, and the kernel keeps the hooks. A VM that was
+    /// confined doesn't sweep, registers no thread, and leaves its slot to [`sweep`](crate::sweep).
+    pub fn confine(&self) {
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.programs().confine();
+    }
+
     /// Frees what VMMs that were killed have left of theirs. Each VMM looks at another one's: call
     /// it now and then.
     pub fn sweep(&self) {
@@ -333,10 +341,7 @@ impl HostBpf {
     /// it has preempted on the same CPU. `None` when the kernel doesn't report it.
     #[must_use]
     pub fn missed(&self) -> Option<u64> {
-        let write = self.programs().dispatcher().write_id()?;
-        let mut all = ProgInfoIter::default();
-        all.find(|program| program.id == write)
-            .map(|program| program.recursion_misses)
+        self.programs().dispatcher().missed()
     }
 
     fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {
@@ -359,7 +364,8 @@ impl HostBpf {
 
     /// The frequency of the last event of a pCPU, kHz; 0: there was no event.
     fn frequency(&self, number: u32) -> Option<u32> {
-        Some(self.now.get(index(number))?.khz.load(SeqCst))
+        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
+        Some(now.as_ref()?.get(index(number))?.khz.load(SeqCst))
     }
 
     fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {
