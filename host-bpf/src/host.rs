@@ -124,7 +124,7 @@ pub struct HostBpf {
     domains: Mapped<DomainEntry>,
     cpus: Mapped<CpuEntry>,
     /// Of all VMs.
-    now: RwLock<Option<Mapped<DispatchCpuEntry>>>,
+    now: Mapped<DispatchCpuEntry>,
     vm: Mapped<VmEntry>,
     policies: RwLock<Vec<VcpuPolicy>>,
     /// When a request was last made in a guest's place, for each domain.
@@ -167,7 +167,7 @@ impl HostBpf {
             vcpus: mapped(&loaded, "vcpus", sizes.vcpus)?,
             domains: mapped(&loaded, "domains", sizes.domains)?,
             cpus: mapped(&loaded, "cpus", sizes.cpus)?,
-            now: RwLock::new(Some(mapped(&loaded, "dispatch_cpus", sizes.cpus)?)),
+            now: mapped(&loaded, "dispatch_cpus", sizes.cpus)?,
             vm: mapped(&loaded, "vm", 1)?,
             policies: RwLock::new(vcpus),
             assumed_ns: (0..sizes.domains).map(|_| AtomicU64::new(0)).collect(),
@@ -284,10 +284,10 @@ impl HostBpf {
     }
 
     /// Lets go of what all VMs of the host share: the maps through which one could reach another's
-    /// guest. Its programs are called as before, and the kernel keeps the hooks. A VM that was
+    /// requests. The frequencies of pCPUs stay in memory: of one that comes online the programs hear
+    /// from here. Its programs are called as before, and the kernel keeps the hooks. A VM that was
     /// confined doesn't sweep, registers no thread, and leaves its slot to [`sweep`](crate::sweep).
     pub fn confine(&self) {
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = None;
         self.programs().confine();
     }
 
@@ -364,8 +364,7 @@ impl HostBpf {
 
     /// The frequency of the last event of a pCPU, kHz; 0: there was no event.
     fn frequency(&self, number: u32) -> Option<u32> {
-        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
-        Some(now.as_ref()?.get(index(number))?.khz.load(SeqCst))
+        Some(self.now.get(index(number))?.khz.load(SeqCst))
     }
 
     fn store_policy(&self, vcpu: u16, policy: &VcpuPolicy) -> Result<(), BpfError> {

@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
 
 use vcpufreq_device::Khz;
@@ -33,11 +32,8 @@ impl HostBpf {
     /// Looks up the frequencies of pCPUs without a change event; an event that comes meanwhile
     /// counts.
     pub(super) fn look_up(&self, pcpus: &[PcpuFacts], khz: impl Fn(u32) -> Option<Khz>) {
-        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
-        // A VM that was confined hears of a pCPU's frequency when it changes.
-        let Some(now) = &*now else { return };
         for pcpu in pcpus {
-            let Some(cpu) = now.get(super::index(pcpu.number)) else {
+            let Some(cpu) = self.now.get(super::index(pcpu.number)) else {
                 continue;
             };
             let before = cpu.khz.load(SeqCst);

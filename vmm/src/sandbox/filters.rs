@@ -72,6 +72,7 @@ const EPOLL: &[i64] = &[
 /// What looks whether they are readable.
 const WAIT: &[i64] = &[
     libc::SYS_epoll_pwait,
+    libc::SYS_preadv2,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,
 ];
