@@ -15,12 +15,13 @@ mod trusted;
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::query::{MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{
     ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
 };
@@ -29,7 +30,7 @@ use crate::error::BpfError;
 use crate::hooks;
 use crate::layout::{DISPATCH_LAYOUT, SlotsEntry};
 use crate::libbpf_log::{explained, refused};
-use crate::mapped::{Mapped, link_by_id};
+use crate::mapped::{Mapped, link_by_id, recursion_misses};
 use crate::objects::{self, DISPATCH};
 
 use trusted::{are_ours, call_ours};
@@ -59,13 +60,18 @@ const LOOKS: u32 = 200;
 /// The programs on the hooks, and this VM's slot. Dropping it gives the slot back.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    slots: Mapped<SlotsEntry>,
+    /// `None`: it was confined.
+    slots: Option<Mapped<SlotsEntry>>,
     /// The kernel's number of the map of slots.
     id: u32,
     maps: Vec<MapHandle>,
+    /// Those of [`BY_SLOT`], of a VM that was confined.
+    held_arrays: Vec<MapHandle>,
     /// Of this process, where it has attached them; else of another one's.
     _own: Vec<Link>,
     _held: Vec<OwnedFd>,
+    /// The program that sees the accesses of all VMs.
+    write: Option<OwnedFd>,
     slot: u16,
     /// The number of the map below.
     number: u32,
@@ -80,6 +86,16 @@ pub(crate) struct Dispatcher {
 pub(crate) struct Ids {
     pub programs: Vec<u32>,
     pub maps: Vec<u32>,
+}
+
+impl Ids {
+    /// Those of a set whose map of slots has the number `id`.
+    fn add(&mut self, entry: &SlotsEntry, id: u32) {
+        let numbers = |ids: &[AtomicU32]| ids.iter().map(|id| id.load(SeqCst)).collect::<Vec<_>>();
+        self.programs.extend(numbers(&entry.programs));
+        self.maps.extend(numbers(&entry.maps));
+        self.maps.push(id);
+    }
 }
 
 /// What a search has found.
@@ -115,12 +131,7 @@ impl Dispatcher {
                 older_than(own.id).unwrap_or(own)
             }
         };
-        let options = libbpf_sys::bpf_map_create_opts {
-            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-            ..Default::default()
-        };
-        let owner = MapHandle::create(MapType::Array, Some("vcpufreq_vmm"), 4, 4, 1, &options)
-            .map_err(refused("making a map"))?;
+        let owner = own_map()?;
         let number = map_id(&owner)?;
         let slot = (0..=u16::MAX)
             .zip(hooks.owners())
@@ -140,12 +151,18 @@ impl Dispatcher {
             own,
             held,
         } = hooks;
+        let write = slots.get(0).and_then(|entry| {
+            let [.., write] = &entry.programs;
+            Program::fd_from_id(write.load(SeqCst)).ok()
+        });
         let this = Self {
-            slots,
+            slots: Some(slots),
             id,
             maps,
+            held_arrays: Vec::new(),
             _own: own,
             _held: held,
+            write,
             slot,
             number,
             _owner: owner,
@@ -201,31 +218,27 @@ impl Dispatcher {
         }
         let owners = self.owners();
         let from = self.swept.load(Relaxed);
-        let taken = (0..owners.len())
-            .map(|n| (from + n) % owners.len())
-            .filter(|slot| owners[*slot].load(SeqCst) != 0);
+        let slots = (0..owners.len()).map(|n| (from + n) % owners.len());
+        let slots = slots.filter(|slot| owners[*slot].load(SeqCst) != 0);
         let mut left = SWEPT;
-        for slot in taken {
+        for slot in slots {
             if left == 0 {
                 return;
             }
             left -= 1;
             self.swept.store(slot + 1, Relaxed);
-            let number = owners[slot].load(SeqCst);
-            let Ok(key) = u16::try_from(slot) else {
-                continue;
-            };
-            // It is this VM's until it is empty: another one may not take it meanwhile.
-            if has_ended(number)
-                && owners[slot]
-                    .compare_exchange(number, self.number, SeqCst, SeqCst)
-                    .is_ok()
-            {
-                self.clear(key);
-                owners[slot].store(0, SeqCst);
+            if free_ended((owners, &self.maps), slot, self.number) {
                 left = SWEPT;
             }
         }
+    }
+
+    /// Lets go of what other VMs have, too; the kernel keeps the hooks for this one.
+    pub(crate) fn confine(&mut self) {
+        // The kernel empties an array of programs that no process has open.
+        self.held_arrays = self.maps.split_off(BY_SLOT.start.min(self.maps.len()));
+        self.maps.clear();
+        self.slots = None;
     }
 
     /// Gives the slot back and lets go of the hooks: this VM frees nothing for others from now on,
@@ -233,6 +246,7 @@ impl Dispatcher {
     pub(crate) fn let_go(&mut self) {
         self.give_back();
         self.maps.clear();
+        self.held_arrays.clear();
         self._own.clear();
         self._held.clear();
     }
@@ -245,10 +259,10 @@ impl Dispatcher {
         }
     }
 
-    /// The kernel's number of the program that sees the accesses of all VMs.
-    pub(crate) fn write_id(&self) -> Option<u32> {
-        let [.., write] = &self.slots.get(0)?.programs;
-        Some(write.load(SeqCst))
+    /// Accesses of any VM that no VM's programs saw: the kernel doesn't run a program that it has
+    /// preempted on the same CPU. `None` when the kernel doesn't report it.
+    pub(crate) fn missed(&self) -> Option<u64> {
+        recursion_misses(self.write.as_ref()?.as_fd()).ok()
     }
 
     /// What the kernel frees with this VM, when it is the last one.
@@ -258,30 +272,20 @@ impl Dispatcher {
             let number = owner.load(SeqCst);
             number != self.number && number != 0 && !has_ended(number)
         });
-        match self.slots.get(0).filter(|_| alone) {
-            Some(entry) => Ids {
-                programs: entry.programs.iter().map(|id| id.load(SeqCst)).collect(),
-                maps: entry
-                    .maps
-                    .iter()
-                    .map(|id| id.load(SeqCst))
-                    .chain([self.id])
-                    .collect(),
-            },
-            None => Ids::default(),
+        let mut ids = Ids::default();
+        let entry = self.slots.as_ref().and_then(|slots| slots.get(0));
+        if let Some(entry) = entry.filter(|_| alone) {
+            ids.add(entry, self.id);
         }
+        ids
     }
 
     fn owners(&self) -> &[AtomicU32] {
-        owners(&self.slots)
+        self.slots.as_ref().map_or(&[], owners)
     }
 
     fn clear(&self, slot: u16) {
-        let key = u32::from(slot).to_ne_bytes();
-        for map in self.maps.get(BY_SLOT).unwrap_or_default() {
-            // There may be none.
-            let _ = map.delete(&key);
-        }
+        clear(&self.maps, slot);
     }
 }
 
@@ -433,6 +437,84 @@ fn older_than(id: u32) -> Option<Hooks> {
         }
     }
     None
+}
+
+/// Gives all slots of VMMs that have ended back, of each set on this host. If that was the last set,
+/// returns what the kernel still frees of it.
+pub(crate) fn sweep() -> Ids {
+    let sets = MapInfoIter::default().filter(|map| map.name == SLOTS);
+    let mut none = true;
+    for set in sets {
+        none = false;
+        let Found::Ready(hooks) = Hooks::open(set.id) else {
+            continue;
+        };
+        // While this process frees a slot, no other one takes it.
+        let Ok(own) = own_map() else { break };
+        let Ok(number) = map_id(&own) else { break };
+        for slot in 0..hooks.owners().len() {
+            free_ended((hooks.owners(), &hooks.maps), slot, number);
+        }
+    }
+    match none {
+        true => ended_programs(),
+        false => Ids::default(),
+    }
+}
+
+/// The programs that were on the hooks, and their maps. The map of slots isn't among these, and
+/// goes before them.
+fn ended_programs() -> Ids {
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    let programs = ProgInfoIter::with_query_opts(options).filter(|program| {
+        // The kernel keeps 15 bytes of a name.
+        let name = program.name.as_bytes();
+        PROGRAMS
+            .iter()
+            .any(|ours| ours.as_bytes().starts_with(name) && name.len() >= 14)
+    });
+    let mut ids = Ids::default();
+    for program in programs {
+        ids.programs.push(program.id);
+        ids.maps.extend(program.map_ids);
+    }
+    ids
+}
+
+/// Gives a slot back if its VMM has ended. It is `number`'s until it is empty.
+fn free_ended((owners, maps): (&[AtomicU32], &[MapHandle]), slot: usize, number: u32) -> bool {
+    let Ok(key) = u16::try_from(slot) else {
+        return false;
+    };
+    let before = owners[slot].load(SeqCst);
+    let taken = before != 0
+        && has_ended(before)
+        && owners[slot]
+            .compare_exchange(before, number, SeqCst, SeqCst)
+            .is_ok();
+    if taken {
+        clear(maps, key);
+        owners[slot].store(0, SeqCst);
+    }
+    taken
+}
+
+fn clear(maps: &[MapHandle], slot: u16) {
+    let key = u32::from(slot).to_ne_bytes();
+    for map in maps.get(BY_SLOT).unwrap_or_default() {
+        // There may be none.
+        let _ = map.delete(&key);
+    }
+}
+
+/// A map that the kernel lists as long as this process lives.
+fn own_map() -> Result<MapHandle, BpfError> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    MapHandle::create(MapType::Array, Some("vcpufreq_vmm"), 4, 4, 1, &options)
+        .map_err(refused("making a map"))
 }
 
 fn owners(slots: &Mapped<SlotsEntry>) -> &[AtomicU32] {

@@ -9,6 +9,7 @@ mod pcpus;
 
 pub use clamps::ApplyOutcome;
 use gone::Gone;
+pub use gone::sweep;
 
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
@@ -21,7 +22,6 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use libbpf_rs::MapCore as _;
-use libbpf_rs::query::ProgInfoIter;
 use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
@@ -283,6 +283,14 @@ impl HostBpf {
         programs.let_go();
     }
 
+    /// Lets go of what all VMs of the host share: the maps through which one could reach another's
+    /// requests. The frequencies of pCPUs stay in memory: of one that comes online the programs hear
+    /// from here. Its programs are called as before, and the kernel keeps the hooks. A VM that was
+    /// confined doesn't sweep, registers no thread, and leaves its slot to [`sweep`](crate::sweep).
+    pub fn confine(&self) {
+        self.programs().confine();
+    }
+
     /// Frees what VMMs that were killed have left of theirs. Each VMM looks at another one's: call
     /// it now and then.
     pub fn sweep(&self) {
@@ -333,10 +341,7 @@ impl HostBpf {
     /// it has preempted on the same CPU. `None` when the kernel doesn't report it.
     #[must_use]
     pub fn missed(&self) -> Option<u64> {
-        let write = self.programs().dispatcher().write_id()?;
-        let mut all = ProgInfoIter::default();
-        all.find(|program| program.id == write)
-            .map(|program| program.recursion_misses)
+        self.programs().dispatcher().missed()
     }
 
     fn known(&self, vcpu: VcpuId) -> Result<(), BpfError> {

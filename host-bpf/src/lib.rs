@@ -52,7 +52,7 @@ pub use error::BpfError;
 pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest};
 #[cfg(feature = "load")]
 pub use host::{
-    ApplyOutcome, BpfPages, HostBpf, LatestRequest, Pages, PcpuFacts, VmConfig, WarningSink,
+    ApplyOutcome, BpfPages, HostBpf, LatestRequest, Pages, PcpuFacts, VmConfig, WarningSink, sweep,
 };
 pub use layout::{BUCKETS, BpfCounters, PINS};
 #[cfg(feature = "load")]

@@ -124,6 +124,32 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
 }
 
 /// A link by the kernel's number: it stays attached as long as the descriptor is open.
+/// Closes what is open under a number that another owner will close: the number is of `/dev/null`
+/// then.
+pub(crate) fn close_in_place(file: BorrowedFd<'_>) -> io::Result<()> {
+    let null = std::fs::File::open("/dev/null")?;
+    // SAFETY: the kernel closes what was open there, of which nothing is mapped or borrowed.
+    let done = unsafe { libc::dup3(null.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
+    match done {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// How often the kernel did not run a program that it had preempted on the same CPU.
+pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
+    let mut len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
+    let fd = program.as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes of the structure, and no array that it names.
+    let done =
+        unsafe { libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut len) };
+    match done {
+        0 => Ok(info.recursion_misses),
+        error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+    }
+}
+
 pub(crate) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
     // SAFETY: it takes a number, and returns a descriptor or an error.
     let fd = unsafe { libbpf_rs::libbpf_sys::bpf_link_get_fd_by_id(id) };

@@ -14,6 +14,7 @@ use crate::error::BpfError;
 use crate::hooks;
 use crate::layout::{CALL_SIZE, LAYOUT};
 use crate::libbpf_log::{explained, refused};
+use crate::mapped::close_in_place;
 use crate::objects::{self, VCPUFREQ};
 use crate::pins::shared_pin;
 
@@ -74,6 +75,17 @@ impl Loaded {
     /// The same for good.
     pub(crate) fn let_go(&mut self) {
         self.dispatcher.let_go();
+    }
+
+    /// Lets go of what all VMs share.
+    pub(crate) fn confine(&mut self) {
+        self.dispatcher.confine();
+        for map in self.object.maps() {
+            if map.name().to_str().is_some_and(Dispatcher::is_shared) {
+                // libbpf closes the number with the object. Without /dev/null the map stays.
+                let _ = close_in_place(map.as_fd());
+            }
+        }
     }
 
     /// The hooks.

@@ -167,7 +167,7 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 220, "4+3+1", &["rt-guest"])
     },
-    boot(Long, 200, "2+2", &["kill", "flood"]),
+    boot(Long, 200, "2+2", &["kill", "sandbox", "flood"]),
     Boot {
         path: Some("ioeventfd"),
         ..boot(Long, 220, "2+2", &["flood"])

@@ -17,7 +17,7 @@ use vcpufreq_device::host::Tid;
 use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, hand_over};
 use vcpufreq_device::kvm::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, Offered, Totals,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, Offered, Totals, Unconfined,
 };
 use vcpufreq_device::*;
 use vm_memory::{FileOffset, MmapRegion};
@@ -94,6 +94,7 @@ impl Scene {
             rt_pcpus: vec![],
             kick: None,
             ioeventfd: None,
+            confinement: Arc::new(Unconfined),
         };
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Silent);
         let bridge = Bridge::start(device, &config, &[offered], &diagnostics).unwrap();

@@ -25,6 +25,7 @@ pub mod path;
 pub mod qemu;
 pub mod report;
 pub mod run;
+pub mod sandbox;
 pub mod scx;
 pub mod serve;
 pub mod stats;

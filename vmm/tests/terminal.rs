@@ -103,6 +103,10 @@ impl Hooks for AtReset {
         panic!("as the test wants");
     }
 
+    fn on_set_up(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {

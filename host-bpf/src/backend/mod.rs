@@ -20,8 +20,8 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
 use vcpufreq_device::kvm::{
-    Backend, BackendError, BridgeDevice, Diagnostics, GuestFacts, KvmOffload, RunningBackend,
-    SlotMemory,
+    Backend, BackendError, BridgeDevice, Confinement, Diagnostics, GuestFacts, KvmOffload,
+    RunningBackend, SlotMemory,
 };
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
@@ -89,6 +89,8 @@ struct Shared {
     signals: Box<[Arc<EventFd>]>,
     pcpus_of_vcpus: Vec<u32>,
     lost: Arc<EventFd>,
+    /// How the worker is confined.
+    confinement: Arc<dyn Confinement>,
     why_lost: OnceLock<String>,
     stop: AtomicBool,
     /// Held while a clamp is put into force.
@@ -197,6 +199,7 @@ impl BpfBackend {
             vcpus,
             signals: signals.context("can't make an eventfd for each vCPU")?,
             pcpus_of_vcpus: guest.pcpus_of_vcpus.clone(),
+            confinement: guest.confinement.clone(),
             lost: Arc::new(event().context("can't make an eventfd")?),
             why_lost: OnceLock::new(),
             stop: AtomicBool::new(false),

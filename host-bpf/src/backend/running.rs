@@ -45,6 +45,10 @@ impl RunningBackend for BpfPath {
         Ok(self.shared.host.set_pcpus(&pcpus(source), khz)?)
     }
 
+    fn confine(&self) {
+        self.shared.host.confine();
+    }
+
     fn reset(&self) {
         let shared = &self.shared;
         // What the guest did before is no request of the one that starts.

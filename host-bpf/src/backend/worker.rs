@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use vcpufreq_device::kvm::{Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
+use vcpufreq_device::kvm::{BridgeThread, Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event, Events, Khz, VcpuId, host,
 };
@@ -61,6 +61,7 @@ impl Shared {
         // Best effort: without these it is a thread like any other.
         let _ = host::stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
+        self.confinement.on_thread(BridgeThread::Requests);
         let last_words = LastWords(self);
         match self.serve(worker) {
             Ok(()) => std::mem::forget(last_words),

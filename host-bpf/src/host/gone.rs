@@ -14,7 +14,7 @@ use std::time::Duration;
 use libbpf_rs::{MapHandle, Program};
 
 use super::{HostBpf, WarningSink};
-use crate::dispatch::Ids;
+use crate::dispatch::{self, Ids};
 
 /// How often to look, and how many times: grace periods take tens of ms.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -42,6 +42,18 @@ impl Gone {
 }
 
 /// How many programs and maps are still there.
+/// Gives back what VMMs that have ended have left of theirs, and waits until the kernel lists none
+/// of it. A VMM that was confined leaves that to the process that cleans up after it.
+pub fn sweep() {
+    let ids = dispatch::sweep();
+    for _ in 0..HOOK_LOOKS {
+        if listed(&ids) == (0, 0) {
+            return;
+        }
+        sleep(PAUSE);
+    }
+}
+
 fn listed(ids: &Ids) -> (usize, usize) {
     let programs = ids.programs.iter();
     let programs = programs.filter(|id| Program::fd_from_id(**id).is_ok());

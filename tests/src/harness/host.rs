@@ -14,7 +14,7 @@ use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
-use crate::harness::console_commands::insmod;
+use crate::harness::console_commands::{dmesg, insmod};
 use crate::harness::machine::{calm_kernel, mount_at, mount_kernel_files, mount_traces, power_off};
 use crate::harness::plan::Plan;
 use crate::harness::vmm::Vmm;
@@ -102,7 +102,11 @@ fn carry_out(run: Run) -> Result<()> {
         }
         let mut result = match run(name, &settings) {
             Ok(result) => result,
-            Err(error) => json!({ "held": false, "error": format!("{error:#}") }),
+            // What a VMM's filters refused is in the kernel's log.
+            Err(error) => json!({
+                "held": false, "error": format!("{error:#}"),
+                "calls_refused": dmesg("type=1326").unwrap_or_default(),
+            }),
         };
         result["scenario"] = name.into();
         report(&result);

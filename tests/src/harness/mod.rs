@@ -11,6 +11,7 @@ pub mod frequency;
 pub mod guest;
 pub mod guest_shell;
 pub mod host;
+pub mod injected_call;
 pub mod kernel_threads;
 pub mod kexec;
 pub mod leftovers;

@@ -14,7 +14,7 @@ use vcpufreq_device::host::{
 };
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, Offered,
-    Totals, accesses_are_of,
+    Totals, Unconfined, accesses_are_of,
 };
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util,
@@ -69,6 +69,7 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
         rt_pcpus: vec![],
         kick: Some(SIGRTMIN()),
         ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
+        confinement: Arc::new(Unconfined),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
     Ok(Bridge::start(device, &config, backends, &diagnostics)?)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle, park_timeout, sleep};
 use std::time::{Duration, Instant};
 
+use crate::kvm::confinement::{BridgeThread, Confinement};
 use crate::kvm::error::{Doing, PathError};
 use crate::kvm::event_stats::EventStats;
 use crate::{Actuator, Device, host, host::SysfsSource};
@@ -33,6 +34,7 @@ impl MaintenanceThread {
     /// [`PathError::Refused`] with `EAGAIN`: the host has no more threads.
     pub fn start<A: Actuator + 'static>(
         device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
+        confinement: Arc<dyn Confinement>,
         mut look: impl FnMut() + Send + 'static,
     ) -> Result<Self, PathError> {
         let stop = Arc::new(AtomicBool::new(false));
@@ -42,6 +44,7 @@ impl MaintenanceThread {
         let keep = move || {
             // Without uclamp it is a thread like any other.
             let _ = host::clamp_current_thread_to_zero();
+            confinement.on_thread(BridgeThread::Maintenance);
             let mut next_look = Instant::now();
             while !stopped.load(Relaxed) {
                 if Instant::now() >= next_look {

@@ -16,6 +16,7 @@
 
 mod bridge;
 pub mod budget;
+mod confinement;
 mod diagnostics;
 mod error;
 mod event_stats;
@@ -34,11 +35,13 @@ pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
     GuestFacts, IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
 };
+pub use confinement::{BridgeThread, Confinement};
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostChange};
 #[cfg(feature = "kvm-ioctls")]
 pub use free_slot::FreeSlot;
+pub use ioeventfd::Unconfined;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{

@@ -29,6 +29,7 @@ use vcpufreq_device::{
 };
 
 use self::line::EventLine;
+use crate::sandbox::{Sandbox, ThreadClass};
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
 /// start and never more.
@@ -108,13 +109,14 @@ pub struct EventReport {
 ///
 /// # Errors
 /// When the file can't be created or the thread not be started.
-pub fn open(path: &Path) -> io::Result<(EventQueue, EventWriter)> {
-    start(File::create(path)?, QUEUE_LEN)
+pub fn open(path: &Path, sandbox: Option<Arc<Sandbox>>) -> io::Result<(EventQueue, EventWriter)> {
+    start(File::create(path)?, QUEUE_LEN, sandbox)
 }
 
 fn start(
     output: impl Write + Send + 'static,
     queue_len: usize,
+    sandbox: Option<Arc<Sandbox>>,
 ) -> io::Result<(EventQueue, EventWriter)> {
     let (queue, events) = sync_channel(queue_len);
     let dropped = Arc::new(AtomicU64::new(0));
@@ -122,7 +124,12 @@ fn start(
     let stopped = stop.clone();
     let thread = std::thread::Builder::new()
         .name("events".to_owned())
-        .spawn(move || write_until(&stopped, &events, BufWriter::new(output)))?;
+        .spawn(move || {
+            if let Some(sandbox) = sandbox {
+                sandbox.enter_or_end(ThreadClass::Events);
+            }
+            write_until(&stopped, &events, BufWriter::new(output))
+        })?;
     let writer = EventWriter {
         thread,
         stop,
@@ -221,7 +228,7 @@ mod tests {
     /// What is written of so many events that `record` puts into the queue.
     fn recorded(count: usize, record: impl Fn(&EventQueue)) -> Vec<serde_json::Value> {
         let output = Shared::default();
-        let (queue, writer) = start(output.clone(), 16).unwrap();
+        let (queue, writer) = start(output.clone(), 16, None).unwrap();
         record(&queue);
         let report = writer.finish().unwrap();
         assert_eq!(usize::try_from(report.written), Ok(count));
@@ -325,7 +332,7 @@ mod tests {
     #[test]
     fn a_full_queue_drops_counts_and_never_blocks() {
         let (open, gate) = mpsc::channel();
-        let (queue, writer) = start(Gate(gate), 4).unwrap();
+        let (queue, writer) = start(Gate(gate), 4, None).unwrap();
         for _ in 0..10_000 {
             queue.record(&REQUEST);
         }
@@ -349,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error_at_the_end() {
-        let (queue, writer) = start(Full, 4).unwrap();
+        let (queue, writer) = start(Full, 4, None).unwrap();
         queue.record(&REQUEST);
         let error = writer.finish().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);

@@ -1,35 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A small process that outlives the VMM and cleans up after it, however that
-//! ends.
+//! A small process that keeps the rights which the VMM gives up, outlives it, and undoes what it
+//! changed, however it ends.
 //!
 //! ```text
-//! VMM ──────────────── pipe, write end ───────────────▶ guardian's stdin
-//!  the kernel closes it when the VMM is gone, kill -9 included ─▶ end of file
+//! VMM ◀─────── a pair of sockets, requests and answers ───────▶ guardian's stdin
+//!  the kernel closes the VMM's when that is gone, kill -9 included ─▶ end of file
 //! ```
 //! It starts before the VMM makes anything, in a session of its own, and ignores signals that end
-//! process groups. It knows the VMM by its record and its terminal only. A VMM that ends by itself
-//! has removed its record before; then the guardian has nothing to do and ends.
+//! process groups. It knows the VMM by its record and its terminal only. A request names no file:
+//! it is one byte, or that and the number of a pCPU. What is asked for wrongly isn't answered.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
-    os::fd::AsFd,
+    net::Shutdown,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::unix::net::UnixDatagram,
     path::Path,
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
     thread::sleep,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use nix::{
+    sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
     sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
     unistd::setsid,
 };
 use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::kvm::ioeventfd::frequency_event;
 use vcpufreq_rt::KernelHost;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::state::{self, NoRecord, OwnerStatus},
+    lifecycle::state::{self, NoRecord, OwnerStatus, StateDir},
+    message::chain,
     sys,
 };
 
@@ -41,12 +48,26 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How long to try to remove a cgroup whose processes are ending.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long threads that are just leaving a cgroup of a VMM that lives may take.
+const LEAVING: Duration = Duration::from_millis(500);
+/// The request to undo all that is on record; the answer is what is left, a line each.
+const UNDO: u8 = b'u';
+/// The request for an event of a pCPU's frequency, whose number follows in 4 bytes, the lowest
+/// first; the answer is the number of an error, 0 if a file comes with it.
+const FREQUENCY: u8 = b'f';
+/// More than each request and answer has bytes.
+const MESSAGE: usize = 64 << 10;
+
 /// A guardian, seen from its VMM.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
-    alive: Option<ChildStdin>,
+    requests: Arc<Requests>,
 }
+
+/// What a VMM asks its guardian for.
+#[derive(Debug)]
+pub struct Requests(Mutex<UnixDatagram>);
 
 impl Guardian {
     /// Starts one for this process, whose record will be at `record`; it is on
@@ -55,16 +76,22 @@ impl Guardian {
     /// # Errors
     /// When the process can't be started.
     pub fn start(record: &Path) -> anyhow::Result<Self> {
+        let (own, other) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .context("can't make sockets for the guardian")?;
         let mut child = Command::new("/proc/self/exe")
             .arg("guardian")
             .arg(record)
             .current_dir("/")
-            .stdin(Stdio::piped())
+            .stdin(Stdio::from(other))
             .stdout(Stdio::piped())
             .stderr(console())
             .spawn()
             .context("can't start the guardian; check that /proc is mounted and processes can be started")?;
-        let alive = child.stdin.take();
         let mut said = Vec::new();
         let mut output = child.stdout.take().context("the guardian has no output")?;
         output
@@ -76,15 +103,73 @@ impl Guardian {
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
-        Ok(Self { child, alive })
+        let requests = Arc::new(Requests(Mutex::new(own.into())));
+        Ok(Self { child, requests })
+    }
+
+    /// What it can be asked for.
+    pub fn requests(&self) -> Arc<Requests> {
+        self.requests.clone()
     }
 
     /// Ends the guardian of a VMM that ends and has removed its record. If a record is left, drop
     /// the guardian instead: it stays on guard until this process is gone.
-    pub fn dismiss(mut self) {
-        drop(self.alive.take());
+    pub fn dismiss(self) {
+        let Self {
+            mut child,
+            requests,
+        } = self;
+        requests.end();
         // It can't fail for a child that hasn't been waited for.
-        let _ = self.child.wait();
+        let _ = child.wait();
+    }
+}
+
+impl Requests {
+    /// Has all that is on record undone, and the record removed. The vCPU threads have ended.
+    /// Returns what is left, a line each.
+    ///
+    /// # Errors
+    /// When the guardian has ended.
+    pub fn undo(&self) -> anyhow::Result<Vec<String>> {
+        let mut answer = vec![0; MESSAGE];
+        let (bytes, _) = self.ask(&[UNDO], &mut answer).context(
+            "the guardian, which undoes what this VMM changed, has ended; run vcpufreq cleanup",
+        )?;
+        let text = String::from_utf8_lossy(&answer[..bytes]);
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// An event that wakes its reader when pCPU `number` changes its frequency.
+    ///
+    /// # Errors
+    /// As [`frequency_event`], and when the guardian has ended.
+    pub fn frequency_event(&self, number: u32) -> io::Result<OwnedFd> {
+        let mut request = vec![FREQUENCY];
+        request.extend(number.to_le_bytes());
+        let mut errno = [0; 4];
+        match self.ask(&request, &mut errno)? {
+            (4, Some(event)) => Ok(event),
+            (4, None) => Err(io::Error::from_raw_os_error(i32::from_le_bytes(errno))),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// It asks nothing more: the guardian ends.
+    fn end(&self) {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A guardian that was killed hears nothing.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+
+    fn ask(&self, request: &[u8], answer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.send(request)?;
+        let (bytes, file) = socket.recv_with_fd(answer)?;
+        match bytes {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok((bytes, file.map(OwnedFd::from))),
+        }
     }
 }
 
@@ -137,7 +222,7 @@ pub fn guard(record: &Path) -> anyhow::Result<()> {
     let mut output = io::stdout();
     output.write_all(READY)?;
     output.flush()?;
-    wait_for_end_of_file();
+    serve(record);
     // A VMM that ends by itself puts it back, then removes its record.
     if let Some(terminal) = terminal.filter(|_| record.exists()) {
         terminal.put_back();
@@ -145,19 +230,60 @@ pub fn guard(record: &Path) -> anyhow::Result<()> {
     clean_after(record)
 }
 
-/// The VMM never writes: what arrives is the end of the file. A signal
-/// interrupts at most.
-fn wait_for_end_of_file() {
-    let mut byte = [0];
+/// Answers the VMM's requests until the end of the file. A signal interrupts at most.
+fn serve(record: &Path) {
+    let mut stdin = io::stdin().lock();
+    let Ok(socket) = stdin.as_fd().try_clone_to_owned().map(UnixDatagram::from) else {
+        return;
+    };
+    let mut request = [0; 8];
     loop {
-        match io::stdin().read(&mut byte) {
+        // A VMM that is killed meanwhile has no use for the answer.
+        let _ = match stdin.read(&mut request) {
             Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
+            Ok(5) if request[0] == FREQUENCY => {
+                let number = [1, 2, 3, 4].map(|index| request[index]);
+                answer_event(&socket, u32::from_le_bytes(number))
+            }
+            Ok(_) => Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             // There is nothing to wait for any more.
             Err(_) => return,
-        }
+        };
     }
+}
+
+/// What of a living VMM can't be undone, a line each; a line without a text for nothing.
+fn undo(path: &Path) -> String {
+    let host = HostRoot::default();
+    let cleaner = Cleaner {
+        patience: LEAVING,
+        ..Cleaner::new(&host)
+    };
+    let undone = || -> anyhow::Result<Vec<String>> {
+        let record = state::read(path)?;
+        cleaner.check(path, &record)?;
+        let dir = StateDir::at(path.parent().unwrap_or(path));
+        #[cfg(feature = "bpf")]
+        vcpufreq_host_bpf::sweep();
+        Ok(cleaner.end(&dir, &record, &mut Cleaned::default()))
+    };
+    let left = undone().unwrap_or_else(|why| vec![chain(&why)]);
+    // Nothing would be the end of the file.
+    let text = left.join("\n") + "\n";
+    text.chars().take(MESSAGE / 4).collect()
+}
+
+fn answer_event(socket: &UnixDatagram, number: u32) -> io::Result<usize> {
+    let sent = match frequency_event(&HostRoot::default(), number) {
+        Ok(event) => socket.send_with_fd(&[0u8; 4][..], event.as_raw_fd()),
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            return socket.send(&errno.to_le_bytes());
+        }
+    };
+    Ok(sent?)
 }
 
 fn clean_after(path: &Path) -> anyhow::Result<()> {
@@ -174,6 +300,8 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
             while record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse {
                 sleep(LOOK_EVERY);
             }
+            #[cfg(feature = "bpf")]
+            vcpufreq_host_bpf::sweep();
             cleaner.by_record(path, &record, &mut cleaned);
         }
         // Removed by the VMM itself, or never finished.

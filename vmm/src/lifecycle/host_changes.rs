@@ -2,8 +2,6 @@
 //! What a running VMM changes on its host. Record and guardian come before the first change, and go
 //! after the last is undone.
 
-use std::time::Duration;
-
 use anyhow::{anyhow, bail};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::{KernelHost, Vcpus};
@@ -14,14 +12,9 @@ use crate::{
     lifecycle::state::{StateDir, VmmRecord},
 };
 
-/// How long threads that are just leaving a cgroup may take.
-const PATIENCE: Duration = Duration::from_millis(500);
-
 /// What this VMM has changed on the host, as recorded.
 #[derive(Debug)]
 pub struct HostChanges {
-    dir: StateDir,
-    record: VmmRecord,
     guardian: Guardian,
 }
 
@@ -40,11 +33,7 @@ impl HostChanges {
         let guardian = Guardian::start(&path)?;
         let begun = write_alone(&dir, &host, &mut record);
         match begun.and_then(|()| record.raise(&dir, &host)) {
-            Ok(()) => Ok(Self {
-                dir,
-                record,
-                guardian,
-            }),
+            Ok(()) => Ok(Self { guardian }),
             Err(error) => {
                 // Nothing but raised groups is there yet. The first failure is the one to tell.
                 let only = VmmRecord {
@@ -59,19 +48,19 @@ impl HostChanges {
         }
     }
 
-    /// Undoes everything, the guardian last. The vCPU threads have ended.
+    /// What the guardian can be asked for.
+    pub fn guardian(&self) -> &Guardian {
+        &self.guardian
+    }
+
+    /// Has the guardian undo everything, and ends that. The vCPU threads have ended.
     ///
     /// # Errors
     /// All that could not be undone. The guardian stays and tries again when this
     /// process is gone.
     pub fn undo(self) -> anyhow::Result<()> {
-        let host = HostRoot::default();
-        let cleaner = Cleaner {
-            patience: PATIENCE,
-            ..Cleaner::new(&host)
-        };
-        let left = cleaner.end(&self.dir, &self.record, &mut Cleaned::default());
-        if !left.is_empty() {
+        let left = self.guardian.requests().undo()?;
+        if left.iter().any(|line| !line.is_empty()) {
             bail!("not all is as it was: {}", left.join("; "));
         }
         self.guardian.dismiss();

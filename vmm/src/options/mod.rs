@@ -45,6 +45,8 @@ pub enum ActuatorWish {
     Scx,
 }
 
+const SANDBOXES: [(&str, bool); 2] = [("on", true), ("off", false)];
+
 const VISIBILITIES: [(&str, CurPerfVisibility); 3] = [
     ("exact", CurPerfVisibility::Exact),
     ("table", CurPerfVisibility::Table),
@@ -112,6 +114,13 @@ pub struct RunArgs {
     /// KVM device
     #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
     pub kvm_device: PathBuf,
+    /// Whether the VMM gives up its rights before the guest runs; off: a guest
+    /// that takes it over has all of these
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = one_of(&SANDBOXES), action = clap::ArgAction::Set)]
+    pub sandbox: bool,
+    /// Don't run where the kernel can't give all of the sandbox
+    #[arg(long)]
+    pub require_sandbox: bool,
 }
 
 /// What `run`, `serve` and `qemu` take of the bridge.

@@ -9,7 +9,7 @@ use vcpufreq_device::host::monotonic_ns;
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    EventSink, EventStats, IoeventfdPlan, Offered, Totals, VcpuSnapshot,
+    EventSink, EventStats, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
 };
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     lifecycle::state::StateDir,
     message::warn,
     path,
+    sandbox::{Confined, Sandbox},
     stats::{Stats, StatsServer, VcpuStats},
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
@@ -96,7 +97,7 @@ impl GuestBridge {
     /// # Errors
     /// As [`Bridge::start`]; when there is no memory to share or no more open files.
     pub fn start(
-        device: BridgeDevice,
+        (device, confined): (BridgeDevice, Option<&Arc<Confined>>),
         config: &RunConfig,
         plans: &Plans,
     ) -> anyhow::Result<(Self, Cpufreq)> {
@@ -106,6 +107,10 @@ impl GuestBridge {
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: Some(kick_signal()),
             ioeventfd: plans.ioeventfd,
+            confinement: match confined {
+                Some(confined) => confined.clone(),
+                None => Arc::new(Unconfined),
+            },
         };
         let explain = config.options.bridge.explain;
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr { explain });
@@ -120,7 +125,8 @@ impl GuestBridge {
             .map_or(&plans.backends[..], std::slice::from_ref);
         let bridge = Bridge::start(device, &of_guest, backends, &diagnostics)?;
         let cpufreq = cpufreq(&bridge, shared);
-        let stats = answer_stats(bridge.handle());
+        let sandbox = confined.map(|confined| confined.sandbox.clone());
+        let stats = answer_stats(bridge.handle(), sandbox);
         Ok((Self { bridge, stats }, cpufreq))
     }
 
@@ -173,11 +179,12 @@ fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
 pub fn observe(
     path: Option<&Path>,
     vcpus: usize,
+    sandbox: Option<Arc<Sandbox>>,
 ) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
     let Some(path) = path else {
         return Ok((Arc::new(EventStats::new(vcpus, None)), None));
     };
-    let (queue, writer) = events::open(path).with_context(|| {
+    let (queue, writer) = events::open(path, sandbox).with_context(|| {
         format!(
             "can't write events to {}; give another --events",
             path.display()
@@ -188,10 +195,10 @@ pub fn observe(
 }
 
 /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
-pub fn answer_stats(bridge: BridgeHandle) -> Option<StatsServer> {
+pub fn answer_stats(bridge: BridgeHandle, sandbox: Option<Arc<Sandbox>>) -> Option<StatsServer> {
     let serve = || {
         let path = StateDir::of_user()?.socket_path(std::process::id());
-        anyhow::Ok(StatsServer::start(&path, move || stats(&bridge))?)
+        anyhow::Ok(StatsServer::start(&path, sandbox, move || stats(&bridge))?)
     };
     let server = serve();
     if let Err(error) = &server {

@@ -10,7 +10,11 @@ use vcpufreq_device::{
 };
 
 use super::rt::RtGuest;
-use crate::{message::warn, vm::Hooks};
+use crate::{
+    message::warn,
+    sandbox::{Limits, Sandbox, ThreadClass},
+    vm::Hooks,
+};
 
 /// Joins a guest's virtual machine to its bridge, if it has one, and to its real-time side.
 pub struct GuestHooks {
@@ -18,6 +22,8 @@ pub struct GuestHooks {
     pub bridge: Option<BridgeHandle>,
     /// The real-time side.
     pub rt: RtGuest,
+    /// Where the threads go, and what they may use then.
+    pub sandbox: Option<(Arc<Sandbox>, Limits)>,
 }
 
 impl Hooks for GuestHooks {
@@ -27,10 +33,21 @@ impl Hooks for GuestHooks {
 
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         self.rt.schedule(vcpu, tid)?;
-        match &self.bridge {
-            Some(bridge) => Ok(bridge.register_thread(vcpu, tid)?),
+        if let Some(bridge) = &self.bridge {
+            bridge.register_thread(vcpu, tid)?;
+        }
+        match &self.sandbox {
+            Some((sandbox, _)) => sandbox.enter(ThreadClass::Vcpu),
             None => Ok(()),
         }
+    }
+
+    fn on_set_up(&self) -> anyhow::Result<()> {
+        let Some((sandbox, limits)) = &self.sandbox else {
+            return Ok(());
+        };
+        self.bridge.iter().for_each(BridgeHandle::confine);
+        sandbox.close(*limits)
     }
 
     fn on_vcpu_moved(&self, vcpu: VcpuId) {

@@ -15,7 +15,7 @@ mod summary;
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use vcpufreq_device::{
     Device,
     host::{
@@ -42,8 +42,9 @@ use crate::{
     },
     message::warn,
     options::RunArgs,
+    sandbox::{Confined, Limits, Sandbox},
     sys,
-    vm::{self, RunReport, layout},
+    vm::{self, RunReport, console_output::ConsoleEnd, layout},
 };
 use vcpufreq_device::host::HostCpus;
 
@@ -96,20 +97,48 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         adopted: None,
         raised: RaisedGroups::default(),
     };
+    let sandbox = sandbox_of(&config)?;
     let changes = HostChanges::begin(record, warn)?;
+    let confined = sandbox.map(|sandbox| {
+        Arc::new(Confined {
+            sandbox,
+            guardian: changes.guardian().requests(),
+        })
+    });
     let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
     let begun = still.transpose().map_err(Into::into);
     let begun = begun.and_then(|_| rt.begin(&host));
     // From here on the record keeps apply and restore off.
     drop(applied);
-    let ran = begun.and_then(|()| run_and_report(config, &host, offer, rt));
+    let ran = begun.and_then(|()| run_and_report((config, confined), &host, offer, rt));
     let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
 }
 
+/// The sandbox of this process, unless it was switched off.
+fn sandbox_of(config: &RunConfig) -> anyhow::Result<Option<Arc<Sandbox>>> {
+    let required = config.options.require_sandbox;
+    if !config.options.sandbox {
+        if required {
+            bail!("--require-sandbox can't be kept with --sandbox off; leave one of them out");
+        }
+        return Ok(None);
+    }
+    let mut lacks = Vec::new();
+    let sandbox = Sandbox::prepare(&mut lacks).map(Arc::new);
+    let sandbox = sandbox.context("no sandbox can be made; see --sandbox off")?;
+    if let Some(first) = lacks.first().filter(|_| required) {
+        bail!("--require-sandbox: {first}");
+    }
+    for line in lacks {
+        warn(&format!("the sandbox lacks a part: {line}"));
+    }
+    Ok(Some(sandbox))
+}
+
 fn run_and_report(
-    config: RunConfig,
+    (config, confined): (RunConfig, Option<Arc<Confined>>),
     host: &HostRoot,
     offer: Option<HostOffer>,
     rt: RtGuest,
@@ -120,8 +149,10 @@ fn run_and_report(
     for line in offer.iter().flat_map(|offer| &offer.notes) {
         eprintln!("{line}");
     }
-    let (stats, writer) = observe(config.options.bridge.events.as_deref(), config.vcpus.len())?;
-    let ran = run_guest((config, host, rt), offer, &stats);
+    let sandbox = confined.as_ref().map(|confined| confined.sandbox.clone());
+    let events = config.options.bridge.events.as_deref();
+    let (stats, writer) = observe(events, config.vcpus.len(), sandbox)?;
+    let ran = run_guest((config, host, rt), (offer, confined), &stats);
     let written = writer.map(EventWriter::finish).transpose();
     let (ended, totals) = ran?;
     let events = written.context("the events file is not complete")?;
@@ -132,7 +163,7 @@ fn run_and_report(
 
 fn run_guest(
     (config, host, rt): (RunConfig, &HostRoot, RtGuest),
-    offer: Option<HostOffer>,
+    (offer, confined): (Option<HostOffer>, Option<Arc<Confined>>),
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(RunReport, Option<Totals>)> {
     let region = |offer: &HostOffer| match offer.plans.shared {
@@ -146,7 +177,7 @@ fn run_guest(
         .map(|mut offer| {
             let plans = std::mem::take(&mut offer.plans);
             let device = make_device((&config, host, &rt), offer, stats)?;
-            GuestBridge::start(device, &config, &plans)
+            GuestBridge::start((device, confined.as_ref()), &config, &plans)
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
@@ -154,6 +185,7 @@ fn run_guest(
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,
+            sandbox: confined.map(|confined| (confined.sandbox.clone(), limits(&config))),
         }),
         cpufreq,
         console: config.options.console.clone(),
@@ -169,6 +201,20 @@ fn run_guest(
         warn(&message);
     }
     Ok((report, totals))
+}
+
+/// What the VMM may use once its guest runs.
+fn limits(config: &RunConfig) -> Limits {
+    let console = match config.options.console {
+        ConsoleEnd::File { max, .. } => Some(max),
+        ConsoleEnd::Nothing => Some(0),
+        // It may be a file of any size.
+        ConsoleEnd::Stdio => None,
+    };
+    Limits {
+        vcpus: config.vcpus.len(),
+        file_bytes: console.filter(|_| config.options.bridge.events.is_none()),
+    }
 }
 
 fn make_device(

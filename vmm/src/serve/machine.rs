@@ -10,7 +10,10 @@ use vcpufreq_device::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostActuator,
         HostRoot, KernelTree, RaisedGroups, SysfsSource, Tid,
     },
-    kvm::{Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered, shm::ShmBackend},
+    kvm::{
+        Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered, Unconfined,
+        shm::ShmBackend,
+    },
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -103,7 +106,7 @@ impl ServedVm {
                 shared,
                 lost: parts.lost,
                 no_groups: parts.no_groups,
-                stats: answer_stats(parts.bridge.handle()),
+                stats: answer_stats(parts.bridge.handle(), None),
                 bridge: parts.bridge,
                 events: parts.events,
                 changes,
@@ -306,7 +309,11 @@ impl Starting<'_> {
         borrowed: &FoundThreads,
     ) -> anyhow::Result<Parts> {
         let served = self.served;
-        let (stats, events) = observe(served.options.bridge.events.as_deref(), served.vcpus.len())?;
+        let (stats, events) = observe(
+            served.options.bridge.events.as_deref(),
+            served.vcpus.len(),
+            None,
+        )?;
         let device = device(served, self.vmm.pid(), &chosen.kind, stats)?;
         let Shared { memory, bells } = self.shared.clone();
         let backend =
@@ -318,6 +325,7 @@ impl Starting<'_> {
             rt_pcpus: Vec::new(),
             kick: None,
             ioeventfd: None,
+            confinement: Arc::new(Unconfined),
         };
         let offered = Offered {
             backend: Box::new(backend),

@@ -189,7 +189,8 @@ mod tests {
     fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, StatsServer) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
-        let server = StatsServer::start(&path, move || counted.lock().unwrap().clone()).unwrap();
+        let server =
+            StatsServer::start(&path, None, move || counted.lock().unwrap().clone()).unwrap();
         (dir, path, server)
     }
 
@@ -200,7 +201,6 @@ mod tests {
             assert_eq!(ask(&path).unwrap(), sample());
         }
         server.stop();
-        assert!(!path.exists());
         let error = ask(&path).unwrap_err();
         assert!(format!("{error:#}").contains("42.sock"), "{error:#}");
     }

@@ -4,8 +4,9 @@
 use std::{
     fs, io,
     io::Write,
+    os::fd::AsRawFd as _,
     os::unix::net::{UnixListener, UnixStream},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -15,12 +16,13 @@ use std::{
 };
 
 use nix::{
-    sys::socket::{getsockopt, sockopt::PeerCredentials},
-    unistd::geteuid,
+    sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials},
+    unistd::{Uid, geteuid},
 };
 use vcpufreq_device::host;
 
 use super::Stats;
+use crate::sandbox::{Sandbox, ThreadClass};
 
 /// How long a client may take to read a whole answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,7 +31,7 @@ const CHUNK: usize = 4096;
 
 /// The thread that answers.
 pub struct StatsServer {
-    path: PathBuf,
+    listener: Arc<UnixListener>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -39,20 +41,29 @@ impl StatsServer {
     ///
     /// # Errors
     /// When the socket can't be made, or the thread not be started.
-    pub fn start(path: &Path, stats: impl Fn() -> Stats + Send + 'static) -> io::Result<Self> {
-        let listener = UnixListener::bind(path)?;
+    pub fn start(
+        path: &Path,
+        sandbox: Option<Arc<Sandbox>>,
+        stats: impl Fn() -> Stats + Send + 'static,
+    ) -> io::Result<Self> {
+        let listener = Arc::new(UnixListener::bind(path)?);
+        let listening = listener.clone();
+        let user = geteuid();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let answer_all = move || {
             // Without uclamp it is a thread like any other.
             let _ = host::clamp_current_thread_to_zero();
-            for client in listener.incoming() {
+            if let Some(sandbox) = sandbox {
+                sandbox.enter_or_end(ThreadClass::Stats);
+            }
+            for client in listening.incoming() {
                 if stopped.load(SeqCst) {
                     break;
                 }
                 match client {
                     // A client that hangs up loses its own answer only.
-                    Ok(client) => drop(answer(client, &stats)),
+                    Ok(client) => drop(answer(client, user, &stats)),
                     // No more open files, at the moment.
                     Err(_) => std::thread::sleep(PATIENCE),
                 }
@@ -61,7 +72,7 @@ impl StatsServer {
         let thread = std::thread::Builder::new().name("stats".to_owned());
         match thread.spawn(answer_all) {
             Ok(thread) => Ok(Self {
-                path: path.to_owned(),
+                listener,
                 stop,
                 thread,
             }),
@@ -73,21 +84,18 @@ impl StatsServer {
         }
     }
 
-    /// Removes the socket and ends the thread.
+    /// Ends the thread. The socket's file is removed with the VMM's record.
     pub fn stop(self) {
         self.stop.store(true, SeqCst);
-        // Wakes it up. Without a socket that is impossible, and the thread ends with the process.
-        let woken = UnixStream::connect(&self.path).is_ok();
-        let _ = fs::remove_file(&self.path);
-        if woken {
-            // A panic of that thread was reported when it happened.
-            let _ = self.thread.join();
-        }
+        // It can't fail for a socket that listens, and ends the wait for clients.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        // A panic of that thread was reported when it happened.
+        let _ = self.thread.join();
     }
 }
 
-fn answer(mut client: UnixStream, stats: impl Fn() -> Stats) -> io::Result<()> {
-    if ![0, geteuid().as_raw()].contains(&getsockopt(&client, PeerCredentials)?.uid()) {
+fn answer(mut client: UnixStream, user: Uid, stats: impl Fn() -> Stats) -> io::Result<()> {
+    if ![0, user.as_raw()].contains(&getsockopt(&client, PeerCredentials)?.uid()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let text = serde_json::to_string(&stats())?;

@@ -72,6 +72,13 @@ pub trait Hooks: Send + Sync {
     /// Any; the virtual machine isn't started then.
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
 
+    /// Called once on the thread that runs the virtual machine, when the vCPUs' threads are there
+    /// and what the guest needs of files is open. No guest code has run.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_set_up(&self) -> anyhow::Result<()>;
+
     /// Called on a vCPU's thread, before it runs guest code on another pCPU than
     /// before.
     fn on_vcpu_moved(&self, vcpu: VcpuId);

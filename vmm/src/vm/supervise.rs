@@ -51,6 +51,7 @@ pub fn supervise(
         resets: 0,
         unclaimed: 0,
     };
+    host.hooks.on_set_up()?;
     let reason = life.run(guest)?;
     Ok(RunReport {
         reason,

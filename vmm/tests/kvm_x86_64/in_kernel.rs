@@ -20,7 +20,7 @@ use vcpufreq_device::kvm::PageMapping;
 use vcpufreq_device::kvm::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
-use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory};
+use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory, Unconfined};
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
 };
@@ -302,6 +302,7 @@ fn a_dead_worker_loses_no_request() {
         device: Arc::new(panics.unwrap()),
         vcpus: Arc::new(AtomicU16::new(1)),
         avoid: Vec::new(),
+        confinement: Arc::new(Unconfined),
     })
     .unwrap();
     let offload = path.offload.as_mut().unwrap();

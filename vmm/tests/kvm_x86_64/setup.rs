@@ -173,6 +173,10 @@ impl Hooks for RecordingHooks {
         self.do_also();
     }
 
+    fn on_set_up(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {

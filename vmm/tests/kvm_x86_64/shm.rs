@@ -17,7 +17,7 @@ use vcpufreq_device::fakes::FakeHost;
 use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered, Unconfined,
 };
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, Device, DeviceConfig, Headroom, Khz, PerfTable, VcpuSpec,
@@ -84,6 +84,7 @@ fn path() -> Path {
         rt_pcpus: vec![],
         kick: None,
         ioeventfd: None,
+        confinement: Arc::new(Unconfined),
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Strict);
     let bridge = Bridge::start(device.unwrap(), &config, &[offered], &diagnostics).unwrap();

@@ -54,6 +54,10 @@ pub trait RunningBackend: Send + Sync {
     /// The backend's own error when one of them can't be followed: cur_perf may be untrue there.
     fn follow_pcpus(&self, changed: &[u32]) -> Result<(), BackendError>;
 
+    /// Called once when all threads are registered, before the guest runs, by a VMM that gives up
+    /// its rights now: lets go of what isn't this VM's alone.
+    fn confine(&self);
+
     /// Takes the guest's requests back: it resets, and no vCPU runs.
     fn reset(&self);
 

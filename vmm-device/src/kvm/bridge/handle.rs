@@ -59,6 +59,13 @@ impl BridgeHandle {
         }
     }
 
+    /// The VMM gives up its rights now: lets go of what isn't this VM's alone. All vCPU threads are
+    /// registered, and no vCPU runs.
+    pub fn confine(&self) {
+        let active = self.0.active();
+        active.backend.iter().for_each(|(_, path)| path.confine());
+    }
+
     /// The guest resets; no vCPU runs.
     pub fn reset(&self) {
         let inner = &self.0;

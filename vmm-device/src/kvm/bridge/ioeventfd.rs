@@ -68,9 +68,15 @@ impl IoeventfdPath {
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
+            confinement: guest.confinement.clone(),
         })?;
         let pcpus = guest.watched_pcpus(host);
-        let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        let perf_watch = PerfWatch::watch(
+            host,
+            worker.epoll(),
+            pcpus,
+            (vcpus, guest.kick, &guest.confinement),
+        );
         diagnostics.explain(&freshness(NAME, perf_watch.as_ref()));
         let offload = KvmOffload {
             base: guest.base,

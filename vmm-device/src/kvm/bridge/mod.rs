@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::kvm::{
+    confinement::Confinement,
     diagnostics::Diagnostics,
     error::{Doing, PathError},
     event_stats::EventStats,
@@ -57,6 +58,8 @@ pub struct BridgeConfig {
     pub kick: Option<c_int>,
     /// How the path `ioeventfd` is to be, if it may be taken.
     pub ioeventfd: Option<IoeventfdPlan>,
+    /// How its threads are confined.
+    pub confinement: Arc<dyn Confinement>,
 }
 
 /// A device with all that it needs while its guest runs.
@@ -83,6 +86,8 @@ pub struct GuestFacts {
     pub state: Arc<OffloadState>,
     /// The signal that makes KVM_RUN return, if the vCPUs are this process'.
     pub kick: Option<c_int>,
+    /// How threads are confined.
+    pub confinement: Arc<dyn Confinement>,
 }
 
 impl GuestFacts {
@@ -163,7 +168,11 @@ impl Bridge {
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
         };
         Ok(Self {
-            maintenance: MaintenanceThread::start(device.clone(), look)?,
+            maintenance: MaintenanceThread::start(
+                device.clone(),
+                config.confinement.clone(),
+                look,
+            )?,
             inner,
             size,
             offload: offload.map(Arc::new),
@@ -230,6 +239,7 @@ impl BridgeInner {
                 threads: Arc::default(),
                 state: Arc::default(),
                 kick: config.kick,
+                confinement: config.confinement.clone(),
             },
             diagnostics: diagnostics.clone(),
             on_bus: Arc::new(SwappableDevice::new(region.clone())),

@@ -22,7 +22,7 @@ mod worker;
 
 pub use domain_writes::{DomainWrites, EntryBell, LatestWrite};
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
-pub use perf_watch::{PerfWatch, freshness};
+pub use perf_watch::{PerfWatch, Unconfined, frequency_event, freshness};
 pub use region::IoeventfdRegion;
 pub use worker::{Worker, WorkerParts};
 

@@ -131,7 +131,7 @@ impl PerfEvent {
             wakeup_events: 1,
             ..Attr::default()
         };
-        Self::open(attr, Whose::Thread(thread))
+        Self::of_file(Self::open(attr, Whose::Thread(thread))?)
     }
 
     /// Wakes its poller at tracepoint `id`.
@@ -139,7 +139,7 @@ impl PerfEvent {
     /// # Errors
     /// As [`Self::migrations`]; `ENODEV` while the pCPU is offline, `EINVAL` when no tracepoint has
     /// this number.
-    pub fn waking(id: u64, whose: Whose) -> io::Result<Self> {
+    pub fn waking(id: u64, whose: Whose) -> io::Result<OwnedFd> {
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
             config: id,
@@ -160,7 +160,7 @@ impl PerfEvent {
             sample_type: SAMPLE_TIME | SAMPLE_RAW,
             ..Attr::default()
         };
-        let event = Self::open(attr, whose)?;
+        let event = Self::of_file(Self::open(attr, whose)?)?;
         let filter = CString::new(filter)?;
         // SAFETY: the kernel reads a text that ends in NUL.
         let result = unsafe { libc::ioctl(event.fd(), SET_FILTER, filter.as_ptr()) };
@@ -170,7 +170,35 @@ impl PerfEvent {
         }
     }
 
-    fn open(attr: Attr, whose: Whose) -> io::Result<Self> {
+    /// An event's ring.
+    ///
+    /// # Errors
+    /// As mmap(2): `EPERM` over the user's limit of locked memory (`perf_event_mlock_kb` and
+    /// RLIMIT_MEMLOCK).
+    pub fn of_file(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: takes and returns plain numbers.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).map_err(io::Error::other)?;
+        // Not writable: that is what makes it one that overwrites.
+        // SAFETY: a fresh mapping at an address that the kernel chooses.
+        let ring = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * page,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if ring == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let ring = NonNull::new(ring.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, ring, page })
+    }
+
+    fn open(attr: Attr, whose: Whose) -> io::Result<OwnedFd> {
         let attr = Attr {
             size: ATTR_SIZE,
             sample_period: 1,
@@ -198,27 +226,7 @@ impl PerfEvent {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a descriptor that was just made, with no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: takes and returns plain numbers.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let page = usize::try_from(page).map_err(io::Error::other)?;
-        // Not writable: that is what makes it one that overwrites.
-        // SAFETY: a fresh mapping at an address that the kernel chooses.
-        let ring = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * page,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if ring == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let ring = NonNull::new(ring.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { fd, ring, page })
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Sends `signal` to `thread`, too, whenever the poller is woken.

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -14,6 +16,7 @@ use super::perf::{PerfEvent, Whose};
 use super::tracepoint_text;
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid};
+use crate::kvm::confinement::{BridgeThread, Confinement};
 use crate::kvm::error::{Doing, PathError};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
@@ -25,14 +28,14 @@ pub const CHANGED: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub struct PerfWatch {
     epoll: Arc<Epoll>,
-    /// Number of the tracepoint.
-    id: u64,
+    host: HostRoot,
     /// The pCPUs that count, and the events of those that are online.
     pcpus: Vec<u32>,
     frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
     threads: Box<[OnceLock<PerfEvent>]>,
     /// Makes KVM_RUN return, if the vCPUs are this process'.
     kick: Option<c_int>,
+    confinement: Arc<dyn Confinement>,
 }
 
 impl PerfWatch {
@@ -46,18 +49,17 @@ impl PerfWatch {
         host: &HostRoot,
         epoll: &Arc<Epoll>,
         pcpus: Vec<u32>,
-        (vcpus, kick): (u16, Option<c_int>),
+        (vcpus, kick, confinement): (u16, Option<c_int>, &Arc<dyn Confinement>),
     ) -> Result<Self, PathError> {
-        let id = tracepoint_text(host, TRACEPOINT, "id");
-        let id = id.and_then(|id| id.parse().ok());
-        let id = id.doing("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
+        tracepoint(host).doing("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
         let watch = Self {
             epoll: epoll.clone(),
-            id,
+            host: host.clone(),
             frequencies: Mutex::default(),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
             pcpus,
             kick,
+            confinement: confinement.clone(),
         };
         watch.follow(&watch.pcpus)?;
         Ok(watch)
@@ -90,7 +92,8 @@ impl PerfWatch {
 
     /// `None` while it is offline.
     fn frequency(&self, pcpu: u32) -> Result<Option<PerfEvent>, PathError> {
-        let event = match PerfEvent::waking(self.id, Whose::Pcpu(pcpu)) {
+        let event = self.confinement.frequency_event(&self.host, pcpu);
+        let event = match event.and_then(PerfEvent::of_file) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             event => event.doing("perf events aren't permitted (CAP_PERFMON)")?,
         };
@@ -123,6 +126,33 @@ impl PerfWatch {
             let _ = slot.set(event);
         }
         Ok(())
+    }
+}
+
+/// An event that wakes its reader when pCPU `number` changes its frequency.
+///
+/// # Errors
+/// As perf_event_open(2): `ENODEV` while it is offline, `EACCES` without CAP_PERFMON.
+/// [`NotFound`](io::ErrorKind::NotFound) without tracefs.
+pub fn frequency_event(host: &HostRoot, number: u32) -> io::Result<OwnedFd> {
+    let id = tracepoint(host).ok_or(io::ErrorKind::NotFound)?;
+    PerfEvent::waking(id, Whose::Pcpu(number))
+}
+
+/// The tracepoint's number.
+fn tracepoint(host: &HostRoot) -> Option<u64> {
+    tracepoint_text(host, TRACEPOINT, "id")?.parse().ok()
+}
+
+/// Threads keep the rights of their process.
+#[derive(Clone, Copy, Debug)]
+pub struct Unconfined;
+
+impl Confinement for Unconfined {
+    fn on_thread(&self, _: BridgeThread) {}
+
+    fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
+        frequency_event(host, pcpu)
     }
 }
 

@@ -20,6 +20,7 @@ use super::RequestQueue;
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use crate::kvm::budget::Budget;
+use crate::kvm::confinement::{BridgeThread, Confinement};
 use crate::kvm::error::{Doing, PathError};
 use crate::{Actuator, Device, Events, Source, VcpuId, host};
 
@@ -40,6 +41,8 @@ pub struct WorkerParts<A, S, E> {
     pub vcpus: Arc<AtomicU16>,
     /// pCPUs that it avoids.
     pub avoid: Vec<u32>,
+    /// How the thread is confined.
+    pub confinement: Arc<dyn Confinement>,
 }
 
 /// The running worker; stopped when dropped.
@@ -151,6 +154,7 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
 
     fn run(mut self) -> std::io::Result<()> {
         self.keep_out_of_the_way();
+        self.plan.confinement.on_thread(BridgeThread::Requests);
         let mut events = [EpollEvent::default(); TURN];
         // Read between turns, when no request waits.
         let mut cpu_before = host::thread_cpu_time();

@@ -121,6 +121,7 @@ impl Backend for ShmBackend {
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
+            confinement: guest.confinement.clone(),
         })?;
         // A backend is started once.
         let _ = self.lost.set(worker.lost());
@@ -128,7 +129,12 @@ impl Backend for ShmBackend {
         let offload = offload.transpose()?;
         let host = device.source().root();
         let (pcpus, vcpus) = (guest.watched_pcpus(host), self.memory.vcpus());
-        let perf_watch = PerfWatch::watch(host, worker.epoll(), pcpus, (vcpus, guest.kick));
+        let perf_watch = PerfWatch::watch(
+            host,
+            worker.epoll(),
+            pcpus,
+            (vcpus, guest.kick, &guest.confinement),
+        );
         diagnostics.explain(&freshness(SHM, perf_watch.as_ref()));
         let path = ShmPath {
             memory: self.memory.clone(),
@@ -185,6 +191,9 @@ impl RunningBackend for ShmPath {
 
     /// The device applies requests.
     fn apply_again(&self, _: VcpuId) {}
+
+    /// All of it is this VM's.
+    fn confine(&self) {}
 
     fn reset(&self) {
         self.requests.start_anew(self.device.config());

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The system calls of each class of threads. Any other ends the process (`SECCOMP_RET_KILL_PROCESS`),
+//! and the guardian cleans up.
+//!
+//! ```text
+//! COMMON                  memory without code, locks, clocks, files that are open
+//! └─ vCPU                 KVM, clamps
+//!    ├─ events            nothing else
+//!    ├─ stats             its socket
+//!    ├─ requests          eventfds, BPF maps
+//!    ├─ maintenance       read-only files, affinity
+//!    └─ main              all of these, the terminal, threads of this process
+//! ```
+//! Numbers of ioctl are checked by their type, arguments of `bpf`, `clone`, `mmap`, `openat` and
+//! `tgkill` by value. A pointer's target can't be checked: paths are landlock's.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use super::ThreadClass;
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// What each thread does: allocate, wait, use open files, end.
+const COMMON: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getcpu,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_read,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+/// Clamps of vCPU threads, where no cgroup has them.
+const CLAMPS: &[i64] = &[
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setattr,
+];
+/// What waits for eventfds and perf events.
+const EPOLL: &[i64] = &[
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_eventfd2,
+];
+/// What looks whether they are readable.
+const WAIT: &[i64] = &[
+    libc::SYS_epoll_pwait,
+    libc::SYS_preadv2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+];
+/// What finds files below `/sys/devices/system/cpu`.
+const FILES: &[i64] = &[
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_getdents64,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+];
+/// Where vCPU threads run.
+const AFFINITY: &[i64] = &[libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity];
+/// The socket for `vcpufreq stats`, which is bound.
+const SOCKET: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_fcntl,
+    libc::SYS_getsockopt,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+];
+/// The socket to the broker.
+const BROKER: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
+/// What only the main thread does: wait for the user, start and end threads, end the broker.
+const MAIN: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_dup,
+    libc::SYS_getrusage,
+    libc::SYS_rt_sigaction,
+    libc::SYS_set_tid_address,
+    libc::SYS_shutdown,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
+
+/// Types of ioctl (`_IOC_TYPE`): KVM, the module `vcpufreq_host`, perf events, terminals.
+const KVM: u64 = 0xae;
+const MODULE: u64 = 0xcf;
+const PERF: u64 = 0x24;
+const TERMINAL: u64 = 0x54;
+
+/// Commands of `bpf` that use what is open (`enum bpf_cmd`): a run of a program, what an object is.
+/// No element of a map is read or written: some are shared with other VMMs. What opens by number (11
+/// to 14, 30, 31) takes CAP_SYS_ADMIN, which no thread has any more: it fails, as on hosts that
+/// don't permit it at all.
+const BPF: &[u64] = &[10, 11, 12, 13, 14, 15, 30, 31];
+
+/// Flags of a new thread of this process, as the C library gives them.
+const THREAD: u64 = 0x3d_0f00;
+/// Flags of `open` that write, or make a file.
+const WRITING: u64 = flags(libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC);
+/// `PROT_EXEC`.
+const CODE: u64 = flags(libc::PROT_EXEC);
+/// All bits of an argument of 32 bits.
+const ALL: u64 = u32::MAX as u64;
+/// What a new thread does to itself: its name, and a filter that takes more away.
+const OF_NEW_THREAD: [(i64, u64); 3] = [
+    (libc::SYS_prctl, flags(libc::PR_SET_NAME)),
+    (libc::SYS_prctl, flags(libc::PR_SET_NO_NEW_PRIVS)),
+    // SECCOMP_SET_MODE_FILTER
+    (libc::SYS_seccomp, 1),
+];
+
+const fn flags(bits: libc::c_int) -> u64 {
+    bits.unsigned_abs() as u64
+}
+
+/// Why no filter was made: a mistake in this file.
+const WRONG: &str = "a filter of system calls is wrong";
+
+/// The filter of a class, for process `pid`.
+///
+/// # Errors
+/// When the crate refuses a rule: a mistake in this file.
+pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
+    let mut rules = Rules::new();
+    allow(&mut rules, COMMON);
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        // No code is made.
+        when(&mut rules, call, &[(2, CODE, 0)])?;
+    }
+    // A panic that aborts; a kick of a vCPU.
+    when(&mut rules, libc::SYS_tgkill, &[(0, ALL, pid.into())])?;
+    let types: &[u64] = match class {
+        ThreadClass::Vcpu => {
+            // A write that isn't in the table waits for those that are.
+            allow(&mut rules, &[CLAMPS, WAIT].concat());
+            &[KVM, MODULE]
+        }
+        ThreadClass::Events => &[],
+        ThreadClass::Stats => {
+            allow(&mut rules, SOCKET);
+            bpf(&mut rules)?;
+            &[MODULE]
+        }
+        ThreadClass::Requests => {
+            allow(&mut rules, &[CLAMPS, EPOLL, WAIT].concat());
+            bpf(&mut rules)?;
+            &[MODULE]
+        }
+        ThreadClass::Maintenance => {
+            allow(
+                &mut rules,
+                &[CLAMPS, EPOLL, WAIT, FILES, AFFINITY, BROKER].concat(),
+            );
+            bpf(&mut rules)?;
+            open_read_only(&mut rules)?;
+            &[MODULE, PERF]
+        }
+        ThreadClass::Main => {
+            let calls = [CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, BROKER, MAIN];
+            allow(&mut rules, &calls.concat());
+            bpf(&mut rules)?;
+            open_read_only(&mut rules)?;
+            when(&mut rules, libc::SYS_clone, &[(0, ALL, THREAD)])?;
+            for (call, first) in OF_NEW_THREAD {
+                when(&mut rules, call, &[(0, ALL, first)])?;
+            }
+            // Refused by the filter below, which names no flags: they are behind a pointer.
+            allow(&mut rules, &[libc::SYS_clone3]);
+            &[KVM, MODULE, PERF, TERMINAL]
+        }
+    };
+    for kind in types {
+        when(&mut rules, libc::SYS_ioctl, &[(1, 0xff00, kind << 8)])?;
+    }
+    compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)
+}
+
+/// Has the C library use `clone`, whose flags can be checked, in the place of `clone3`.
+///
+/// # Errors
+/// As [`of`].
+pub fn without_clone3() -> anyhow::Result<BpfProgram> {
+    let mut rules = Rules::new();
+    allow(&mut rules, &[libc::SYS_clone3]);
+    let refused = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    compile(rules, SeccompAction::Allow, refused)
+}
+
+fn compile(
+    rules: Rules,
+    others: SeccompAction,
+    listed: SeccompAction,
+) -> anyhow::Result<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into().context(WRONG)?;
+    let filter = SeccompFilter::new(rules, others, listed, arch).context(WRONG)?;
+    filter.try_into().context(WRONG)
+}
+
+fn allow(rules: &mut Rules, calls: &[i64]) {
+    for call in calls {
+        rules.insert(*call, Vec::new());
+    }
+}
+
+fn bpf(rules: &mut Rules) -> anyhow::Result<()> {
+    let mut commands = BPF.iter();
+    commands.try_for_each(|command| when(rules, libc::SYS_bpf, &[(0, ALL, *command)]))
+}
+
+fn open_read_only(rules: &mut Rules) -> anyhow::Result<()> {
+    when(
+        rules,
+        libc::SYS_openat,
+        &[(2, WRITING, flags(libc::O_RDONLY))],
+    )
+}
+
+/// Allows a call when each argument, by its number, has a value below a mask.
+fn when(rules: &mut Rules, call: i64, arguments: &[(u8, u64, u64)]) -> anyhow::Result<()> {
+    let conditions = arguments.iter().map(|(number, mask, value)| {
+        let compared = SeccompCmpOp::MaskedEq(*mask);
+        SeccompCondition::new(*number, SeccompCmpArgLen::Dword, compared, *value)
+    });
+    let conditions = conditions.collect::<Result<_, _>>().context(WRONG)?;
+    let rule = SeccompRule::new(conditions).context(WRONG)?;
+    rules.entry(call).or_default().push(rule);
+    Ok(())
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Takes user, groups and capabilities from a thread. The C library's functions would change all
+//! threads; these are the kernel's, which change one.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use anyhow::Context as _;
+use caps::CapSet;
+use nix::unistd::geteuid;
+
+/// The first number of users that no account has (systemd's `UIDS-GIDS`: unused). Each VMM of root
+/// has one of its own, so that one can't touch the threads of another.
+const FIRST: u32 = 0x7000_0000;
+/// Where that one isn't mapped, in a container: `nobody`.
+const NOBODY: u32 = 65534;
+
+/// The user that a thread of this process becomes; `None`: it stays, for it isn't root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity(Option<u32>);
+
+impl Identity {
+    /// For process `pid`. A thread of its own tries it.
+    ///
+    /// # Errors
+    /// When root can become no other user: in a user namespace that has no second one.
+    pub fn of_process(pid: u32) -> anyhow::Result<Self> {
+        if !geteuid().is_root() {
+            return Ok(Self(None));
+        }
+        let can = |user: &u32| {
+            let user = *user;
+            let tried = std::thread::spawn(move || become_user(user)).join();
+            tried.is_ok_and(|tried| tried.is_ok())
+        };
+        let found = [FIRST + pid, NOBODY].into_iter().find(can);
+        found
+            .map(|user| Self(Some(user)))
+            .context("root can't become another user in this user namespace")
+    }
+
+    /// The user's number, if it is another one.
+    pub fn user(self) -> Option<u32> {
+        self.0
+    }
+
+    /// Changes the calling thread, which keeps no capability.
+    ///
+    /// # Errors
+    /// As setresuid(2), capset(2).
+    pub fn enter(self) -> anyhow::Result<()> {
+        if let Some(user) = self.0 {
+            become_user(user).with_context(|| format!("can't become user {user}"))?;
+        }
+        let sets = [
+            CapSet::Ambient,
+            CapSet::Inheritable,
+            CapSet::Effective,
+            CapSet::Permitted,
+        ];
+        let mut sets = sets.into_iter();
+        sets.try_for_each(|set| caps::clear(None, set))
+            .context("can't take the capabilities away")
+    }
+}
+
+fn become_user(user: u32) -> io::Result<()> {
+    let none: [libc::gid_t; 0] = [];
+    // SAFETY: the kernel reads no group.
+    done(unsafe { libc::syscall(libc::SYS_setgroups, 0, none.as_ptr()) })?;
+    // SAFETY: takes three numbers.
+    done(unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) })?;
+    // SAFETY: the same.
+    done(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })
+}
+
+fn done(result: libc::c_long) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

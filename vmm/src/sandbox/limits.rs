@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Limits of the whole process, and whether each of its threads is confined.
+
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::unistd::geteuid;
+use vcpufreq_device::host::Tid;
+
+/// How often to look whether a thread that has just started is confined, and how many times.
+const PAUSE: Duration = Duration::from_millis(2);
+const LOOKS: u32 = 2500;
+/// More than a file has to which stderr is redirected: nothing that a guest does adds a line each
+/// time.
+const LOG: u64 = 1 << 30;
+/// Files that the VMM opens besides those of vCPUs: a virtual machine, its interrupt controller and
+/// eventfds, clients of `vcpufreq stats`, perf events of pCPUs that come online.
+const MORE_FILES: u64 = 512;
+
+/// What the process may use from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// vCPUs: a guest that resets has new files for each.
+    pub vcpus: usize,
+    /// Bytes that the guest's own file may have; `None`: any, and so may all others.
+    pub file_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// Sets them.
+    ///
+    /// # Errors
+    /// As setrlimit(2); when /proc can't be read.
+    pub fn set(self) -> anyhow::Result<()> {
+        let failed = "can't set the limits of the VMM";
+        let open = fs::read_dir("/proc/self/fd").context(failed)?;
+        let highest = open
+            .filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok())
+            .max()
+            .unwrap_or(0u64);
+        let of_vcpus = u64::try_from(self.vcpus).unwrap_or(u64::MAX);
+        let files = highest
+            .saturating_add(of_vcpus.saturating_mul(4))
+            .saturating_add(MORE_FILES);
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        let files = files.min(most);
+        setrlimit(Resource::RLIMIT_NOFILE, files, files).context(failed)?;
+        if let Some(bytes) = self.file_bytes {
+            let bytes = bytes.saturating_add(LOG);
+            setrlimit(Resource::RLIMIT_FSIZE, bytes, bytes).context(failed)?;
+            // A write beyond it fails, and doesn't end the VMM.
+            // SAFETY: SIG_IGN is no function of ours.
+            unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.context(failed)?;
+        }
+        if geteuid().is_root() {
+            // What CAP_IPC_LOCK allowed: memory of a real-time guest that resets, rings of perf events.
+            // Root without CAP_SYS_RESOURCE keeps its limit.
+            let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+        }
+        Ok(())
+    }
+}
+
+/// Whether every thread but the calling one is confined. One that has just started is waited for.
+///
+/// # Errors
+/// Which one isn't; /proc can't be read.
+pub fn check_others() -> anyhow::Result<()> {
+    let own = Tid::current().to_string();
+    for look in 1..=LOOKS {
+        let Some(name) = unconfined(&own)? else {
+            return Ok(());
+        };
+        if look == LOOKS {
+            bail!("the thread {name} isn't confined, and no guest runs beside it");
+        }
+        sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// The name of a thread that isn't confined.
+fn unconfined(own: &str) -> anyhow::Result<Option<String>> {
+    for task in fs::read_dir("/proc/self/task").context("can't list the VMM's threads")? {
+        let task = task?;
+        if task.file_name().to_str() == Some(own) {
+            continue;
+        }
+        // A thread that has ended meanwhile has no file any more.
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+            continue;
+        };
+        let value = |key| {
+            let mut lines = status.lines();
+            lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
+        };
+        let confined = value("Seccomp:") == Some("2")
+            && value("NoNewPrivs:") == Some("1")
+            && value("CapPrm:").is_some_and(|set| set.chars().all(|digit| digit == '0'));
+        if !confined {
+            return Ok(Some(value("Name:").unwrap_or("?").to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_not_confined_is_found() {
+        // The harness' own threads are there, too.
+        let own = Tid::current().to_string();
+        assert!(unconfined(&own).unwrap().is_some());
+    }
+}

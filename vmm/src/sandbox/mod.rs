@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a VMM gives up before its guest runs. Set-up is the VMM's, with the rights that it was
+//! started with; from the guest's first instruction on, the broker alone has those.
+//!
+//! ```text
+//! each thread, when it starts: no_new_privs ─▶ user, capabilities ─▶ landlock ─▶ seccomp of its class
+//! main, last: limits ─▶ every thread is confined? ─▶ its own ─▶ the guest runs
+//! ```
+//! All of these are a thread's own in Linux. A thread that is started later has what its maker has,
+//! and gives up more.
+
+mod files;
+mod filters;
+mod identity;
+mod limits;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use anyhow::Context as _;
+use seccompiler::{BpfProgram, apply_filter};
+use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::kvm::ioeventfd::frequency_event;
+use vcpufreq_device::kvm::{BridgeThread, Confinement};
+
+use crate::lifecycle::guardian::Requests;
+use crate::message::{chain, warn};
+use files::{Files, Kept};
+use identity::Identity;
+pub use limits::Limits;
+
+/// What a thread of the VMM is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadClass {
+    /// Starts, watches and ends the guest.
+    Main,
+    /// Runs a vCPU.
+    Vcpu,
+    /// Carries out requests.
+    Requests,
+    /// Watches the host.
+    Maintenance,
+    /// Answers to `vcpufreq stats`.
+    Stats,
+    /// Writes the events file.
+    Events,
+}
+
+/// Every class.
+pub const CLASSES: [ThreadClass; 6] = [
+    ThreadClass::Main,
+    ThreadClass::Vcpu,
+    ThreadClass::Requests,
+    ThreadClass::Maintenance,
+    ThreadClass::Stats,
+    ThreadClass::Events,
+];
+
+/// A process' sandbox.
+#[derive(Debug)]
+pub struct Sandbox {
+    filters: Vec<(ThreadClass, BpfProgram)>,
+    without_clone3: BpfProgram,
+    files: Files,
+    identity: Option<Identity>,
+    /// Set when main has given up its own rights: threads start without them from then on.
+    closed: AtomicBool,
+}
+
+impl Sandbox {
+    /// Prepares the sandbox of this process, before it has other threads. What the host doesn't
+    /// have is one line each to `lacks`.
+    ///
+    /// # Errors
+    /// When there can be no filters of system calls: the kernel has no seccomp.
+    pub fn prepare(lacks: &mut Vec<String>) -> anyhow::Result<Self> {
+        let pid = std::process::id();
+        let filters = CLASSES.map(|class| Ok((class, filters::of(class, pid)?)));
+        let files = Files::of_kernel()?;
+        match files.kept {
+            Kept::All => {}
+            Kept::Some => lacks.push(
+                "the kernel's landlock is an older one: it limits files, and not all of network and signals"
+                    .to_owned(),
+            ),
+            Kept::None => lacks.push(
+                "the kernel has no landlock: boot with lsm=landlock,... for limits on what may be opened"
+                    .to_owned(),
+            ),
+        }
+        let identity = Identity::of_process(pid);
+        let identity = identity.map_err(|why| lacks.push(chain(&why))).ok();
+        Ok(Self {
+            filters: filters.into_iter().collect::<anyhow::Result<_>>()?,
+            without_clone3: filters::without_clone3()?,
+            files,
+            identity,
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The user that the VMM becomes, if it is another one.
+    pub fn user(&self) -> Option<u32> {
+        self.identity?.user()
+    }
+
+    /// Confines the calling thread, for good.
+    ///
+    /// # Errors
+    /// What the kernel refuses; part of it may be in force then.
+    pub fn enter(&self, class: ThreadClass) -> anyhow::Result<()> {
+        let filters = self.filters.iter();
+        let mut filters = filters.filter(|(of, _)| *of == class);
+        let (_, filter) = filters.next().context("a class has no filter")?;
+        if !self.closed.load(SeqCst) {
+            if let Some(identity) = self.identity {
+                identity.enter()?;
+            }
+            self.files.enter()?;
+        }
+        if class == ThreadClass::Main {
+            apply_filter(&self.without_clone3).context("can't filter system calls")?;
+        }
+        apply_filter(filter).context("can't filter system calls")
+    }
+
+    /// Confines the calling thread, or ends the process: a thread that isn't confined must not run
+    /// beside a guest.
+    pub fn enter_or_end(&self, class: ThreadClass) {
+        if let Err(why) = self.enter(class) {
+            warn(&format!(
+                "thread {class:?} can't be confined ({}); see --sandbox",
+                chain(&why)
+            ));
+            std::process::exit(2);
+        }
+    }
+
+    /// The last step: confines the main thread, when all others are.
+    ///
+    /// # Errors
+    /// As [`Self::enter`]; or a thread isn't confined.
+    pub fn close(&self, limits: Limits) -> anyhow::Result<()> {
+        limits.set()?;
+        limits::check_others()?;
+        self.enter(ThreadClass::Main)?;
+        self.closed.store(true, SeqCst);
+        Ok(())
+    }
+}
+
+/// The threads of a bridge in a sandbox, and the guardian, which has the rights that they lack.
+#[derive(Debug)]
+pub struct Confined {
+    /// Where the threads go.
+    pub sandbox: Arc<Sandbox>,
+    /// What the guardian is asked for.
+    pub guardian: Arc<Requests>,
+}
+
+impl Confinement for Confined {
+    fn on_thread(&self, thread: BridgeThread) {
+        self.sandbox.enter_or_end(match thread {
+            BridgeThread::Requests => ThreadClass::Requests,
+            BridgeThread::Maintenance => ThreadClass::Maintenance,
+        });
+    }
+
+    fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
+        // While the bridge starts, this process has its rights.
+        match self.sandbox.closed.load(SeqCst) {
+            true => self.guardian.frequency_event(pcpu),
+            false => frequency_event(host, pcpu),
+        }
+    }
+}
