@@ -48,6 +48,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "vcpufreq-device",
             "vcpufreq-dt",
+            "vcpufreq-host-bpf",
             "vcpufreq-rt",
             "vcpufreq-bench",
             "vcpufreq",
