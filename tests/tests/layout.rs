@@ -54,6 +54,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "vcpufreq",
         ],
     ),
+    ("vcpufreq-orders", &["vcpufreq-device"]),
     ("vcpufreq-lab", &[]),
 ];
 
