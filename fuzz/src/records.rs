@@ -9,8 +9,8 @@ use vcpufreq_rt::Record;
 pub fn records(data: &[u8]) {
     if let Ok(record) = serde_json::from_slice::<VmmRecord>(data) {
         let text = serde_json::to_vec(&record).expect("a record as text");
-        let again: VmmRecord = serde_json::from_slice(&text).expect("what was written");
-        assert_eq!(serde_json::to_vec(&again).expect("text"), text);
+        let again = serde_json::from_slice(&text);
+        assert_eq!(again.ok(), Some(record));
     }
     if let Ok(kept) = serde_json::from_slice::<KeptVm>(data) {
         let text = serde_json::to_vec(&kept).expect("a record as text");
