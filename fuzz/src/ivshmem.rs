@@ -108,7 +108,8 @@ fn adopted(vcpus: u16, seals: u8, pages: u64) {
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).expect("seals");
     let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     // A mapping for writing is refused by the kernel then.
-    let writable = !seals.intersects(SealFlag::F_SEAL_WRITE);
+    let read_only = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
+    let writable = !seals.intersects(read_only);
     let sound = seals.contains(needed) && len == size(vcpus);
     match SharedMemory::adopt(file, vcpus) {
         Ok(memory) => {
