@@ -3,7 +3,8 @@
 
 LAB = lab/start
 
-.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book fuzz
+.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book fuzz \
+	sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -29,6 +30,9 @@ figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo
 
 fuzz: ## each fuzz target with libFuzzer; TIME=600 seconds of each, TARGET=registers alone
 	@fuzz/run $(or $(TIME),60) $(TARGET)
+
+sanitize: ## the library's tests with AddressSanitizer
+	@fuzz/sanitize
 
 packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
 	@$(LAB) packages

@@ -4,9 +4,16 @@
 
 mod console;
 mod devicetree;
+mod doorbells;
+mod ivshmem;
 mod kernel_image;
+mod machine;
+mod perf_ring;
+mod qmp;
 mod records;
 mod registers;
+mod shm;
+mod state;
 mod text;
 
 /// A name, as on the command line, and the function.
@@ -15,6 +22,9 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All targets.
 pub const TARGETS: &[Target] = &[
     ("registers", registers::registers),
+    ("shm", shm::shm),
+    ("doorbells", doorbells::doorbells),
+    ("state", state::state),
     ("console", console::console),
     ("kernel-image", kernel_image::kernel_image),
     ("devicetree", devicetree::devicetree),
@@ -22,5 +32,10 @@ pub const TARGETS: &[Target] = &[
     ("profile", text::profile),
     ("cpu-list", text::cpu_list),
     ("trace", text::trace),
+    ("perf-ring", perf_ring::perf_ring),
+    ("bpf-event", text::bpf_event),
+    ("ivshmem", ivshmem::ivshmem),
+    ("qmp", qmp::qmp),
+    ("metrics", text::metrics),
     ("records", records::records),
 ];

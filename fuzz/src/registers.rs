@@ -3,40 +3,15 @@
 //! and the clamp that is in force.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use vcpufreq_device::fakes::FixedSource;
-use vcpufreq_device::{
-    ActuateError, Actuator, Clamp, ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId,
-    Headroom, Khz, MmioRegion, NoEvents, PcpuPerf, PerfTable, Util, VcpuId, VcpuSpec,
-};
+use vcpufreq_device::{MmioRegion, VcpuId};
 
-/// Of each vCPU: its domain, its capacity, and its table in kHz.
-const VCPUS: [(u32, u16, &[u32]); 3] = [
-    (0, 329, &[600_000, 1_000_000, 1_800_000]),
-    (0, 329, &[600_000, 1_000_000, 1_800_000]),
-    (1, 1024, &[700_000, 1_200_000, 2_800_000]),
-];
+use crate::machine::{VCPUS, check, device, minimum};
+
 /// The registers that the binding has, and the one of the features.
 const REGISTERS: [u64; 7] = [0x00, 0x04, 0x08, 0x0c, 0x10, 0x14, 0x100];
 /// Bytes of an access: what, where, of how many bytes, and its value.
 const ACCESS: usize = 8;
-
-/// The minimum in force of each domain.
-#[derive(Debug, Default)]
-struct Minima([AtomicU32; 2]);
-
-impl Actuator for Minima {
-    fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
-        assert_eq!(clamp.max, Util::MAX, "in mode floor");
-        self.0[domain.0 as usize].store(clamp.min.get().into(), Relaxed);
-        Ok(())
-    }
-
-    fn serves_any_vcpu(&self) -> bool {
-        true
-    }
-}
 
 /// What the device should be like.
 #[derive(Default)]
@@ -47,12 +22,10 @@ struct Model {
 
 impl Model {
     fn write(&mut self, vcpu: usize, register: u64, value: u32) {
-        let (domain, capacity, table) = VCPUS[vcpu];
-        let max = table[table.len() - 1];
         match register {
             0x04 => {
-                let util = u64::from(capacity) * u64::from(value.min(max)) / u64::from(max);
-                self.minima[domain as usize] = u32::try_from(util).unwrap_or(u32::MAX);
+                let (domain, minimum) = minimum(vcpu, value);
+                self.minima[domain] = minimum;
             }
             0x0c => self.selected[vcpu] = value,
             _ => (),
@@ -100,10 +73,7 @@ pub fn registers(data: &[u8]) {
             if legal {
                 model.write(vcpu, in_page, u32::from_le_bytes(value));
             }
-            for (domain, minimum) in model.minima.iter().enumerate() {
-                let in_force = device.actuator().0[domain].load(Relaxed);
-                assert_eq!(in_force, *minimum, "domain {domain} after {access:?}");
-            }
+            check(&device, model.minima, &access);
         } else {
             let mut read = vec![0xff; len];
             region.read(offset, &mut read);
@@ -122,27 +92,4 @@ pub fn registers(data: &[u8]) {
             }
         }
     }
-}
-
-fn device() -> Device<Minima, FixedSource, NoEvents> {
-    let vcpus = VCPUS.map(|(domain, capacity, table)| VcpuSpec {
-        table: PerfTable::try_from(table.iter().copied().map(Khz).collect::<Vec<_>>())
-            .expect("a table that rises"),
-        capacity: Util::new(capacity).expect("within 1024"),
-        domain: DomainId(domain),
-    });
-    let config = DeviceConfig {
-        vcpus: vcpus.into(),
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
-    let source = FixedSource::new(PcpuPerf {
-        pcpu: 0,
-        khz: Khz(1_400_000),
-        khz_max: Khz(2_800_000),
-        capacity: Util::MAX,
-    });
-    Device::new(config, Minima::default(), source, NoEvents).expect("a configuration that holds")
 }

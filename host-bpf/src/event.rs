@@ -70,8 +70,9 @@ pub enum RequestOutcome {
     NotApplicable,
 }
 
-/// `struct vcpufreq_bpf_event`.
-pub(crate) fn parse(bytes: &[u8]) -> Option<BpfEvent> {
+/// A `struct vcpufreq_bpf_event`, unless it is none.
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Option<BpfEvent> {
     let bytes: &[u8; EVENT_SIZE] = bytes.try_into().ok()?;
     let word = |at: usize| {
         let end = bytes.get(at..)?.first_chunk()?;

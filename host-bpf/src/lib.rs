@@ -49,7 +49,7 @@ mod worker;
 #[cfg(feature = "load")]
 pub use backend::{BpfBackend, offer};
 pub use error::BpfError;
-pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest};
+pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest, parse};
 #[cfg(feature = "load")]
 pub use host::{
     ApplyOutcome, BpfPages, HostBpf, LatestRequest, Pages, PcpuFacts, VmConfig, WarningSink, sweep,

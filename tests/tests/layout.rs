@@ -48,11 +48,13 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "vcpufreq-device",
             "vcpufreq-dt",
+            "vcpufreq-host-bpf",
             "vcpufreq-rt",
             "vcpufreq-bench",
             "vcpufreq",
         ],
     ),
+    ("vcpufreq-orders", &["vcpufreq-device"]),
     ("vcpufreq-lab", &[]),
 ];
 

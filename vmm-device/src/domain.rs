@@ -10,12 +10,13 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{PoisonError, TryLockError};
 
 use crate::limit::Bucket;
 use crate::policy::Clamp;
 use crate::regs::MAX_VCPUS;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, fence};
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
@@ -69,7 +70,8 @@ impl Domain {
 
     /// Leaves the newest request to [`Domain::take_deferred`].
     pub fn defer(&self) {
-        self.held.store(true, SeqCst);
+        // Not a store: loom can't tell the order of a store and a swap.
+        self.held.swap(true, SeqCst);
     }
 
     /// The request that waits for a token, if one does; it is not held any more.

@@ -63,6 +63,7 @@ mod policy;
 mod ports;
 mod regs;
 mod state;
+mod sync;
 mod table;
 mod units;
 

@@ -11,8 +11,10 @@
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
+
+use crate::sync::AtomicU64;
 
 const SECOND_NS: u64 = 1_000_000_000;
 

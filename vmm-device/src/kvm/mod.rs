@@ -22,6 +22,8 @@ mod error;
 mod event_stats;
 #[cfg(feature = "kvm-ioctls")]
 mod free_slot;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod host_watch;
 mod hotplug;
 pub mod ioeventfd;

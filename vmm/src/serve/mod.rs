@@ -38,6 +38,7 @@ use crate::{
 };
 pub use machine::{Fate, ServedVm, give_memory};
 pub use pending_vmms::PendingVmms;
+pub use qmp::Qmp;
 pub use refusals::Refusals;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};

@@ -76,12 +76,7 @@ impl MmioTrace {
     pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> Result<Self, PathError> {
         let text = |name| tracepoint_text(host, TRACEPOINT, name);
         let id = text("id").doing("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
-        let format = text("format").unwrap_or_default();
-        let fields = Fields {
-            gpa: offset(&format, "gpa").doing("kvm:kvm_mmio has no gpa")?,
-            value: offset(&format, "val").doing("kvm:kvm_mmio has no val")?,
-            base,
-        };
+        let fields = Fields::of(&text("format").unwrap_or_default(), base)?;
         let end = base + size;
         let trace = Self {
             id: id.parse().ok().doing("kvm:kvm_mmio has no number")?,
@@ -138,7 +133,59 @@ impl WriteOrder for MmioTrace {
     }
 }
 
+/// Recorders of no threads, whose rings a fuzz target fills.
+#[cfg(feature = "fuzzing")]
+#[derive(Debug)]
+pub struct FakeTrace {
+    trace: MmioTrace,
+    /// Where each ring ends.
+    heads: Vec<u64>,
+}
+
+#[cfg(feature = "fuzzing")]
+impl FakeTrace {
+    /// For so many threads, of a tracepoint with fields as in `format`, and registers from `base` on.
+    ///
+    /// # Errors
+    /// As [`MmioTrace::new`].
+    pub fn new(threads: u16, format: &str, base: u64) -> Result<Self, PathError> {
+        let event = |_| Ok(OnceLock::from(PerfEvent::of_no_event().doing("no ring")?));
+        let rings: Result<Vec<_>, PathError> = (0..threads).map(event).collect();
+        Ok(Self {
+            trace: MmioTrace {
+                id: 0,
+                fields: Fields::of(format, base)?,
+                filter: String::new(),
+                threads: rings?.into(),
+            },
+            heads: vec![0; threads.into()],
+        })
+    }
+
+    /// Writes a record, a multiple of 8 bytes, into the ring of `thread`.
+    pub fn write(&mut self, thread: usize, record: &[u8]) {
+        let event = self.trace.threads.get_mut(thread);
+        if let Some(event) = event.and_then(OnceLock::get_mut) {
+            self.heads[thread] = event.write(self.heads[thread], record);
+        }
+    }
+
+    /// What is recorded.
+    pub fn order(&self) -> &dyn WriteOrder {
+        &self.trace
+    }
+}
+
 impl Fields {
+    /// As the tracepoint's file `format` has them.
+    fn of(format: &str, base: u64) -> Result<Self, PathError> {
+        Ok(Self {
+            gpa: offset(format, "gpa").doing("kvm:kvm_mmio has no gpa")?,
+            value: offset(format, "val").doing("kvm:kvm_mmio has no val")?,
+            base,
+        })
+    }
+
     /// The register and the value, if the record is of a set_perf.
     fn set_perf(self, record: &[u8]) -> Option<(VcpuId, u32)> {
         let gpa = u64::from_ne_bytes(*record.get(self.gpa..)?.first_chunk()?);
@@ -188,11 +235,7 @@ mod tests {
 
     #[test]
     fn a_record_says_which_register_and_value() {
-        let fields = Fields {
-            gpa: offset(FORMAT, "gpa").unwrap(),
-            value: offset(FORMAT, "val").unwrap(),
-            base: BASE,
-        };
+        let fields = Fields::of(FORMAT, BASE).unwrap();
         let vcpu = BASE + 2 * REGION_STRIDE;
         let written = fields.set_perf(&record(vcpu + REG_SET_PERF, 600_000));
         assert_eq!(written, Some((VcpuId(2), 600_000)));

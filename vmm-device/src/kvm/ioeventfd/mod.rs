@@ -21,6 +21,8 @@ mod region;
 mod worker;
 
 pub use domain_writes::{DomainWrites, EntryBell, LatestWrite};
+#[cfg(feature = "fuzzing")]
+pub use mmio_trace::FakeTrace;
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use perf_watch::{PerfWatch, Unconfined, frequency_event, freshness};
 pub use region::IoeventfdRegion;

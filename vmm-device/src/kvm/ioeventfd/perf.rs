@@ -307,6 +307,46 @@ impl PerfEvent {
     }
 }
 
+/// A ring that a test writes as the kernel does.
+#[cfg(any(test, feature = "fuzzing"))]
+impl PerfEvent {
+    /// The ring alone, empty.
+    pub fn of_no_event() -> io::Result<Self> {
+        const PAGE: usize = 4096;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping where the kernel chooses.
+        let ring = unsafe { libc::mmap(std::ptr::null_mut(), 2 * PAGE, access, flags, -1, 0) };
+        if ring == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            fd: std::fs::File::open("/dev/null")?.into(),
+            ring: NonNull::new(ring.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            page: PAGE,
+        })
+    }
+
+    /// Writes a record, a multiple of 8 bytes, into one [of no event](Self::of_no_event) that ends at
+    /// `head`; where it ends then.
+    pub fn write(&mut self, head: u64, record: &[u8]) -> u64 {
+        let head = head.wrapping_sub(record.len() as u64);
+        for (i, byte) in (0..).zip(record) {
+            let at = head.wrapping_add(i) % self.page as u64;
+            let at = self.page + usize::try_from(at).unwrap_or_default();
+            // SAFETY: in the second page of the mapping.
+            let at = unsafe { self.ring.add(at) };
+            // SAFETY: the same, and no thread reads it meanwhile.
+            unsafe { at.write(*byte) };
+        }
+        // SAFETY: in the first page of the mapping.
+        let end = unsafe { self.ring.add(DATA_HEAD) };
+        // SAFETY: an aligned u64 there.
+        unsafe { end.cast::<u64>().write(head) };
+        head
+    }
+}
+
 impl Drop for PerfEvent {
     fn drop(&mut self) {
         // SAFETY: the mapping of `open`, unmapped once.
@@ -346,8 +386,6 @@ pub(super) mod tests {
     //! too.
     use super::*;
 
-    const PAGE: usize = 4096;
-
     /// Of one byte for its fields, at that time; 32 bytes long.
     fn record(time: u64, field: u8) -> Vec<u8> {
         let mut fields = [0; 12];
@@ -377,32 +415,12 @@ pub(super) mod tests {
 
     impl Ring {
         pub fn new() -> Self {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-            // SAFETY: a fresh mapping where the kernel chooses.
-            let ring = unsafe { libc::mmap(std::ptr::null_mut(), 2 * PAGE, access, flags, -1, 0) };
-            assert_ne!(ring, libc::MAP_FAILED);
-            let event = PerfEvent {
-                fd: std::fs::File::open("/dev/null").unwrap().into(),
-                ring: NonNull::new(ring.cast()).unwrap(),
-                page: PAGE,
-            };
+            let event = PerfEvent::of_no_event().unwrap();
             Self { event, head: 0 }
         }
 
         pub fn write(&mut self, record: &[u8]) {
-            self.head = self.head.wrapping_sub(record.len() as u64);
-            for (i, byte) in (0..).zip(record) {
-                let at = usize::try_from(self.head.wrapping_add(i) % PAGE as u64).unwrap();
-                // SAFETY: in the second page of the mapping.
-                let at = unsafe { self.event.ring.add(PAGE + at) };
-                // SAFETY: the same, and no thread reads it meanwhile.
-                unsafe { at.write(*byte) };
-            }
-            // SAFETY: in the first page of the mapping.
-            let head = unsafe { self.event.ring.add(DATA_HEAD) };
-            // SAFETY: an aligned u64 there.
-            unsafe { head.cast::<u64>().write(self.head) };
+            self.head = self.event.write(self.head, record);
         }
     }
 

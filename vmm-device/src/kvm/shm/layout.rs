@@ -107,6 +107,17 @@ mod tests {
     }
 
     #[test]
+    fn each_ring_is_for_its_vcpu_of_this_peer_alone() {
+        for vcpu in 0..=u16::MAX {
+            let value = ring(VcpuId(vcpu));
+            assert_eq!(rung(value), Some(VcpuId(vcpu)));
+            for peer in [0, 2, u32::from(u16::MAX)] {
+                assert_eq!(rung(peer << 16 | value & 0xffff), None);
+            }
+        }
+    }
+
+    #[test]
     fn a_bar_is_a_power_of_two_with_room_for_every_page() {
         for vcpus in [1, 2, 15, 16, 17, 512] {
             let last = word(VcpuId(vcpus - 1), REGION_STRIDE - 4);

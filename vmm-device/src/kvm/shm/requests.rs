@@ -115,20 +115,38 @@ impl ShmRequests {
         self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The requests that no doorbell has announced; `None` before the next look is due.
-    fn left(&self) -> Option<Vec<(VcpuId, u32)>> {
-        let mut looks = self.looks();
-        let now = Instant::now();
-        if now < looks.next {
-            return None;
+    /// Whether the next look is due; then another one is, later.
+    fn is_due(&self) -> bool {
+        let (mut looks, now) = (self.looks(), Instant::now());
+        let due = now >= looks.next;
+        if due {
+            looks.next = now + LOOK_EVERY;
         }
-        looks.next = now + LOOK_EVERY;
+        due
+    }
+
+    /// Describes the vCPUs again, and carries out requests that no doorbell has announced.
+    pub fn look<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
+        let _alone = self.answering();
+        let left = self.left();
+        self.memory.tell_again();
+        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
+            device.show_constants(vcpu);
+        }
+        for request in left {
+            self.carry_out(request, device);
+        }
+    }
+
+    /// The requests that no doorbell has announced.
+    fn left(&self) -> Vec<(VcpuId, u32)> {
+        let mut looks = self.looks();
         let vcpus = (0..).map(VcpuId).zip(&mut looks.vcpus);
         let left = vcpus.filter_map(|(vcpu, seen)| {
             let requested = self.memory.requested(vcpu);
             seen.is_left(requested).then_some((vcpu, requested))
         });
-        Some(left.collect())
+        left.collect()
     }
 
     /// Carries out what each vCPU has requested, if any has.
@@ -189,16 +207,8 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmReq
     }
 
     fn finish(&self, device: &Device<A, S, E>) {
-        let _alone = self.answering();
-        let Some(left) = self.left() else {
-            return;
-        };
-        self.memory.tell_again();
-        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
-            device.show_constants(vcpu);
-        }
-        for request in left {
-            self.carry_out(request, device);
+        if self.is_due() {
+            self.look(device);
         }
     }
 

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What vCPUs do at the same time in `vcpufreq-device`: its own files, compiled with loom's locks and
+//! atomics, which are run in each order of their steps, with each value that a load may see.
+//! `tests/orders.rs` has a test for each function.
+
+// These are a library's, of which the models use a part.
+#[allow(dead_code)]
+#[path = "../../../vmm-device/src/domain.rs"]
+mod domain;
+#[allow(dead_code)]
+#[path = "../../../vmm-device/src/limit.rs"]
+mod limit;
+mod policy {
+    pub use vcpufreq_device::Clamp;
+}
+mod regs {
+    pub use vcpufreq_device::MAX_VCPUS;
+}
+mod sync;
+mod units {
+    pub use vcpufreq_device::{DomainId, Khz, VcpuId};
+}
+
+use std::num::NonZeroU32;
+use std::sync::atomic::AtomicI32;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use loom::thread;
+
+use domain::{Domain, Request};
+use limit::{Bucket, Limit, RateLimit};
+use units::{DomainId, Khz, VcpuId};
+
+/// A domain, and its host.
+struct Scene {
+    domain: Domain,
+    /// What was put into force last, kHz.
+    in_force: AtomicU32,
+    /// A thread calls the host.
+    busy: AtomicBool,
+    /// Requests less those that were put into force or overtaken. Not loom's: no order of its steps
+    /// matters.
+    unanswered: AtomicI32,
+}
+
+impl Scene {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            domain: Domain::new(DomainId(0)),
+            in_force: AtomicU32::new(0),
+            busy: AtomicBool::new(false),
+            unanswered: AtomicI32::new(0),
+        })
+    }
+
+    fn publish(&self, khz: u32) {
+        let older = self.domain.publish(Request {
+            vcpu: VcpuId(0),
+            by: None,
+            khz: Khz(khz),
+        });
+        self.unanswered
+            .fetch_add(i32::from(older.is_none()), Relaxed);
+    }
+
+    fn apply(&self) {
+        self.apply_and(|| {});
+    }
+
+    /// With something that happens in each host call.
+    fn apply_and(&self, mut meanwhile: impl FnMut()) {
+        self.domain.apply_pending(|request, in_force| {
+            assert!(!self.busy.swap(true, Relaxed), "two threads call the host");
+            self.in_force.store(request.khz.0, Relaxed);
+            self.unanswered.fetch_sub(1, Relaxed);
+            meanwhile();
+            self.busy.store(false, Relaxed);
+            in_force
+        });
+    }
+
+    fn write(&self, khz: u32) {
+        self.publish(khz);
+        self.apply();
+    }
+
+    fn check(&self) {
+        assert_eq!(
+            self.unanswered.load(Relaxed),
+            0,
+            "requests without an outcome"
+        );
+        let newest = self.domain.newest().map(|request| request.khz.0);
+        assert_eq!(
+            newest,
+            Some(self.in_force.load(Relaxed)),
+            "the last value is in force"
+        );
+    }
+}
+
+/// As loom's own, with at most so many times that a thread has to wait in the middle of a step.
+fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(run);
+}
+
+/// Two vCPUs write to a domain, twice each.
+pub fn the_last_of_two_writers_is_in_force() {
+    model(3, || {
+        let scene = Scene::new();
+        let other = scene.clone();
+        let other = thread::spawn(move || [1, 2].into_iter().for_each(|khz| other.write(khz)));
+        [3, 4].into_iter().for_each(|khz| scene.write(khz));
+        other.join().expect("no panic");
+        scene.check();
+    });
+}
+
+/// A thread makes its last round, because requests came during each host call of its own before. One
+/// more comes meanwhile.
+pub fn a_request_in_the_last_round_is_in_force() {
+    model(3, || {
+        let scene = Scene::new();
+        let other = scene.clone();
+        let other = thread::spawn(move || other.write(10));
+        let mut calls = 0;
+        scene.publish(1);
+        scene.apply_and(|| {
+            calls += 1;
+            // As of a writer that has found the lock taken, and has returned.
+            if calls < domain::ROUNDS {
+                scene.publish(1 + calls);
+            }
+        });
+        other.join().expect("no panic");
+        scene.check();
+    });
+}
+
+/// Three vCPUs write to a domain once each.
+pub fn the_last_of_three_writers_is_in_force() {
+    model(2, || {
+        let scene = Scene::new();
+        let writers = [1, 2].map(|khz| {
+            let scene = scene.clone();
+            thread::spawn(move || scene.write(khz))
+        });
+        scene.write(3);
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().expect("no panic"));
+        scene.check();
+    });
+}
+
+/// A write waits for a token, while another one has one and the maintenance thread looks.
+pub fn a_request_that_waits_is_not_forgotten() {
+    model(3, || {
+        let scene = Scene::new();
+        let (limited, maintenance) = (scene.clone(), scene.clone());
+        let limited = thread::spawn(move || {
+            limited.publish(1);
+            limited.domain.defer();
+        });
+        let look = |scene: &Scene| {
+            if scene.domain.take_deferred().is_some() {
+                scene.apply();
+            }
+        };
+        let maintenance = thread::spawn(move || look(&maintenance));
+        scene.write(2);
+        limited.join().expect("no panic");
+        maintenance.join().expect("no panic");
+        // It is called again after each request that waits.
+        look(&scene);
+        scene.check();
+    });
+}
+
+/// Two vCPUs want the VM's only token: one gets it, and the other one has lost none of its own.
+pub fn a_token_is_given_once() {
+    model(3, || {
+        let limit = RateLimit {
+            per_second: NonZeroU32::MIN,
+            burst: NonZeroU32::MIN,
+        };
+        let limit = Arc::new((Limit::new(limit, 1), [Bucket::default(), Bucket::default()]));
+        let other = limit.clone();
+        let other = thread::spawn(move || other.0.take(&other.1[1], 0).is_ok());
+        let own = limit.0.take(&limit.1[0], 0).is_ok();
+        let other = other.join().expect("no panic");
+        assert_ne!(own, other, "one token");
+        let pace = limit::Pace {
+            token_ns: 1,
+            slack_ns: 0,
+        };
+        let lost = &limit.1[usize::from(own)];
+        assert_eq!(lost.take(pace, 0), Ok(()), "the VM's refusal costs nothing");
+    });
+}
+
+/// Two requests of one vCPU, by two threads that write for it, when it has one token.
+pub fn a_bucket_loses_no_charge() {
+    model(3, || {
+        let pace = limit::Pace {
+            token_ns: 10,
+            slack_ns: 10,
+        };
+        let bucket = Arc::new(Bucket::default());
+        let takers = [(); 2].map(|()| {
+            let bucket = bucket.clone();
+            thread::spawn(move || bucket.take(pace, 0).is_ok())
+        });
+        let own = bucket.take(pace, 0).is_ok();
+        let taken = takers.map(|taker| taker.join().expect("no panic"));
+        let granted = taken.into_iter().chain([own]).filter(|took| *took).count();
+        assert_eq!(granted, 2, "of three, when there are two tokens");
+    });
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! In each order of the steps of the threads, what `src/lib.rs` promises holds.
+
+#[test]
+fn the_last_of_two_writers_is_in_force() {
+    vcpufreq_orders::the_last_of_two_writers_is_in_force();
+}
+
+#[test]
+fn a_request_in_the_last_round_is_in_force() {
+    vcpufreq_orders::a_request_in_the_last_round_is_in_force();
+}
+
+#[test]
+fn the_last_of_three_writers_is_in_force() {
+    vcpufreq_orders::the_last_of_three_writers_is_in_force();
+}
+
+#[test]
+fn a_request_that_waits_is_not_forgotten() {
+    vcpufreq_orders::a_request_that_waits_is_not_forgotten();
+}
+
+#[test]
+fn a_token_is_given_once() {
+    vcpufreq_orders::a_token_is_given_once();
+}
+
+#[test]
+fn a_bucket_loses_no_charge() {
+    vcpufreq_orders::a_bucket_loses_no_charge();
+}

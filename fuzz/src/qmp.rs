@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a program answers that is asked for its vCPUs as QEMU: in one part or in two, it is learnt
+//! the same, and it is one thread of the VMM's process for each vCPU.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use vcpufreq::serve::Qmp;
+use vcpufreq_device::fakes::FakeHost;
+
+const PID: u32 = 7;
+/// Threads of that process.
+const THREADS: [i32; 3] = [7, 8, 9];
+
+struct Scene {
+    host: FakeHost,
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+static SCENE: LazyLock<Scene> = LazyLock::new(|| {
+    let host = FakeHost::empty();
+    for tid in THREADS {
+        host.write(&format!("proc/{PID}/task/{tid}/comm"), "qemu\n");
+    }
+    // One for each process that fuzzes.
+    let path = host.root().path("qmp");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    Scene {
+        host,
+        path,
+        listener,
+    }
+});
+
+/// How many vCPUs, where the answer is cut, and the answer.
+pub fn qmp(data: &[u8]) {
+    let &[vcpus, cut, ref answer @ ..] = data else {
+        return;
+    };
+    let (vcpus, cut) = (usize::from(vcpus % 4), usize::from(cut));
+    let answer = &answer[..answer.len().min(1 << 14)];
+    let whole = learnt(vcpus, &[answer]);
+    let cut = cut.min(answer.len());
+    let parts = learnt(vcpus, &[&answer[..cut], &answer[cut..]]);
+    assert_eq!(whole, parts, "in two parts");
+    if let Ok(Some(threads)) = whole {
+        assert_eq!(threads.len(), vcpus);
+        assert!(
+            threads.iter().all(|tid| THREADS.contains(tid)),
+            "{threads:?}"
+        );
+    }
+}
+
+/// What is learnt after these parts, in any turn.
+fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<i32>>, String> {
+    let scene = &*SCENE;
+    let mut qmp = Qmp::ask(&scene.path).expect("a listener");
+    let (mut qemu, _) = scene.listener.accept().expect("a connection");
+    let mut learnt = None;
+    for part in parts {
+        qemu.write_all(part).expect("room");
+        learnt = qmp
+            .vcpu_threads(&scene.host.root(), PID, vcpus)
+            .map_err(|error| format!("{error:#}"))?;
+        if learnt.is_some() {
+            break;
+        }
+    }
+    Ok(learnt.map(|threads| threads.into_iter().map(|tid| tid.get()).collect()))
+}
