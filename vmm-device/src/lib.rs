@@ -43,7 +43,6 @@
 //! # }
 //! ```
 
-#![deny(unsafe_code)]
 #![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
 
 mod config;
