@@ -3,8 +3,8 @@
 
 LAB = lab/start
 
-.PHONY: demo demo-qemu bench test test-long bench-paths figures packages lab-shell lab-setup book fuzz \
-	sanitize
+.PHONY: demo demo-qemu bench test test-long bench-paths figures packages release lab-shell lab-setup book \
+	fuzz sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
@@ -36,6 +36,9 @@ sanitize: ## the library's tests with AddressSanitizer
 
 packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
 	@$(LAB) packages
+
+release: ## packages, built twice, if no crate has a known vulnerability
+	@$(LAB) packages --release
 
 lab-shell: ## a console on the emulated host
 	@$(LAB) shell

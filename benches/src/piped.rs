@@ -125,6 +125,7 @@ impl Piped {
 
 /// Has a process that is started get SIGTERM when this thread ends, however that comes about: a VMM
 /// tidies up then. It starts with no signal blocked.
+#[expect(unsafe_code, reason = "pre_exec runs between fork and exec")]
 pub fn end_with_this_thread(command: &mut Command) {
     let own = std::process::id();
     let ask = move || {

@@ -16,7 +16,7 @@
 //!
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 
-#![deny(unsafe_code)]
+#![cfg_attr(not(feature = "load"), forbid(unsafe_code))]
 
 #[cfg(feature = "load")]
 mod backend;

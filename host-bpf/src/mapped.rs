@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Maps of the programs as memory of this process, and ioctls: the only place with unsafe code.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "maps are mapped memory, and libbpf is C")]
 
 use std::io;
 use std::marker::PhantomData;

@@ -39,8 +39,8 @@ pub struct VcpuPolicy {
     pub visibility: CurPerfVisibility,
     /// What puts clamps into force.
     pub actuate: ActuateBy,
-    /// How often a vCPU may write, and the VM for each of its domains; `None`: as often as the
-    /// guest likes.
+    /// How often a vCPU may write, and the VM for each of its domains that counts
+    /// ([`VM_DOMAINS`](vcpufreq_device::VM_DOMAINS)); `None`: as often as the guest likes.
     pub limit: Option<RateLimit>,
     /// No clamp is below it; zero is none.
     pub floor: Util,
@@ -82,7 +82,7 @@ impl VcpuPolicy {
             slack_ns: 0,
         };
         let writer = self.limit.map_or(NONE, RateLimit::each);
-        let vm = self.limit.map_or(NONE, |limit| limit.times(domains));
+        let vm = self.limit.map_or(NONE, |limit| limit.of_vm(domains));
         let mut table_khz = [0; TABLE_MAX];
         let entries = self.spec.table.entries();
         for (to, from) in table_khz.iter_mut().zip(entries) {

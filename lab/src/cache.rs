@@ -234,6 +234,7 @@ fn remove_as_all_users(path: &Path) -> std::io::Result<()> {
     }
 }
 
+#[expect(unsafe_code, reason = "statvfs is C")]
 fn free_mib(path: &Path) -> Result<u64> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();

@@ -2,18 +2,17 @@
 //! Tests that need no emulated host: the crates' own, and those of the
 //! tools on the sources.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::artifacts::Artifacts;
-use crate::cache::Cache;
 use crate::child_output::{self, CARGO_BAR, output};
 use crate::cross;
 use crate::kernel_source;
-use crate::namespace::{self, Users};
 use crate::progress::{Step, above};
+use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
 
 /// All features but those of the BPF loader, which need a compiler and libraries
@@ -36,7 +35,7 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         let name = format!("{name} for arm64, with BPF");
         tried.push(check.tried(name, artifacts.tools(), repo));
     }
-    tried.extend(dependencies(&artifacts.cache, repo)?);
+    tried.extend(supply::dependencies(&artifacts.cache, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }
@@ -62,61 +61,6 @@ fn lints(repo: &Path) -> Result<Vec<Tried>> {
         Ok(Tried::new(format!("cargo {name}"), held, || text))
     });
     tried.collect()
-}
-
-/// `cargo deny`: licences, sources and bans; known vulnerabilities too where
-/// their list can be had.
-fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
-    let program = cargo_deny(cache)?;
-    let deny = |what: &str| {
-        output(
-            Command::new(&program)
-                .arg("check")
-                .args(what.split(' '))
-                .current_dir(repo),
-        )
-    };
-    let (held, text) = deny("licenses bans sources")?;
-    let rules = Tried::new("cargo deny: licences, bans, sources", held, || text);
-    let (held, text) = deny("advisories")?;
-    let name = "cargo deny: advisories".to_owned();
-    let unreachable = text.contains("failed to fetch advisory database");
-    let advisories = if !held && unreachable {
-        let why = "the list of advisories can't be fetched from here".to_owned();
-        Tried {
-            name,
-            verdict: Verdict::Skipped(why),
-        }
-    } else {
-        Tried::new(name, held, || text)
-    };
-    Ok(vec![rules, advisories])
-}
-
-/// Version that the checks were written with; a newer one may have new rules.
-const CARGO_DENY: &str = "0.20.2";
-
-fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
-    let dir = cache.entry("cargo-deny", CARGO_DENY, |to| {
-        let step = Step::start("cargo deny (5 minutes, once)");
-        // In namespaces, so that it ends with this process: half an install
-        // would go on writing into a folder that the next run removes.
-        let mut install = namespace::command(Users::Root);
-        install
-            .arg(cargo().get_program())
-            .args(["install", "--locked", "--version", CARGO_DENY])
-            .args(["cargo-deny", "--root"])
-            .arg(to)
-            .envs(CARGO_BAR);
-        let (installed, text) = child_output::cargo(&mut install, &step)?;
-        ensure!(
-            installed,
-            "cannot install cargo-deny (is the network up?): {text}"
-        );
-        step.done();
-        Ok(())
-    })?;
-    Ok(dir.join("bin/cargo-deny"))
 }
 
 fn cargo() -> Command {

@@ -20,6 +20,7 @@ use crate::cross;
 use crate::install_check;
 use crate::progress::{Step, above};
 use crate::root::Root;
+use crate::supply;
 use crate::verdict::{Counts, Tried, tell};
 
 /// Measured, in MiB.
@@ -45,9 +46,18 @@ const ARCHIVE: &str = r#"
 "#;
 
 /// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean
-/// Debian trees, and with `twice` builds them once more from nothing; whether all held.
-pub fn make(repo: &Path, twice: bool) -> Result<bool> {
+/// Debian trees, and with `twice` builds them once more from nothing; whether all held. For a
+/// `release` it makes none of crates with a known vulnerability.
+pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     let cache = Cache::open()?;
+    let mut tried = Vec::new();
+    if release {
+        tried.push(supply::release(&cache, repo)?);
+        tell(&tried[0]);
+        if !tried[0].held() {
+            return Ok(false);
+        }
+    }
     let root = Root::prepare(&cache, repo)?;
     cross::fetch_crates(repo)?;
     install_check::prepare(&cache)?;
@@ -56,11 +66,12 @@ pub fn make(repo: &Path, twice: bool) -> Result<bool> {
     let place = cache.folder("packages", "tree")?;
     let builder = Builder { repo, root, place };
     builder.build()?;
-    let mut tried = vec![builder.lintian()?];
-    tell(&tried[0]);
+    let lintian = builder.lintian()?;
+    tell(&lintian);
+    tried.push(lintian);
     let first = builder.collect()?;
     tried.extend(install_check::check(&cache, &repo.join("out/packages"))?);
-    if twice {
+    if twice || release {
         remove_tree(&builder.place.join("target"))?;
         builder.build()?;
         let same = same(&first, &builder.made()?);

@@ -42,6 +42,7 @@ mod sampled;
 mod shell;
 mod shell_check;
 mod suite;
+mod supply;
 mod systemd;
 mod tools;
 mod topology;
@@ -103,6 +104,9 @@ enum Command {
         /// Build them once more from nothing: both builds have to be equal to the byte
         #[arg(long)]
         check: bool,
+        /// The same, if no crate has a known vulnerability
+        #[arg(long)]
+        release: bool,
     },
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
@@ -128,8 +132,8 @@ fn dispatch(command: Command) -> Result<bool> {
         .map(PathBuf::from)
         .unwrap_or_default();
     out::build(&repo);
-    if let Command::Packages { check } = command {
-        return debs::make(&repo, check);
+    if let Command::Packages { check, release } = command {
+        return debs::make(&repo, check, release);
     }
     let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {

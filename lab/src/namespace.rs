@@ -78,6 +78,7 @@ fn advice(said: &str, root: bool) -> String {
 }
 
 /// Whether this process is root's.
+#[expect(unsafe_code, reason = "geteuid is C")]
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() == 0 }

@@ -4,6 +4,7 @@
 //! - the modules of a crate use each other without a cycle
 //! - the program's virtual machine uses nothing else of the program
 //! - each threat of the device's README names a test that exists
+//! - unsafe code is where an attribute gives the reason; a crate without such forbids it
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -134,6 +135,37 @@ fn a_cycle_is_found_at_each_depth() {
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+}
+
+#[test]
+fn unsafe_code_is_an_exception_with_a_reason() {
+    let of_crate = |package: &Value| {
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        let folder = Path::new(manifest).with_file_name("src");
+        let texts = sources(&folder).into_iter();
+        let texts = texts.map(|file| fs::read_to_string(file).expect("a source"));
+        texts.collect::<Vec<_>>()
+    };
+    let mut exceptions = 0;
+    for package in packages() {
+        let texts = of_crate(&package);
+        let lines = texts.iter().flat_map(|text| text.lines());
+        let lines: Vec<&str> = lines.filter(|line| line.contains("(unsafe_code")).collect();
+        let forbids = |line: &str| line.contains("forbid(unsafe_code)");
+        let excepts = lines.iter().filter(|line| !forbids(line));
+        for line in excepts.clone() {
+            assert!(line.contains("(unsafe_code, reason = \""), "{line}");
+        }
+        let count = excepts.count();
+        let always = lines.contains(&"#![forbid(unsafe_code)]");
+        assert!(
+            count > 0 || always,
+            "{:?} forbids no unsafe",
+            name(&package)
+        );
+        exceptions += count;
+    }
+    assert!(exceptions >= 10, "{exceptions}");
 }
 
 #[test]

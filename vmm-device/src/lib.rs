@@ -43,7 +43,6 @@
 //! # }
 //! ```
 
-#![deny(unsafe_code)]
 #![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
 
 mod config;
@@ -72,7 +71,7 @@ pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, DomainStatus};
 pub use domain::ROUNDS;
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
-pub use limit::{Clock, Monotonic, Pace, RateLimit};
+pub use limit::{Clock, Monotonic, Pace, RateLimit, VM_DOMAINS};
 pub use mmio::MmioRegion;
 pub use pages::{PageMemory, PagesError, RegisterPages};
 pub use policy::{Clamp, Decision, PcpuPerf, clamp, nearest_entry, performance};

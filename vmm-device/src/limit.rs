@@ -19,7 +19,7 @@ use crate::sync::AtomicU64;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// How many requests reach the host: of a vCPU, or of a domain. Those of a VM are bounded by this
-/// times its domains.
+/// times its domains, of which [`VM_DOMAINS`] count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
     /// Tokens a second: requests for ever.
@@ -27,6 +27,9 @@ pub struct RateLimit {
     /// Tokens that a bucket holds: requests at once.
     pub burst: NonZeroU32,
 }
+
+/// Domains of a VM that its limit is for, at most: a VM with more of them has no more of the host.
+pub const VM_DOMAINS: NonZeroU32 = NonZeroU32::new(8).expect("not 0");
 
 /// A limit as a bucket needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +57,13 @@ impl RateLimit {
         self.times(NonZeroU32::MIN)
     }
 
-    /// Of a VM with this many domains.
+    /// Of a VM with this many domains, as far as they count.
     #[must_use]
-    pub fn times(self, domains: NonZeroU32) -> Pace {
+    pub fn of_vm(self, domains: NonZeroU32) -> Pace {
+        self.times(domains.min(VM_DOMAINS))
+    }
+
+    fn times(self, domains: NonZeroU32) -> Pace {
         let per_second = u64::from(self.per_second.get()) * u64::from(domains.get());
         let token_ns = (SECOND_NS / per_second).max(1);
         let more = u64::from(self.burst.get()) * u64::from(domains.get()) - 1;
@@ -127,7 +134,7 @@ impl Limit {
         let domains = u32::try_from(domains).ok().and_then(NonZeroU32::new);
         Self {
             each: limit.each(),
-            all: limit.times(domains.unwrap_or(NonZeroU32::MIN)),
+            all: limit.of_vm(domains.unwrap_or(NonZeroU32::MIN)),
             vm: Bucket::default(),
         }
     }
@@ -146,7 +153,8 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
-    //! A burst at once, then one each token's time; an idle bucket holds no more than a burst. A
+    //! A burst at once, then one each token's time; an idle bucket holds no more than a burst. A VM
+    //! of 64 domains gets no more than one of 8. A
     //! token that the VM refuses isn't taken of the payer. Takers at the same time lose no charge.
     use std::thread;
 
@@ -178,6 +186,24 @@ mod tests {
         let bucket = Bucket::default();
         assert_eq!(burst(&bucket, 0), 3);
         assert_eq!(burst(&bucket, 3600 * SECOND_NS), 3);
+    }
+
+    #[test]
+    fn a_vm_of_many_vcpus_is_no_multiple_of_them() {
+        let granted = |domains: usize| {
+            let limit = Limit::new(LIMIT, domains);
+            let payers: Vec<Bucket> = (0..domains).map(|_| Bucket::default()).collect();
+            // Each vCPU tries a burst each millisecond, for a second.
+            let tries = (0..=1000).map(|ms| ms * 1_000_000);
+            let passed = tries.map(|now| {
+                let tries = (0..3).flat_map(|_| &payers);
+                tries.filter(|one| limit.take(one, now).is_ok()).count()
+            });
+            passed.sum::<usize>()
+        };
+        assert_eq!(granted(1), 3 + 1000);
+        assert_eq!(granted(8), 8 * granted(1));
+        assert_eq!(granted(64), granted(8));
     }
 
     #[test]

@@ -58,6 +58,7 @@ impl Host {
     }
 
     /// As systemd marks a group with Delegate=.
+    #[expect(unsafe_code, reason = "setxattr is C")]
     fn mark(&self, path: &str) -> bool {
         let path = CString::new(self.cg(path).as_os_str().as_bytes()).expect("a path");
         // SAFETY: both strings end with a zero, and the value is one byte long.

@@ -122,6 +122,7 @@ impl Scene {
         self
     }
 
+    #[expect(unsafe_code, reason = "a guest's words are atomics")]
     fn word(&self, byte: usize) -> &AtomicU32 {
         assert!(byte + 4 <= self.memory.size());
         // SAFETY: the word is in the mapping, which the scene keeps; all its users use atomics.

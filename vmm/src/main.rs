@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program `vcpufreq`: runs the command's part of the library, and turns its result into output
 //! and exit code. Under the name `vcpufreq-load` it is the load program of `bench` and `demo`.
+#![forbid(unsafe_code)]
 
 use std::{path::Path, process::ExitCode, time::Duration};
 

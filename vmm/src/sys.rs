@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program's system calls: limits, the terminal, and what makes a process independent of the one that
 //! started it. The virtual machine's are in `vm::sys`.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};

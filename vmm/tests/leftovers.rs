@@ -10,6 +10,7 @@
 //!
 //! Without cgroup v2 or the right to make groups each test prints that it is
 //! skipped.
+#![expect(unsafe_code, reason = "a pseudo-terminal has no safe wrapper")]
 
 use std::{
     ffi::CStr,

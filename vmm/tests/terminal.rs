@@ -7,6 +7,7 @@
 //! The test runs itself again, on a pseudo-terminal, as a program with a
 //! guest; without a usable /dev/kvm it prints that it is skipped.
 #![cfg(target_arch = "x86_64")]
+#![allow(unsafe_code, reason = "terminals and signals are C")]
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml allows it in tests, but not in what they share"

@@ -4,7 +4,6 @@
 //!
 //! It measures nothing but the time of its own marks. The caller reads the load's share from the
 //! host's trace.
-#![deny(unsafe_code)]
 
 pub mod commands;
 mod device;

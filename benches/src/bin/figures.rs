@@ -2,6 +2,7 @@
 //! `make figures`: writes the tables of figures in README.md and docs/ from
 //! the JSON in out/. With `paths` it first measures this machine's KVM and
 //! writes out/paths.json, for `make bench-paths`.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;

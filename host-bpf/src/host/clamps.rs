@@ -71,7 +71,7 @@ impl HostBpf {
         };
         let payer = self.vcpus.get(waiting.by.index()).map(|by| &by.due_ns);
         let payer = payer.map(|payer| (payer, limit.each()));
-        let all = (&vm.due_ns, limit.times(self.domain_count()));
+        let all = (&vm.due_ns, limit.of_vm(self.domain_count()));
         for (bucket, pace) in payer.into_iter().chain([all]) {
             let later = |due| Some(pace.charged(due, due_ns));
             // Always adds.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The system calls that have no safe wrapper, and nothing else.
+#![expect(unsafe_code, reason = "system calls, and registers in mapped memory")]
 
 use std::fs::File;
 use std::marker::PhantomData;

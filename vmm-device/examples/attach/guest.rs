@@ -13,6 +13,7 @@ use super::BASE;
 const CODE: u64 = 0x1000;
 
 /// 64 KiB of RAM at address 0, in memory slot 0.
+#[expect(unsafe_code, reason = "a memory slot is a raw address")]
 pub fn ram(vm: &VmFd) -> anyhow::Result<PageMapping> {
     let ram = PageMapping::new(0x1_0000, false)?;
     let slot = kvm_userspace_memory_region {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The system calls that no safe crate has: the only unsafe code of this crate.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtual machine of kvm-ioctls.
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "memory slots and KVM_IOEVENTFD are ioctls on raw addresses"
+)]
 
 use std::io;
 use std::os::fd::AsRawFd;

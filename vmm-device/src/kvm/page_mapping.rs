@@ -5,7 +5,10 @@
 //! go past the cache that the host's stores are in: each store is followed by
 //! a clean of its line to the point of coherency.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "mapped pages are atomics, and a clean of a line is an instruction"
+)]
 
 use std::io;
 use std::sync::atomic::AtomicU32;

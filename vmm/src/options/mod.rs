@@ -143,8 +143,8 @@ pub struct BridgeArgs {
     /// What the guest reads of its frequency
     #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
     pub cur_perf: CurPerfVisibility,
-    /// Requests that a vCPU writes, and of the VM for each domain, that reach
-    /// the host, a second and at once; 0: all
+    /// Requests that a vCPU writes, and of the VM for each of up to 8 domains,
+    /// that reach the host, a second and at once; 0: all
     // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
     // set.
     #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]

@@ -215,7 +215,7 @@ mod tests {
     }
 
     /// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code, reason = "one thread's user is a system call")]
     fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> std::io::Result<T> {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {

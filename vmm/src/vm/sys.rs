@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The virtual machine's system calls that have no safe wrapper elsewhere.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::io;
 use std::os::fd::RawFd;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The real server, on a host that has cpufreq; and what a service manager hears of it.
+#![expect(unsafe_code, reason = "descriptors by number")]
 
 use std::{
     fs::{self, File},

@@ -135,7 +135,7 @@ impl Shell {
 
 /// Has a process that is started get SIGTERM when this thread ends, however that comes about. It
 /// starts with no signal blocked.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "pre_exec runs between fork and exec")]
 fn end_with_this_thread(command: &mut Command) {
     let mine = std::process::id();
     let ask = move || {

@@ -2,6 +2,7 @@
 //! A VM of one vCPU and a dozen instructions: spin, access a register so many times, spin, leave.
 //!
 //! The guest runs with its MMU off, so its accesses are those of a driver: of device memory.
+#![expect(unsafe_code, reason = "a guest's code and memory are raw addresses")]
 
 use std::ptr::NonNull;
 

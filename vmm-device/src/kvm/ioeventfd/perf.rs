@@ -5,7 +5,7 @@
 //! A ring is written backward and never full: the newest record is at its
 //! head, and the oldest ones are overwritten (perf_event_open(2), "Overwritable
 //! ring buffers").
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "perf events are system calls and mapped rings")]
 
 use std::ffi::{CString, c_int, c_ulong};
 use std::io;

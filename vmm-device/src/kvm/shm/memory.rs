@@ -5,7 +5,10 @@
 //! end that by SIGBUS. What the server knows it keeps elsewhere, and tells again: a guest, a snapshot
 //! or a migrated guest can replace the memory. Of the memory it loads set_perf alone.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "seals are system calls, and the mapping is atomics"
+)]
 
 use std::collections::BTreeMap;
 use std::fs::File;

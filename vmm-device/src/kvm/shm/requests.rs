@@ -8,7 +8,7 @@
 //! A VMM that loads a snapshot, or receives a migrated guest, replaces the memory without a ring.
 //! So the worker reads the memory, too.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "preadv2 has no safe wrapper")]
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
