@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a guest, a user or another program can put into vcpufreq, as functions of bytes. A target
 //! panics where a promise doesn't hold; any other outcome is right.
-#![forbid(unsafe_code)]
 
 mod console;
 mod devicetree;

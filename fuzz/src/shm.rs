@@ -3,6 +3,7 @@
 //! doorbell in any way, and start anew, while the worker takes its turns. Against a model: what is in
 //! force is what the rung vCPU's own page requests, within its own capacity; what describes the vCPUs
 //! is there again after each look.
+#![expect(unsafe_code, reason = "a guest's memory is used by its address")]
 
 use std::fs::File;
 use std::sync::Arc;

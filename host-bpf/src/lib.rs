@@ -47,7 +47,7 @@ mod scx;
 mod worker;
 
 #[cfg(feature = "load")]
-pub use backend::{BpfBackend, offer};
+pub use backend::{BpfBackend, give_back_freed, offer};
 pub use error::BpfError;
 pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest, parse};
 #[cfg(feature = "load")]

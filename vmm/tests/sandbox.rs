@@ -6,6 +6,7 @@
 //! - A confined thread of root is another user's, without capabilities, and opens no file to write.
 //! - Two VMMs are two users: neither touches the threads of the other.
 //! - A guest doesn't run beside a thread that isn't confined.
+#![expect(unsafe_code, reason = "bad calls have no safe functions")]
 
 use std::{
     fs::{self, File, OpenOptions},

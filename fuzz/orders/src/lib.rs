@@ -2,6 +2,7 @@
 //! What vCPUs do at the same time in `vcpufreq-device`: its own files, compiled with loom's locks and
 //! atomics, which are run in each order of their steps, with each value that a load may see.
 //! `tests/orders.rs` has a test for each function.
+#![forbid(unsafe_code)]
 
 // These are a library's, of which the models use a part.
 #[allow(dead_code)]

@@ -27,6 +27,7 @@ use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, WarningSink, probe as probe_host};
+pub use memory::give_back_freed;
 use scx::Scx;
 use setup::{by, open_module, pcpus, policies};
 
@@ -170,7 +171,7 @@ impl BpfBackend {
         };
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.
-        memory::give_back_freed();
+        give_back_freed();
         let scx = self.scx.then(|| Scx::of(&bpf)).transpose()?;
         let bpf = Arc::new(bpf);
         let worker = bpf.worker()?;

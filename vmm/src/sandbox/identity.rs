@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Takes user, groups and capabilities from a thread. The C library's functions would change all
 //! threads; these are the kernel's, which change one.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "a thread's user is changed by no safe function")]
 
 use std::io;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Limits of the whole process, and whether each of its threads is confined.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "nix can't tell that SIG_IGN is safe")]
 
 use std::fs;
 use std::thread::sleep;

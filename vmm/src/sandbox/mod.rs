@@ -143,6 +143,9 @@ impl Sandbox {
     /// # Errors
     /// As [`Self::enter`]; or a thread isn't confined.
     pub fn close(&self, limits: Limits) -> anyhow::Result<()> {
+        // What set-up had in memory.
+        #[cfg(feature = "bpf")]
+        vcpufreq_host_bpf::give_back_freed();
         limits.set()?;
         limits::check_others()?;
         self.enter(ThreadClass::Main)?;
