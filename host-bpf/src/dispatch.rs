@@ -247,6 +247,7 @@ impl Dispatcher {
         self.give_back();
         self.maps.clear();
         self.held_arrays.clear();
+        self.write = None;
         self._own.clear();
         self._held.clear();
     }
