@@ -5,9 +5,10 @@
 
 use std::io;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use caps::CapSet;
-use nix::unistd::geteuid;
+use nix::sys::prctl::{get_pdeathsig, set_pdeathsig};
+use nix::unistd::{geteuid, getppid};
 
 /// The first number of users that no account has (systemd's `UIDS-GIDS`: unused). Each VMM of root
 /// has one of its own, so that one can't touch the threads of another.
@@ -44,13 +45,20 @@ impl Identity {
         self.0
     }
 
-    /// Changes the calling thread, which keeps no capability.
+    /// Changes the calling thread, which keeps no capability. It still ends with its parent, if it did:
+    /// the kernel forgets that with a change of user.
     ///
     /// # Errors
-    /// As setresuid(2), capset(2).
+    /// As setresuid(2), capset(2); or the parent has just ended.
     pub fn enter(self) -> anyhow::Result<()> {
         if let Some(user) = self.0 {
+            let (parent, ends_by) = (getppid(), get_pdeathsig()?);
             become_user(user).with_context(|| format!("can't become user {user}"))?;
+            set_pdeathsig(ends_by)?;
+            ensure!(
+                ends_by.is_none() || getppid() == parent,
+                "the program that started it has ended"
+            );
         }
         let sets = [
             CapSet::Ambient,
