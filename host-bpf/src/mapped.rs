@@ -123,7 +123,6 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
     }
 }
 
-/// A link by the kernel's number: it stays attached as long as the descriptor is open.
 /// Closes what is open under a number that another owner will close: the number is of `/dev/null`
 /// then.
 pub(crate) fn close_in_place(file: BorrowedFd<'_>) -> io::Result<()> {
@@ -150,6 +149,7 @@ pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
     }
 }
 
+/// A link by the kernel's number: it stays attached as long as the descriptor is open.
 pub(crate) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
     // SAFETY: it takes a number, and returns a descriptor or an error.
     let fd = unsafe { libbpf_rs::libbpf_sys::bpf_link_get_fd_by_id(id) };

@@ -140,7 +140,7 @@ const BOOTS: &[Boot] = &[
             "bpf-shared",
         ],
     ),
-    boot(Short, 60, "2+2", &["default-run"]),
+    boot(Short, 150, "2+2", &["default-run", "sandbox"]),
     // Its host has kernel and modules where a board has them.
     boot(Short, 80, "2+2", &["board"]),
     Boot {
@@ -167,7 +167,7 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 220, "4+3+1", &["rt-guest"])
     },
-    boot(Long, 200, "2+2", &["kill", "sandbox", "flood"]),
+    boot(Long, 200, "2+2", &["kill", "flood"]),
     Boot {
         path: Some("ioeventfd"),
         ..boot(Long, 220, "2+2", &["flood"])

@@ -41,7 +41,6 @@ impl Gone {
     }
 }
 
-/// How many programs and maps are still there.
 /// Gives back what VMMs that have ended have left of theirs, and waits until the kernel lists none
 /// of it. A VMM that was confined leaves that to the process that cleans up after it.
 pub fn sweep() {
@@ -54,6 +53,7 @@ pub fn sweep() {
     }
 }
 
+/// How many programs and maps are still there.
 fn listed(ids: &Ids) -> (usize, usize) {
     let programs = ids.programs.iter();
     let programs = programs.filter(|id| Program::fd_from_id(**id).is_ok());

@@ -8,7 +8,7 @@
 //! ```
 //! It starts before the VMM makes anything, in a session of its own, and ignores signals that end
 //! process groups. It knows the VMM by its record and its terminal only. A request names no file:
-//! it is one byte, or that and the number of a pCPU. What is asked for wrongly isn't answered.
+//! it is one byte, or that and the number of a pCPU. A malformed request gets no answer.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
@@ -164,11 +164,21 @@ impl Requests {
 
     fn ask(&self, request: &[u8], answer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        socket.send(request)?;
-        let (bytes, file) = socket.recv_with_fd(answer)?;
+        again(|| socket.send(request))?;
+        let (bytes, file) = again(|| Ok(socket.recv_with_fd(answer)?))?;
         match bytes {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok((bytes, file.map(OwnedFd::from))),
+        }
+    }
+}
+
+/// Does it once more when a signal has interrupted it: a late answer would be taken for the next.
+fn again<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match act() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
         }
     }
 }

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, CompatLevel, Compatible as _, PathBeneath, PathFd,
-    Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetStatus, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, Erratum,
+    PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
+    RulesetStatus, Scope,
 };
 
 /// What stays readable: pCPUs and cpufreq drivers come and go.
@@ -16,23 +17,23 @@ const READABLE: &str = "/sys/devices/system/cpu";
 /// The newest set of rights that is asked for; older kernels have less.
 const NEWEST: ABI = ABI::V6;
 
-/// The rules, and whether the kernel has any of them.
+/// The rules, and how much of them the kernel keeps.
 #[derive(Debug)]
 pub struct Files {
     rules: RulesetCreated,
-    /// Whether the kernel keeps all of them.
-    pub kept: Kept,
+    /// How much the kernel keeps.
+    pub support: Support,
 }
 
 /// How much of the rules a kernel keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum Support {
     /// All.
-    All,
-    /// Those of its version.
-    Some,
-    /// None: landlock isn't there.
-    None,
+    Full,
+    /// What its version has.
+    Partial,
+    /// Nothing: landlock isn't there.
+    Missing,
 }
 
 impl Files {
@@ -44,7 +45,7 @@ impl Files {
         let rules = Self::rules().context("can't limit the files that the VMM may open")?;
         Ok(Self {
             rules,
-            kept: kept()?,
+            support: support()?,
         })
     }
 
@@ -53,7 +54,7 @@ impl Files {
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
-            .scope(Scope::from_all(NEWEST))?
+            .scope(scopes())?
             .create()?;
         if !Path::new(READABLE).exists() {
             return Ok(rules);
@@ -72,13 +73,22 @@ impl Files {
     }
 }
 
+/// Sockets and signals. Kernels without a fix refuse signals between threads of one process, too: the
+/// kick of a vCPU.
+fn scopes() -> BitFlags<Scope> {
+    match Erratum::current().contains(Erratum::ScopedSignalHandling) {
+        true => Scope::from_all(NEWEST),
+        false => Scope::AbstractUnixSocket.into(),
+    }
+}
+
 /// A thread of its own tries it.
-fn kept() -> anyhow::Result<Kept> {
+fn support() -> anyhow::Result<Support> {
     let tried = std::thread::spawn(|| anyhow::Ok(Files::rules()?.restrict_self()?));
     let tried = tried.join().ok().context("a thread has died")??;
     Ok(match tried.ruleset {
-        RulesetStatus::FullyEnforced => Kept::All,
-        RulesetStatus::PartiallyEnforced => Kept::Some,
-        RulesetStatus::NotEnforced => Kept::None,
+        RulesetStatus::FullyEnforced if scopes() == Scope::from_all(NEWEST) => Support::Full,
+        RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Support::Partial,
+        RulesetStatus::NotEnforced => Support::Missing,
     })
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The system calls of each class of threads. Any other ends the process (`SECCOMP_RET_KILL_PROCESS`),
-//! and the guardian cleans up.
+//! and the guardian cleans up; some are refused.
 //!
 //! ```text
 //! COMMON                  memory without code, locks, clocks, files that are open
@@ -76,9 +76,8 @@ const WAIT: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,
 ];
-/// What finds files below `/sys/devices/system/cpu`.
+/// What looks at files and folders, once they are open.
 const FILES: &[i64] = &[
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_getdents64,
     libc::SYS_newfstatat,
@@ -89,7 +88,6 @@ const AFFINITY: &[i64] = &[libc::SYS_sched_getaffinity, libc::SYS_sched_setaffin
 /// The socket for `vcpufreq stats`, which is bound.
 const SOCKET: &[i64] = &[
     libc::SYS_accept4,
-    libc::SYS_fcntl,
     libc::SYS_getsockopt,
     libc::SYS_sendto,
     libc::SYS_setsockopt,
@@ -110,17 +108,52 @@ const MAIN: &[i64] = &[
     libc::SYS_waitid,
 ];
 
-/// Types of ioctl (`_IOC_TYPE`): KVM, the module `vcpufreq_host`, perf events, terminals.
+/// Types of ioctl (`_IOC_TYPE`): KVM, the module `vcpufreq_host`, perf events.
 const KVM: u64 = 0xae;
 const MODULE: u64 = 0xcf;
 const PERF: u64 = 0x24;
-const TERMINAL: u64 = 0x54;
+/// Settings and size of the terminal: TCGETS, TCSETS, TCSETSW, TCSETSF, TIOCGWINSZ, and those with
+/// `termios2`. A thread that crashes puts the settings back. Not TIOCSTI, which types.
+const TERMINAL: [u64; 9] = [
+    0x5401,
+    0x5402,
+    0x5403,
+    0x5404,
+    0x5413,
+    0x802c_542a,
+    0x402c_542b,
+    0x402c_542c,
+    0x402c_542d,
+];
+/// Commands of `fcntl`. Not F_SETOWN, with which a file signals any process of the user.
+const FCNTL: [u64; 6] = [
+    flags(libc::F_GETFD),
+    flags(libc::F_SETFD),
+    flags(libc::F_GETFL),
+    flags(libc::F_SETFL),
+    flags(libc::F_DUPFD_CLOEXEC),
+    flags(libc::F_GET_SEALS),
+];
+/// What is refused and doesn't end the process: libraries try it, and go on without. malloc asks for
+/// `overcommit_memory`, a panic for the names of its functions; `clone`, whose flags can be checked,
+/// takes the place of `clone3`; a path that takes over looks at cur_perf less often without events.
+const REFUSED: &[i64] = &[
+    libc::SYS_clone3,
+    libc::SYS_getcwd,
+    libc::SYS_openat,
+    libc::SYS_perf_event_open,
+    libc::SYS_readlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+];
 
-/// Commands of `bpf` that use what is open (`enum bpf_cmd`): a run of a program, what an object is.
-/// No element of a map is read or written: some are shared with other VMMs. What opens by number (11
+/// Commands of `bpf` that use what is open (`enum bpf_cmd`): a look into a map, a run of a program,
+/// what an object is. No map is written: some are shared with other VMMs. What opens by number (11
 /// to 14, 30, 31) takes CAP_SYS_ADMIN, which no thread has any more: it fails, as on hosts that
 /// don't permit it at all.
-const BPF: &[u64] = &[10, 11, 12, 13, 14, 15, 30, 31];
+const BPF: &[u64] = &[1, 10, 11, 12, 13, 14, 15, 30, 31];
 
 /// Flags of a new thread of this process, as the C library gives them.
 const THREAD: u64 = 0x3d_0f00;
@@ -152,6 +185,13 @@ const WRONG: &str = "a filter of system calls is wrong";
 pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     let mut rules = Rules::new();
     allow(&mut rules, COMMON);
+    allow(&mut rules, REFUSED);
+    for command in FCNTL {
+        when(&mut rules, libc::SYS_fcntl, &[(1, ALL, command)])?;
+    }
+    for number in TERMINAL {
+        when(&mut rules, libc::SYS_ioctl, &[(1, ALL, number)])?;
+    }
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         // No code is made.
         when(&mut rules, call, &[(2, CODE, 0)])?;
@@ -193,9 +233,7 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
             for (call, first) in OF_NEW_THREAD {
                 when(&mut rules, call, &[(0, ALL, first)])?;
             }
-            // Refused by the filter below, which names no flags: they are behind a pointer.
-            allow(&mut rules, &[libc::SYS_clone3]);
-            &[KVM, MODULE, PERF, TERMINAL]
+            &[KVM, MODULE, PERF]
         }
     };
     for kind in types {
@@ -204,13 +242,17 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)
 }
 
-/// Has the C library use `clone`, whose flags can be checked, in the place of `clone3`.
+/// Refuses a class what [`REFUSED`] lists, as a kernel without these calls does.
 ///
 /// # Errors
 /// As [`of`].
-pub fn without_clone3() -> anyhow::Result<BpfProgram> {
+pub fn refusing(class: ThreadClass) -> anyhow::Result<BpfProgram> {
+    let opens = matches!(class, ThreadClass::Main | ThreadClass::Maintenance);
     let mut rules = Rules::new();
-    allow(&mut rules, &[libc::SYS_clone3]);
+    allow(&mut rules, REFUSED);
+    if opens {
+        rules.remove(&libc::SYS_openat);
+    }
     let refused = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     compile(rules, SeccompAction::Allow, refused)
 }
@@ -237,6 +279,7 @@ fn bpf(rules: &mut Rules) -> anyhow::Result<()> {
 }
 
 fn open_read_only(rules: &mut Rules) -> anyhow::Result<()> {
+    rules.remove(&libc::SYS_openat);
     when(
         rules,
         libc::SYS_openat,

@@ -40,6 +40,11 @@ impl Identity {
             .context("root can't become another user in this user namespace")
     }
 
+    /// Whether other VMMs are that user, too.
+    pub fn is_shared(self) -> bool {
+        self.0 == Some(NOBODY)
+    }
+
     /// The user's number, if it is another one.
     pub fn user(self) -> Option<u32> {
         self.0

@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
-use nix::unistd::geteuid;
 use vcpufreq_device::host::Tid;
 
 /// How often to look whether a thread that has just started is confined, and how many times.
@@ -28,7 +27,7 @@ const MORE_FILES: u64 = 512;
 pub struct Limits {
     /// vCPUs: a guest that resets has new files for each.
     pub vcpus: usize,
-    /// Bytes that the guest's own file may have; `None`: any, and so may all others.
+    /// Bytes that the guest's own file may have; `None`: no file has a limit.
     pub file_bytes: Option<u64>,
 }
 
@@ -58,23 +57,38 @@ impl Limits {
             // SAFETY: SIG_IGN is no function of ours.
             unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.context(failed)?;
         }
-        if geteuid().is_root() {
-            // What CAP_IPC_LOCK allowed: memory of a real-time guest that resets, rings of perf events.
-            // Root without CAP_SYS_RESOURCE keeps its limit.
-            let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+        // What CAP_IPC_LOCK allowed: memory of a real-time guest, rings of perf events. Without
+        // CAP_SYS_RESOURCE the limit is what it may be raised to.
+        let memory = Resource::RLIMIT_MEMLOCK;
+        if setrlimit(memory, RLIM_INFINITY, RLIM_INFINITY).is_err() {
+            let (_, most) = getrlimit(memory).context(failed)?;
+            setrlimit(memory, most, most).context(failed)?;
         }
         Ok(())
     }
+}
+
+/// The line of a thread's status with the number of its filters.
+const FILTERS: &str = "Seccomp_filters:";
+
+/// How many filters the calling thread has: a container's, or a service manager's.
+pub fn filters_of_this_thread() -> u32 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let count = lines.find_map(|line| line.strip_prefix(FILTERS));
+    count
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 /// Whether every thread but the calling one is confined. One that has just started is waited for.
 ///
 /// # Errors
 /// Which one isn't; /proc can't be read.
-pub fn check_others() -> anyhow::Result<()> {
+pub fn check_others(outer_filters: u32) -> anyhow::Result<()> {
     let own = Tid::current().to_string();
     for look in 1..=LOOKS {
-        let Some(name) = unconfined(&own)? else {
+        let Some(name) = unconfined(&own, outer_filters)? else {
             return Ok(());
         };
         if look == LOOKS {
@@ -86,7 +100,7 @@ pub fn check_others() -> anyhow::Result<()> {
 }
 
 /// The name of a thread that isn't confined.
-fn unconfined(own: &str) -> anyhow::Result<Option<String>> {
+fn unconfined(own: &str, outer_filters: u32) -> anyhow::Result<Option<String>> {
     for task in fs::read_dir("/proc/self/task").context("can't list the VMM's threads")? {
         let task = task?;
         if task.file_name().to_str() == Some(own) {
@@ -100,7 +114,10 @@ fn unconfined(own: &str) -> anyhow::Result<Option<String>> {
             let mut lines = status.lines();
             lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
         };
+        // Kernels before 5.9 don't count them.
+        let filters = value(FILTERS).and_then(|count| count.parse::<u32>().ok());
         let confined = value("Seccomp:") == Some("2")
+            && filters.is_none_or(|count| count > outer_filters)
             && value("NoNewPrivs:") == Some("1")
             && value("CapPrm:").is_some_and(|set| set.chars().all(|digit| digit == '0'));
         if !confined {
@@ -118,6 +135,6 @@ mod tests {
     fn a_thread_that_is_not_confined_is_found() {
         // The harness' own threads are there, too.
         let own = Tid::current().to_string();
-        assert!(unconfined(&own).unwrap().is_some());
+        assert!(unconfined(&own, 0).unwrap().is_some());
     }
 }

@@ -14,6 +14,7 @@ mod filters;
 mod identity;
 mod limits;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use vcpufreq_device::kvm::{BridgeThread, Confinement};
 
 use crate::lifecycle::guardian::Requests;
 use crate::message::{chain, warn};
-use files::{Files, Kept};
+use files::{Files, Support};
 use identity::Identity;
 pub use limits::Limits;
 
@@ -58,15 +59,22 @@ pub const CLASSES: [ThreadClass; 6] = [
     ThreadClass::Events,
 ];
 
+thread_local! {
+    /// Whether the thread has given up its rights.
+    static CONFINED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// A process' sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
-    filters: Vec<(ThreadClass, BpfProgram)>,
-    without_clone3: BpfProgram,
+    /// What is refused to a class, and what it may do.
+    filters: Vec<(ThreadClass, [BpfProgram; 2])>,
     files: Files,
     identity: Option<Identity>,
-    /// Set when main has given up its own rights: threads start without them from then on.
-    closed: AtomicBool,
+    /// Threads start without rights from then on.
+    main_is_confined: AtomicBool,
+    /// Filters that each thread had before.
+    outer_filters: u32,
 }
 
 impl Sandbox {
@@ -77,27 +85,36 @@ impl Sandbox {
     /// When there can be no filters of system calls: the kernel has no seccomp.
     pub fn prepare(lacks: &mut Vec<String>) -> anyhow::Result<Self> {
         let pid = std::process::id();
-        let filters = CLASSES.map(|class| Ok((class, filters::of(class, pid)?)));
+        let filters = CLASSES.map(|class| {
+            let both = [filters::refusing(class)?, filters::of(class, pid)?];
+            Ok((class, both))
+        });
         let files = Files::of_kernel()?;
-        match files.kept {
-            Kept::All => {}
-            Kept::Some => lacks.push(
+        match files.support {
+            Support::Full => {}
+            Support::Partial => lacks.push(
                 "the kernel's landlock is an older one: it limits files, and not all of network and signals"
                     .to_owned(),
             ),
-            Kept::None => lacks.push(
+            Support::Missing => lacks.push(
                 "the kernel has no landlock: boot with lsm=landlock,... for limits on what may be opened"
                     .to_owned(),
             ),
         }
         let identity = Identity::of_process(pid);
+        if identity.as_ref().is_ok_and(|identity| identity.is_shared()) {
+            lacks.push(
+                "VMMs share one user in this user namespace, and can touch each other's threads"
+                    .to_owned(),
+            );
+        }
         let identity = identity.map_err(|why| lacks.push(chain(&why))).ok();
         Ok(Self {
             filters: filters.into_iter().collect::<anyhow::Result<_>>()?,
-            without_clone3: filters::without_clone3()?,
             files,
             identity,
-            closed: AtomicBool::new(false),
+            main_is_confined: AtomicBool::new(false),
+            outer_filters: limits::filters_of_this_thread(),
         })
     }
 
@@ -113,17 +130,17 @@ impl Sandbox {
     pub fn enter(&self, class: ThreadClass) -> anyhow::Result<()> {
         let filters = self.filters.iter();
         let mut filters = filters.filter(|(of, _)| *of == class);
-        let (_, filter) = filters.next().context("a class has no filter")?;
-        if !self.closed.load(SeqCst) {
+        let (_, both) = filters.next().context("a class has no filter")?;
+        if !self.main_is_confined.load(SeqCst) {
             if let Some(identity) = self.identity {
                 identity.enter()?;
             }
             self.files.enter()?;
         }
-        if class == ThreadClass::Main {
-            apply_filter(&self.without_clone3).context("can't filter system calls")?;
-        }
-        apply_filter(filter).context("can't filter system calls")
+        CONFINED.set(true);
+        let mut both = both.iter();
+        both.try_for_each(|filter| apply_filter(filter))
+            .context("can't filter system calls")
     }
 
     /// Confines the calling thread, or ends the process: a thread that isn't confined must not run
@@ -147,9 +164,9 @@ impl Sandbox {
         #[cfg(feature = "bpf")]
         vcpufreq_host_bpf::give_back_freed();
         limits.set()?;
-        limits::check_others()?;
+        limits::check_others(self.outer_filters)?;
         self.enter(ThreadClass::Main)?;
-        self.closed.store(true, SeqCst);
+        self.main_is_confined.store(true, SeqCst);
         Ok(())
     }
 }
@@ -172,8 +189,8 @@ impl Confinement for Confined {
     }
 
     fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
-        // While the bridge starts, this process has its rights.
-        match self.sandbox.closed.load(SeqCst) {
+        // While the bridge starts, the main thread has its rights.
+        match CONFINED.get() {
             true => self.guardian.frequency_event(pcpu),
             false => frequency_event(host, pcpu),
         }
