@@ -117,7 +117,7 @@ pub struct BenchArgs {
     /// Measure this scenario alone, or as NAME.CASE one case of it; may be repeated
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
-    /// Measure on this variant alone; may be repeated [default: all but max]
+    /// Measure on this variant alone; may be repeated [default: host, vm, vm+bridge]
     #[arg(long, value_name = "VARIANT")]
     pub variant: Vec<Variant>,
     /// Times that each scenario is measured, but for those that have a maximum [default: 5; 9 for

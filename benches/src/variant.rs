@@ -15,6 +15,8 @@ pub enum Variant {
     Max,
     /// The same, with requests by the service `vcpufreq scx`.
     Scx,
+    /// As `vm+bridge`; the guest reads its own requests, and nothing of the pCPU's frequency.
+    Request,
 }
 
 /// A variant's row in the table below.
@@ -36,7 +38,14 @@ const fn row(name: &'static str, by_default: bool, bridge: Option<&'static [&'st
 
 impl Variant {
     /// In the order in which they are measured.
-    pub const ALL: [Self; 5] = [Self::Host, Self::Vm, Self::VmBridge, Self::Max, Self::Scx];
+    pub const ALL: [Self; 6] = [
+        Self::Host,
+        Self::Vm,
+        Self::VmBridge,
+        Self::Max,
+        Self::Scx,
+        Self::Request,
+    ];
 
     fn row(self) -> Row {
         match self {
@@ -45,6 +54,7 @@ impl Variant {
             Self::VmBridge => row("vm+bridge", true, Some(&[])),
             Self::Max => row("max", false, Some(&["--sum=false"])),
             Self::Scx => row("scx", false, Some(&["--actuator", "scx"])),
+            Self::Request => row("request", false, Some(&["--cur-perf", "request"])),
         }
     }
 

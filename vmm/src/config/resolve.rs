@@ -47,6 +47,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     let count = vcpu_count(&options.vcpus)?;
     check_named(values::largest(&options.floor), count)?;
     check_scx(&options)?;
+    options.check_multi_tenant()?;
     let kernel = options.kernel.as_deref();
     let kernel = kernel.context("no kernel is given; name an arm64 Image with --kernel FILE")?;
     image::check_cmdline(&options.cmdline)?;

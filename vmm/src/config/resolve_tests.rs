@@ -5,6 +5,7 @@
 use vcpufreq_device::fakes::FakeHost;
 
 use super::*;
+use crate::vm::console_output::ConsoleEnd;
 use crate::vm::image_header::tests::{FILE_LEN, image};
 
 fn options(toml: &str) -> VcpuArgs {
@@ -246,6 +247,40 @@ fn scx_is_refused_with_what_it_cannot_do() {
         let told = why.as_ref().is_some_and(|why| why.contains(word));
         assert!(told != word.is_empty(), "{toml}: {why:?}");
         assert!(check_scx(&RunArgs::of_toml(toml)).is_ok(), "{toml}");
+    }
+}
+
+#[test]
+fn multi_tenant_is_all_of_it_or_an_error() {
+    let of = |toml: &str| RunArgs::of_toml(&format!("multi-tenant = true\n{toml}"));
+    let options = of("");
+    assert_eq!(options.bridge.cur_perf, CurPerfVisibility::Request);
+    assert_eq!(options.console, ConsoleEnd::Nothing);
+    assert!(options.sandbox && options.require_sandbox);
+    assert!(!RunArgs::of_toml("").require_sandbox);
+    assert_eq!(options.bridge.rate_limit, "1000:100".parse().unwrap());
+    for (toml, word) in [
+        ("", ""),
+        ("cur-perf = 'request'", ""),
+        ("cur-perf = 'table'", "--cur-perf"),
+        ("cur-perf = 'exact'", "--cur-perf"),
+        ("console = 'file:/x,max=1M'", ""),
+        ("console = 'stdio'", "--console"),
+        ("sandbox = 'off'", "--sandbox"),
+        ("rate-limit = '100:10'", ""),
+        ("rate-limit = 0", "--rate-limit"),
+        ("rate-limit = '1001:100'", "--rate-limit"),
+        ("rate-limit = '1000:101'", "--rate-limit"),
+        ("events = '/x'", "--events"),
+    ] {
+        let why = of(toml).check_multi_tenant().err();
+        let why = why.map(|error| error.to_string());
+        let told = why.as_ref().is_some_and(|why| why.contains(word));
+        assert!(told != word.is_empty(), "{toml}: {why:?}");
+        assert!(
+            RunArgs::of_toml(toml).check_multi_tenant().is_ok(),
+            "{toml}"
+        );
     }
 }
 

@@ -8,11 +8,13 @@ pub mod rt_values;
 pub mod serve;
 pub mod values;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use vcpufreq_device::{
-    ClampMode, CurPerfVisibility,
+    ClampMode, CurPerfVisibility, RateLimit,
     host::{ActuatorChoice, CpuList},
 };
 
@@ -25,6 +27,13 @@ use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
 
 /// The default KVM device.
 pub const KVM_DEVICE: &str = "/dev/kvm";
+
+/// The default limit of requests.
+const RATE_TEXT: &str = "1000:100";
+const RATE: RateLimit = RateLimit {
+    per_second: NonZeroU32::new(1000).expect("not 0"),
+    burst: NonZeroU32::new(100).expect("not 0"),
+};
 
 const CLAMPS: [(&str, ClampMode); 2] = [("floor", ClampMode::Floor), ("exact", ClampMode::Exact)];
 
@@ -108,7 +117,8 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "stdio|none|file:PATH,max=SIZE",
-        default_value = "stdio"
+        default_value = "stdio",
+        default_value_if("multi_tenant", "true", "none")
     )]
     pub console: ConsoleEnd,
     /// KVM device
@@ -119,7 +129,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = one_of(&SANDBOXES), action = clap::ArgAction::Set)]
     pub sandbox: bool,
     /// Don't run where the kernel can't give all of the sandbox
-    #[arg(long)]
+    #[arg(long, default_value_if("multi_tenant", "true", "true"))]
     pub require_sandbox: bool,
 }
 
@@ -141,17 +151,65 @@ pub struct BridgeArgs {
     #[arg(long)]
     pub explain: bool,
     /// What the guest reads of its frequency
-    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", value_parser = one_of(&VISIBILITIES))]
+    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", default_value_if("multi_tenant", "true", "request"), value_parser = one_of(&VISIBILITIES))]
     pub cur_perf: CurPerfVisibility,
     /// Requests that a vCPU writes, and of the VM for each of up to 8 domains,
     /// that reach the host, a second and at once; 0: all
     // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
     // set.
-    #[arg(long, value_name = "N[:BURST]", default_value = "1000:100")]
+    #[arg(long, value_name = "N[:BURST]", default_value = RATE_TEXT)]
     pub rate_limit: Rate,
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
+    /// For a host whose guests don't trust each other: --cur-perf request; for
+    /// run also --require-sandbox and --console none; options that grant a guest more are refused
+    #[arg(long)]
+    pub multi_tenant: bool,
+}
+
+impl BridgeArgs {
+    /// Whether no option takes back what `--multi-tenant` stands for.
+    ///
+    /// # Errors
+    /// The option that does, and what to do.
+    pub fn check_multi_tenant(&self) -> anyhow::Result<()> {
+        if !self.multi_tenant {
+            return Ok(());
+        }
+        if self.cur_perf != CurPerfVisibility::Request {
+            bail!("--multi-tenant hides the frequency of a shared pCPU; leave --cur-perf out");
+        }
+        let more =
+            |limit: RateLimit| limit.per_second > RATE.per_second || limit.burst > RATE.burst;
+        if self.rate_limit.0.is_none_or(more) {
+            bail!("--multi-tenant grants no more requests than by default; leave --rate-limit out");
+        }
+        if self.events.is_some() {
+            bail!("--multi-tenant keeps no file that a guest makes grow; leave --events out");
+        }
+        Ok(())
+    }
+}
+
+impl RunArgs {
+    /// As [`BridgeArgs::check_multi_tenant`], for the other options of `run`.
+    ///
+    /// # Errors
+    /// The option that takes something back, and what to do.
+    pub fn check_multi_tenant(&self) -> anyhow::Result<()> {
+        self.bridge.check_multi_tenant()?;
+        if self.bridge.multi_tenant && !self.sandbox {
+            bail!("--multi-tenant needs the sandbox; leave --sandbox off out");
+        }
+        if self.bridge.multi_tenant && self.console == ConsoleEnd::Stdio {
+            bail!(
+                "--multi-tenant keeps a guest's output off the terminal; give --console \
+                 file:PATH,max=SIZE, or leave --console out"
+            );
+        }
+        Ok(())
+    }
 }
 
 /// What `run` and `dt` take of the vCPUs.

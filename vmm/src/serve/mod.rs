@@ -129,6 +129,7 @@ impl Served {
         if options.bridge.actuator == ActuatorWish::Scx {
             bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
         }
+        options.bridge.check_multi_tenant()?;
         let count = resolve::vcpu_count(&options.vcpus)?;
         let cpus = HostCpus::read(&host);
         let vcpus = resolve::vcpus(&options.vcpus, &cpus, count)?;
