@@ -5,7 +5,7 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use vcpufreq::serve::Qmp;
 use vcpufreq_device::fakes::FakeHost;
@@ -15,6 +15,8 @@ const PID: u32 = 7;
 const THREADS: [i32; 3] = [7, 8, 9];
 
 struct Scene {
+    /// Of two threads that connect at once, each would accept the other's.
+    turn: Mutex<()>,
     host: FakeHost,
     path: PathBuf,
     listener: UnixListener,
@@ -29,6 +31,7 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
     let path = host.root().path("qmp");
     let listener = UnixListener::bind(&path).expect("a socket");
     Scene {
+        turn: Mutex::default(),
         host,
         path,
         listener,
@@ -58,6 +61,7 @@ pub fn qmp(data: &[u8]) {
 /// What is learnt after these parts, in any turn.
 fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<i32>>, String> {
     let scene = &*SCENE;
+    let _alone = scene.turn.lock().unwrap_or_else(PoisonError::into_inner);
     let mut qmp = Qmp::ask(&scene.path).expect("a listener");
     let (mut qemu, _) = scene.listener.accept().expect("a connection");
     let mut learnt = None;
