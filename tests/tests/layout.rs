@@ -3,7 +3,7 @@
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle
 //! - the program's virtual machine uses nothing else of the program
-//! - each threat of the device's README names a test that exists
+//! - each threat of the device's README and of SECURITY.md names a test that exists
 //! - unsafe code is where an attribute gives the reason; a crate without such forbids it
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -135,6 +135,45 @@ fn a_cycle_is_found_at_each_depth() {
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+}
+
+#[test]
+fn each_attack_of_the_security_page_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("SECURITY.md")).expect("the page");
+    let table = page
+        .split_once("| asset | attack from |")
+        .expect("a table")
+        .1;
+    let rows = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let rows: Vec<&str> = rows.collect();
+    let texts = |folders: &[&str]| -> String {
+        let files = folders
+            .iter()
+            .flat_map(|folder| sources(&root.join(folder)));
+        files
+            .map(|file| fs::read_to_string(file).expect("a source"))
+            .collect()
+    };
+    let tests = texts(&["vmm-device", "host-bpf", "rt", "vmm", "fuzz", "lab"]);
+    let scenarios = texts(&["tests/src/scenarios"]);
+    for row in &rows {
+        let last = row
+            .trim_end_matches(" |")
+            .rsplit_once("| ")
+            .expect("columns")
+            .1;
+        for name in last.split(", ") {
+            let name = name.trim_matches('`');
+            let is_test = tests.contains(&format!("fn {name}()"));
+            let is_scenario = scenarios.contains(&format!("\"{name}\""));
+            assert!(is_test || is_scenario, "{name} is no test: {row}");
+        }
+    }
+    assert!(rows.len() >= 12, "{rows:?}");
 }
 
 #[test]
