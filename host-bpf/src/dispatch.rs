@@ -11,17 +11,17 @@
 
 #![forbid(unsafe_code)]
 
+mod sweep;
 mod trusted;
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::query::{MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{
     ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
 };
@@ -33,6 +33,7 @@ use crate::libbpf_log::{explained, refused};
 use crate::mapped::{Mapped, link_by_id, recursion_misses};
 use crate::objects::{self, DISPATCH};
 
+pub(crate) use sweep::sweep;
 use trusted::{are_ours, call_ours};
 
 /// The map by which a VMM finds the others.
@@ -65,8 +66,6 @@ pub(crate) struct Dispatcher {
     /// The kernel's number of the map of slots.
     id: u32,
     maps: Vec<MapHandle>,
-    /// Those of [`BY_SLOT`], of a VM that was confined.
-    held_arrays: Vec<MapHandle>,
     /// Of this process, where it has attached them; else of another one's.
     _own: Vec<Link>,
     _held: Vec<OwnedFd>,
@@ -131,7 +130,7 @@ impl Dispatcher {
                 older_than(own.id).unwrap_or(own)
             }
         };
-        let owner = own_map()?;
+        let owner = sweep::own_map()?;
         let number = map_id(&owner)?;
         let slot = (0..=u16::MAX)
             .zip(hooks.owners())
@@ -159,7 +158,6 @@ impl Dispatcher {
             slots: Some(slots),
             id,
             maps,
-            held_arrays: Vec::new(),
             _own: own,
             _held: held,
             write,
@@ -208,7 +206,7 @@ impl Dispatcher {
 
     /// Whether it is one of the VMs.
     pub(crate) fn is_joined(&self) -> bool {
-        !self.maps.is_empty()
+        self.slots.is_some() && !self.maps.is_empty()
     }
 
     /// Gives slots of VMMs that were killed back: of the next ones, at each call.
@@ -227,17 +225,15 @@ impl Dispatcher {
             }
             left -= 1;
             self.swept.store(slot + 1, Relaxed);
-            if free_ended((owners, &self.maps), slot, self.number) {
+            if sweep::free_ended((owners, &self.maps), slot, self.number) {
                 left = SWEPT;
             }
         }
     }
 
-    /// Lets go of what other VMs have, too; the kernel keeps the hooks for this one.
+    /// Lets go of the slots of all VMs. The maps stay open, for the kernel empties an array of programs
+    /// that no process has open; they are not written any more.
     pub(crate) fn confine(&mut self) {
-        // The kernel empties an array of programs that no process has open.
-        self.held_arrays = self.maps.split_off(BY_SLOT.start.min(self.maps.len()));
-        self.maps.clear();
         self.slots = None;
     }
 
@@ -246,7 +242,6 @@ impl Dispatcher {
     pub(crate) fn let_go(&mut self) {
         self.give_back();
         self.maps.clear();
-        self.held_arrays.clear();
         self.write = None;
         self._own.clear();
         self._held.clear();
@@ -286,7 +281,9 @@ impl Dispatcher {
     }
 
     fn clear(&self, slot: u16) {
-        clear(&self.maps, slot);
+        if self.slots.is_some() {
+            sweep::clear(&self.maps, slot);
+        }
     }
 }
 
@@ -438,84 +435,6 @@ fn older_than(id: u32) -> Option<Hooks> {
         }
     }
     None
-}
-
-/// Gives all slots of VMMs that have ended back, of each set on this host. If that was the last set,
-/// returns what the kernel still frees of it.
-pub(crate) fn sweep() -> Ids {
-    let sets = MapInfoIter::default().filter(|map| map.name == SLOTS);
-    let mut none = true;
-    for set in sets {
-        none = false;
-        let Found::Ready(hooks) = Hooks::open(set.id) else {
-            continue;
-        };
-        // While this process frees a slot, no other one takes it.
-        let Ok(own) = own_map() else { break };
-        let Ok(number) = map_id(&own) else { break };
-        for slot in 0..hooks.owners().len() {
-            free_ended((hooks.owners(), &hooks.maps), slot, number);
-        }
-    }
-    match none {
-        true => ended_programs(),
-        false => Ids::default(),
-    }
-}
-
-/// The programs that were on the hooks, and their maps. The map of slots isn't among these, and
-/// goes before them.
-fn ended_programs() -> Ids {
-    let options = ProgInfoQueryOptions::default().include_map_ids(true);
-    let programs = ProgInfoIter::with_query_opts(options).filter(|program| {
-        // The kernel keeps 15 bytes of a name.
-        let name = program.name.as_bytes();
-        PROGRAMS
-            .iter()
-            .any(|ours| ours.as_bytes().starts_with(name) && name.len() >= 14)
-    });
-    let mut ids = Ids::default();
-    for program in programs {
-        ids.programs.push(program.id);
-        ids.maps.extend(program.map_ids);
-    }
-    ids
-}
-
-/// Gives a slot back if its VMM has ended. It is `number`'s until it is empty.
-fn free_ended((owners, maps): (&[AtomicU32], &[MapHandle]), slot: usize, number: u32) -> bool {
-    let Ok(key) = u16::try_from(slot) else {
-        return false;
-    };
-    let before = owners[slot].load(SeqCst);
-    let taken = before != 0
-        && has_ended(before)
-        && owners[slot]
-            .compare_exchange(before, number, SeqCst, SeqCst)
-            .is_ok();
-    if taken {
-        clear(maps, key);
-        owners[slot].store(0, SeqCst);
-    }
-    taken
-}
-
-fn clear(maps: &[MapHandle], slot: u16) {
-    let key = u32::from(slot).to_ne_bytes();
-    for map in maps.get(BY_SLOT).unwrap_or_default() {
-        // There may be none.
-        let _ = map.delete(&key);
-    }
-}
-
-/// A map that the kernel lists as long as this process lives.
-fn own_map() -> Result<MapHandle, BpfError> {
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    MapHandle::create(MapType::Array, Some("vcpufreq_vmm"), 4, 4, 1, &options)
-        .map_err(refused("making a map"))
 }
 
 fn owners(slots: &Mapped<SlotsEntry>) -> &[AtomicU32] {

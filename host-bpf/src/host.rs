@@ -283,10 +283,11 @@ impl HostBpf {
         programs.let_go();
     }
 
-    /// Lets go of what all VMs of the host share: the maps through which one could reach another's
-    /// requests. The frequencies of pCPUs stay in memory: of one that comes online the programs hear
-    /// from here. Its programs are called as before, and the kernel keeps the hooks. A VM that was
-    /// confined doesn't sweep, registers no thread, and leaves its slot to [`sweep`](crate::sweep).
+    /// Lets go of the memory that has the slots of all VMs, through which one could take another's.
+    /// It writes no map from now on: a VMM that gives up its rights has `bpf` refused for that. The
+    /// frequencies of pCPUs stay in memory: of one that comes online the programs hear from here. A
+    /// VM that was confined doesn't sweep, registers no thread, and leaves its slot to
+    /// [`sweep`](crate::sweep).
     pub fn confine(&self) {
         self.programs().confine();
     }

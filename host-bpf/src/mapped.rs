@@ -123,18 +123,6 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
     }
 }
 
-/// Closes what is open under a number that another owner will close: the number is of `/dev/null`
-/// then.
-pub(crate) fn close_in_place(file: BorrowedFd<'_>) -> io::Result<()> {
-    let null = std::fs::File::open("/dev/null")?;
-    // SAFETY: the kernel closes what was open there, of which nothing is mapped or borrowed.
-    let done = unsafe { libc::dup3(null.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
-    match done {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// How often the kernel did not run a program that it had preempted on the same CPU.
 pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
     let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();

@@ -14,7 +14,6 @@ use crate::error::BpfError;
 use crate::hooks;
 use crate::layout::{CALL_SIZE, LAYOUT};
 use crate::libbpf_log::{explained, refused};
-use crate::mapped::close_in_place;
 use crate::objects::{self, VCPUFREQ};
 use crate::pins::shared_pin;
 
@@ -77,15 +76,9 @@ impl Loaded {
         self.dispatcher.let_go();
     }
 
-    /// Lets go of what all VMs share.
+    /// Lets go of the slots of all VMs.
     pub(crate) fn confine(&mut self) {
         self.dispatcher.confine();
-        for map in self.object.maps() {
-            if map.name().to_str().is_some_and(Dispatcher::is_shared) {
-                // libbpf closes the number with the object. Without /dev/null the map stays.
-                let _ = close_in_place(map.as_fd());
-            }
-        }
     }
 
     /// The hooks.

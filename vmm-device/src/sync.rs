@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Locks and atomics of what vCPUs do at the same time. `fuzz/tests/loom` compiles the same files with
+//! Locks and atomics of what vCPUs do at the same time. `fuzz/orders` compiles the same files with
 //! loom's, which runs them in each order.
 
 #![forbid(unsafe_code)]
