@@ -48,11 +48,14 @@ pub fn ignore_group_signals() {
         Signal::SIGTSTP,
         Signal::SIGPIPE,
     ];
-    for number in signals {
-        // These signals can be ignored, so the call can't fail.
-        // SAFETY: SIG_IGN is no function of ours.
-        let _ = unsafe { signal(number, SigHandler::SigIgn) };
-    }
+    signals.into_iter().for_each(ignore);
+}
+
+/// Ignores a signal that can be ignored: not SIGKILL or SIGSTOP.
+pub fn ignore(number: Signal) {
+    // It can't fail for such a signal.
+    // SAFETY: SIG_IGN is no function of ours.
+    let _ = unsafe { signal(number, SigHandler::SigIgn) };
 }
 
 /// A file that stands for process `pid`, readable when that has ended.

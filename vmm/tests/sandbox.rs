@@ -186,7 +186,7 @@ fn a_confined_thread_reads_cpus_and_writes_nothing() {
 #[test]
 fn a_thread_that_is_not_confined_keeps_the_guest_from_running() {
     if given().is_some() {
-        return closes_too_early();
+        return enters_too_early();
     }
     let ended = child(
         "a_thread_that_is_not_confined_keeps_the_guest_from_running",
@@ -198,11 +198,11 @@ fn a_thread_that_is_not_confined_keeps_the_guest_from_running() {
 }
 
 /// In a process of its own.
-fn closes_too_early() {
+fn enters_too_early() {
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let free = std::thread::Builder::new().name("free".to_owned());
     let free = free.spawn(move || held.recv());
-    let refused = sandbox().close(LIMITS).expect_err("a thread is free");
+    let refused = sandbox().enter_last(LIMITS).expect_err("a thread is free");
     println!("{refused}");
     drop(hold);
     drop(free);

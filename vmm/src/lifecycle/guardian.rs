@@ -62,12 +62,12 @@ const MESSAGE: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
-    requests: Arc<Requests>,
+    socket: Arc<GuardianSocket>,
 }
 
-/// What a VMM asks its guardian for.
+/// The VMM's end of the pair of sockets: what it asks its guardian for.
 #[derive(Debug)]
-pub struct Requests(Mutex<UnixDatagram>);
+pub struct GuardianSocket(Mutex<UnixDatagram>);
 
 impl Guardian {
     /// Starts one for this process, whose record will be at `record`; it is on
@@ -103,29 +103,26 @@ impl Guardian {
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
-        let requests = Arc::new(Requests(Mutex::new(own.into())));
-        Ok(Self { child, requests })
+        let socket = Arc::new(GuardianSocket(Mutex::new(own.into())));
+        Ok(Self { child, socket })
     }
 
-    /// What it can be asked for.
-    pub fn requests(&self) -> Arc<Requests> {
-        self.requests.clone()
+    /// Where it is asked.
+    pub fn socket(&self) -> Arc<GuardianSocket> {
+        self.socket.clone()
     }
 
     /// Ends the guardian of a VMM that ends and has removed its record. If a record is left, drop
     /// the guardian instead: it stays on guard until this process is gone.
     pub fn dismiss(self) {
-        let Self {
-            mut child,
-            requests,
-        } = self;
-        requests.end();
+        let Self { mut child, socket } = self;
+        socket.end();
         // It can't fail for a child that hasn't been waited for.
         let _ = child.wait();
     }
 }
 
-impl Requests {
+impl GuardianSocket {
     /// Has all that is on record undone, and the record removed. The vCPU threads have ended.
     /// Returns what is left, a line each.
     ///
@@ -264,7 +261,7 @@ fn serve(record: &Path) {
     }
 }
 
-/// What of a living VMM can't be undone, a line each; a line without a text for nothing.
+/// Undoes what a living VMM changed. What is left, a line each; an empty line if nothing is.
 fn undo(path: &Path) -> String {
     let host = HostRoot::default();
     let cleaner = Cleaner {

@@ -48,7 +48,7 @@ impl HostChanges {
         }
     }
 
-    /// What the guardian can be asked for.
+    /// The guardian.
     pub fn guardian(&self) -> &Guardian {
         &self.guardian
     }
@@ -59,7 +59,7 @@ impl HostChanges {
     /// All that could not be undone. The guardian stays and tries again when this
     /// process is gone.
     pub fn undo(self) -> anyhow::Result<()> {
-        let left = self.guardian.requests().undo()?;
+        let left = self.guardian.socket().undo()?;
         if left.iter().any(|line| !line.is_empty()) {
             bail!("not all is as it was: {}", left.join("; "));
         }

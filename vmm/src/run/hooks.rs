@@ -47,7 +47,7 @@ impl Hooks for GuestHooks {
             return Ok(());
         };
         self.bridge.iter().for_each(BridgeHandle::confine);
-        sandbox.close(*limits)
+        sandbox.enter_last(*limits)
     }
 
     fn on_vcpu_moved(&self, vcpu: VcpuId) {

@@ -3,16 +3,16 @@
 //! and the guardian cleans up; some are refused.
 //!
 //! ```text
-//! COMMON                  memory without code, locks, clocks, files that are open
-//! └─ vCPU                 KVM, clamps
-//!    ├─ events            nothing else
-//!    ├─ stats             its socket
-//!    ├─ requests          eventfds, BPF maps
-//!    ├─ maintenance       read-only files, affinity
-//!    └─ main              all of these, the terminal, threads of this process
+//! each          memory without code, locks, clocks, files that are open
+//! events        nothing else
+//! vCPU          KVM, the module, clamps
+//! requests      eventfds, the module, BPF, clamps
+//! stats         its socket, the module, BPF
+//! maintenance   as requests; read-only files, affinity, the guardian
+//! main          all of these; the user, threads of this process
 //! ```
-//! Numbers of ioctl are checked by their type, arguments of `bpf`, `clone`, `mmap`, `openat` and
-//! `tgkill` by value. A pointer's target can't be checked: paths are landlock's.
+//! Numbers of ioctl are checked, most by their type, and arguments of `bpf`, `clone`, `fcntl`, `mmap`,
+//! `openat` and `tgkill`. A pointer's target can't be checked: paths are landlock's.
 
 use std::collections::BTreeMap;
 
@@ -92,9 +92,9 @@ const SOCKET: &[i64] = &[
     libc::SYS_sendto,
     libc::SYS_setsockopt,
 ];
-/// The socket to the broker.
-const BROKER: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
-/// What only the main thread does: wait for the user, start and end threads, end the broker.
+/// The socket to the guardian.
+const GUARDIAN: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
+/// What only the main thread does: wait for the user, start and end threads, end the guardian.
 const MAIN: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
@@ -113,7 +113,8 @@ const KVM: u64 = 0xae;
 const MODULE: u64 = 0xcf;
 const PERF: u64 = 0x24;
 /// Settings and size of the terminal: TCGETS, TCSETS, TCSETSW, TCSETSF, TIOCGWINSZ, and those with
-/// `termios2`. A thread that crashes puts the settings back. Not TIOCSTI, which types.
+/// `termios2`. A thread that crashes puts the settings back. Not TIOCSTI, which puts
+/// characters into the input of the shell.
 const TERMINAL: [u64; 9] = [
     0x5401,
     0x5402,
@@ -218,14 +219,14 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
         ThreadClass::Maintenance => {
             allow(
                 &mut rules,
-                &[CLAMPS, EPOLL, WAIT, FILES, AFFINITY, BROKER].concat(),
+                &[CLAMPS, EPOLL, WAIT, FILES, AFFINITY, GUARDIAN].concat(),
             );
             bpf(&mut rules)?;
             open_read_only(&mut rules)?;
             &[MODULE, PERF]
         }
         ThreadClass::Main => {
-            let calls = [CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, BROKER, MAIN];
+            let calls = [CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, GUARDIAN, MAIN];
             allow(&mut rules, &calls.concat());
             bpf(&mut rules)?;
             open_read_only(&mut rules)?;

@@ -3,10 +3,9 @@
 //! threads; these are the kernel's, which change one.
 #![expect(unsafe_code, reason = "a thread's user is changed by no safe function")]
 
-use std::io;
-
 use anyhow::{Context as _, ensure};
 use caps::CapSet;
+use nix::errno::Errno;
 use nix::sys::prctl::{get_pdeathsig, set_pdeathsig};
 use nix::unistd::{geteuid, getppid};
 
@@ -45,11 +44,6 @@ impl Identity {
         self.0 == Some(NOBODY)
     }
 
-    /// The user's number, if it is another one.
-    pub fn user(self) -> Option<u32> {
-        self.0
-    }
-
     /// Changes the calling thread, which keeps no capability. It still ends with its parent, if it did:
     /// the kernel forgets that with a change of user.
     ///
@@ -77,19 +71,13 @@ impl Identity {
     }
 }
 
-fn become_user(user: u32) -> io::Result<()> {
+fn become_user(user: u32) -> nix::Result<()> {
     let none: [libc::gid_t; 0] = [];
     // SAFETY: the kernel reads no group.
-    done(unsafe { libc::syscall(libc::SYS_setgroups, 0, none.as_ptr()) })?;
+    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, 0, none.as_ptr()) })?;
     // SAFETY: takes three numbers.
-    done(unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) })?;
+    Errno::result(unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) })?;
     // SAFETY: the same.
-    done(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })
-}
-
-fn done(result: libc::c_long) -> io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
+    Ok(())
 }

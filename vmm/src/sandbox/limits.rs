@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Limits of the whole process, and whether each of its threads is confined.
 
-#![expect(unsafe_code, reason = "nix can't tell that SIG_IGN is safe")]
-
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::signal::Signal;
 use vcpufreq_device::host::Tid;
+
+use crate::sys::ignore;
 
 /// How often to look whether a thread that has just started is confined, and how many times.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -54,8 +54,7 @@ impl Limits {
             let bytes = bytes.saturating_add(LOG);
             setrlimit(Resource::RLIMIT_FSIZE, bytes, bytes).context(failed)?;
             // A write beyond it fails, and doesn't end the VMM.
-            // SAFETY: SIG_IGN is no function of ours.
-            unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.context(failed)?;
+            ignore(Signal::SIGXFSZ);
         }
         // What CAP_IPC_LOCK allowed: memory of a real-time guest, rings of perf events. Without
         // CAP_SYS_RESOURCE the limit is what it may be raised to.
@@ -74,11 +73,14 @@ const FILTERS: &str = "Seccomp_filters:";
 /// How many filters the calling thread has: a container's, or a service manager's.
 pub fn filters_of_this_thread() -> u32 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let count = value(&status, FILTERS);
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+/// What follows `key` in a thread's status.
+fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = status.lines();
-    let count = lines.find_map(|line| line.strip_prefix(FILTERS));
-    count
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
+    lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
 /// Whether every thread but the calling one is confined. One that has just started is waited for.
@@ -110,10 +112,7 @@ fn unconfined(own: &str, outer_filters: u32) -> anyhow::Result<Option<String>> {
         let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
-        let value = |key| {
-            let mut lines = status.lines();
-            lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
-        };
+        let value = |key| value(&status, key);
         // Kernels before 5.9 don't count them.
         let filters = value(FILTERS).and_then(|count| count.parse::<u32>().ok());
         let confined = value("Seccomp:") == Some("2")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a VMM gives up before its guest runs. Set-up is the VMM's, with the rights that it was
-//! started with; from the guest's first instruction on, the broker alone has those.
+//! started with; from the guest's first instruction on, the guardian alone has those.
 //!
 //! ```text
-//! each thread, when it starts: no_new_privs ─▶ user, capabilities ─▶ landlock ─▶ seccomp of its class
+//! each thread, when it starts: user, capabilities ─▶ no_new_privs, landlock ─▶ seccomp of its class
 //! main, last: limits ─▶ every thread is confined? ─▶ its own ─▶ the guest runs
 //! ```
 //! All of these are a thread's own in Linux. A thread that is started later has what its maker has,
@@ -26,7 +26,7 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::kvm::ioeventfd::frequency_event;
 use vcpufreq_device::kvm::{BridgeThread, Confinement};
 
-use crate::lifecycle::guardian::Requests;
+use crate::lifecycle::guardian::GuardianSocket;
 use crate::message::{chain, warn};
 use files::{Files, Support};
 use identity::Identity;
@@ -89,6 +89,11 @@ impl Sandbox {
             let both = [filters::refusing(class)?, filters::of(class, pid)?];
             Ok((class, both))
         });
+        // A thread of its own tries it.
+        let filter = filters::refusing(ThreadClass::Events)?;
+        let tried = std::thread::spawn(move || apply_filter(&filter));
+        let tried = tried.join().ok().context("a thread has died")?;
+        tried.context("the kernel filters no system calls (CONFIG_SECCOMP_FILTER)")?;
         let files = Files::of_kernel()?;
         match files.support {
             Support::Full => {}
@@ -116,11 +121,6 @@ impl Sandbox {
             main_is_confined: AtomicBool::new(false),
             outer_filters: limits::filters_of_this_thread(),
         })
-    }
-
-    /// The user that the VMM becomes, if it is another one.
-    pub fn user(&self) -> Option<u32> {
-        self.identity?.user()
     }
 
     /// Confines the calling thread, for good.
@@ -159,7 +159,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// As [`Self::enter`]; or a thread isn't confined.
-    pub fn close(&self, limits: Limits) -> anyhow::Result<()> {
+    pub fn enter_last(&self, limits: Limits) -> anyhow::Result<()> {
         // What set-up had in memory.
         #[cfg(feature = "bpf")]
         vcpufreq_host_bpf::give_back_freed();
@@ -176,8 +176,8 @@ impl Sandbox {
 pub struct Confined {
     /// Where the threads go.
     pub sandbox: Arc<Sandbox>,
-    /// What the guardian is asked for.
-    pub guardian: Arc<Requests>,
+    /// Where that is asked.
+    pub guardian: Arc<GuardianSocket>,
 }
 
 impl Confinement for Confined {
