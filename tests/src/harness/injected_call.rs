@@ -103,53 +103,18 @@ fn instruction(pid: u32) -> Result<u64> {
 }
 
 /// `svc #0`.
-#[cfg(target_arch = "aarch64")]
 const ENTER: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
-/// `syscall`, and what may follow it at a multiple of 4.
-#[cfg(target_arch = "x86_64")]
-const ENTER: [u8; 4] = [0x0f, 0x05, 0x48, 0x3d];
 
-#[cfg(target_arch = "aarch64")]
 fn prepare(registers: &mut libc::user_regs_struct, at: u64, call: i64, arguments: &[u64]) {
     registers.pc = at;
     registers.regs[8] = call.cast_unsigned();
     registers.regs[..arguments.len()].copy_from_slice(arguments);
 }
 
-#[cfg(target_arch = "aarch64")]
 fn stack(registers: &libc::user_regs_struct) -> u64 {
     registers.sp
 }
 
-#[cfg(target_arch = "aarch64")]
 fn result(registers: &libc::user_regs_struct) -> i64 {
     registers.regs[0].cast_signed()
-}
-
-#[cfg(target_arch = "x86_64")]
-fn prepare(registers: &mut libc::user_regs_struct, at: u64, call: i64, arguments: &[u64]) {
-    registers.rip = at;
-    registers.rax = call.cast_unsigned();
-    registers.orig_rax = u64::MAX;
-    let places = [
-        &mut registers.rdi,
-        &mut registers.rsi,
-        &mut registers.rdx,
-        &mut registers.r10,
-        &mut registers.r8,
-        &mut registers.r9,
-    ];
-    for (place, argument) in places.into_iter().zip(arguments) {
-        *place = *argument;
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn stack(registers: &libc::user_regs_struct) -> u64 {
-    registers.rsp
-}
-
-#[cfg(target_arch = "x86_64")]
-fn result(registers: &libc::user_regs_struct) -> i64 {
-    registers.rax.cast_signed()
 }

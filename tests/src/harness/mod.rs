@@ -11,6 +11,7 @@ pub mod frequency;
 pub mod guest;
 pub mod guest_shell;
 pub mod host;
+#[cfg(target_arch = "aarch64")]
 pub mod injected_call;
 pub mod kernel_threads;
 pub mod kexec;

@@ -76,6 +76,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "host-fails" => device::failure::host_fails(plan),
         "pin-offline" => device::bad_input::run(plan),
         "kill" => device::kill::run(plan),
+        #[cfg(target_arch = "aarch64")]
         "sandbox" => device::sandbox::run(plan),
         "qemu" => qemu::run(),
         "qemu-control" => qemu::control::run(),

@@ -17,6 +17,7 @@ pub mod many_vcpus;
 pub mod memory;
 pub mod no_uclamp;
 pub mod opps;
+#[cfg(target_arch = "aarch64")]
 pub mod sandbox;
 pub mod stats;
 pub mod systemd;
