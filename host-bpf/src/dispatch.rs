@@ -22,9 +22,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use libbpf_rs::query::MapInfoIter;
-use libbpf_rs::{
-    ErrorKind, Link, MapCore as _, MapFlags, MapHandle, MapType, Object, Program, libbpf_sys,
-};
+use libbpf_rs::{ErrorKind, Link, MapCore as _, MapFlags, MapHandle, Object, Program};
 
 use crate::error::BpfError;
 use crate::hooks;
