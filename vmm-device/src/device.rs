@@ -24,6 +24,7 @@ use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
+use crate::looks::Looks;
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
@@ -64,6 +65,7 @@ pub(crate) struct Vcpu {
     pub selected: AtomicU32,
     /// cur_perf as last learned, kHz; never 0.
     pub cur_perf: AtomicU32,
+    looks: Looks,
     domain: usize,
     /// Pays for the requests that this vCPU writes.
     bucket: Bucket,
@@ -317,6 +319,7 @@ impl Vcpu {
         Self {
             selected: AtomicU32::new(0),
             cur_perf: AtomicU32::new(spec.table.max().0),
+            looks: Looks::default(),
             domain: domains.partition_point(|id| *id < spec.domain),
             bucket: Bucket::default(),
             counters: Counters::default(),

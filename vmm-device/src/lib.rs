@@ -56,6 +56,7 @@ pub mod host;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 mod limit;
+mod looks;
 mod mmio;
 mod pages;
 mod policy;

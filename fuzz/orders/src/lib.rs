@@ -11,6 +11,8 @@ mod domain;
 #[allow(dead_code)]
 #[path = "../../../vmm-device/src/limit.rs"]
 mod limit;
+#[path = "../../../vmm-device/src/looks.rs"]
+mod looks;
 mod policy {
     pub use vcpufreq_device::Clamp;
 }
@@ -31,6 +33,7 @@ use loom::thread;
 
 use domain::{Domain, Request};
 use limit::{Bucket, Limit, RateLimit};
+use looks::Looks;
 use units::{DomainId, Khz, VcpuId};
 
 /// A domain, and its host.
@@ -219,5 +222,24 @@ pub fn a_bucket_loses_no_charge() {
         let taken = takers.map(|taker| taker.join().expect("no panic"));
         let granted = taken.into_iter().chain([own]).filter(|took| *took).count();
         assert_eq!(granted, 2, "of three, when there are two tokens");
+    });
+}
+
+/// A thread looks at a vCPU's frequency while it changes, another one after it has changed.
+pub fn a_page_has_the_frequency_of_the_latest_look() {
+    model(3, || {
+        let host = Arc::new((Looks::default(), AtomicU32::new(1), AtomicU32::new(1)));
+        let look = |host: &(Looks, AtomicU32, AtomicU32)| {
+            let (looks, khz, page) = host;
+            let look = looks.begin();
+            let found = khz.load(Relaxed);
+            looks.end(look, || page.store(found, Relaxed));
+        };
+        let other = host.clone();
+        let other = thread::spawn(move || look(&other));
+        host.1.store(2, Relaxed);
+        look(&host);
+        other.join().expect("no panic");
+        assert_eq!(host.2.load(Relaxed), 2, "kHz in the page");
     });
 }

@@ -48,6 +48,10 @@ impl AtomicU64 {
         self.0.swap(value, unless_relaxed(order, AcqRel))
     }
 
+    pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, unless_relaxed(order, AcqRel))
+    }
+
     pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_and(value, unless_relaxed(order, AcqRel))
     }

@@ -30,3 +30,8 @@ fn a_token_is_given_once() {
 fn a_bucket_loses_no_charge() {
     vcpufreq_orders::a_bucket_loses_no_charge();
 }
+
+#[test]
+fn a_page_has_the_frequency_of_the_latest_look() {
+    vcpufreq_orders::a_page_has_the_frequency_of_the_latest_look();
+}

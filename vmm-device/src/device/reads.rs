@@ -36,6 +36,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
+        let look = page.looks.begin();
         let told = match self.config.visibility {
             CurPerfVisibility::Exact => self.learn(vcpu, spec),
             CurPerfVisibility::Table => self
@@ -45,8 +46,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         };
         match told {
             Ok(khz) => {
-                let before = page.cur_perf.swap(khz.0, Relaxed);
-                self.show(vcpu, ReadReg::CurPerf, khz.0);
+                let mut before = khz.0;
+                page.looks.end(look, || {
+                    before = page.cur_perf.swap(khz.0, Relaxed);
+                    self.show(vcpu, ReadReg::CurPerf, khz.0);
+                });
                 if before != khz.0 {
                     self.events.record(&Event::Moved { vcpu, khz });
                 }
