@@ -81,21 +81,13 @@ const DRAWN: &[&str] = &[
 const BOOTS: &[Boot] = &[
     boot(
         Short,
-        150,
+        145,
         "2+2",
-        &[
-            "boot",
-            "doctor",
-            "capacity",
-            "governor",
-            "opps-exact",
-            "no-dip",
-            "demo",
-        ],
+        &["boot", "doctor", "governor", "opps-exact", "no-dip", "demo"],
     ),
     boot(
         Short,
-        110,
+        125,
         "2+2",
         &[
             "domain",
@@ -113,21 +105,21 @@ const BOOTS: &[Boot] = &[
     // The path that the VMM chooses is the best one; the others are forced.
     boot(
         Short,
-        200,
+        230,
         "2+2",
-        &["no-exit", "stats", "memory", "attach", "paths", "fallbacks"],
+        &["no-exit", "stats", "memory", "attach", "fallbacks"],
     ),
     Boot {
         path: Some("ioeventfd"),
-        ..boot(Short, 80, "2+2", &["order", "in-force", "opps-exact"])
+        ..boot(Short, 50, "2+2", &["order", "in-force", "opps-exact"])
     },
     Boot {
         path: Some("exit"),
-        ..boot(Short, 30, "2+2", &["opps-exact"])
+        ..boot(Short, 25, "2+2", &["opps-exact"])
     },
     boot(
         Short,
-        150,
+        95,
         "2+2",
         &[
             "bpf-page",
@@ -140,22 +132,22 @@ const BOOTS: &[Boot] = &[
             "bpf-shared",
         ],
     ),
-    boot(Short, 150, "2+2", &["default-run", "sandbox"]),
+    boot(Short, 200, "2+2", &["default-run", "sandbox"]),
     // Its host has kernel and modules where a board has them.
-    boot(Short, 80, "2+2", &["board"]),
+    boot(Short, 95, "2+2", &["board"]),
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Short, 120, "2+2", &["rt-settings"])
+        ..boot(Short, 85, "2+2", &["rt-settings"])
     },
     // Its init system is systemd.
-    boot(Short, 80, "2+2", &["systemd"]),
+    boot(Short, 60, "2+2", &["systemd"]),
     // Its host has stock QEMU.
     Boot {
         vmm: Vmm::Qemu,
-        ..boot(Short, 90, "2+2", &["opps-exact", "qemu"])
+        ..boot(Short, 60, "2+2", &["opps-exact", "qemu"])
     },
-    boot(Short, 30, "1", &["opps-exact", "governor"]),
+    boot(Long, 30, "1", &["opps-exact", "governor"]),
     boot(Short, 20, "1", &[tools::SHELL]),
     Boot {
         host: Rt,
@@ -168,6 +160,7 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 220, "4+3+1", &["rt-guest"])
     },
     boot(Long, 200, "2+2", &["kill", "flood"]),
+    boot(Long, 120, "2+2", &["capacity", "paths"]),
     Boot {
         path: Some("ioeventfd"),
         ..boot(Long, 220, "2+2", &["flood"])
