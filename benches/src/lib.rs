@@ -34,6 +34,7 @@ pub mod piped;
 mod progress;
 mod report;
 mod report_json;
+mod residency;
 mod rest;
 mod row;
 mod scenario;
