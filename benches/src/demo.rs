@@ -82,7 +82,8 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
     let Some(found) = try_opps(&args.guest, base)? else {
         return Ok(LACKS);
     };
-    write(args.out.as_deref(), || format!("{:#}\n", found.json))?;
+    let json = format!("{:#}\n", found.json);
+    write(args.out.as_deref().map(|out| (out, json)))?;
     print(&found.text)?;
     Ok(found.exit_code)
 }
@@ -95,7 +96,7 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
 /// What ended it before the table was complete, in one line.
 pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     undo::begin()?;
-    let machine = match BenchMachine::check(args, None) {
+    let machine = match BenchMachine::check(Some(args), None) {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };

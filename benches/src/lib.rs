@@ -34,6 +34,7 @@ pub mod piped;
 mod progress;
 mod report;
 mod report_json;
+mod residency;
 mod rest;
 mod row;
 mod scenario;
@@ -138,6 +139,19 @@ pub struct BenchArgs {
     pub within_us: u64,
 }
 
+impl BenchArgs {
+    /// The options of its guests, if one boots: the variant `host` needs none.
+    #[must_use]
+    pub fn guests(&self) -> Option<&GuestArgs> {
+        let mut asked = Variant::ALL
+            .iter()
+            .filter(|one| one.is_asked(&self.variant));
+        asked
+            .any(|one| *one != Variant::Host)
+            .then_some(&self.guest)
+    }
+}
+
 /// What a command found.
 #[derive(Debug)]
 pub struct Findings {
@@ -158,8 +172,15 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
     let Some(found) = measure(args, base)? else {
         return Ok(LACKS);
     };
-    write(args.out.as_deref(), || format!("{:#}\n", found.json))?;
-    write(args.html.as_deref(), || page::bench(&found.json))?;
+    let json = args
+        .out
+        .as_deref()
+        .map(|out| (out, format!("{:#}\n", found.json)));
+    let page = args
+        .html
+        .as_deref()
+        .map(|html| (html, page::bench(&found.json)));
+    write(json.into_iter().chain(page))?;
     print(&found.text)?;
     Ok(found.exit_code)
 }
@@ -173,7 +194,7 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
     undo::begin()?;
     let scenarios = chosen(args)?;
-    let mut machine = match BenchMachine::check(&args.guest, trace::usable().err()) {
+    let mut machine = match BenchMachine::check(args.guests(), trace::usable().err()) {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
@@ -223,10 +244,17 @@ fn repeats(
     repeats.sum()
 }
 
-fn write(path: Option<&Path>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, text())
-        .with_context(|| format!("can't write {}; name another file", path.display()))
+/// Writes files. A signal waits until all are whole: none is there before, or half of one.
+///
+/// # Errors
+/// When one can't be written.
+pub fn write<'a>(files: impl IntoIterator<Item = (&'a Path, String)>) -> anyhow::Result<()> {
+    let _undisturbed = undo::undisturbed();
+    for (path, text) in files {
+        std::fs::write(path, text)
+            .with_context(|| format!("can't write {}; name another file", path.display()))?;
+    }
+    Ok(())
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
@@ -304,7 +332,7 @@ fn measure_in(
 fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
     let names = &args.scenario;
     if names.is_empty() {
-        let own_ramdisk = args.guest.of_host;
+        let own_ramdisk = args.guest.of_host || args.guest.kernel.is_none();
         return Ok(SCENARIOS
             .iter()
             .filter(|one| match one.lacks(own_ramdisk) {
@@ -324,4 +352,29 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
     }
     let asked = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
     Ok(SCENARIOS.iter().filter(asked).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: where no guest boots, nothing of a guest is needed.
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Bench {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    #[test]
+    fn the_variant_host_needs_nothing_of_a_guest() {
+        let needs = |options: &[&str]| {
+            let words = ["bench"].iter().chain(options);
+            Bench::parse_from(words).args.guests().is_some()
+        };
+        assert!(!needs(&["--variant", "host"]));
+        assert!(needs(&["--variant", "host", "--variant", "vm"]));
+        assert!(needs(&[]));
+    }
 }

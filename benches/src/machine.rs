@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host that is measured: its clusters, and what it lacks for measuring.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
@@ -82,8 +83,8 @@ pub struct BenchMachine {
     pub speed_switch: Option<PathBuf>,
 }
 
-/// Files that the variants need.
-#[derive(Debug, Clone)]
+/// Files that guests need; empty where none boots.
+#[derive(Debug, Clone, Default)]
 pub struct GuestFiles {
     /// The guest's kernel.
     pub kernel: PathBuf,
@@ -94,22 +95,17 @@ pub struct GuestFiles {
 }
 
 impl BenchMachine {
-    /// Looks at the host; a line for each thing that it lacks, `tracing` among them.
-    pub fn check(args: &GuestArgs, tracing: Option<String>) -> Result<Self, Vec<String>> {
+    /// Looks at the host; a line for each thing that it lacks, `tracing` among them, and what guests of
+    /// `args` need if there are any.
+    pub fn check(args: Option<&GuestArgs>, tracing: Option<String>) -> Result<Self, Vec<String>> {
         let mut missing = Vec::new();
         let root = HostRoot::default();
         let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
         missing.extend(tracing);
-        if let Err(error) = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/kvm")
-        {
-            missing.push(format!(
-                "can't open /dev/kvm ({error}); see vcpufreq doctor"
-            ));
-        }
-        let guest = guest_files(args, &mut missing);
+        let guest = match args {
+            Some(args) => guest_files(args, &mut missing),
+            None => Some(GuestFiles::default()),
+        };
         let text = |path: &str| root.text(path).unwrap_or_default();
         match guest {
             Some(guest) if missing.is_empty() => Ok(Self {
@@ -217,6 +213,12 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
 }
 
 fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
+    let kvm = File::options().read(true).write(true).open("/dev/kvm");
+    if let Err(error) = kvm {
+        missing.push(format!(
+            "can't open /dev/kvm ({error}); see vcpufreq doctor"
+        ));
+    }
     if let Some(lacks) = &args.lacks {
         missing.push(lacks.clone());
         return None;

@@ -10,11 +10,12 @@ use crate::metric::Metric;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::observed::Unsettled;
+use crate::residency;
 use crate::rest::settled;
 use crate::scenario::{CpuSelection, PLAIN, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
 use crate::trace::Seen;
-use crate::tracefs::{FrequencyEvent, Switch};
+use crate::tracefs::{FrequencyEvent, Mmio, Switch};
 
 const LOAD: i32 = 99;
 
@@ -99,6 +100,33 @@ fn a_ramp_counts_from_the_switch_not_from_the_mark() {
     assert_eq!(figure(Metric::ToFmax, &ramp), Some(3000));
     assert_eq!(figure(Metric::ToHostTop, &ramp), Some(1000));
     assert_eq!(figure(Metric::TopKhz, &ramp), Some(2800));
+}
+
+#[test]
+fn times_at_frequencies_add_up_to_the_load() {
+    let request = |time_us, vcpu: u64, value| Mmio {
+        time_us,
+        cpu: 1,
+        address: 0xa004 + 0x1000 * vcpu,
+        value,
+    };
+    let mut load = observed(1, &[(2000, 1700), (4000, 2800), (9500, 700)]);
+    load.seen.base = 0xa000;
+    load.seen.requests = vec![
+        request(500, 1, 700),
+        // Of the other domain.
+        request(600, 0, 600),
+        request(3000, 1, 2800),
+        request(9500, 1, 700),
+    ];
+    let times = residency::json(&machine(), &[load]).unwrap();
+    // From 1000 to 9000.
+    let ran = serde_json::json!([[700, 1000], [1700, 2000], [2800, 5000]]);
+    assert_eq!(times["ran_us"], ran);
+    let requested = serde_json::json!([[700, 2000], [2800, 6000]]);
+    assert_eq!(times["requested_us"], requested);
+    let without = residency::json(&machine(), &[observed(1, &[])]).unwrap();
+    assert_eq!(without["requested_us"], serde_json::json!([]));
 }
 
 #[test]

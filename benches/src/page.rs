@@ -3,6 +3,7 @@
 //! conditions, and for each scenario a chart and its figures. From the
 //! report's JSON.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -76,6 +77,7 @@ fn body(report: &Value) -> String {
                 let _ = writeln!(page, "<h3>{}</h3>", escaped(title));
             }
             let _ = writeln!(page, "<div class=\"chart\">{}</div>", chart(report, title));
+            page.push_str(&residency(report, title));
         }
         page.push_str(&figures(report, name));
     }
@@ -214,6 +216,57 @@ fn legend() -> String {
             capable pCPU.</p>\n"
 }
 
+/// A row for each frequency, with its part of the load's time; a column for the pCPU of each variant,
+/// and for the requests of guests.
+fn residency(report: &Value, title: &str) -> String {
+    let own = rows(report, "residency").filter(|one| one["title"] == title);
+    let columns: Vec<_> = own
+        .flat_map(|one| {
+            let variant = escaped(one["variant"].as_str().unwrap_or("?"));
+            [("ran_us", "pCPU"), ("requested_us", "requests")]
+                .map(|(key, of)| (format!("{variant}, {of}"), pairs(&one["times"][key])))
+        })
+        .filter(|(_, times)| !times.is_empty())
+        .collect();
+    let all = columns.iter().flat_map(|(_, times)| times);
+    let khz: BTreeSet<u64> = all.map(|(khz, _)| *khz).collect();
+    if khz.is_empty() {
+        return String::new();
+    }
+    let heads: String = columns
+        .iter()
+        .map(|(of, _)| format!("<th>{of}</th>"))
+        .collect();
+    let mut text = format!(
+        "<details><summary>Time at each OPP</summary><div class=\"wide\"><table>\
+         <tr><th>MHz, % of the load's time</th>{heads}</tr>\n"
+    );
+    for khz in khz {
+        let name = match khz {
+            0 => "none".to_owned(),
+            khz => number(&khz.into(), "kHz"),
+        };
+        let cells: String = columns.iter().map(|(_, times)| share(times, khz)).collect();
+        let _ = writeln!(text, "<tr><td>{name}</td>{cells}</tr>");
+    }
+    text + "</table></div></details>\n"
+}
+
+fn share(times: &[(u64, u64)], khz: u64) -> String {
+    let all: u64 = times.iter().map(|(_, us)| us).sum();
+    let own = times.iter().find(|(of, _)| *of == khz);
+    let permille = own.map(|(_, us)| us * 1000 / all.max(1));
+    let cell = permille.map_or("-".to_owned(), |share| number(&share.into(), "permille"));
+    format!("<td>{cell}</td>")
+}
+
+/// kHz and µs.
+fn pairs(times: &Value) -> Vec<(u64, u64)> {
+    let times = times.as_array().into_iter().flatten();
+    let pairs = times.filter_map(|pair| Some((pair[0].as_u64()?, pair[1].as_u64()?)));
+    pairs.collect()
+}
+
 /// A row for each metric, a column for each variant.
 fn figures(report: &Value, scenario: &str) -> String {
     let mut text = "<div class=\"wide\"><table><tr><th>metric, median (min–max)</th>".to_owned();
@@ -259,6 +312,9 @@ mod tests {
             "series": [{ "scenario": "big-ramp", "title": "big-ramp", "variant": "host", "lines": {
                 "placement": [[0, 0]], "frequency": [[0, 1_000_000], [1000, 2_000_000]],
                 "requests": [[500, 2_000_000]], "end_us": 2000 } }],
+            "residency": [{ "title": "big-ramp", "variant": "host", "times": {
+                "ran_us": [[1_000_000, 250], [2_000_000, 750]],
+                "requested_us": [[0, 10], [2_000_000, 30]] } }],
             "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],
         })
     }
@@ -278,6 +334,9 @@ mod tests {
             "<th>speed model</th><td>yes</td>",
             "CPUs 0, 1: capacity 1024, 1.00 to 2.00 GHz",
             "Nothing to compare",
+            "<th>host, pCPU</th><th>host, requests</th>",
+            "<tr><td>none</td><td>-</td><td>25.0</td></tr>",
+            "<tr><td>2000</td><td>75.0</td><td>75.0</td></tr>",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }

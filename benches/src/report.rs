@@ -12,6 +12,7 @@ use crate::duty_cycle;
 use crate::machine::BenchMachine;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
+use crate::residency;
 use crate::row::Row;
 use crate::scenario::{Hold, PLAIN, Scenario};
 use crate::scenarios::SCENARIOS;
@@ -25,6 +26,8 @@ pub struct BenchReport {
     failures: Vec<Value>,
     /// Of the first repeat, to draw.
     series: Vec<Value>,
+    /// Times at frequencies, of all repeats.
+    residency: Vec<Value>,
     clock_error_us: u64,
     /// How far a ramp of the guest may be from the host's, in µs.
     within_us: u64,
@@ -63,6 +66,7 @@ impl BenchReport {
             results: Vec::new(),
             failures: Vec::new(),
             series: Vec::new(),
+            residency: Vec::new(),
             clock_error_us: 0,
             within_us: args.within_us,
             rest: BTreeSet::new(),
@@ -117,13 +121,18 @@ impl BenchReport {
         let (Some(first), Hold::No) = (observed.first(), scenario.hold) else {
             return;
         };
-        let title = scenario.title();
-        if let Some(series) = first.series(machine) {
-            self.series.push(json!({
-                "scenario": scenario.name, "title": title,
-                "variant": variant.name(), "lines": series,
-            }));
-        }
+        let of = |what: &str, value: Value| {
+            json!({
+                "scenario": scenario.name, "title": scenario.title(),
+                "variant": variant.name(), what: value,
+            })
+        };
+        let series = first
+            .series(machine)
+            .map(|series| of("lines", json!(series)));
+        self.series.extend(series);
+        let times = residency::json(machine, observed).map(|times| of("times", times));
+        self.residency.extend(times);
     }
 
     /// Adds what can be derived from what was measured; once, at the end.
@@ -155,6 +164,7 @@ impl BenchReport {
             "results": self.results.iter().map(Row::json).collect::<Vec<_>>(),
             "failures": self.failures,
             "series": self.series,
+            "residency": self.residency,
         });
         let bounds = bounds::of(&report, self.within_us);
         report["bounds"] = bounds.iter().map(bounds::Bound::json).collect();

@@ -46,6 +46,8 @@ pub struct Seen {
     pub switches: Vec<Switch>,
     /// Requests of guests: what they write to set_perf.
     pub requests: Vec<Mmio>,
+    /// Where the first vCPU's registers are.
+    pub base: u64,
 }
 
 /// The instance; dropping it removes it.
@@ -107,11 +109,20 @@ impl Trace {
 impl Seen {
     /// Reads the text of a trace file.
     fn read(text: &str, base: u64) -> Result<Self> {
-        let mut seen = Self::default();
+        let mut seen = Self {
+            base,
+            ..Self::default()
+        };
         for line in events(text) {
             seen.add(&line, base)?;
         }
         Ok(seen)
+    }
+
+    /// The vCPU whose register a request is in.
+    pub fn vcpu_of(&self, request: &Mmio) -> Option<usize> {
+        let offset = request.address.checked_sub(self.base)?;
+        usize::try_from(offset / REGION_STRIDE).ok()
     }
 
     fn add(&mut self, line: &TraceLine, base: u64) -> Result<()> {

@@ -95,6 +95,11 @@ pub fn removed() -> Result<()> {
     changes().forget_missing()
 }
 
+/// Until this is dropped a signal waits, and nothing may be changed.
+pub fn undisturbed() -> impl Drop {
+    changes()
+}
+
 fn changes() -> MutexGuard<'static, Changes> {
     // A thread that panicked has left a list that is as good.
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -128,12 +133,14 @@ fn on_signals() -> Result<()> {
             let Ok(signal) = signals.wait() else { return };
             // The lock stays with this thread, so that no change comes behind.
             let mut changes = changes();
-            for left in changes.undo() {
-                eprintln!("vcpufreq: {left}");
+            let mut left = changes.undo();
+            left.extend(changes.record().err().map(|error| format!("{error:#}")));
+            if left.is_empty() {
+                left.push(format!(
+                    "ended by {signal}; the host's settings are as before"
+                ));
             }
-            if let Err(error) = changes.record() {
-                eprintln!("vcpufreq: {error:#}");
-            }
+            left.iter().for_each(|line| eprintln!("vcpufreq: {line}"));
             std::process::exit(128 + signal as i32);
         })?;
     Ok(())
@@ -317,7 +324,8 @@ fn remove(folder: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     //! Promises: what a killed bench changed is put back once; of one that lives nothing is; a
-    //! record changes only what a bench changes, and counts only if others couldn't write it.
+    //! record changes only what a bench changes, and counts only if others couldn't write it. A signal
+    //! waits until files are whole.
     use super::*;
 
     /// A number that no process has.
@@ -400,5 +408,23 @@ mod tests {
             "{left:?}"
         );
         assert!(dir.path().exists());
+    }
+
+    #[test]
+    fn a_signal_waits_until_files_are_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pipe");
+        let mkfifo = std::process::Command::new("mkfifo").arg(&file).status();
+        assert!(mkfifo.unwrap().success());
+        std::thread::scope(|scope| {
+            // It is written when it is read.
+            scope.spawn(|| crate::write([(&*file, "all".to_owned())]).unwrap());
+            sleep(Duration::from_millis(200));
+            assert!(
+                CHANGES.try_lock().is_err(),
+                "the lock of what a signal does"
+            );
+            assert_eq!(fs::read_to_string(&file).unwrap(), "all");
+        });
     }
 }

@@ -142,7 +142,7 @@ impl Apt {
             ])
             .arg("Created-By: Packages")
             .output()
-            .context("cannot run apt-get: the lab's set-up needs Debian 12 or 13")?;
+            .context("cannot run apt-get: the lab's set-up needs Debian 12 or 13; elsewhere use the Containerfile")?;
         Ok(debian_mirror(&String::from_utf8_lossy(&output.stdout)))
     }
 }

@@ -12,6 +12,7 @@
 
 mod counts;
 mod reads;
+mod residency;
 
 pub use counts::DomainStatus;
 
@@ -30,6 +31,7 @@ use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, WriteReg};
 use crate::units::{DomainId, Khz, VcpuId};
+use residency::Residency;
 
 /// A virtual cpufreq device of 1 to 512 vCPUs.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub struct Device<A, S, E> {
     pub(crate) config: DeviceConfig,
     pub(crate) vcpus: Box<[Vcpu]>,
     pub(crate) domains: Box<[Domain]>,
+    /// For each of `domains`, how long which request was in force.
+    residency: Box<[Residency]>,
     /// Accesses to the padding behind the last page.
     outside: Counter,
     actuator: A,
@@ -87,7 +91,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         config.check()?;
         let numbers = config.domains();
         let vcpus = config.vcpus.iter().map(|spec| Vcpu::new(spec, &numbers));
+        let clock = Time(Box::new(Monotonic::default()));
         Ok(Self {
+            residency: residency::of(&config, &clock),
             vcpus: vcpus.collect(),
             domains: numbers.iter().copied().map(Domain::new).collect(),
             limit: config
@@ -99,15 +105,20 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             source,
             events,
             pages: OnceLock::new(),
-            clock: Time(Box::new(Monotonic::default())),
+            clock,
         })
     }
 
-    /// The same device with another clock for its limit.
+    /// The same device with another clock for its limit and times, from whose now on times count.
     #[must_use]
     pub fn with_clock(self, clock: impl Clock + 'static) -> Self {
         let clock = Time(Box::new(clock));
-        Self { clock, ..self }
+        let residency = residency::of(&self.config, &clock);
+        Self {
+            residency,
+            clock,
+            ..self
+        }
     }
 
     /// What the device was made of.
@@ -183,7 +194,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let by = None;
         if domain.adopt_request(Request { vcpu, by, khz }) {
             page.counters.requests.bump();
-            self.apply_pending(domain);
+            self.apply_pending(domain, self.clock.0.now_ns());
         }
     }
 
@@ -196,7 +207,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             let request = domain.take_deferred()?;
             match self.take_token(domain, request, now) {
                 Ok(()) => {
-                    self.apply_pending(domain);
+                    self.apply_pending(domain, now);
                     None
                 }
                 Err(due) => {
@@ -232,7 +243,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let domain = &self.domains[page.domain];
         if let Some(request) = domain.renew() {
             self.of(request).requests.bump();
-            self.apply_pending(domain);
+            self.apply_pending(domain, self.clock.0.now_ns());
         }
     }
 
@@ -240,7 +251,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     fn limited_request(&self, domain: &Domain, request: Request) {
         let now = self.clock.0.now_ns();
         if self.take_token(domain, request, now).is_ok() {
-            return self.request(domain, request);
+            self.publish(domain, request);
+            return self.apply_pending(domain, now);
         }
         self.publish(domain, request);
         domain.defer();
@@ -261,11 +273,17 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     pub(crate) fn request(&self, domain: &Domain, request: Request) {
         self.publish(domain, request);
-        self.apply_pending(domain);
+        self.apply_pending(domain, self.clock.0.now_ns());
     }
 
-    fn apply_pending(&self, domain: &Domain) {
-        domain.apply_pending(|request, in_force| self.enforce(domain.id(), request, in_force));
+    /// Puts requests into force that arrived at `now`, in ns of the clock.
+    fn apply_pending(&self, domain: &Domain, now: u64) {
+        domain.apply_pending(|request, in_force| {
+            let in_force = self.enforce(domain.id(), request, in_force);
+            let khz = in_force.map_or(Khz(0), |_| request.khz);
+            self.in_force_since(request.vcpu, khz, now);
+            in_force
+        });
     }
 
     fn publish(&self, domain: &Domain, request: Request) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises: a read from the register pages equals a read by exit. cur_perf follows the host's
-//! setting of its visibility. A limit bounds host calls and loses no request.
+//! setting of its visibility. A limit bounds host calls and loses no request. A request's time is
+//! that in which it was in force.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml allows it in tests, but not in what they share"
@@ -437,4 +438,54 @@ fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
     assert_eq!(read(Arc::new(Own)), 0);
     let any: Arc<RecordingActuator> = Arc::default();
     assert_eq!(read(any), FEATURE_ANY_CPU);
+}
+
+#[test]
+fn times_are_those_in_which_requests_were_in_force() {
+    let one = NonZeroU32::MIN;
+    let limit = RateLimit {
+        per_second: NonZeroU32::new(10).unwrap(),
+        burst: one,
+    };
+    let bench = bench(CurPerfVisibility::Exact, Some(limit));
+    let times = |vcpu| {
+        let times = bench.device.requested_for(VcpuId(vcpu));
+        times.map(|times| {
+            let ms = |(khz, time): (Khz, Duration)| (khz.0, time.as_millis());
+            times.into_iter().map(ms).collect::<Vec<_>>()
+        })
+    };
+    bench.pass(30 * MS);
+    bench.ask(0, TABLE[2]);
+    bench.pass(50 * MS);
+    // It waits for a token, for 50 ms.
+    bench.ask(0, TABLE[0]);
+    bench.pass(50 * MS);
+    bench.device.apply_deferred();
+    bench.pass(7 * MS);
+    let of = |times: [u128; 4]| {
+        Some(
+            [0, TABLE[0], TABLE[1], TABLE[2]]
+                .into_iter()
+                .zip(times)
+                .collect(),
+        )
+    };
+    assert_eq!(times(0), of([30, 7, 0, 100]));
+    assert_eq!(times(1), times(0), "of its domain");
+    assert_eq!((times(2), times(3)), (of([137, 0, 0, 0]), None));
+    // The host refuses one: none is in force.
+    bench.pass(1000 * MS);
+    bench.actuator.fail_with(Some(ActuateError::NoThread {
+        domain: DomainId(0),
+    }));
+    bench.ask(0, TABLE[1]);
+    bench.pass(5 * MS);
+    assert_eq!(times(0), of([35, 1007, 0, 100]));
+    // Another path had this one carried out, 2 ms ago.
+    let khz = Khz(TABLE[1]);
+    bench
+        .device
+        .carried_out(VcpuId(1), khz, Duration::from_millis(2));
+    assert_eq!(times(0), of([33, 1007, 2, 100]));
 }

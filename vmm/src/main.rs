@@ -57,7 +57,9 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             vcpufreq_bench::demo(&args, CPUFREQ_BASE)
         }
         Command::Bench(mut args) => {
-            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest);
+            let boots = args.guests().is_some();
+            let complete = || HostGuest::complete(&HostRoot::default(), &mut args.guest);
+            let _guest = boots.then(complete).flatten();
             vcpufreq_bench::bench(&args, CPUFREQ_BASE)
         }
         Command::Report(mut args) => {

@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use serde_json::{Value, json};
 use vcpufreq_bench::{BenchArgs, Findings, report_page};
 use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
@@ -18,7 +17,7 @@ const FILE: &str = "vcpufreq-report.json";
 
 /// Makes both, in the files of `--html` and `--out`, and names them on stderr. What fails is in the
 /// report: a board on which a guest can't run has one, too. Returns the exit code: 0, or 1 when a
-/// part failed or has findings.
+/// part failed or has findings. A signal before the end leaves neither file.
 ///
 /// # Errors
 /// When a file can't be written.
@@ -54,10 +53,7 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
         html.unwrap_or(Path::new(PAGE)),
         out.unwrap_or(Path::new(FILE)),
     );
-    for (path, text) in [(html, page), (out, format!("{json:#}\n"))] {
-        std::fs::write(path, text)
-            .with_context(|| format!("can't write {}; name another file", path.display()))?;
-    }
+    vcpufreq_bench::write([(html, page), (out, format!("{json:#}\n"))])?;
     eprintln!(
         "vcpufreq: {} and {} have the kernel, the board, its CPUs, the VMM's cgroup, paths that you named, and what was found and measured; look at them before you send them",
         html.display(),

@@ -12,6 +12,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::commands::serve;
+use crate::signals::tidy_up_on_signals;
 
 /// Carries out the commands on stdin. As the first process of a guest it mounts what it reads, and
 /// powers off at the end.
@@ -19,7 +20,7 @@ pub fn run() -> ExitCode {
     if std::process::id() == 1 {
         first_process();
     }
-    match serve() {
+    match tidy_up_on_signals().and_then(|()| serve()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vcpufreq-load: {error:#}");

@@ -14,6 +14,7 @@ pub mod phases;
 mod registers;
 mod rt_app;
 pub mod settle;
+mod signals;
 pub mod work;
 
 pub use device::{IO_DEVICE, NULL_BLK};

@@ -4,11 +4,12 @@
 //! the CPU lets it.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::load_log::LoadLog;
+use crate::signals::run_in;
 
 /// A turn of rt-app's loop in ns on the emulated host's big CPU at its highest
 /// frequency, as rt-app measures it. On another machine a duty is another
@@ -33,23 +34,24 @@ impl RtApp {
     /// Runs it; logs deadlines met of how many, and the time that the work took.
     pub fn carry_out(&self, log: &mut LoadLog, cpu: usize) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         let config = dir.join("rt-app.json");
-        fs::write(&config, self.config(cpu, &dir.to_string_lossy()))
-            .with_context(|| config.display().to_string())?;
-        let output = Command::new("rt-app")
-            .arg(&config)
-            .output()
-            .context("starting rt-app; install it, or have it in the guest's ramdisk")?;
-        let text = fs::read_to_string(dir.join("rt-app-thread-0.log"));
-        fs::remove_dir_all(&dir)?;
-        ensure!(
-            output.status.success(),
-            "rt-app ended with {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-        self.read(log, &text.context("the log of rt-app")?)
+        let fill = || {
+            fs::write(&config, self.config(cpu, &dir.to_string_lossy()))
+                .with_context(|| config.display().to_string())
+        };
+        let mut rt_app = Command::new("rt-app");
+        let read = |output: &Output| {
+            ensure!(
+                output.status.success(),
+                "rt-app ended with {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+            fs::read_to_string(dir.join("rt-app-thread-0.log")).context("the log of rt-app")
+        };
+        let text = run_in(&dir, rt_app.arg(&config), fill, read)
+            .context("starting rt-app; install it, or have it in the guest's ramdisk")??;
+        self.read(log, &text)
     }
 
     /// `loop` counts only beside `phases`: without them it runs without end.

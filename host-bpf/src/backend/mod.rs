@@ -11,6 +11,7 @@ mod memory;
 mod running;
 mod scx;
 mod setup;
+mod times;
 mod worker;
 
 use std::path::Path;

@@ -17,7 +17,7 @@ use super::{Shared, WatchedVcpu};
 use crate::{ApplyOutcome, BpfEvent, BpfPages, WorkerEvents, WorkerRequest};
 
 /// How often to look for writes that the programs haven't seen.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// Part of the time that the thread may run: one in this many. Where a guest floods its registers,
 /// a busy CPU beside it loses to this thread, its interrupts and its wake-ups twice that.
 pub(super) const SHARE: u32 = 40;
@@ -120,6 +120,7 @@ impl Shared {
                 }
                 self.look_at_scx();
                 self.look_at_module();
+                self.all_domains().for_each(|domain| self.time(domain));
                 self.look_for_dropped(&mut waiting);
                 let found = self.look(&mut waiting);
                 in_vain = match found.missed {
@@ -326,6 +327,7 @@ impl Shared {
         if let Some(known) = self.vcpus.get(vcpu.index()) {
             known.served.fetch_add(1, Relaxed);
         }
+        self.time(request.domain);
         self.count(vcpu, request.domain, outcome);
         false
     }

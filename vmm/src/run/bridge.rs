@@ -3,9 +3,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use vcpufreq_device::host::monotonic_ns;
+use vcpufreq_device::Khz;
+use vcpufreq_device::host::{HostRoot, monotonic_ns};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
@@ -19,7 +21,7 @@ use crate::{
     message::warn,
     path,
     sandbox::{Confined, Sandbox},
-    stats::{Stats, StatsServer, VcpuStats},
+    stats::{OppTime, Stats, StatsServer, TimeInState, VcpuStats},
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
@@ -126,7 +128,9 @@ impl GuestBridge {
         let bridge = Bridge::start(device, &of_guest, backends, &diagnostics)?;
         let cpufreq = cpufreq(&bridge, shared);
         let sandbox = confined.map(|confined| confined.sandbox.clone());
-        let stats = answer_stats(bridge.handle(), sandbox);
+        let pins = of_guest.pins.iter().map(|pin| &pin[..]);
+        let times = TimeInState::start(&HostRoot::default(), pins);
+        let stats = answer_stats(bridge.handle(), times, sandbox);
         Ok((Self { bridge, stats }, cpufreq))
     }
 
@@ -195,10 +199,16 @@ pub fn observe(
 }
 
 /// Answers to `vcpufreq stats` from now on; a guest runs without it too.
-pub fn answer_stats(bridge: BridgeHandle, sandbox: Option<Arc<Sandbox>>) -> Option<StatsServer> {
+pub fn answer_stats(
+    bridge: BridgeHandle,
+    times: TimeInState,
+    sandbox: Option<Arc<Sandbox>>,
+) -> Option<StatsServer> {
     let serve = || {
         let path = StateDir::of_user()?.socket_path(std::process::id());
-        anyhow::Ok(StatsServer::start(&path, sandbox, move || stats(&bridge))?)
+        anyhow::Ok(StatsServer::start(&path, sandbox, move || {
+            stats(&bridge, &times)
+        })?)
     };
     let server = serve();
     if let Err(error) = &server {
@@ -210,7 +220,7 @@ pub fn answer_stats(bridge: BridgeHandle, sandbox: Option<Arc<Sandbox>>) -> Opti
 }
 
 /// What is counted by now.
-fn stats(bridge: &BridgeHandle) -> Stats {
+fn stats(bridge: &BridgeHandle, times: &TimeInState) -> Stats {
     let BridgeSnapshot {
         vcpus,
         accesses_outside,
@@ -225,6 +235,7 @@ fn stats(bridge: &BridgeHandle) -> Stats {
         accesses_outside,
         governors_lost,
         pins_lost,
+        policies: times.now(),
     }
 }
 
@@ -251,5 +262,13 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         counts: of.counters,
         clamp_after: of.clamp_after.into(),
         freq_after: of.freq_after.into(),
+        requested: of.requested.into_iter().map(opp_time).collect(),
+    }
+}
+
+fn opp_time((khz, time): (Khz, Duration)) -> OppTime {
+    OppTime {
+        khz: khz.0,
+        us: u64::try_from(time.as_micros()).unwrap_or(u64::MAX),
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     },
     message::warn,
     run::bridge::{Stderr, answer_stats, observe},
-    stats::StatsServer,
+    stats::{StatsServer, TimeInState},
     sys,
 };
 
@@ -98,6 +98,8 @@ impl ServedVm {
             vmm: &vmm,
             shared: &shared,
         };
+        let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
+        let times = TimeInState::start(&served.host, pins);
         match started.all(threads) {
             Ok((changes, groups, threads, parts)) => Ok(Self {
                 groups,
@@ -106,7 +108,7 @@ impl ServedVm {
                 shared,
                 lost: parts.lost,
                 no_groups: parts.no_groups,
-                stats: answer_stats(parts.bridge.handle(), None),
+                stats: answer_stats(parts.bridge.handle(), times, None),
                 bridge: parts.bridge,
                 events: parts.events,
                 changes,

@@ -9,6 +9,7 @@
 mod client;
 mod http;
 mod openmetrics;
+mod residency;
 mod server;
 mod text;
 mod top;
@@ -21,6 +22,7 @@ use crate::path::Path;
 pub use client::{ask, choose, running};
 pub use http::answer;
 pub use openmetrics::openmetrics;
+pub use residency::{OppTime, PolicyTimes, TimeInState};
 pub use server::StatsServer;
 pub use text::table;
 pub use top::top;
@@ -42,6 +44,9 @@ pub struct Stats {
     /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
     /// that it is pinned to.
     pub pins_lost: u64,
+    /// The cpufreq policies that vCPUs may be on; empty where the kernel doesn't count.
+    #[serde(default)]
+    pub policies: Vec<PolicyTimes>,
 }
 
 /// A vCPU at one moment, and what was counted of it since the start.
@@ -91,6 +96,11 @@ pub struct VcpuStats {
     /// From where `clamp_after` begins until the vCPU's frequency was another
     /// one. By `exit` and `ioeventfd` seen at the next read of cur_perf or look.
     pub freq_after: Times,
+    /// How long a request of its domain for each entry of its table was in force, first for 0 kHz
+    /// how long none was. By `bpf` as the worker sees it: requests that the module or the scheduler
+    /// puts into force are seen every 100 ms.
+    #[serde(default)]
+    pub requested: Vec<OppTime>,
 }
 
 /// A histogram of times.
@@ -173,6 +183,7 @@ mod tests {
             target: Some(1024),
             counts,
             clamp_after: times.snapshot().into(),
+            requested: vec![OppTime { khz: 0, us: 7 }],
             ..VcpuStats::default()
         };
         Stats {
@@ -182,6 +193,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            policies: Vec::new(),
         }
     }
 
@@ -290,7 +302,9 @@ mod tests {
     fn a_line_for_each_vcpu_and_one_for_what_is_lost() {
         let text = table(&sample());
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 3);
+        // And a line of requests, and one of what the kernel doesn't count.
+        assert_eq!(lines.len(), 5);
+        assert_eq!(lines[3], "requests of vCPU 0,1: none 100.0 %");
         assert!(lines[0].contains("ASKS"), "{text}");
         let cells: Vec<_> = lines[1].split_whitespace().collect();
         let start = ["0", "exit", "2", "1800.0", "2800.0"];

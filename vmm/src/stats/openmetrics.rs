@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use vcpufreq_device::HISTOGRAM_BUCKETS;
 
-use super::{Stats, Times, VcpuStats};
+use super::{OppTime, Stats, Times, VcpuStats};
 
 /// Labels behind `pid` and `vcpu`, and a value; none if it is unknown.
 type Samples = Vec<(String, Option<u64>)>;
@@ -184,6 +184,16 @@ const OF_TIMES: [OfTimes; 2] = [
     ),
 ];
 
+/// Times at OPPs, which are counters: of requests, and of the host's policies.
+const REQUESTED: [&str; 2] = [
+    "vcpufreq_requested_seconds",
+    "Time for which a request of the vCPU's domain was in force, at 0 Hz for which none was",
+];
+const PCPU: [&str; 2] = [
+    "vcpufreq_pcpu_seconds",
+    "Time for which the pCPUs of a policy ran at a frequency, since the VM's start",
+];
+
 /// All virtual machines' metrics, each family once, and the end mark.
 #[must_use]
 pub fn openmetrics(vms: &[Stats]) -> String {
@@ -224,7 +234,34 @@ pub fn openmetrics(vms: &[Stats]) -> String {
             buckets(&mut text, name, &labels, of(vcpu));
         }
     }
+    residency(&mut text, vms);
     text + "# EOF\n"
+}
+
+fn residency(text: &mut String, vms: &[Stats]) {
+    let head = |[name, help]: [&str; 2]| {
+        format!("# TYPE {name} counter\n# UNIT {name} seconds\n# HELP {name} {help}\n")
+    };
+    *text += &head(REQUESTED);
+    for (labels, vcpu) in each_vcpu(vms) {
+        opps(text, REQUESTED[0], &labels, &vcpu.requested);
+    }
+    *text += &head(PCPU);
+    for vm in vms {
+        for policy in &vm.policies {
+            let labels = format!("pid=\"{}\",policy=\"{}\"", vm.pid, policy.policy);
+            opps(text, PCPU[0], &labels, &policy.opps);
+        }
+    }
+}
+
+fn opps(text: &mut String, name: &str, labels: &str, times: &[OppTime]) {
+    for OppTime { khz, us } in times {
+        let (s, us) = (us / 1_000_000, us % 1_000_000);
+        let hz = hz(*khz);
+        // Writing to a string doesn't fail.
+        let _ = writeln!(text, "{name}_total{{{labels},hertz=\"{hz}\"}} {s}.{us:06}");
+    }
 }
 
 fn each_vcpu(vms: &[Stats]) -> impl Iterator<Item = (String, &VcpuStats)> {
@@ -303,6 +340,10 @@ mod tests {
         let mut vcpu = VcpuStats {
             asks_khz: Some(1_800_000),
             uclamp: (657, 1024),
+            requested: vec![OppTime {
+                khz: 600_000,
+                us: 2_000_007,
+            }],
             ..VcpuStats::default()
         };
         vcpu.counts.requests = 7;
@@ -318,6 +359,7 @@ mod tests {
             accesses_outside: 3,
             governors_lost: 0,
             pins_lost: 0,
+            policies: Vec::new(),
         }
     }
 
@@ -326,11 +368,17 @@ mod tests {
         let text = openmetrics(&[vm(41), vm(42)]);
         let types = text.lines().filter(|line| line.starts_with("# TYPE "));
         let mut names: Vec<_> = types.collect();
-        assert_eq!(names.len(), FAMILIES.len() + OF_VM.len() + OF_TIMES.len());
+        assert_eq!(
+            names.len(),
+            FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 2
+        );
         names.dedup();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), FAMILIES.len() + OF_VM.len() + OF_TIMES.len());
+        assert_eq!(
+            names.len(),
+            FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 2
+        );
         for line in [
             "# TYPE vcpufreq_requests counter",
             "vcpufreq_requests_total{pid=\"41\",vcpu=\"0\"} 7",
@@ -339,6 +387,7 @@ mod tests {
             "vcpufreq_requested_hertz{pid=\"42\",vcpu=\"0\"} 1800000000",
             "vcpufreq_uclamp{pid=\"42\",vcpu=\"0\",bound=\"min\"} 657",
             "vcpufreq_accesses_outside_total{pid=\"42\"} 3",
+            "vcpufreq_requested_seconds_total{pid=\"42\",vcpu=\"0\",hertz=\"600000000\"} 2.000007",
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stats as a table for people.
 
-use super::{Stats, Times, VcpuStats};
+use super::{
+    Stats, Times, VcpuStats,
+    residency::{self, mhz},
+};
 
 /// A column: title, width, and a vCPU's cell.
 type Column = (&'static str, usize, fn(&VcpuStats) -> String);
@@ -42,13 +45,19 @@ const COLUMNS: [Column; 17] = [
     }),
 ];
 
-/// A line of titles, one for each vCPU, and one of what has been lost on the
+/// A line of titles, one for each vCPU, those of times at OPPs, and one of what has been lost on the
 /// host, if anything. Frequencies are in MHz.
 #[must_use]
 pub fn table(stats: &Stats) -> String {
     let mut text = titles() + "\n";
     for vcpu in &stats.vcpus {
         text += &(row(vcpu) + "\n");
+    }
+    for line in residency::lines(None, stats) {
+        text += &(line + "\n");
+    }
+    if stats.policies.is_empty() {
+        text += "frequency of pCPUs: this kernel doesn't count times (CONFIG_CPU_FREQ_STAT)\n";
     }
     if stats.governors_lost + stats.pins_lost > 0 {
         text += &format!(
@@ -79,10 +88,6 @@ fn line(cell: impl Fn(Column) -> String) -> String {
 
 fn none() -> String {
     "-".to_owned()
-}
-
-fn mhz(khz: u32) -> String {
-    format!("{}.{}", khz / 1000, khz % 1000 / 100)
 }
 
 /// A bound in µs.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
-use super::{Stats, VcpuStats, ask, text};
+use super::{Stats, VcpuStats, ask, residency, text};
 use crate::{sys::terminal_rows, vm::sys};
 
 type Count = fn(&VcpuStats) -> u64;
@@ -105,7 +105,7 @@ fn quits_within(every: Duration) -> io::Result<bool> {
     })
 }
 
-/// The headline, the titles, and a line for each vCPU.
+/// The headline, the titles, a line for each vCPU, and those of times at OPPs meanwhile.
 fn lines(before: &Stats, now: &Stats) -> Vec<String> {
     let titles = RATES.map(|(title, _)| format!(" {title:>8}")).concat();
     let rows = now.vcpus.iter().enumerate().map(|(index, vcpu)| {
@@ -116,7 +116,8 @@ fn lines(before: &Stats, now: &Stats) -> Vec<String> {
         text::row(vcpu) + &rates.concat()
     });
     let head = [headline(before, now), text::titles() + &titles];
-    head.into_iter().chain(rows).collect()
+    let times = residency::lines(Some(before), now);
+    head.into_iter().chain(rows).chain(times).collect()
 }
 
 fn headline(before: &Stats, now: &Stats) -> String {
@@ -159,6 +160,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            policies: Vec::new(),
         }
     }
 

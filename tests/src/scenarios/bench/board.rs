@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,22 @@ const SIGNALS: [Signal; 4] = [
 /// Moments for bench, and for demo with its guest, in a span of time each.
 const OF_BENCH: (u32, Duration) = (13, Duration::from_millis(1300));
 const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
+/// Of report, before it writes its files.
+const OF_REPORT: (u32, Duration) = (3, Duration::from_millis(6000));
+const REPORT: [&str; 11] = [
+    "report",
+    "--scenario",
+    "step-down",
+    "--variant",
+    "vm+bridge",
+    "--repeats",
+    "1",
+    "--out",
+    OUT,
+    "--html",
+    PAGE,
+];
+const STDERR: &str = "/run/board.err";
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -57,7 +74,11 @@ pub fn run() -> Result<Value> {
     let report = report()?;
     let mut left = Vec::new();
     let mut held_at_end = 0;
-    for (options, (moments, span)) in [(&HOLDS[..], OF_BENCH), (&["demo"], OF_DEMO)] {
+    for (options, (moments, span)) in [
+        (&HOLDS[..], OF_BENCH),
+        (&["demo"], OF_DEMO),
+        (&REPORT, OF_REPORT),
+    ] {
         for number in 0..moments {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
             // In steps that visit every part, not in order.
@@ -72,7 +93,7 @@ pub fn run() -> Result<Value> {
     let held = parts.iter().all(|part| part["held"] == true);
     Ok(json!({
         "held": held && left.is_empty() && held_at_end > 0,
-        "demo": demo, "without_root": without_root, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0,
+        "demo": demo, "without_root": without_root, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0 + OF_REPORT.0,
         "ended_with_changes_on_the_host": held_at_end, "left": left,
     }))
 }
@@ -138,15 +159,7 @@ fn demo(command: &mut Command) -> Result<Value> {
 /// A page with all parts, with a bench of one scenario.
 fn report() -> Result<Value> {
     let mut command = Command::new(PROGRAM);
-    command.args([
-        "report",
-        "--scenario",
-        "step-down",
-        "--variant",
-        "vm+bridge",
-    ]);
-    command.args(["--repeats", "1", "--out", OUT, "--html", PAGE]);
-    let output = command.output()?;
+    let output = command.args(REPORT).output()?;
     let report: Value = serde_json::from_str(&fs::read_to_string(OUT)?)?;
     let page = fs::read_to_string(PAGE)?;
     let parts = ["<h2>doctor</h2>", "The loop is closed", "<svg", "</html>"];
@@ -171,45 +184,73 @@ fn interrupted(
     (signal, after, by_cleanup): (Signal, Duration, bool),
     before: &BTreeMap<String, String>,
 ) -> Result<(bool, Vec<String>)> {
+    for file in [OUT, PAGE] {
+        let _ = fs::remove_file(file);
+    }
     let mut child = Command::new(PROGRAM)
         .args(options)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(fs::File::create(STDERR)?)
         .spawn()?;
     sleep(after);
     let changed = state()? != *before;
     let pid = Pid::from_raw(i32::try_from(child.id())?);
+    let runs = child.try_wait()?.is_none();
     // It may have ended by itself, which is as good.
     let _ = kill(pid, signal);
     let ended = waited(&mut child)?;
     sleep(SOON);
+    let mut left: Vec<String> = match ended {
+        Some(status) if runs => not_as_by(signal, status)?,
+        Some(_) => Vec::new(),
+        None => vec!["the program itself".to_owned()],
+    };
     if signal == Signal::SIGKILL {
         // The next start does the same, here one that can't measure.
         let next = ["demo", "--kernel", "/none", "--initrd", "/none"];
         let options = if by_cleanup { &["cleanup"][..] } else { &next };
         Command::new(PROGRAM).args(options).output()?;
     }
-    let mut left: Vec<String> = differences(before, &state()?);
+    left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
-    if !ended {
-        left.push("the program itself".to_owned());
-    }
     let at = |one| format!("{} after {after:?}: {one}", signal.as_str());
     Ok((changed, left.into_iter().map(at).collect()))
 }
 
-fn waited(child: &mut Child) -> Result<bool> {
+/// What of the end isn't as after a signal: the exit code, which is 128 and the signal's number, the
+/// line on stderr, and that no report is there. Before a program heeds a signal it ends by the signal.
+fn not_as_by(signal: Signal, status: ExitStatus) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    let number = signal as i32;
+    let by_itself = status.code() == Some(128 + number) && signal != Signal::SIGKILL;
+    if !by_itself && status.signal() != Some(number) {
+        wrong.push(format!("it ended with {status}"));
+    }
+    let said = fs::read_to_string(STDERR)?;
+    let line = format!("vcpufreq: ended by {}; ", signal.as_str());
+    if by_itself && said.lines().filter(|one| one.starts_with(&line)).count() != 1 {
+        wrong.push(format!("it said: {said}"));
+    }
+    let files = [OUT, PAGE]
+        .into_iter()
+        .filter(|file| Path::new(file).exists());
+    wrong.extend(files.map(str::to_owned));
+    Ok(wrong)
+}
+
+/// How it ended; `None` where it had to be killed.
+fn waited(child: &mut Child) -> Result<Option<ExitStatus>> {
     let end = Instant::now() + 5 * SOON;
-    while child.try_wait()?.is_none() {
-        if Instant::now() > end {
-            child.kill()?;
-            child.wait()?;
-            return Ok(false);
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
         }
         sleep(Duration::from_millis(10));
     }
-    Ok(true)
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
 }
 
 /// What a bench changes: limits, governors, tracing.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq stats --json` on a running VMM agrees with the guest's actions, the host's tracepoints
 //! and the events file, by each path, also over a reset. So does `--openmetrics`.
-//! After kill -9 its socket is gone.
+//! Times at OPPs add up to the time that passes, and are those of the request in force. After kill -9
+//! its socket is gone.
 
 use std::fs;
 use std::path::Path;
@@ -29,6 +30,13 @@ const FEW: u64 = 40;
 const ODD: u64 = 5;
 /// How fast a vCPU may ask, and how often at once: less than [`ODD`].
 const LIMIT: &str = "200:2";
+/// How long a request is held. By `bpf` the VMM sees it after up to 100 ms.
+const HELD: Duration = Duration::from_millis(600);
+const SEEN_AFTER: Duration = Duration::from_millis(150);
+/// Between the times of an answer and its `at_ns`.
+const ANSWER_US: u64 = 5_000;
+/// The kernel's unit of `time_in_state`.
+const UNIT_US: u64 = 10_000;
 
 pub fn run(_plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -75,13 +83,68 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
     let after = of(&vm)?;
     let wrong_after = differences(&after, path, &made)?;
     let unlike = unlike_metrics(&after, &openmetrics()?)?;
+    let odd_times = odd_times(&mut vm, policies)?;
     let report = reports::nearest_entries(&mut vm, last, policy)?;
     let result = json!({
-        "held": wrong_before.is_empty() && wrong_after.is_empty() && unlike.is_empty() && report["held"] == true,
-        "path": path, "not_in_openmetrics": unlike, "report_table": report, "wrong": wrong_before, "wrong_after_reset": wrong_after,
+        "held": wrong_before.is_empty() && wrong_after.is_empty() && unlike.is_empty() && odd_times.is_empty() && report["held"] == true,
+        "path": path, "not_in_openmetrics": unlike, "report_table": report, "odd_times": odd_times, "wrong": wrong_before, "wrong_after_reset": wrong_after,
         "stats": after["vcpus"],
     });
     Ok((vm, result))
+}
+
+/// Requests the highest OPP of each vCPU for [`HELD`]; where times at OPPs don't show that.
+fn odd_times(vm: &mut Vm, policies: &[Policy]) -> Result<Vec<Value>> {
+    let base = registers(vm)?;
+    let before = of(vm)?;
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let (set_perf, max) = (base + 0x1000 * u64::try_from(vcpu)? + 4, policy.max());
+        vm.ask(format!("stores {vcpu} {set_perf:#x} 1 {max} {max}"))?;
+    }
+    sleep(HELD);
+    let after = of(vm)?;
+    let passed = |stats: &Value| Some(stats["at_ns"].as_u64()? / 1000);
+    let passed = passed(&after).context("at_ns")? - passed(&before).context("at_ns")?;
+    let held = u64::try_from((HELD - SEEN_AFTER).as_micros())?;
+    let mut odd = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let grown = grown([&before, &after].map(|of| &of["vcpus"][vcpu]["requested"]))?;
+        let all: u64 = grown.iter().map(|(_, us)| us).sum();
+        let of_max = grown
+            .iter()
+            .find(|(khz, _)| *khz == u64::from(policy.max()));
+        if all.abs_diff(passed) > ANSWER_US || of_max.is_none_or(|(_, us)| *us < held) {
+            odd.push(json!({ "vcpu": vcpu, "grown": grown, "passed": passed }));
+        }
+    }
+    let counted = after["policies"].as_array().context("policies")?.len();
+    if counted != policies.len() {
+        odd.push(json!({ "policies": counted, "expected": policies.len() }));
+    }
+    for number in 0..counted {
+        let grown = grown([&before, &after].map(|of| &of["policies"][number]["opps"]))?;
+        let all: u64 = grown.iter().map(|(_, us)| us).sum();
+        // Each OPP's time is rounded.
+        let rounded = UNIT_US * (1 + grown.len() as u64);
+        if all.abs_diff(passed) > rounded + ANSWER_US {
+            odd.push(json!({ "policy": number, "grown": grown, "passed": passed }));
+        }
+    }
+    Ok(odd)
+}
+
+/// By how many µs the time at each OPP, in kHz, has grown.
+fn grown(moments: [&Value; 2]) -> Result<Vec<(u64, u64)>> {
+    let [before, after] = moments.map(|times| {
+        let times = times.as_array().context("no times")?.iter();
+        let time = |one: &Value| Some((one["khz"].as_u64()?, one["us"].as_u64()?));
+        times.map(time).collect::<Option<Vec<_>>>().context("times")
+    });
+    let grown = before?
+        .into_iter()
+        .zip(after?)
+        .map(|((_, before), (khz, after))| (khz, after.saturating_sub(before)));
+    Ok(grown.collect())
 }
 
 /// What `--json` counts of an idle guest and `--openmetrics` does not.

@@ -2,6 +2,7 @@
 //! A bridge at one moment, and its counts in the end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
@@ -67,6 +68,9 @@ pub struct VcpuSnapshot {
     pub clamp_after: HistogramSnapshot,
     /// How long until the vCPU's frequency was another one.
     pub freq_after: HistogramSnapshot,
+    /// How long each of its domain's requests was in force, 0 kHz for none, as
+    /// [`Device::requested_for`]. A backend may add what it finds when it looks.
+    pub requested: Vec<(Khz, Duration)>,
 }
 
 /// A virtual machine at one moment.
@@ -154,6 +158,7 @@ impl VcpuSnapshot {
             counters: device.counters(vcpu).unwrap_or_default(),
             clamp_after: events.clamp_after(vcpu),
             freq_after: events.freq_after(vcpu),
+            requested: device.requested_for(vcpu).unwrap_or_default(),
         }
     }
 }

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How long each OPP was requested, and how long pCPUs ran at each.
+//!
+//! ```text
+//! cpufreq/policy*/stats/time_in_state, less its state at the start ─▶ TimeInState ─▶ PolicyTimes
+//! ```
+//! The kernel counts in units of 10 ms. The files are opened at the start: a confined thread reads
+//! them without opening any.
+
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _};
+
+use serde::{Deserialize, Serialize};
+use vcpufreq_device::host::{CpuList, HostRoot, policies};
+
+use super::{Stats, VcpuStats};
+
+/// What a file of sysfs has at most.
+const PAGE: usize = 4096;
+/// A unit of `time_in_state`, in µs.
+const TICK_US: u64 = 10_000;
+
+/// A time at an OPP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OppTime {
+    /// The OPP, kHz; 0 where nothing was requested.
+    pub khz: u32,
+    /// How long, µs.
+    pub us: u64,
+}
+
+/// How long the pCPUs of a cpufreq policy ran at each OPP since the start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyTimes {
+    /// Its number, as in `policy4`.
+    pub policy: u32,
+    /// Its pCPUs, as `4-7`.
+    pub cpus: String,
+    /// In the kernel's order.
+    pub opps: Vec<OppTime>,
+}
+
+/// The kernel's times, and how they were at the start.
+#[derive(Debug)]
+pub struct TimeInState(Vec<Policy>);
+
+#[derive(Debug)]
+struct Policy {
+    number: u32,
+    cpus: CpuList,
+    file: File,
+    start: Vec<OppTime>,
+}
+
+impl TimeInState {
+    /// From now on, of the policies that vCPUs with these pins may be on; an empty one is anywhere.
+    /// None where the kernel doesn't count (`CONFIG_CPU_FREQ_STAT`).
+    pub fn start<'a>(host: &HostRoot, pins: impl Iterator<Item = &'a [u32]>) -> Self {
+        let pins: Vec<_> = pins.collect();
+        let on = |cpu| pins.iter().any(|pin| pin.is_empty() || pin.contains(&cpu));
+        let policies = policies(host).into_iter();
+        let policies = policies.filter(|(_, cpus)| cpus.iter().any(on));
+        let open = policies.filter_map(|(number, cpus)| {
+            let path = format!("sys/devices/system/cpu/cpufreq/policy{number}/stats/time_in_state");
+            let file = File::open(host.path(path)).ok()?;
+            let start = read(&file).ok()?;
+            Some(Policy {
+                number,
+                cpus,
+                file,
+                start,
+            })
+        });
+        Self(open.collect())
+    }
+
+    /// Until now. Without a policy whose pCPUs are all offline.
+    pub fn now(&self) -> Vec<PolicyTimes> {
+        let times = self.0.iter().filter_map(|policy| {
+            Some(PolicyTimes {
+                policy: policy.number,
+                cpus: policy.cpus.to_string(),
+                opps: since(&policy.start, read(&policy.file).ok()?),
+            })
+        });
+        times.collect()
+    }
+}
+
+fn read(file: &File) -> io::Result<Vec<OppTime>> {
+    let mut page = [0; PAGE];
+    let len = file.read_at(&mut page, 0)?;
+    let text = String::from_utf8_lossy(&page[..len]);
+    let times = text.lines().filter_map(|line| {
+        let (khz, ticks) = line.split_once(' ')?;
+        Some(OppTime {
+            khz: khz.parse().ok()?,
+            us: ticks.trim().parse::<u64>().ok()?.saturating_mul(TICK_US),
+        })
+    });
+    Ok(times.collect())
+}
+
+/// What was added since `start`; all, where times began anew, as a driver's that was loaded again.
+fn since(start: &[OppTime], now: Vec<OppTime>) -> Vec<OppTime> {
+    let less = |now: &OppTime| {
+        let before = start.iter().find(|before| before.khz == now.khz);
+        let us = now.us.checked_sub(before.map_or(0, |before| before.us))?;
+        Some(OppTime { us, ..*now })
+    };
+    now.iter().map(less).collect::<Option<_>>().unwrap_or(now)
+}
+
+/// A line for each domain and policy with its part of the time at each OPP, between two moments, or
+/// since the start.
+pub(super) fn lines(before: Option<&Stats>, now: &Stats) -> Vec<String> {
+    let domains = domains(now).into_values().filter_map(|members| {
+        let (first, _) = *members.first()?;
+        let start = before.and_then(|before| before.vcpus.get(first));
+        let start = start.map_or(&[][..], |vcpu| &vcpu.requested);
+        let shares = shares(since(start, members.first()?.1.requested.clone()))?;
+        let numbers: Vec<_> = members
+            .iter()
+            .map(|(_, vcpu)| vcpu.vcpu.to_string())
+            .collect();
+        Some(format!("requests of vCPU {}: {shares}", numbers.join(",")))
+    });
+    let policies = now.policies.iter().filter_map(|policy| {
+        let mut all = before.iter().flat_map(|before| &before.policies);
+        let start = all.find(|start| start.policy == policy.policy);
+        let start = start.map_or(&[][..], |start| &start.opps);
+        let shares = shares(since(start, policy.opps.clone()))?;
+        Some(format!("frequency of pCPU {}: {shares}", policy.cpus))
+    });
+    domains.chain(policies).collect()
+}
+
+/// The vCPUs of each domain, with their places in the list.
+fn domains(stats: &Stats) -> BTreeMap<u32, Vec<(usize, &VcpuStats)>> {
+    let mut domains: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (index, vcpu) in stats.vcpus.iter().enumerate() {
+        domains.entry(vcpu.domain).or_default().push((index, vcpu));
+    }
+    domains
+}
+
+/// `none 1.0 %, 600.0 MHz 99.0 %`; OPPs without time are left out. `None` without any time.
+fn shares(times: Vec<OppTime>) -> Option<String> {
+    let all: u64 = times.iter().map(|time| time.us).sum();
+    let times = times.into_iter().filter(|time| time.us > 0);
+    let share = |time: OppTime| {
+        let permille = u128::from(time.us) * 1000 / u128::from(all.max(1));
+        let name = match time.khz {
+            0 => "none".to_owned(),
+            khz => format!("{} MHz", mhz(khz)),
+        };
+        format!("{name} {}.{} %", permille / 10, permille % 10)
+    };
+    let shares: Vec<_> = times.map(share).collect();
+    (!shares.is_empty()).then(|| shares.join(", "))
+}
+
+/// A frequency in MHz.
+pub(super) fn mhz(khz: u32) -> String {
+    format!("{}.{}", khz / 1000, khz % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: times are the kernel's since the start, of the policies that the vCPUs may be on; a
+    //! kernel that counts none has none; lines have parts of the time between two moments.
+
+    use std::fs;
+
+    use super::*;
+
+    fn of(khz: u32, us: u64) -> OppTime {
+        OppTime { khz, us }
+    }
+
+    /// A host of two policies; the second counts no times.
+    fn host(times: &str) -> (tempfile::TempDir, HostRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        for (policy, cpus) in [("policy0", "0 1\n"), ("policy2", "2\n")] {
+            let at = dir
+                .path()
+                .join("sys/devices/system/cpu/cpufreq")
+                .join(policy);
+            fs::create_dir_all(at.join("stats")).unwrap();
+            fs::write(at.join("related_cpus"), cpus).unwrap();
+        }
+        write(&dir, times);
+        let root = HostRoot::at(dir.path());
+        (dir, root)
+    }
+
+    fn write(dir: &tempfile::TempDir, times: &str) {
+        let policy = "sys/devices/system/cpu/cpufreq/policy0/stats/time_in_state";
+        fs::write(dir.path().join(policy), times).unwrap();
+    }
+
+    #[test]
+    fn times_are_since_the_start() {
+        let (dir, host) = host("600000 100\n1800000 7\n");
+        let times = TimeInState::start(&host, [&[][..]].into_iter());
+        write(&dir, "600000 150\n1800000 7\n");
+        let [policy] = &times.now()[..] else {
+            panic!("{times:?}")
+        };
+        assert_eq!((policy.policy, &policy.cpus[..]), (0, "0-1"));
+        assert_eq!(policy.opps, [of(600_000, 500_000), of(1_800_000, 0)]);
+        // The counters began anew.
+        write(&dir, "600000 3\n1800000 9\n");
+        assert_eq!(times.now()[0].opps[0], of(600_000, 30_000));
+        let elsewhere = TimeInState::start(&host, [&[2][..]].into_iter());
+        assert!(elsewhere.now().is_empty());
+    }
+
+    #[test]
+    fn lines_have_parts_of_the_time_between_two_moments() {
+        let at = |none, low, ran| Stats {
+            pid: 1,
+            at_ns: 0,
+            vcpus: [3, 3]
+                .map(|domain| VcpuStats {
+                    domain,
+                    requested: vec![of(0, none), of(600_000, low), of(1_800_000, 0)],
+                    ..VcpuStats::default()
+                })
+                .into(),
+            accesses_outside: 0,
+            governors_lost: 0,
+            pins_lost: 0,
+            policies: vec![PolicyTimes {
+                policy: 0,
+                cpus: "0-1".to_owned(),
+                opps: vec![of(600_000, ran)],
+            }],
+        };
+        let (before, now) = (at(10, 0, 5), at(11, 999, 6));
+        assert_eq!(
+            lines(Some(&before), &now),
+            [
+                "requests of vCPU 0,0: none 0.1 %, 600.0 MHz 99.9 %",
+                "frequency of pCPU 0-1: 600.0 MHz 100.0 %",
+            ]
+        );
+        assert!(lines(Some(&now), &now).is_empty());
+        assert_eq!(
+            lines(None, &before)[0],
+            "requests of vCPU 0,0: none 100.0 %"
+        );
+    }
+}
