@@ -185,6 +185,10 @@ const WRONG: &str = "a filter of system calls is wrong";
 /// When the crate refuses a rule: a mistake in this file.
 pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     let mut rules = Rules::new();
+    // Rules of a call are tried in this order: first what lets a vCPU enter its guest.
+    for kind in types_of(class) {
+        when(&mut rules, libc::SYS_ioctl, &[(1, 0xff00, kind << 8)])?;
+    }
     allow(&mut rules, COMMON);
     allow(&mut rules, REFUSED);
     for command in FCNTL {
@@ -199,22 +203,17 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     }
     // A panic that aborts; a kick of a vCPU.
     when(&mut rules, libc::SYS_tgkill, &[(0, ALL, pid.into())])?;
-    let types: &[u64] = match class {
-        ThreadClass::Vcpu => {
-            // A write that isn't in the table waits for those that are.
-            allow(&mut rules, &[CLAMPS, WAIT].concat());
-            &[KVM, MODULE]
-        }
-        ThreadClass::Events => &[],
+    match class {
+        // A write that isn't in the table waits for those that are.
+        ThreadClass::Vcpu => allow(&mut rules, &[CLAMPS, WAIT].concat()),
+        ThreadClass::Events => {}
         ThreadClass::Stats => {
             allow(&mut rules, SOCKET);
             bpf(&mut rules)?;
-            &[MODULE]
         }
         ThreadClass::Requests => {
             allow(&mut rules, &[CLAMPS, EPOLL, WAIT].concat());
             bpf(&mut rules)?;
-            &[MODULE]
         }
         ThreadClass::Maintenance => {
             allow(
@@ -223,7 +222,6 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
             );
             bpf(&mut rules)?;
             open_read_only(&mut rules)?;
-            &[MODULE, PERF]
         }
         ThreadClass::Main => {
             let calls = [CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, GUARDIAN, MAIN];
@@ -234,13 +232,20 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
             for (call, first) in OF_NEW_THREAD {
                 when(&mut rules, call, &[(0, ALL, first)])?;
             }
-            &[KVM, MODULE, PERF]
         }
-    };
-    for kind in types {
-        when(&mut rules, libc::SYS_ioctl, &[(1, 0xff00, kind << 8)])?;
     }
     compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)
+}
+
+/// The types of ioctl of a class.
+fn types_of(class: ThreadClass) -> &'static [u64] {
+    match class {
+        ThreadClass::Vcpu => &[KVM, MODULE],
+        ThreadClass::Events => &[],
+        ThreadClass::Stats | ThreadClass::Requests => &[MODULE],
+        ThreadClass::Maintenance => &[MODULE, PERF],
+        ThreadClass::Main => &[KVM, MODULE, PERF],
+    }
 }
 
 /// Refuses a class what [`REFUSED`] lists, as a kernel without these calls does.
