@@ -52,8 +52,11 @@ const FROM_WORKER: &[Step] = &[
 
 const TO_CLAMP: &[Step] = &[
     ("vmm-device/src/device.rs", "write_by", "limited_request"),
-    ("vmm-device/src/device.rs", "limited_request", "request"),
-    ("vmm-device/src/device.rs", "request", "apply_pending"),
+    (
+        "vmm-device/src/device.rs",
+        "limited_request",
+        "apply_pending",
+    ),
     ("vmm-device/src/device.rs", "apply_pending", "apply_pending"),
     ("vmm-device/src/domain.rs", "apply_pending", CLOSURE),
     ("vmm-device/src/device.rs", "apply_pending", "enforce"),
