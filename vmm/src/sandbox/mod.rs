@@ -67,8 +67,8 @@ thread_local! {
 /// A process' sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// What is refused to a class, and what it may do.
-    filters: Vec<(ThreadClass, [BpfProgram; 2])>,
+    /// What a class may do.
+    filters: Vec<(ThreadClass, BpfProgram)>,
     files: Files,
     identity: Option<Identity>,
     /// Threads start without rights from then on.
@@ -85,10 +85,7 @@ impl Sandbox {
     /// When there can be no filters of system calls: the kernel has no seccomp.
     pub fn prepare(lacks: &mut Vec<String>) -> anyhow::Result<Self> {
         let pid = std::process::id();
-        let filters = CLASSES.map(|class| {
-            let both = [filters::refusing(class)?, filters::of(class, pid)?];
-            Ok((class, both))
-        });
+        let filters = CLASSES.map(|class| Ok((class, filters::of(class, pid)?)));
         // A thread of its own tries it.
         let filter = filters::refusing(ThreadClass::Events)?;
         let tried = std::thread::spawn(move || apply_filter(&filter));
@@ -130,7 +127,7 @@ impl Sandbox {
     pub fn enter(&self, class: ThreadClass) -> anyhow::Result<()> {
         let filters = self.filters.iter();
         let mut filters = filters.filter(|(of, _)| *of == class);
-        let (_, both) = filters.next().context("a class has no filter")?;
+        let (_, filter) = filters.next().context("a class has no filter")?;
         if !self.main_is_confined.load(SeqCst) {
             if let Some(identity) = self.identity {
                 identity.enter()?;
@@ -138,9 +135,7 @@ impl Sandbox {
             self.files.enter()?;
         }
         CONFINED.set(true);
-        let mut both = both.iter();
-        both.try_for_each(|filter| apply_filter(filter))
-            .context("can't filter system calls")
+        apply_filter(filter).context("can't filter system calls")
     }
 
     /// Confines the calling thread, or ends the process: a thread that isn't confined must not run
