@@ -49,8 +49,7 @@ impl RtApp {
             );
             fs::read_to_string(dir.join("rt-app-thread-0.log")).context("the log of rt-app")
         };
-        let text = run_in(&dir, rt_app.arg(&config), fill, read)
-            .context("starting rt-app; install it, or have it in the guest's ramdisk")??;
+        let text = run_in(&dir, rt_app.arg(&config), fill, read)??;
         self.read(log, &text)
     }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A signal ends rt-app and removes its files before it ends this program: that of the terminal, or
-//! the one which a bench that ends leaves behind.
+//! A signal ends rt-app and removes its files before it ends this program.
 
 use std::fs;
 use std::path::Path;
@@ -56,7 +55,7 @@ pub fn tidy_up_on_signals() -> Result<()> {
 /// looked at it.
 ///
 /// # Errors
-/// When the folder can't be made or removed, or the program not be started.
+/// When the folder can't be made, filled or removed, or the program can't be started.
 pub fn run_in<T>(
     folder: &Path,
     command: &mut Command,
@@ -74,7 +73,11 @@ pub fn run_in<T>(
         let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()?;
+            .spawn()
+            .with_context(|| {
+                let program = command.get_program().display();
+                format!("starting {program}; install it, or have it in the guest's ramdisk")
+            })?;
         running.process = Some(Pid::from_raw(i32::try_from(child.id())?));
         anyhow::Ok(child)
     };

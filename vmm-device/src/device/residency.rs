@@ -15,7 +15,7 @@ use crate::ports::{Actuator, Events, Source};
 use crate::table::PerfTable;
 use crate::units::{DomainId, Khz, VcpuId};
 
-/// Readings that may be of two moments, at most.
+/// How often a reader tries to find no thread in the middle of a change.
 const ATTEMPTS: u32 = 100;
 /// Low bits of the word for the entry: a table has up to 64.
 const ENTRY_BITS: u32 = 8;
@@ -146,7 +146,7 @@ fn us(ns: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the times add up to the age, whoever changes and reads meanwhile; each is of the
+    //! Promises: the times add up to the age, whichever threads change and read meanwhile; each is of the
     //! entry in force; a value between two entries is the higher one's.
 
     use super::*;

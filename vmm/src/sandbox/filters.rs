@@ -241,8 +241,8 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     Ok(joined(refusing(class)?, rest))
 }
 
-/// One program of two, since each costs a vCPU's exits time: where the first one allows a call, the
-/// second one decides.
+/// One program of two: where the first one allows a call, the second one decides. Each filter of a
+/// thread costs time in every exit of a vCPU.
 fn joined(mut first: BpfProgram, second: BpfProgram) -> BpfProgram {
     let allow = u32::from(SeccompAction::Allow);
     for (left, instruction) in (0..).zip(first.iter_mut().rev()) {
