@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use vcpufreq_load::{IO_DEVICE, NULL_BLK};
+use vcpufreq_load::{IO_DEVICE, NULL_BLK, other_null_blk};
 
 use crate::duty_cycle::{self, DUTIES};
 use crate::machine::{BenchMachine, Cluster};
@@ -199,8 +199,13 @@ impl Scenario {
             return Some("its guest needs rt-app in a ramdisk (--kernel, --initrd)".to_owned());
         }
         let io = words.any(|word| is(&["io=", "requests="], word));
-        (io && !Path::new(IO_DEVICE).exists())
-            .then(|| format!("there is no {IO_DEVICE}; modprobe null_blk {NULL_BLK}"))
+        match Path::new(IO_DEVICE).exists() {
+            _ if !io => None,
+            true => other_null_blk(Path::new("/")),
+            false => Some(format!(
+                "there is no {IO_DEVICE}; modprobe null_blk {NULL_BLK}"
+            )),
+        }
     }
 
     /// Whether a name is the scenario's, or with a point and the case's this case's.

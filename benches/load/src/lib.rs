@@ -17,7 +17,7 @@ pub mod settle;
 mod signals;
 pub mod work;
 
-pub use device::{IO_DEVICE, NULL_BLK};
+pub use device::{IO_DEVICE, NULL_BLK, other_null_blk};
 pub use init::run;
 
 /// The program's name, and where it is in a guest's ramdisk below `/bin`.
