@@ -104,6 +104,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     if !without.is_empty() {
         return Ok(lacks(&without));
     }
+    args.print_note();
     let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");

@@ -100,6 +100,9 @@ pub struct GuestArgs {
     /// Why it can't be made of them, if so.
     #[arg(skip)]
     pub lacks: Option<String>,
+    /// A line on a better path that the guests go without, if so.
+    #[arg(skip)]
+    pub note: Option<String>,
 }
 
 /// Options of `bench`.
@@ -137,6 +140,15 @@ pub struct BenchArgs {
     /// How far a ramp of the guest with the bridge may be from the host's, in us
     #[arg(long, value_name = "US", hide = true, default_value_t = bounds::TWO_TICKS_US)]
     pub within_us: u64,
+}
+
+impl GuestArgs {
+    /// Prints what the guests go without.
+    fn print_note(&self) {
+        if let Some(note) = &self.note {
+            eprintln!("vcpufreq: {note}");
+        }
+    }
 }
 
 impl BenchArgs {
@@ -198,6 +210,9 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
+    if let Some(guests) = args.guests().filter(|_| args.qemu.is_none()) {
+        guests.print_note();
+    }
     machine.speed_switch.clone_from(&args.speed_switch);
     machine.guest.qemu.clone_from(&args.qemu);
     let mut report = BenchReport::new(&machine, args);

@@ -16,7 +16,7 @@ use vcpufreq::{
     host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
     message::{chain, warn},
-    options, qemu, report, run, scx, serve, stats,
+    options, path, qemu, report, run, scx, serve, stats,
     vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
@@ -54,12 +54,14 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Serve(args) => serve::serve(*args),
         Command::Demo(mut args) => {
             let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest);
+            args.guest.note = path::without_bpf(&args.guest.path, path::offer_bpf());
             vcpufreq_bench::demo(&args, CPUFREQ_BASE)
         }
         Command::Bench(mut args) => {
             let boots = args.guests().is_some();
             let complete = || HostGuest::complete(&HostRoot::default(), &mut args.guest);
             let _guest = boots.then(complete).flatten();
+            args.guest.note = path::without_bpf(&args.guest.path, path::offer_bpf());
             vcpufreq_bench::bench(&args, CPUFREQ_BASE)
         }
         Command::Report(mut args) => {

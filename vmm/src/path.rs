@@ -257,6 +257,13 @@ pub fn why_no_better(offers: &[Offer], taken: Path) -> Option<String> {
     Some(format!("{text}: {why}"))
 }
 
+/// A line on why guests of `demo` and `bench` don't take the path `bpf`, if so; without one where
+/// another path was named.
+pub fn without_bpf(choice: &str, bpf: Result<String, String>) -> Option<String> {
+    let why = bpf.err().filter(|_| choice == "auto")?;
+    Some(format!("guests go without the path bpf: {why}"))
+}
+
 /// A line for each path, the best first.
 pub fn explain(offers: &[Offer], taken: Path) -> String {
     let lines = offers.iter().map(|Offer { path, possible }| {
@@ -299,6 +306,15 @@ mod tests {
         let offers = offers(no_bpf(), &facts, &NEEDS, open_files);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Exit));
         choose(PathChoice::Ioeventfd, &offers).unwrap_err()
+    }
+
+    #[test]
+    fn demo_and_bench_name_why_there_is_no_bpf() {
+        let line = without_bpf("auto", no_bpf()).unwrap();
+        assert!(line.ends_with("bpf: this program is built without BPF"));
+        assert_eq!(line.lines().count(), 1);
+        assert_eq!(without_bpf("ioeventfd", no_bpf()), None);
+        assert_eq!(without_bpf("auto", Ok(String::new())), None);
     }
 
     #[test]
