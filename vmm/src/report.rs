@@ -2,10 +2,10 @@
 //! `vcpufreq report`: what this host is, what doctor finds on it, the demo and the bench, as one
 //! page for people and one file for programs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use vcpufreq_bench::{BenchArgs, Findings, report_page};
+use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, report_page};
 use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
 
 use crate::doctor::{self, facts::DoctorFacts};
@@ -24,30 +24,18 @@ const FILE: &str = "vcpufreq-report.json";
 pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> anyhow::Result<u8> {
     let findings = doctor::findings(facts);
     let host = host(root);
+    let folders = private_folders(args);
     let _guest = HostGuest::complete(root, &mut args.guest);
+    let doctor = Findings {
+        json: doctor::json(facts, &findings),
+        text: doctor::text(&findings),
+        exit_code: doctor::exit_code(&findings),
+    };
     let demo = part(vcpufreq_bench::try_opps(&args.guest, CPUFREQ_BASE));
     let bench = part(vcpufreq_bench::measure(args, CPUFREQ_BASE));
-    let codes = [
-        doctor::exit_code(&findings),
-        demo.exit_code,
-        bench.exit_code,
-    ];
-    let json = json!({
-        "version": env!("CARGO_PKG_VERSION"), "host": host,
-        "doctor": doctor::json(facts, &findings), "demo": demo.json, "bench": bench.json,
-    });
-    let doctor = doctor::text(&findings);
-    let host = format!("{host:#}");
-    let mut parts = vec![
-        ("host", &*host),
-        ("doctor", &*doctor),
-        ("demo", &*demo.text),
-    ];
-    let measured = bench.json["results"].is_array();
-    if !measured {
-        parts.push(("bench", &bench.text));
-    }
-    let page = report_page(&parts, measured.then_some(&bench.json));
+    let parts = [doctor, demo, bench].map(|part| without_folders(part, &folders));
+    let codes = parts.each_ref().map(|part| part.exit_code);
+    let (json, page) = files(&host, parts);
     let (html, out) = (args.html.as_deref(), args.out.as_deref());
     let (html, out) = (
         html.unwrap_or(Path::new(PAGE)),
@@ -55,11 +43,81 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
     );
     vcpufreq_bench::write([(html, page), (out, format!("{json:#}\n"))])?;
     eprintln!(
-        "vcpufreq: {} and {} have the kernel, the board, its CPUs, the VMM's cgroup, paths that you named, and what was found and measured; look at them before you send them",
+        "vcpufreq: {} and {} have the kernel, the board, its CPUs, the VMM's cgroup, and what was found and measured; look at them before you send them",
         html.display(),
         out.display()
     );
     Ok(u8::from(codes.iter().any(|code| *code > 0)))
+}
+
+/// Both files' contents.
+fn files(host: &Value, [doctor, demo, bench]: [Findings; 3]) -> (Value, String) {
+    let json = json!({
+        "version": env!("CARGO_PKG_VERSION"), "host": host,
+        "doctor": doctor.json, "demo": demo.json, "bench": bench.json,
+    });
+    let host = format!("{host:#}");
+    let mut parts = vec![
+        ("host", &*host),
+        ("doctor", &*doctor.text),
+        ("demo", &*demo.text),
+    ];
+    let measured = bench.json["results"].is_array();
+    if !measured {
+        parts.push(("bench", &bench.text));
+    }
+    let page = report_page(&parts, measured.then_some(&bench.json));
+    (json, page)
+}
+
+/// Folders that may name a person or a project, as the errors of a part do: of files that were
+/// named, of this program, and the user's own. The longest first.
+fn private_folders(args: &BenchArgs) -> Vec<PathBuf> {
+    let GuestArgs { kernel, initrd, .. } = &args.guest;
+    let files = [kernel, initrd, &args.qemu, &args.out, &args.html];
+    let files = files.into_iter().flatten().cloned();
+    let files = files.chain(std::env::current_exe());
+    let files: Vec<_> = files
+        .filter_map(|file| Some(file.parent()?.to_owned()))
+        .collect();
+    let own = std::env::var_os("HOME").map(PathBuf::from);
+    let folders = files.into_iter().chain(own).chain(std::env::current_dir());
+    // Neither the root nor the folder of a bare name.
+    let mut folders: Vec<_> = folders
+        .filter(|folder| folder.file_name().is_some())
+        .collect();
+    folders.sort_by_key(|folder| std::cmp::Reverse(folder.as_os_str().len()));
+    folders
+}
+
+/// The same, in which files of these folders have their name alone.
+fn without_folders(part: Findings, folders: &[PathBuf]) -> Findings {
+    let Findings {
+        mut json,
+        text,
+        exit_code,
+    } = part;
+    let short = |text: &str| {
+        folders.iter().fold(text.to_owned(), |text, folder| {
+            text.replace(&format!("{}/", folder.display()), "")
+        })
+    };
+    shorten(&mut json, &short);
+    let text = short(&text);
+    Findings {
+        json,
+        text,
+        exit_code,
+    }
+}
+
+fn shorten(value: &mut Value, short: &impl Fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = short(text),
+        Value::Array(values) => values.iter_mut().for_each(|one| shorten(one, short)),
+        Value::Object(entries) => entries.values_mut().for_each(|one| shorten(one, short)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// A part of the report, whatever came of it.
@@ -116,10 +174,14 @@ fn host(root: &HostRoot) -> Value {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a part that fails is in the report, and the host's facts are its own.
+    //! Promises: a part that fails is in the report; the host's facts are its own; neither file has a
+    //! folder that could name a person.
+    use std::ffi::OsString;
+
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
+    use crate::cli::{Cli, Command};
 
     #[test]
     fn a_part_that_fails_is_in_the_report() {
@@ -129,6 +191,41 @@ mod tests {
             (Some("why"), 1)
         );
         assert!(part(Ok(None)).text.contains("see doctor"));
+    }
+
+    #[test]
+    fn no_file_has_a_folder_that_could_name_a_person() {
+        let line = ["vcpufreq", "report", "--kernel", "/srv/Jo Doe/Image"];
+        let more = ["--initrd", "/srv/Jo Doe/acme/initrd", "--qemu", "qemu"];
+        let words = line.iter().chain(&more).map(OsString::from);
+        let Command::Report(args) = Cli::read(words.collect()).unwrap().command else {
+            unreachable!("the command above")
+        };
+        let folders = private_folders(&args);
+        for own in [std::env::current_dir(), std::env::current_exe()] {
+            assert!(
+                folders
+                    .iter()
+                    .any(|folder| own.as_ref().unwrap().starts_with(folder))
+            );
+        }
+        assert!(!folders.contains(&"".into()) && !folders.contains(&"/".into()));
+        let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image";
+        let [doctor, demo] = [1, 2].map(|_| failed(&anyhow::anyhow!(why)));
+        let bench = Findings {
+            json: json!({ "results": [], "failures": [{ "error": why }] }),
+            ..failed(&anyhow::anyhow!(why))
+        };
+        let parts = [doctor, demo, bench].map(|part| without_folders(part, &folders));
+        let (json, page) = files(&json!({}), parts);
+        for text in [json.to_string(), page] {
+            assert_eq!(
+                text.matches("can't read initrd and Image").count(),
+                3,
+                "{text}"
+            );
+            assert!(!text.contains("Doe") && !text.contains("acme"), "{text}");
+        }
     }
 
     #[test]
