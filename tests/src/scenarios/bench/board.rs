@@ -43,8 +43,24 @@ const SIGNALS: [Signal; 4] = [
     Signal::SIGHUP,
 ];
 /// Moments for bench, and for demo with its guest, in a span of time each.
-const OF_BENCH: (u32, Duration) = (13, Duration::from_millis(1300));
+const OF_BENCH: (u32, Duration) = (12, Duration::from_millis(1300));
 const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
+/// Of bench from when rt-app has its folder.
+const OF_RT_APP: (u32, Duration) = (2, Duration::from_millis(300));
+const RT_APP: [&str; 7] = [
+    "bench",
+    "--scenario",
+    "periodic",
+    "--variant",
+    "host",
+    "--repeats",
+    "1",
+];
+const RT_APP_FOLDER: &str = "vcpufreq-load-";
+/// It runs once the host has settled.
+const SETTLED: Duration = Duration::from_secs(30);
+/// In no report.
+const HOST_NAME: &str = "jo-doe";
 /// Of report, before it writes its files.
 const OF_REPORT: (u32, Duration) = (3, Duration::from_millis(6000));
 const REPORT: [&str; 11] = [
@@ -69,32 +85,41 @@ const SOON: Duration = Duration::from_secs(2);
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
     let before = state()?;
-    let demo = demo(&mut Command::new(PROGRAM))?;
+    let demo = demo(&mut Command::new(PROGRAM), 0)?;
     let without_root = demo_without_root()?;
     let report = report()?;
     let mut left = Vec::new();
-    let mut held_at_end = 0;
+    let (mut held_at_end, mut rt_app_at_end, mut kills) = (0, 0, 0);
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
+        (&RT_APP, OF_RT_APP),
         (&["demo"], OF_DEMO),
         (&REPORT, OF_REPORT),
     ] {
+        let mut by_itself = 0;
         for number in 0..moments {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
             // In steps that visit every part, not in order.
             let after = span / moments * (number * 5 % moments);
             let by_cleanup = number / 4 % 2 == 0;
-            let (held, found) = interrupted(options, (signal, after, by_cleanup), &before)?;
-            held_at_end += u32::from(held);
-            left.extend(found);
+            let end = interrupted(options, (signal, after, by_cleanup), &before)?;
+            held_at_end += u32::from(end.changes);
+            rt_app_at_end += u32::from(end.rt_app);
+            by_itself += u32::from(end.by_itself);
+            kills += 1;
+            left.extend(end.left);
+        }
+        if by_itself == 0 {
+            left.push(format!("{} heeded no signal", options[0]));
         }
     }
     let parts = [&demo, &without_root, &report];
     let held = parts.iter().all(|part| part["held"] == true);
+    let at_work = held_at_end > 0 && rt_app_at_end > 0;
     Ok(json!({
-        "held": held && left.is_empty() && held_at_end > 0,
-        "demo": demo, "without_root": without_root, "report": report, "kills": OF_BENCH.0 + OF_DEMO.0 + OF_REPORT.0,
-        "ended_with_changes_on_the_host": held_at_end, "left": left,
+        "held": held && left.is_empty() && at_work,
+        "demo": demo, "without_root": without_root, "report": report, "kills": kills,
+        "ended_with_changes_on_the_host": held_at_end, "ended_beside_rt_app": rt_app_at_end, "left": left,
     }))
 }
 
@@ -116,7 +141,8 @@ fn demo_without_root() -> Result<Value> {
     sysfs::write(format!("{start}/cgroup.procs"), std::process::id())?;
     let mut command = Command::new(PROGRAM);
     command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
-    let result = demo(&mut command);
+    // The program has BPF, and this user may not load it.
+    let result = demo(&mut command, 1);
     sysfs::write(format!("{CGROUPS}/cgroup.procs"), std::process::id())?;
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o600))?;
     fs::remove_dir_all(runtime)?;
@@ -125,7 +151,8 @@ fn demo_without_root() -> Result<Value> {
     result
 }
 
-fn demo(command: &mut Command) -> Result<Value> {
+/// Every OPP is right, and so many lines name a better path that the guest goes without.
+fn demo(command: &mut Command, notes: usize) -> Result<Value> {
     // Another user can't make a file there.
     fs::write(OUT, "")?;
     fs::set_permissions(OUT, fs::Permissions::from_mode(0o666))?;
@@ -149,19 +176,27 @@ fn demo(command: &mut Command) -> Result<Value> {
     // By capacity, as the policies of these topologies are by number.
     let same = rows.len() == wanted.len() && rows.iter().zip(&wanted).all(|(one, is)| row(one, is));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let said = text(&output.stderr);
+    let noted = said
+        .lines()
+        .filter(|line| line.contains("without the path bpf"));
+    let noted = noted.count() == notes;
     Ok(json!({
-        "held": output.status.success() && same, "exit_code": output.status.code(),
+        "held": output.status.success() && same && noted, "exit_code": output.status.code(),
         "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
-        "rows": rows, "table": text(&output.stdout), "said": text(&output.stderr),
+        "rows": rows, "table": text(&output.stdout), "said": said,
     }))
 }
 
-/// A page with all parts, with a bench of one scenario.
+/// A page with all parts, with a bench of one scenario, and without the host's name.
 fn report() -> Result<Value> {
+    sysfs::write("/proc/sys/kernel/hostname", HOST_NAME)?;
     let mut command = Command::new(PROGRAM);
     let output = command.args(REPORT).output()?;
-    let report: Value = serde_json::from_str(&fs::read_to_string(OUT)?)?;
+    let file = fs::read_to_string(OUT)?;
     let page = fs::read_to_string(PAGE)?;
+    let private = [&file, &page].map(|text| text.contains(HOST_NAME));
+    let report: Value = serde_json::from_str(&file)?;
     let parts = ["<h2>doctor</h2>", "The loop is closed", "<svg", "</html>"];
     let whole = parts.iter().all(|part| page.contains(part));
     let count = |value: &Value| value.as_array().map_or(0, Vec::len);
@@ -171,19 +206,29 @@ fn report() -> Result<Value> {
     );
     let right = report["demo"]["held"] == true && results > 0 && rows > 0;
     Ok(json!({
-        "held": whole && right, "exit_code": output.status.code(), "host": report["host"],
+        "held": whole && right && !private.contains(&true), "exit_code": output.status.code(), "host": report["host"],
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
         "said": String::from_utf8_lossy(&output.stderr).trim(),
     }))
 }
 
-/// Ends the program by a signal; whether there was something to put back then, and what of that is
-/// left. After SIGKILL `cleanup` has its turn, or the next start.
+/// What a signal ended, and what of it is left.
+struct End {
+    /// There was something to put back.
+    changes: bool,
+    /// rt-app had its folder.
+    rt_app: bool,
+    /// The program ended itself.
+    by_itself: bool,
+    left: Vec<String>,
+}
+
+/// Ends the program by a signal. After SIGKILL `cleanup` has its turn, or the next start.
 fn interrupted(
     options: &[&str],
     (signal, after, by_cleanup): (Signal, Duration, bool),
     before: &BTreeMap<String, String>,
-) -> Result<(bool, Vec<String>)> {
+) -> Result<End> {
     for file in [OUT, PAGE] {
         let _ = fs::remove_file(file);
     }
@@ -193,8 +238,11 @@ fn interrupted(
         .stdout(Stdio::null())
         .stderr(fs::File::create(STDERR)?)
         .spawn()?;
+    if options == RT_APP {
+        until_rt_app()?;
+    }
     sleep(after);
-    let changed = state()? != *before;
+    let (changes, rt_app) = (state()? != *before, !rt_app_folders()?.is_empty());
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let runs = child.try_wait()?.is_none();
     // It may have ended by itself, which is as good.
@@ -215,7 +263,12 @@ fn interrupted(
     left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
     let at = |one| format!("{} after {after:?}: {one}", signal.as_str());
-    Ok((changed, left.into_iter().map(at).collect()))
+    Ok(End {
+        changes,
+        rt_app,
+        by_itself: ended.is_some_and(|status| status.signal().is_none()),
+        left: left.into_iter().map(at).collect(),
+    })
 }
 
 /// What of the end isn't as after a signal: the exit code, which is 128 and the signal's number, the
@@ -253,7 +306,23 @@ fn waited(child: &mut Child) -> Result<Option<ExitStatus>> {
     Ok(None)
 }
 
-/// What a bench changes: limits, governors, tracing.
+/// The folders of rt-apps that a load program runs.
+fn rt_app_folders() -> Result<Vec<String>> {
+    let entries = fs::read_dir(std::env::temp_dir()).into_iter().flatten();
+    let paths = entries.map(|entry| Ok(entry?.path().display().to_string()));
+    let own = |path: &Result<String>| path.as_ref().is_ok_and(|path| path.contains(RT_APP_FOLDER));
+    paths.filter(own).collect()
+}
+
+fn until_rt_app() -> Result<()> {
+    let until = Instant::now() + SETTLED;
+    while rt_app_folders()?.is_empty() && Instant::now() < until {
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// What a bench changes: limits, governors, tracing, folders.
 fn state() -> Result<BTreeMap<String, String>> {
     let mut state = BTreeMap::new();
     for policy in Policy::all()? {
@@ -271,6 +340,8 @@ fn state() -> Result<BTreeMap<String, String>> {
             state.insert(path.display().to_string(), "there".to_owned());
         }
     }
+    let folders = rt_app_folders()?.into_iter();
+    state.extend(folders.map(|path| (path, "there".to_owned())));
     Ok(state)
 }
 
