@@ -14,7 +14,7 @@ use crate::progress::Step;
 use crate::root::Root;
 use crate::{board, debian, libvirt, qemu, systemd, tools};
 
-const HOST_MODULES: ModuleSource = ModuleSource {
+pub const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
     folders: &["lab/modules", "module.mk"],
 };

@@ -14,6 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::arm_check;
 use crate::cache::{Cache, remove_tree};
 use crate::child_output::{self, quietly};
 use crate::cross;
@@ -61,6 +62,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     let root = Root::prepare(&cache, repo)?;
     cross::fetch_crates(repo)?;
     install_check::prepare(&cache)?;
+    arm_check::prepare(&cache, &root, repo)?;
     let _lock = cache.lock("packages")?;
     cache.require_free(NEEDED_MIB)?;
     let place = cache.folder("packages", "tree")?;
@@ -70,7 +72,9 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     tell(&lintian);
     tried.push(lintian);
     let first = builder.collect()?;
-    tried.extend(install_check::check(&cache, &repo.join("out/packages"))?);
+    let packages = repo.join("out/packages");
+    tried.extend(install_check::check(&cache, &packages)?);
+    tried.extend(arm_check::check(&cache, &builder.root, repo, &packages)?);
     if twice || release {
         remove_tree(&builder.place.join("target"))?;
         builder.build()?;

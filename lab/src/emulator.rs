@@ -29,6 +29,15 @@ const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 /// -no-reboot makes the reboot an end.
 const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
+/// A disk of an emulated host.
+#[derive(Debug)]
+pub struct Disk {
+    /// Its content, below the cache.
+    pub image: PathBuf,
+    /// Whether the host writes to it.
+    pub writable: bool,
+}
+
 /// What an emulated host is made of.
 #[derive(Debug)]
 pub struct Board<'a> {
@@ -44,8 +53,8 @@ pub struct Board<'a> {
     pub cpu: &'a str,
     /// The version of its interrupt controller, 2 or 3.
     pub gic: u8,
-    /// A disk, which stays as it is.
-    pub disk: Option<PathBuf>,
+    /// Its disks, in turn.
+    pub disks: Vec<Disk>,
     /// Whether a page of 1 GiB is wanted of it.
     pub gib_page: bool,
 }
@@ -164,10 +173,16 @@ impl Board<'_> {
             ]
             .map(String::from),
         );
-        if let Some(disk) = &self.disk {
-            let file = self.root.inside(disk)?;
+        for disk in &self.disks {
+            let file = self.root.inside(&disk.image)?;
+            // Of a run's own disk nothing has to outlive the machine.
+            let access = if disk.writable {
+                "cache=unsafe"
+            } else {
+                "readonly=on"
+            };
             args.push("-drive".into());
-            args.push(format!("file={file},format=raw,if=virtio,readonly=on"));
+            args.push(format!("file={file},format=raw,if=virtio,{access}"));
         }
         Ok(args)
     }

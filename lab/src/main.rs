@@ -7,6 +7,8 @@
 //! is the agent's (`tests/`).
 
 mod apt;
+mod arm_check;
+mod arm_debian;
 mod artifacts;
 mod bench;
 mod board;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::artifacts::{Artifacts, Guest};
 use crate::board;
-use crate::emulator::{Board, Outcome};
+use crate::emulator::{Board, Disk, Outcome};
 use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
 use crate::libvirt;
@@ -172,7 +172,10 @@ impl Options {
             });
             let mut board = self.board(artifacts, &topology, &kernel);
             if guest_disk::needed(&self.scenarios) {
-                board.disk = Some(artifacts.guest_disk(self.guest)?);
+                board.disks.push(Disk {
+                    image: artifacts.guest_disk(self.guest)?,
+                    writable: false,
+                });
             }
             let limit = Duration::from_secs(self.limit_s);
             let step = Step::start(format!("emulated host {}", self.topology));
@@ -277,7 +280,7 @@ impl Options {
             kernel,
             cpu: &self.cpu,
             gic: self.gic,
-            disk: None,
+            disks: Vec::new(),
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
         }
     }

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The packages on a clean Debian system for arm64 that the emulated host boots, with systemd and
+//! apt: they install, DKMS builds the modules, and after another boot the program works as it does
+//! on a board; a purge leaves nothing.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::arm_debian::{ArmDebian, Start};
+use crate::artifacts::HOST_MODULES;
+use crate::cache::{Cache, remove_tree};
+use crate::kernel::files_below;
+use crate::progress::Step;
+use crate::result_port;
+use crate::root::Root;
+use crate::verdict::{Tried, tell};
+
+/// Real time that a boot may take.
+const AT_MOST: Duration = Duration::from_secs(3600);
+
+/// A promise, and a script that fails when it is broken.
+type Promise = (&'static str, &'static str);
+
+/// Every file: kind, mode, owner, size of a regular file, name, a link's target. `-xdev` leaves out
+/// /proc, /sys, /dev, /run, and what the lab mounts (/lab, /srv/archive). Left out besides: state,
+/// caches and logs of package managers (/var/lib/dpkg, /var/lib/apt, /var/cache, /var/log); what
+/// systemd itself keeps from boot to boot; temporary files; depmod's lists of modules, which any
+/// package's first module makes; DKMS' key for signatures.
+const FILES: &str = r"
+    find / -xdev \( -type f -printf '%y %m %U %s %p\n' \) -o -printf '%y %m %U %p %l\n' |
+        grep -v -E -e ' /var/(lib/(dpkg|apt|systemd/(random-seed|timers|timesync|catalog|rfkill))|cache|log|tmp)(/| )' -e ' /tmp(/| )' \
+            -e '/lib/modules/[^/]*/modules\.' -e ' /var/lib/dkms/mok\.' |
+        sort
+";
+
+/// Of the first boot. Other packages come first: a purge doesn't take them along.
+const INSTALL: [Promise; 3] = [
+    (
+        "apt installs DKMS, pahole and QEMU",
+        "useradd --uid 1000 --create-home --groups kvm board
+         apt-get update
+         set -- dkms pahole qemu-system-arm device-tree-compiler
+         apt-get install --yes --no-install-recommends $*
+         ( . /lab/files ) >/var/log/files-before",
+    ),
+    (
+        "apt installs the packages",
+        "apt-get install --yes --no-install-recommends /lab/packages/*.deb >/lab/installed 2>&1 ||
+             failed=yes
+         cat /lab/installed
+         [ -z \"${failed-}\" ]
+         if grep -i -E '^syntax|error|failed' /lab/installed; then exit 1; fi",
+    ),
+    (
+        "DKMS builds all modules for the running kernel",
+        "dkms status
+         for name in vcpufreq-guest vcpufreq-host vcpufreq-rt-loop; do
+             dkms status -k $(uname -r) $name | grep -q ': installed'
+         done
+         for name in vcpufreq_guest vcpufreq_host vcpufreq_rt_loop; do
+             modinfo -F vermagic $name | grep -F $(uname -r)
+         done",
+    ),
+];
+
+/// Of the second boot. The board's drivers are the lab's: a real board has its own. Until its CPUs
+/// were off, one may have a clamp of a task that is gone (docs/design.md): a frequency follows no
+/// lower request then.
+const USE: [Promise; 7] = [
+    (
+        "the board has its drivers",
+        "for cpu in 1 2 3; do echo 0 >/sys/devices/system/cpu/cpu$cpu/online; done
+         chrt -f 99 sh -c 'cd /proc/sys/kernel; f=sched_util_clamp_min_rt_default
+             is=$(cat $f); echo $((is - 1)) >$f; echo $is >$f'
+         for cpu in 1 2 3; do echo 1 >/sys/devices/system/cpu/cpu$cpu/online; done
+         insmod /lab/modules/lab_cpufreq.ko; insmod /lab/modules/lab_cpuidle.ko
+         modprobe vcpufreq_host
+         sleep 20; systemctl --failed --no-legend
+         cat /sys/devices/system/cpu/cpufreq/policy*/scaling_governor
+         [ -z \"$(systemctl --failed --no-legend)\" ]",
+    ),
+    (
+        "doctor is green where a unit has its cgroup",
+        "systemd-run --quiet --wait --pipe --slice vcpufreq.slice -p Delegate=cpu sh -c '
+             echo max >/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min
+             exec vcpufreq doctor'",
+    ),
+    (
+        "demo needs no arguments, and 0 OPPs are wrong",
+        "vcpufreq demo --out /lab/demo.json
+         grep -q '\"opps_wrong\": *0' /lab/demo.json",
+    ),
+    (
+        "doctor and demo need no root, by the page's delegation",
+        "install -d -o board -m 700 /run/user/1000
+         cd /sys/fs/cgroup
+         echo +cpu >cgroup.subtree_control
+         mkdir -p vms/start
+         echo max >vms/cpu.uclamp.min
+         chown -R 1000 vms
+         echo $$ >vms/start/cgroup.procs
+         cd /run/user/1000
+         XDG_RUNTIME_DIR=/run/user/1000 setpriv --reuid 1000 --regid 1000 --init-groups --inh-caps=-all \
+             sh -e -c 'vcpufreq doctor >doctor || [ $? = 1 ]
+                 cat doctor; grep -E \"^[a-z]+ +path +(ioeventfd|exit);\" doctor
+                 vcpufreq demo --out demo.json'
+         grep -q '\"opps_wrong\": *0' demo.json",
+    ),
+    (
+        "the delegation can be taken back",
+        "rm -r /run/user/1000
+         rmdir /sys/fs/cgroup/vms/start /sys/fs/cgroup/vms",
+    ),
+    (
+        "vcpufreq-serve.socket serves a QEMU guest",
+        ". /lab/make-guest
+         printf 'cpus = 2\nclamp = \"exact\"\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 2\n' >/etc/vcpufreq/guest.toml
+         systemctl start vcpufreq-serve@guest.socket
+         set -- -chardev socket,path=/run/vcpufreq-guest.sock,id=vcpufreq \
+             -device ivshmem-doorbell,master=on,chardev=vcpufreq,vectors=2
+         . /lab/qemu
+         systemctl show -P ActiveState vcpufreq-serve@guest.service | grep -x active",
+    ),
+    (
+        "vcpufreq qemu before a QEMU command line closes the loop",
+        "prefix='vcpufreq qemu --clamp exact --pin 0=0 --pin 1=2 --'
+         . /lab/qemu",
+    ),
+];
+
+/// Of the last boot. Of a slice that has ended systemd keeps the name for a while, and no file.
+const PURGE: [Promise; 5] = [
+    (
+        "units are enabled, a socket waits, modules are loaded",
+        "cp /usr/share/doc/vcpufreq/examples/serve.toml /etc/vcpufreq/guest.toml
+         systemctl enable --now vcpufreq-serve@guest.socket
+         systemctl enable vcpufreq@guest.service vcpufreq-scx.service
+         systemctl is-active vcpufreq-serve@guest.socket
+         modprobe -a vcpufreq_host vcpufreq_rt_loop
+         [ $(grep -c ^vcpufreq_ /proc/modules) = 2 ]",
+    ),
+    (
+        "apt purges the packages",
+        "apt-get purge --yes vcpufreq vcpufreq-dkms",
+    ),
+    (
+        "no file is left",
+        "( . /lab/files ) >/var/log/files-after
+         diff /var/log/files-before /var/log/files-after",
+    ),
+    (
+        "no cgroup and no clamp is left",
+        "find /sys/fs/cgroup -name '*vcpufreq*' >/lab/left
+         grep -r -v '^0.00$' /sys/fs/cgroup --include=cpu.uclamp.min >>/lab/left || true
+         cat /lab/left; [ ! -s /lab/left ]",
+    ),
+    (
+        "no module, unit, process or file of the run is left",
+        "{ grep vcpufreq_ /proc/modules
+           systemctl list-units --all --full --no-legend 'vcpufreq*' |
+               grep -v -E ' loaded +inactive +dead +Slice '
+           systemctl list-unit-files --no-legend 'vcpufreq*'
+           ls -l /proc/[0-9]*/exe 2>/dev/null | grep 'bin/vcpufreq'
+           find /run /tmp /var/tmp -name '*vcpufreq*'
+         } >/lab/left || true
+         cat /lab/left; [ ! -s /lab/left ]",
+    ),
+];
+
+/// A guest's initial file system, of files that the host has by now.
+const MAKE_GUEST: &str = r#"
+rm -rf /lab/guest; mkdir -p /lab/guest/bin /lab/guest/modules /lab/guest/dev /lab/guest/proc /lab/guest/sys
+cp /lab/busybox /lab/guest/bin/busybox
+ln -s busybox /lab/guest/bin/sh
+install /lab/guest-init /lab/guest/init
+for name in cpufreq_userspace vcpufreq_guest; do
+    file=$(modinfo -n $name)
+    case $file in
+    *builtin*) ;;
+    *.xz) xz -dc $file >/lab/guest/modules/$name.ko ;;
+    *) cp $file /lab/guest/modules/$name.ko ;;
+    esac
+done
+mknod /lab/guest/dev/console c 5 1
+(cd /lab/guest && find . | /lab/busybox cpio -o -H newc) >/lab/guest-initrd
+"#;
+
+/// A person's command line for QEMU; each OPP has to be what the driver reads.
+const QEMU: &str = r#"
+timeout 300 ${prefix-} qemu-system-aarch64 -machine virt -accel kvm -cpu host -smp 2 -m 256M \
+    -name guest,debug-threads=on -kernel /boot/vmlinuz-$(uname -r) -initrd /lab/guest-initrd \
+    -append 'console=ttyAMA0 quiet nokaslr panic=-1' -no-reboot -nic none -nographic "$@" \
+    </dev/null >/lab/guest-said
+tail -n 20 /lab/guest-said
+grep '^@' /lab/guest-said | tr -d '\r' >/lab/rows
+[ $(wc -l </lab/rows) = 9 ]
+while read -r _ _ cpu _ asked _ reads _; do [ $asked = $reads ]; done </lab/rows
+"#;
+
+/// Fetches and installs what the checks need.
+pub fn prepare(cache: &Cache, root: &Root, repo: &Path) -> Result<()> {
+    ArmDebian::prepare(cache, root, repo).map(drop)
+}
+
+/// Tries the packages of this folder.
+pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result<Vec<Tried>> {
+    let system = ArmDebian::prepare(cache, root, repo)?;
+    let name = format!("{}-arm", std::process::id());
+    let dir = cache.dir().join("runs").join(name);
+    remove_tree(&dir)?;
+    fs::create_dir_all(&dir)?;
+    let disk = system.copy(&dir)?;
+    let mut files = vec![
+        ("lab.service".to_owned(), system.own("lab.service")?),
+        ("check".to_owned(), system.own("check")?),
+        ("guest-init".to_owned(), system.own("guest-init")?),
+        ("make-guest".to_owned(), MAKE_GUEST.into()),
+        ("qemu".to_owned(), QEMU.into()),
+        ("files".to_owned(), FILES.into()),
+    ];
+    add_folder(&mut files, packages, "packages", |name| {
+        name.ends_with("_all.deb") || name.starts_with("vcpufreq_") && name.ends_with("_arm64.deb")
+    })?;
+    let modules = system.kernel().modules(cache, root, repo, &HOST_MODULES)?;
+    add_folder(&mut files, &modules, "modules", |name| {
+        name.ends_with(".ko")
+    })?;
+    let boots = [
+        ("install", INSTALL.to_vec()),
+        ("use and purge", [&USE[..], &PURGE].concat()),
+    ];
+    let mut tried = Vec::new();
+    for (what, promises) in boots {
+        let step = Step::start(format!("packages on Debian trixie for arm64: {what}"));
+        let mut files = files.clone();
+        for (number, (name, script)) in promises.iter().enumerate() {
+            let text = format!("# {name}\n{script}\n");
+            files.push((format!("steps/{number:02}"), text.into()));
+        }
+        let start = Start {
+            program: "/sbin/init",
+            topology: "2+2",
+            files: &files,
+        };
+        let outcome = system.boot((&disk, &dir), start, AT_MOST, &step)?;
+        step.done();
+        let results: Vec<&str> = result_port::results(&outcome.results).collect();
+        ensure!(
+            results.len() == promises.len(),
+            "the host ended early; its console is in {}",
+            outcome.console.display()
+        );
+        for line in results {
+            let one = read(line)?;
+            tell(&one);
+            tried.push(one);
+        }
+    }
+    remove_tree(&dir)?;
+    Ok(tried)
+}
+
+fn read(line: &str) -> Result<Tried> {
+    let result: Value =
+        serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))?;
+    let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
+    let name = format!("arm64: {}", text("scenario"));
+    Ok(Tried::new(name, result["held"] == true, || text("seen")))
+}
+
+/// Adds the files of a folder that are wanted, below `to`.
+fn add_folder(
+    files: &mut Vec<(String, Vec<u8>)>,
+    folder: &Path,
+    to: &str,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<()> {
+    for file in files_below(folder)? {
+        let name = file.file_name().and_then(|name| name.to_str());
+        if let Some(name) = name.filter(|name| wanted(name)) {
+            files.push((format!("{to}/{name}"), fs::read(&file)?));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A clean Debian system for arm64 on a disk, with systemd and the kernel that the lab boots, and a
+//! second disk with the packages that apt finds there: what a host has before this project's
+//! packages are installed.
+//!
+//! This machine can't run the packages' scripts. So the packages are unpacked here, the emulated host
+//! configures them, once, and the cache keeps the disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::apt::Apt;
+use crate::bootstrap;
+use crate::cache::{Cache, key, remove_tree};
+use crate::child_output;
+use crate::emulator::{Board, Disk, Outcome};
+use crate::initramfs::Initramfs;
+use crate::kernel::{Flavor, Kernel};
+use crate::namespace::{self, Users};
+use crate::progress::Step;
+use crate::root::{BACKPORTS, Root, SUITE};
+use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
+use crate::topology::Topology;
+
+/// What a small Debian system is, and what its kernel's packages want. Release and headers of the
+/// kernel come beside these.
+const SYSTEM: [&str; 3] = [
+    "?essential",
+    "?priority(required)",
+    "apt,systemd-sysv,udev,dbus,kmod",
+];
+/// What the project's packages depend on, and VMMs for `serve`: apt takes of these what it needs.
+const OFFERED: &str = "dkms pahole gcc make qemu-system-arm device-tree-compiler";
+/// This checkout's part.
+const FOLDER: &str = "lab/debian";
+/// For a root file system on a disk, of the kernel's own.
+const MODULES: [&str; 5] = [
+    "drivers/block/virtio_blk",
+    "fs/ext4/ext4",
+    "fs/jbd2/jbd2",
+    "fs/mbcache",
+    "lib/crc/crc16",
+];
+/// Real time that configuring may take.
+const AT_MOST: Duration = Duration::from_secs(3600);
+/// Measured, in MiB: packages and tree 950, disks 1,030, and a run's copy of one.
+const NEEDED_MIB: u64 = 3_000;
+/// All else that the disks are made by.
+const RECIPE: &str = "1";
+
+/// The system, and where it boots.
+#[derive(Debug)]
+pub struct ArmDebian<'a> {
+    cache: &'a Cache,
+    root: &'a Root,
+    repo: &'a Path,
+    kernel: Kernel,
+    /// The folder of the two disks.
+    disks: PathBuf,
+}
+
+/// What a host has beside its disks.
+#[derive(Debug, Clone, Copy)]
+pub struct Start<'a> {
+    /// Its first program, by its path on the disk or below `/lab`.
+    pub program: &'a str,
+    /// Its CPUs, as a topology's name.
+    pub topology: &'a str,
+    /// Files below `/lab`: name and content.
+    pub files: &'a [(String, Vec<u8>)],
+}
+
+impl<'a> ArmDebian<'a> {
+    /// The system in the cache; fetches and makes it when it isn't there.
+    pub fn prepare(cache: &'a Cache, root: &'a Root, repo: &'a Path) -> Result<Self> {
+        let kernel = Kernel::find(root, Flavor::Standard)?;
+        let mut system = Self {
+            cache,
+            root,
+            repo,
+            kernel,
+            disks: PathBuf::new(),
+        };
+        let id = root.id();
+        let list = SYSTEM.join(" ");
+        let parts = [SUITE, BACKPORTS, &list, OFFERED, &id].map(str::as_bytes);
+        let fetched = cache.entry("debian-arm64-packages", &key(parts), |to| system.fetch(to))?;
+        let mut parts = vec![RECIPE.into(), fetched.display().to_string().into_bytes()];
+        for name in ["init", "make", "second-stage"] {
+            parts.push(system.own(name)?);
+        }
+        let key = key(parts.iter().map(Vec::as_slice));
+        system.disks = cache.entry("debian-arm64", &key, |to| system.make(&fetched, to))?;
+        Ok(system)
+    }
+
+    /// The kernel that it boots.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// A copy of the system's disk, in a folder of the cache.
+    pub fn copy(&self, to: &Path) -> Result<PathBuf> {
+        let disk = to.join("system");
+        // Most of it is holes.
+        let mut command = Command::new("cp");
+        command.arg("--sparse=always");
+        command.arg(self.disks.join("system")).arg(&disk);
+        child_output::quietly(&mut command, "copying a Debian system's disk")?;
+        Ok(disk)
+    }
+
+    /// Boots a disk; `dir` is for the files of this boot.
+    pub fn boot(
+        &self,
+        (disk, dir): (&Path, &Path),
+        start: Start<'_>,
+        limit: Duration,
+        step: &Step,
+    ) -> Result<Outcome> {
+        self.boot_with((disk, &self.disks.join("archive"), dir), start, limit, step)
+    }
+
+    fn boot_with(
+        &self,
+        (disk, archive, dir): (&Path, &Path, &Path),
+        start: Start<'_>,
+        limit: Duration,
+        step: &Step,
+    ) -> Result<Outcome> {
+        let topologies = self.repo.join("lab/topologies");
+        let topology = Topology::named(start.topology, &topologies)?;
+        let board = Board {
+            root: self.root,
+            cache: self.cache,
+            topology: &topology,
+            kernel: &self.kernel,
+            cpu: DEFAULT_CPU,
+            gic: DEFAULT_GIC,
+            disks: vec![
+                Disk {
+                    image: disk.to_owned(),
+                    writable: true,
+                },
+                Disk {
+                    image: archive.to_owned(),
+                    writable: false,
+                },
+            ],
+            gib_page: false,
+        };
+        let initrd = dir.join("initramfs");
+        fs::write(&initrd, self.initrd(start)?)?;
+        board.run(&initrd, dir, limit, |far| {
+            if let Some(part) = far.part {
+                step.note(&part.what);
+            }
+        })
+    }
+
+    fn initrd(&self, start: Start<'_>) -> Result<Vec<u8>> {
+        let mut archive = Initramfs::new()?;
+        archive.program("init", &self.repo.join(FOLDER).join("init"))?;
+        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+        archive.link("bin/sh", "busybox")?;
+        for path in MODULES {
+            let module = self.kernel.own_module(self.cache, self.root, path)?;
+            let name = path.rsplit('/').next().unwrap_or(path);
+            archive.file(&format!("drivers/{name}.ko"), &module)?;
+        }
+        archive.file("lab/start", start.program.as_bytes())?;
+        for (name, bytes) in start.files {
+            archive.file(&format!("lab/{name}"), bytes)?;
+        }
+        archive.finish()
+    }
+
+    /// A file of the checkout's folder.
+    pub fn own(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.repo.join(FOLDER).join(name);
+        fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// Makes disks of the packages in `fetched`, and has the system configured.
+    fn make(&self, fetched: &Path, to: &Path) -> Result<()> {
+        let script = format!("/src/{FOLDER}/make");
+        let (packages, folder) = (self.root.inside(fetched)?, self.root.inside(to)?);
+        let args = [script.as_str(), &packages, &folder];
+        self.root
+            .run("making a Debian system's disks", "sh", &args)?;
+        let step = Step::start("Debian for arm64");
+        step.tell("configured in the emulated host, 2 to 5 minutes");
+        let files = [("second-stage".to_owned(), self.own("second-stage")?)];
+        let start = Start {
+            program: "/lab/second-stage",
+            topology: "2+2",
+            files: &files,
+        };
+        let disks = (to.join("system"), to.join("archive"));
+        let outcome = self.boot_with((&disks.0, &disks.1, to), start, AT_MOST, &step)?;
+        ensure!(
+            outcome.results.contains("\"held\":true"),
+            "Debian was not installed: {}",
+            fs::read_to_string(outcome.console).unwrap_or_default()
+        );
+        step.done();
+        Ok(())
+    }
+
+    /// The packages of the system, unpacked into `tree`, their names in `base`; these and the
+    /// offered ones in `archives`.
+    fn fetch(&self, to: &Path) -> Result<()> {
+        namespace::require(Users::All)?;
+        self.cache.require_free(NEEDED_MIB)?;
+        let fetched = to.join("apt");
+        fs::create_dir(&fetched)?;
+        fs::create_dir(to.join("archives"))?;
+        let mut apt = Apt::open(&fetched)?;
+        let mmdebstrap = apt.mmdebstrap()?;
+        let step = Step::start("packages of Debian for arm64 (about 250 MB to fetch)");
+        let release = &self.kernel.release;
+        let kernel = format!("linux-image-{release},linux-headers-{release}");
+        let names = r#"cp $1/var/cache/apt/archives/*.deb $1/../archives"#;
+        let base = r#"cd $1/../archives && ls *.deb | sed 's/_.*//' | sort -u > ../base"#;
+        let offered = format!(
+            r#"set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; cd $1/../archives
+               apt-get -o Dir::State::status=/dev/null -o APT::Sandbox::User=root -s install {OFFERED} |
+                   sed -n 's/^Inst \([^ ]*\) .*/\1/p' |
+                   xargs apt-get -o APT::Sandbox::User=root download"#
+        );
+        let mut command = namespace::command(Users::All);
+        command
+            .arg(mmdebstrap)
+            .args(["--mode=root", "--verbose"])
+            // Nothing in it runs here.
+            .args(["--variant=extract", "--architectures=arm64"])
+            .args(["--skip=check/qemu", BACKPORTS])
+            .args(SYSTEM.map(|part| format!("--include={part}")))
+            .arg(format!("--include={kernel}"))
+            .arg("--aptopt=APT::Install-Recommends \"false\"")
+            .args([names, base, &offered].map(|hook| format!("--extract-hook={hook}")))
+            .arg(SUITE)
+            .arg(to.join("tree"))
+            .args(apt.sources(SUITE)?);
+        bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
+            .with_context(|| format!("cannot fetch packages from {}", apt.mirror()))?;
+        remove_tree(&fetched)?;
+        step.done();
+        Ok(())
+    }
+}
