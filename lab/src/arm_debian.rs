@@ -13,14 +13,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::apt::Apt;
-use crate::bootstrap;
-use crate::cache::{Cache, key, remove_tree};
+use crate::cache::{Cache, key};
 use crate::child_output;
 use crate::emulator::{Board, Disk, Outcome};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel};
-use crate::namespace::{self, Users};
+use crate::packages;
 use crate::progress::Step;
 use crate::root::{BACKPORTS, Root, SUITE};
 use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
@@ -214,42 +212,20 @@ impl<'a> ArmDebian<'a> {
     /// The packages of the system, unpacked into `tree`, their names in `base`; these and the
     /// offered ones in `archives`.
     fn fetch(&self, to: &Path) -> Result<()> {
-        namespace::require(Users::All)?;
         self.cache.require_free(NEEDED_MIB)?;
-        let fetched = to.join("apt");
-        fs::create_dir(&fetched)?;
         fs::create_dir(to.join("archives"))?;
-        let mut apt = Apt::open(&fetched)?;
-        let mmdebstrap = apt.mmdebstrap()?;
-        let step = Step::start("packages of Debian for arm64 (about 250 MB to fetch)");
         let release = &self.kernel.release;
         let kernel = format!("linux-image-{release},linux-headers-{release}");
-        let names = r#"cp $1/var/cache/apt/archives/*.deb $1/../archives"#;
-        let base = r#"cd $1/../archives && ls *.deb | sed 's/_.*//' | sort -u > ../base"#;
+        let names = "cp $1/var/cache/apt/archives/*.deb $1/../archives";
+        let base = "cd $1/../archives && ls *.deb | sed 's/_.*//' | sort -u > ../base";
         let offered = format!(
             r#"set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; cd $1/../archives
                apt-get -o Dir::State::status=/dev/null -o APT::Sandbox::User=root -s install {OFFERED} |
                    sed -n 's/^Inst \([^ ]*\) .*/\1/p' |
                    xargs apt-get -o APT::Sandbox::User=root download"#
         );
-        let mut command = namespace::command(Users::All);
-        command
-            .arg(mmdebstrap)
-            .args(["--mode=root", "--verbose"])
-            // Nothing in it runs here.
-            .args(["--variant=extract", "--architectures=arm64"])
-            .args(["--skip=check/qemu", BACKPORTS])
-            .args(SYSTEM.map(|part| format!("--include={part}")))
-            .arg(format!("--include={kernel}"))
-            .arg("--aptopt=APT::Install-Recommends \"false\"")
-            .args([names, base, &offered].map(|hook| format!("--extract-hook={hook}")))
-            .arg(SUITE)
-            .arg(to.join("tree"))
-            .args(apt.sources(SUITE)?);
-        bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
-            .with_context(|| format!("cannot fetch packages from {}", apt.mirror()))?;
-        remove_tree(&fetched)?;
-        step.done();
-        Ok(())
+        let what = "packages of Debian for arm64 (about 250 MB to fetch)";
+        let wanted = [&SYSTEM[..], &[&*kernel]].concat();
+        packages::unpack(to, what, &wanted, &[names, base, &offered])
     }
 }

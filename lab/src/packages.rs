@@ -18,17 +18,21 @@ use crate::root::{BACKPORTS, SUITE};
 pub fn unpacked(cache: &Cache, name: &str, packages: &[&str]) -> Result<PathBuf> {
     let list = packages.join(",");
     let parts = [SUITE, BACKPORTS, &list].map(str::as_bytes);
-    let dir = cache.entry(name, &key(parts), |to| fetch(to, name, &list))?;
+    let dir = cache.entry(name, &key(parts), |to| {
+        unpack(to, &format!("packages for {name}"), packages, &[])
+    })?;
     Ok(dir.join("tree"))
 }
 
-fn fetch(to: &Path, name: &str, list: &str) -> Result<()> {
+/// Fetches packages, by name or apt's patterns, and unpacks them into `to/tree`, then carries out
+/// mmdebstrap's extract hooks, whose `$1` is that tree.
+pub fn unpack(to: &Path, what: &str, packages: &[&str], hooks: &[&str]) -> Result<()> {
     namespace::require(Users::All)?;
     let fetched = to.join("apt");
     fs::create_dir(&fetched)?;
     let mut apt = Apt::open(&fetched)?;
     let mmdebstrap = apt.mmdebstrap()?;
-    let step = Step::start(format!("packages for {name}"));
+    let step = Step::start(what);
     let mut command = namespace::command(Users::All);
     command
         .arg(mmdebstrap)
@@ -36,8 +40,9 @@ fn fetch(to: &Path, name: &str, list: &str) -> Result<()> {
         // Nothing in it runs here.
         .args(["--variant=extract", "--architectures=arm64"])
         .args(["--skip=check/qemu", BACKPORTS])
-        .arg(format!("--include={list}"))
+        .args(packages.iter().map(|one| format!("--include={one}")))
         .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .args(hooks.iter().map(|hook| format!("--extract-hook={hook}")))
         .arg(SUITE)
         .arg(to.join("tree"))
         .args(apt.sources(SUITE)?);
