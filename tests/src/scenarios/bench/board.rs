@@ -26,16 +26,8 @@ const OUT: &str = "/run/board.json";
 const PAGE: &str = "/run/board.html";
 const USER: u32 = 1000;
 const DELEGATED: &str = "/sys/fs/cgroup/vms";
-/// A scenario that holds frequencies, on the host alone: what there is to put back.
-const HOLDS: [&str; 7] = [
-    "bench",
-    "--scenario",
-    "work.infer_small",
-    "--variant",
-    "host",
-    "--repeats",
-    "1",
-];
+/// It holds frequencies: there is something to put back.
+const HOLDS: [&str; 7] = bench_of("work.infer_small");
 const SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -47,15 +39,7 @@ const OF_BENCH: (u32, Duration) = (12, Duration::from_millis(1300));
 const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
 /// Of bench from when rt-app has its folder.
 const OF_RT_APP: (u32, Duration) = (2, Duration::from_millis(300));
-const RT_APP: [&str; 7] = [
-    "bench",
-    "--scenario",
-    "periodic",
-    "--variant",
-    "host",
-    "--repeats",
-    "1",
-];
+const RT_APP: [&str; 7] = bench_of("periodic");
 const RT_APP_FOLDER: &str = "vcpufreq-load-";
 /// It runs once the host has settled.
 const SETTLED: Duration = Duration::from_secs(30);
@@ -80,8 +64,21 @@ const STDERR: &str = "/run/board.err";
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
-/// The demo's rows are those of all OPPs and right, without root too; a report has all its parts; and bench and demo
-/// leave nothing when a signal ends them.
+/// A bench of one scenario, once, on the host alone.
+const fn bench_of(scenario: &str) -> [&str; 7] {
+    [
+        "bench",
+        "--scenario",
+        scenario,
+        "--variant",
+        "host",
+        "--repeats",
+        "1",
+    ]
+}
+
+/// The demo's rows are those of all OPPs and right, without root too; a report has all its parts;
+/// and bench and demo leave nothing when a signal ends them.
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
     let before = state()?;
