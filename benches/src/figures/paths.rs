@@ -56,21 +56,27 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         "write with a new clamp, ns (emulated)",
         "p99",
         "against `exit`",
+        "writes at once, ns each (emulated)",
+        "against `exit`",
         "exits of a read, of a write",
     ]);
     let of = |path, op| find(report, (path, op), "lab");
-    let median = |path, op| of(path, op)?["median_ns"].as_f64();
-    let exit = median("exit", "write")?;
+    let of_write = |path, key: &str| of(path, "write")?[key].as_f64();
+    let share = |path, key| {
+        let share = of_write(path, key).zip(of_write("exit", key));
+        share.map_or("-".to_owned(), |(ns, exit)| format!("{:.2}", ns / exit))
+    };
     for path in PATHS.into_iter().chain([QEMU]) {
         let [read, write] = ["read", "write"].map(|op| of(path, op));
-        let share = median(path, "write").map_or("-".to_owned(), |ns| format!("{:.2}", ns / exit));
         let ends = format!("{}, {}", exits(read), exits(write));
         text += &row(std::iter::once(format!("`{path}`"))
             .chain([number(read, "median_ns"), number(read, "p99_ns")])
             .chain([
                 number(write, "median_ns"),
                 number(write, "p99_ns"),
-                share,
+                share(path, "median_ns"),
+                number(write, "at_once_ns"),
+                share(path, "at_once_ns"),
                 ends,
             ]));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cost of an access for the vCPU, by each path: a read of cur_perf in a loop, and a write of
 //! set_perf that changes the clamp, each 2 ms on an otherwise idle host, after the guest has
-//! settled. The same accesses are counted by where they end, in a run of their own, since the trace
+//! settled; and of writes that follow each other at once. The same accesses are counted by where they end, in a run of their own, since the trace
 //! takes time too; and whether the clamp was there before the guest went on.
 
 use anyhow::{Context, Result};
@@ -98,6 +98,8 @@ struct Row {
     n: u64,
     median_ns: f64,
     p99_ns: f64,
+    /// The mean of writes that follow each other at once.
+    at_once_ns: Option<f64>,
     exits_user: u64,
     exits_kernel: u64,
     clamp_after_ns: Option<u64>,
@@ -133,6 +135,7 @@ impl Measured {
         let read = self.reads()?;
         let write = self.writes(WRITES)?;
         let after = self.after()?;
+        let at_once = self.writes_at_once()?;
         let exits = Exits::watch()?;
         self.vm
             .number(format!("loads {vcpu} {page:#x} {COUNTED}"))?;
@@ -147,8 +150,19 @@ impl Measured {
         };
         Ok(vec![
             Row::new(self.path, "read", read, &ends(reads), (None, None)),
-            Row::new(self.path, "write", write, &ends(writes), after),
+            Row {
+                at_once_ns: Some(at_once),
+                ..Row::new(self.path, "write", write, &ends(writes), after)
+            },
         ])
+    }
+
+    /// The mean, in ns, of writes that follow each other at once. A worker that the first one has
+    /// woken carries out the next ones, too.
+    fn writes_at_once(&mut self) -> Result<f64> {
+        let (vcpu, set_perf, opps) = (self.vcpu, &self.set_perf, &self.opps);
+        let all = format!("stores {vcpu} {set_perf} {COUNTED} {opps}");
+        Ok(self.vm.number(all)? as f64 / COUNTED as f64)
     }
 
     /// A load from memory.
@@ -193,6 +207,7 @@ impl Row {
             n: if read { BATCHES * READS } else { WRITES },
             median_ns,
             p99_ns,
+            at_once_ns: None,
             exits_user: ends.exited,
             exits_kernel: ends.trapped.saturating_sub(told * ends.exited),
             clamp_after_ns,
@@ -215,7 +230,7 @@ impl Row {
     fn json(&self) -> Value {
         json!({
             "path": self.path, "op": self.op, "n": self.n, "median_ns": self.median_ns,
-            "p99_ns": self.p99_ns, "exits_user": self.exits_user,
+            "p99_ns": self.p99_ns, "at_once_ns": self.at_once_ns, "exits_user": self.exits_user,
             "exits_kernel": self.exits_kernel, "exits_of": COUNTED,
             "clamp_after_ns": self.clamp_after_ns, "freq_after_ns": self.freq_after_ns,
         })
