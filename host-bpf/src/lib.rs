@@ -29,6 +29,8 @@ mod hooks;
 mod host;
 mod layout;
 mod libbpf_log;
+#[cfg(any(test, feature = "load"))]
+mod loss_detector;
 #[cfg(feature = "load")]
 mod mapped;
 #[cfg(feature = "load")]

@@ -14,6 +14,7 @@ use vcpufreq_device::{
 
 use super::events::refusal;
 use super::{Shared, WatchedVcpu};
+use crate::loss_detector::LossDetector;
 use crate::{ApplyOutcome, BpfEvent, BpfPages, WorkerEvents, WorkerRequest};
 
 /// How often to look for writes that the programs haven't seen.
@@ -21,9 +22,6 @@ pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// Part of the time that the thread may run: one in this many. Where a guest floods its registers,
 /// a busy CPU beside it loses to this thread, its interrupts and its wake-ups twice that.
 pub(super) const SHARE: u32 = 40;
-/// So many looks in a row that find nothing but such writes: the programs are
-/// gone.
-const LOOKS_IN_VAIN: u32 = 2;
 /// How often to look for a VMM that was killed.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Events of one look, at most.
@@ -71,8 +69,8 @@ impl Shared {
 
     fn serve(&self, worker: &WorkerEvents) -> Result<(), String> {
         let mut waiting: Vec<WorkerRequest> = Vec::new();
-        let (mut look_at, mut before, mut in_vain) = (0, MissedWrites::default(), 0);
-        let (mut sweep_at, mut missed) = (0, self.host.missed().unwrap_or(0));
+        let mut detector = LossDetector::new(self.host.missed().unwrap_or(0));
+        let (mut look_at, mut sweep_at, mut gone) = (0, 0, false);
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
         let mut cpu_before = host::thread_cpu_time();
         let look_every = self.scx.as_ref().map_or(LOOK, |_| super::scx::LOOK);
@@ -123,21 +121,9 @@ impl Shared {
                 self.all_domains().for_each(|domain| self.time(domain));
                 self.look_for_dropped(&mut waiting);
                 let found = self.look(&mut waiting);
-                in_vain = match found.missed {
-                    _ if found.seen != before.seen => 0,
-                    0 => in_vain,
-                    // The programs are there: another VM's thread, which was preempted in them on
-                    // this pCPU, kept the writes from them.
-                    _ if self.host.missed().is_some_and(|now| now > missed) => in_vain,
-                    _ => in_vain + 1,
-                };
-                missed = match found.missed {
-                    0 => missed,
-                    _ => self.host.missed().unwrap_or(missed),
-                };
-                before = found;
+                gone = detector.add(found.missed, found.seen, || self.host.missed());
             }
-            if in_vain == LOOKS_IN_VAIN {
+            if gone {
                 return Err("its programs don't see the guest's requests any more".to_owned());
             }
             let cpu = host::thread_cpu_time();
