@@ -5,10 +5,12 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixDatagram;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use vcpufreq_device::host::Tid;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -56,6 +58,23 @@ pub fn ignore(number: Signal) {
     // It can't fail for such a signal.
     // SAFETY: SIG_IGN is no function of ours.
     let _ = unsafe { signal(number, SigHandler::SigIgn) };
+}
+
+/// Two sockets that carry whole messages between two processes.
+pub fn message_sockets() -> io::Result<(UnixDatagram, UnixDatagram)> {
+    let kind = (AddressFamily::Unix, SockType::SeqPacket);
+    let (one, other) = socketpair(kind.0, kind.1, None, SockFlag::SOCK_CLOEXEC)?;
+    Ok((one.into(), other.into()))
+}
+
+/// Does it once more when a signal has interrupted it.
+pub fn uninterrupted<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match act() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
 }
 
 /// A file that stands for process `pid`, readable when that has ended.

@@ -256,8 +256,8 @@ fn multi_tenant_is_all_of_it_or_an_error() {
     let options = of("");
     assert_eq!(options.bridge.cur_perf, CurPerfVisibility::Request);
     assert_eq!(options.console, ConsoleEnd::Nothing);
-    assert!(options.sandbox && options.require_sandbox);
-    assert!(!RunArgs::of_toml("").require_sandbox);
+    assert!(options.sandbox.is_on && options.sandbox.is_required);
+    assert!(!RunArgs::of_toml("").sandbox.is_required);
     assert_eq!(options.bridge.rate_limit, "1000:100".parse().unwrap());
     for (toml, word) in [
         ("", ""),

@@ -13,7 +13,7 @@
 use std::{
     io::{self, IsTerminal, Read, Write},
     net::Shutdown,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Stdio},
@@ -24,7 +24,6 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::{
-    sys::socket::{AddressFamily, SockFlag, SockType, socketpair},
     sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
     unistd::setsid,
 };
@@ -37,7 +36,7 @@ use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::state::{self, NoRecord, OwnerStatus, StateDir},
     message::chain,
-    sys,
+    sys::{self, message_sockets, uninterrupted},
 };
 
 /// The guardian's output when it is on guard.
@@ -76,18 +75,12 @@ impl Guardian {
     /// # Errors
     /// When the process can't be started.
     pub fn start(record: &Path) -> anyhow::Result<Self> {
-        let (own, other) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )
-        .context("can't make sockets for the guardian")?;
+        let (own, other) = message_sockets().context("can't make sockets for the guardian")?;
         let mut child = Command::new("/proc/self/exe")
             .arg("guardian")
             .arg(record)
             .current_dir("/")
-            .stdin(Stdio::from(other))
+            .stdin(Stdio::from(OwnedFd::from(other)))
             .stdout(Stdio::piped())
             .stderr(console())
             .spawn()
@@ -103,7 +96,7 @@ impl Guardian {
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
-        let socket = Arc::new(GuardianSocket(Mutex::new(own.into())));
+        let socket = Arc::new(GuardianSocket(Mutex::new(own)));
         Ok(Self { child, socket })
     }
 
@@ -119,6 +112,15 @@ impl Guardian {
         socket.end();
         // It can't fail for a child that hasn't been waited for.
         let _ = child.wait();
+    }
+}
+
+impl AsRawFd for GuardianSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_raw_fd()
     }
 }
 
@@ -161,21 +163,12 @@ impl GuardianSocket {
 
     fn ask(&self, request: &[u8], answer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        again(|| socket.send(request))?;
-        let (bytes, file) = again(|| Ok(socket.recv_with_fd(answer)?))?;
+        // A late answer would be taken for the next.
+        uninterrupted(|| socket.send(request))?;
+        let (bytes, file) = uninterrupted(|| Ok(socket.recv_with_fd(answer)?))?;
         match bytes {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok((bytes, file.map(OwnedFd::from))),
-        }
-    }
-}
-
-/// Does it once more when a signal has interrupted it: a late answer would be taken for the next.
-fn again<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match act() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            done => return done,
         }
     }
 }

@@ -124,13 +124,37 @@ pub struct RunArgs {
     /// KVM device
     #[arg(long, value_name = "PATH", default_value = KVM_DEVICE)]
     pub kvm_device: PathBuf,
-    /// Whether the VMM gives up its rights before the guest runs; off: a guest
-    /// that takes it over has all of these
-    #[arg(long, value_name = "on|off", default_value = "on", value_parser = one_of(&SANDBOXES), action = clap::ArgAction::Set)]
-    pub sandbox: bool,
+    /// The sandbox.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
+}
+
+/// What `run`, `serve` and `qemu` give up before a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
+pub struct SandboxArgs {
+    /// Whether what serves the guest gives up its rights before the guest runs; off: a guest that
+    /// takes it over has all of them
+    #[arg(long = "sandbox", value_name = "on|off", default_value = "on", value_parser = one_of(&SANDBOXES), action = clap::ArgAction::Set)]
+    pub is_on: bool,
     /// Don't run where the kernel can't give all of the sandbox
-    #[arg(long, default_value_if("multi_tenant", "true", "true"))]
-    pub require_sandbox: bool,
+    #[arg(
+        long = "require-sandbox",
+        default_value_if("multi_tenant", "true", "true")
+    )]
+    pub is_required: bool,
+}
+
+impl SandboxArgs {
+    /// Whether `--multi-tenant`, if it is given, has its sandbox.
+    ///
+    /// # Errors
+    /// The option that takes it away, and what to do.
+    pub fn check_multi_tenant(self, multi_tenant: bool) -> anyhow::Result<()> {
+        if multi_tenant && !self.is_on {
+            bail!("--multi-tenant needs the sandbox; leave --sandbox off out");
+        }
+        Ok(())
+    }
 }
 
 /// What `run`, `serve` and `qemu` take of the bridge.
@@ -162,8 +186,8 @@ pub struct BridgeArgs {
     /// Write one JSON line per request, actuation and refusal
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
-    /// For a host whose guests don't trust each other: --cur-perf request; for
-    /// run also --require-sandbox and --console none; options that grant a guest more are refused
+    /// For a host whose guests don't trust each other: --cur-perf request,
+    /// --require-sandbox, and for run --console none; options that grant a guest more are refused
     #[arg(long)]
     pub multi_tenant: bool,
 }
@@ -199,9 +223,7 @@ impl RunArgs {
     /// The option that takes something back, and what to do.
     pub fn check_multi_tenant(&self) -> anyhow::Result<()> {
         self.bridge.check_multi_tenant()?;
-        if self.bridge.multi_tenant && !self.sandbox {
-            bail!("--multi-tenant needs the sandbox; leave --sandbox off out");
-        }
+        self.sandbox.check_multi_tenant(self.bridge.multi_tenant)?;
         if self.bridge.multi_tenant && self.console == ConsoleEnd::Stdio {
             bail!(
                 "--multi-tenant keeps a guest's output off the terminal; give --console \

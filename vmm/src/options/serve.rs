@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::Args;
 
-use super::{BridgeArgs, VcpuArgs};
+use super::{BridgeArgs, SandboxArgs, VcpuArgs};
 
 /// Options of `serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -63,4 +63,7 @@ pub struct ServedArgs {
     /// The bridge.
     #[command(flatten)]
     pub bridge: BridgeArgs,
+    /// The sandbox.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
 }

@@ -38,7 +38,7 @@ use command::QemuCommand;
 use tree::Tree;
 
 const WORKER_DIED: &str =
-    "the thread that carries out requests has died; the guest goes on without clamps";
+    "the process that carries out requests has died; the guest goes on without clamps";
 
 /// What a shell reports for a program that a signal ended.
 const SIGNALLED: i32 = 128;

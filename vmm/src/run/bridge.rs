@@ -130,7 +130,7 @@ impl GuestBridge {
         let sandbox = confined.map(|confined| confined.sandbox.clone());
         let pins = of_guest.pins.iter().map(|pin| &pin[..]);
         let times = TimeInState::start(&HostRoot::default(), pins);
-        let stats = answer_stats(bridge.handle(), times, sandbox);
+        let stats = answer_stats(bridge.handle(), times, (std::process::id(), sandbox));
         Ok((Self { bridge, stats }, cpufreq))
     }
 
@@ -198,16 +198,16 @@ pub fn observe(
     Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
 }
 
-/// Answers to `vcpufreq stats` from now on; a guest runs without it too.
+/// Answers to `vcpufreq stats` from now on, for process `pid`; a guest runs without it too.
 pub fn answer_stats(
     bridge: BridgeHandle,
     times: TimeInState,
-    sandbox: Option<Arc<Sandbox>>,
+    (pid, sandbox): (u32, Option<Arc<Sandbox>>),
 ) -> Option<StatsServer> {
     let serve = || {
-        let path = StateDir::of_user()?.socket_path(std::process::id());
+        let path = StateDir::of_user()?.socket_path(pid);
         anyhow::Ok(StatsServer::start(&path, sandbox, move || {
-            stats(&bridge, &times)
+            stats(pid, &bridge, &times)
         })?)
     };
     let server = serve();
@@ -220,7 +220,7 @@ pub fn answer_stats(
 }
 
 /// What is counted by now.
-fn stats(bridge: &BridgeHandle, times: &TimeInState) -> Stats {
+fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
     let BridgeSnapshot {
         vcpus,
         accesses_outside,
@@ -229,7 +229,7 @@ fn stats(bridge: &BridgeHandle, times: &TimeInState) -> Stats {
     } = bridge.snapshot();
     let vcpus = (0..=u16::MAX).zip(vcpus);
     Stats {
-        pid: std::process::id(),
+        pid,
         at_ns: monotonic_ns(),
         vcpus: vcpus.map(|(vcpu, of)| vcpu_stats(vcpu, of)).collect(),
         accesses_outside,

@@ -15,7 +15,7 @@ mod summary;
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use vcpufreq_device::{
     Device,
     host::{
@@ -97,7 +97,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         adopted: None,
         raised: RaisedGroups::default(),
     };
-    let sandbox = sandbox_of(&config)?;
+    let sandbox = Sandbox::by(config.options.sandbox, warn)?.map(Arc::new);
     let changes = HostChanges::begin(record, warn)?;
     let confined = sandbox.map(|sandbox| {
         Arc::new(Confined {
@@ -114,27 +114,6 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
-}
-
-/// The sandbox of this process, unless it was switched off.
-fn sandbox_of(config: &RunConfig) -> anyhow::Result<Option<Arc<Sandbox>>> {
-    let required = config.options.require_sandbox;
-    if !config.options.sandbox {
-        if required {
-            bail!("--require-sandbox can't be kept with --sandbox off; leave one of them out");
-        }
-        return Ok(None);
-    }
-    let mut lacks = Vec::new();
-    let sandbox = Sandbox::prepare(&mut lacks).map(Arc::new);
-    let sandbox = sandbox.context("no sandbox can be made; see --sandbox off")?;
-    if let Some(first) = lacks.first().filter(|_| required) {
-        bail!("--require-sandbox: {first}");
-    }
-    for line in lacks {
-        warn(&format!("the sandbox lacks a part: {line}"));
-    }
-    Ok(Some(sandbox))
 }
 
 fn run_and_report(

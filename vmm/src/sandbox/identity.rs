@@ -4,7 +4,8 @@
 #![expect(unsafe_code, reason = "a thread's user is changed by no safe function")]
 
 use anyhow::{Context as _, ensure};
-use caps::CapSet;
+use caps::securebits::set_keepcaps;
+use caps::{CapSet, CapsHashSet};
 use nix::errno::Errno;
 use nix::sys::prctl::{get_pdeathsig, set_pdeathsig};
 use nix::unistd::{geteuid, getppid};
@@ -44,14 +45,16 @@ impl Identity {
         self.0 == Some(NOBODY)
     }
 
-    /// Changes the calling thread, which keeps no capability. It still ends with its parent, if it did:
+    /// Changes the calling thread, which keeps no capability but `kept`. It still ends with its parent, if it did:
     /// the kernel forgets that with a change of user.
     ///
     /// # Errors
     /// As setresuid(2), capset(2); or the parent has just ended.
-    pub fn enter(self) -> anyhow::Result<()> {
+    pub fn enter(self, kept: &CapsHashSet) -> anyhow::Result<()> {
         if let Some(user) = self.0 {
             let (parent, ends_by) = (getppid(), get_pdeathsig()?);
+            // The permitted ones, until they are chosen below.
+            set_keepcaps(true)?;
             become_user(user).with_context(|| format!("can't become user {user}"))?;
             set_pdeathsig(ends_by)?;
             ensure!(
@@ -59,15 +62,12 @@ impl Identity {
                 "the program that started it has ended"
             );
         }
-        let sets = [
-            CapSet::Ambient,
-            CapSet::Inheritable,
-            CapSet::Effective,
-            CapSet::Permitted,
-        ];
-        let mut sets = sets.into_iter();
-        sets.try_for_each(|set| caps::clear(None, set))
-            .context("can't take the capabilities away")
+        let changed = [CapSet::Ambient, CapSet::Inheritable, CapSet::Effective]
+            .into_iter()
+            .try_for_each(|set| caps::clear(None, set))
+            .and_then(|()| caps::set(None, CapSet::Permitted, kept))
+            .and_then(|()| caps::set(None, CapSet::Effective, kept));
+        changed.context("can't take the capabilities away")
     }
 }
 

@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use caps::CapsHashSet;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use vcpufreq_device::host::Tid;
@@ -83,14 +84,17 @@ fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
-/// Whether every thread but the calling one is confined. One that has just started is waited for.
+/// Whether every thread but the calling one is confined, with no capability but `kept`. One that has just started is waited for.
 ///
 /// # Errors
 /// Which one isn't; /proc can't be read.
-pub fn check_others(outer_filters: u32) -> anyhow::Result<()> {
+pub fn check_others(outer_filters: u32, kept: &CapsHashSet) -> anyhow::Result<()> {
     let own = Tid::current().to_string();
+    let kept = kept
+        .iter()
+        .fold(0, |mask, capability| mask | capability.bitmask());
     for look in 1..=LOOKS {
-        let Some(name) = unconfined(&own, outer_filters)? else {
+        let Some(name) = unconfined(&own, outer_filters, kept)? else {
             return Ok(());
         };
         if look == LOOKS {
@@ -102,7 +106,7 @@ pub fn check_others(outer_filters: u32) -> anyhow::Result<()> {
 }
 
 /// The name of a thread that isn't confined.
-fn unconfined(own: &str, outer_filters: u32) -> anyhow::Result<Option<String>> {
+fn unconfined(own: &str, outer_filters: u32, kept: u64) -> anyhow::Result<Option<String>> {
     for task in fs::read_dir("/proc/self/task").context("can't list the VMM's threads")? {
         let task = task?;
         if task.file_name().to_str() == Some(own) {
@@ -118,7 +122,7 @@ fn unconfined(own: &str, outer_filters: u32) -> anyhow::Result<Option<String>> {
         let confined = value("Seccomp:") == Some("2")
             && filters.is_none_or(|count| count > outer_filters)
             && value("NoNewPrivs:") == Some("1")
-            && value("CapPrm:").is_some_and(|set| set.chars().all(|digit| digit == '0'));
+            && value("CapPrm:").and_then(|set| u64::from_str_radix(set, 16).ok()) == Some(kept);
         if !confined {
             return Ok(Some(value("Name:").unwrap_or("?").to_owned()));
         }
@@ -134,6 +138,6 @@ mod tests {
     fn a_thread_that_is_not_confined_is_found() {
         // The harness' own threads are there, too.
         let own = Tid::current().to_string();
-        assert!(unconfined(&own, 0).unwrap().is_some());
+        assert!(unconfined(&own, 0, 0).unwrap().is_some());
     }
 }

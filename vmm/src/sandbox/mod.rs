@@ -20,7 +20,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use caps::{CapSet, Capability, CapsHashSet};
 use seccompiler::{BpfProgram, apply_filter};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::kvm::ioeventfd::frequency_event;
@@ -28,6 +29,7 @@ use vcpufreq_device::kvm::{BridgeThread, Confinement};
 
 use crate::lifecycle::guardian::GuardianSocket;
 use crate::message::{chain, warn};
+use crate::options::SandboxArgs;
 use files::{Files, Support};
 use identity::Identity;
 pub use limits::Limits;
@@ -73,11 +75,37 @@ pub struct Sandbox {
     identity: Option<Identity>,
     /// Threads start without rights from then on.
     main_is_confined: AtomicBool,
+    /// Capabilities that each thread keeps.
+    kept: CapsHashSet,
     /// Filters that each thread had before.
     outer_filters: u32,
 }
 
 impl Sandbox {
+    /// That of this process as the user wants it, before it has other threads; `None`: it was
+    /// switched off. `report` gets a line for each part that the host lacks.
+    ///
+    /// # Errors
+    /// When there can be none; or a part is missing, and all were required.
+    pub fn by(wanted: SandboxArgs, report: impl Fn(&str)) -> anyhow::Result<Option<Self>> {
+        if !wanted.is_on {
+            if wanted.is_required {
+                bail!("--require-sandbox can't be kept with --sandbox off; leave one of them out");
+            }
+            return Ok(None);
+        }
+        let mut lacks = Vec::new();
+        let sandbox = Self::prepare(&mut lacks);
+        let sandbox = sandbox.context("no sandbox can be made; see --sandbox off")?;
+        if let Some(first) = lacks.first().filter(|_| wanted.is_required) {
+            bail!("--require-sandbox: {first}");
+        }
+        for line in lacks {
+            report(&format!("the sandbox lacks a part: {line}"));
+        }
+        Ok(Some(sandbox))
+    }
+
     /// Prepares the sandbox of this process, before it has other threads. What the host doesn't
     /// have is one line each to `lacks`.
     ///
@@ -116,8 +144,21 @@ impl Sandbox {
             files,
             identity,
             main_is_confined: AtomicBool::new(false),
+            kept: CapsHashSet::new(),
             outer_filters: limits::filters_of_this_thread(),
         })
+    }
+
+    /// Its threads keep `capability`, if this process has it: clamps of another user's threads take
+    /// CAP_SYS_NICE.
+    ///
+    /// # Errors
+    /// As capget(2).
+    pub fn keep(&mut self, capability: Capability) -> anyhow::Result<()> {
+        if caps::has_cap(None, CapSet::Permitted, capability)? {
+            self.kept.insert(capability);
+        }
+        Ok(())
     }
 
     /// Confines the calling thread, for good.
@@ -130,7 +171,7 @@ impl Sandbox {
         let (_, filter) = filters.next().context("a class has no filter")?;
         if !self.main_is_confined.load(SeqCst) {
             if let Some(identity) = self.identity {
-                identity.enter()?;
+                identity.enter(&self.kept)?;
             }
             self.files.enter()?;
         }
@@ -159,7 +200,7 @@ impl Sandbox {
         #[cfg(feature = "bpf")]
         vcpufreq_host_bpf::give_back_freed();
         limits.set()?;
-        limits::check_others(self.outer_filters)?;
+        limits::check_others(self.outer_filters, &self.kept)?;
         self.enter(ThreadClass::Main)?;
         self.main_is_confined.store(true, SeqCst);
         Ok(())

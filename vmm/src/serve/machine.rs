@@ -1,35 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One virtual machine that is served: from the VMM's connection to its end.
 
-use std::{cell::Cell, os::fd::BorrowedFd, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
-    Device, Headroom, VcpuId,
+    Headroom, VcpuId,
     host::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostActuator,
-        HostRoot, KernelTree, RaisedGroups, SysfsSource, Tid,
-    },
-    kvm::{
-        Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered, Unconfined,
-        shm::ShmBackend,
+        HostRoot, KernelTree, RaisedGroups, Tid,
     },
 };
-use vmm_sys_util::eventfd::EventFd;
 
-use super::{Served, Shared, Vmm, groups::SeenGroups, takeover, threads::FoundThreads};
+use super::{
+    Served, Shared, Vmm, bridge::BridgePlan, groups::SeenGroups, takeover, threads::FoundThreads,
+    vm_process::VmProcess,
+};
 use crate::{
     config::resolve,
-    events::{EventReport, EventWriter},
-    kernel_version::host_headroom,
     lifecycle::{
         host_changes::{HostChanges, put_back_of_dead},
         state::{StateDir, VmmRecord, owner_of},
     },
     message::warn,
-    run::bridge::{Stderr, answer_stats, observe},
-    stats::{StatsServer, TimeInState},
-    sys,
 };
 
 /// How long a VMM may take to take what it is sent.
@@ -37,14 +34,11 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 /// How long a process whose threads have ended may take to end, in ms.
 const ENDING: u16 = 100;
 
-/// A virtual machine with its bridge.
+/// A virtual machine with the process of its bridge.
 pub struct ServedVm {
     vmm: Vmm,
     shared: Shared,
-    lost: Arc<EventFd>,
-    bridge: Bridge,
-    stats: Option<StatsServer>,
-    events: Option<EventWriter>,
+    process: VmProcess,
     changes: HostChanges,
     groups: Option<SeenGroups>,
     /// Why its vCPUs have no cgroups, until that is reported.
@@ -98,20 +92,15 @@ impl ServedVm {
             vmm: &vmm,
             shared: &shared,
         };
-        let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
-        let times = TimeInState::start(&served.host, pins);
         match started.all(threads) {
-            Ok((changes, groups, threads, parts)) => Ok(Self {
-                groups,
-                threads,
+            Ok(parts) => Ok(Self {
                 vmm,
                 shared,
-                lost: parts.lost,
+                process: parts.process,
+                changes: parts.changes,
+                groups: parts.groups,
                 no_groups: parts.no_groups,
-                stats: answer_stats(parts.bridge.handle(), times, None),
-                bridge: parts.bridge,
-                events: parts.events,
-                changes,
+                threads: parts.threads,
             }),
             Err(error) => {
                 shared.memory.say_gone();
@@ -129,9 +118,9 @@ impl ServedVm {
         self.vmm.ends().chain(self.threads.ends())
     }
 
-    /// A file that is readable when no thread answers the doorbells any more.
+    /// A file that is readable when no process answers the doorbells any more.
     pub fn lost(&self) -> BorrowedFd<'_> {
-        sys::file_of(&self.lost)
+        self.process.lost()
     }
 
     /// The VMM's process.
@@ -169,48 +158,21 @@ impl ServedVm {
     /// When a cgroup, clamp or pin can't be put back, which stays in the record, or when the events
     /// file is not complete. The bridge has ended all the same.
     pub fn end(self) -> anyhow::Result<Vmm> {
-        let pid = self.vmm.pid();
-        let handle = self.bridge.handle();
-        handle.guest_ended();
-        if let Some(stats) = self.stats {
-            stats.stop();
-        }
-        let totals = self.bridge.stop();
-        handle.reset();
-        let written = self.events.map(EventWriter::finish).transpose();
-        self.shared.memory.say_gone();
-        let undone = self.changes.undo();
         let has_ended = self.threads.have_ended();
         let gone = self.vmm.gone_within(if has_ended { ENDING } else { 0 });
-        if gone || has_ended {
-            takeover::forget(&self.vmm);
-        }
-        undone?;
-        if let Some(EventReport { dropped, .. }) =
-            written.context("the events file is not complete")?
-            && dropped > 0
-        {
-            warn(&format!(
-                "events: {dropped} dropped because they came faster than they could be written"
-            ));
-        }
-        let sum = totals.counters;
         let what = match (gone, has_ended) {
             (true, _) => "has ended",
             (_, true) => "has ended a vCPU",
             _ => "goes on",
         };
-        warn(&format!(
-            "process {pid} {what}: requests {}, applied {}, unchanged {}, coalesced {}, refused {}, \
-             not applicable {}, delayed by the limit {}",
-            sum.requests,
-            sum.applied,
-            sum.unchanged,
-            sum.coalesced,
-            sum.refused,
-            sum.not_applicable,
-            sum.limited,
-        ));
+        let counts = self.process.end();
+        self.shared.memory.say_gone();
+        let undone = self.changes.undo();
+        if gone || has_ended {
+            takeover::forget(&self.vmm);
+        }
+        undone?;
+        warn(&format!("process {} {what}: {}", self.vmm.pid(), counts?));
         Ok(self.vmm.inheriting(self.shared))
     }
 }
@@ -222,19 +184,17 @@ struct Starting<'a> {
     shared: &'a Shared,
 }
 
-/// What is made once the changes are on record.
+/// What a machine is made of.
 struct Parts {
-    lost: Arc<EventFd>,
-    bridge: Bridge,
-    events: Option<EventWriter>,
+    process: VmProcess,
+    changes: HostChanges,
+    groups: Option<SeenGroups>,
     no_groups: Cell<Option<String>>,
+    threads: FoundThreads,
 }
 
 impl Starting<'_> {
-    fn all(
-        &self,
-        threads: &[Tid],
-    ) -> anyhow::Result<(HostChanges, Option<SeenGroups>, FoundThreads, Parts)> {
+    fn all(&self, threads: &[Tid]) -> anyhow::Result<Parts> {
         let taken_over = self.vmm.inherited.is_some();
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
@@ -248,17 +208,24 @@ impl Starting<'_> {
         let groups = SeenGroups::look(&served.host, pid, threads);
         let chosen = choose(served, pid, threads)?;
         let changes = HostChanges::begin(self.record(&chosen, &borrowed)?, warn)?;
-        let made = self.parts(&chosen, threads, &borrowed).and_then(|parts| {
+        let begun = self.begin(&chosen, threads, &borrowed, &changes);
+        let made = begun.and_then(|process| {
             if !taken_over {
                 self.hand_over()?;
             }
-            Ok(parts)
+            Ok(process)
         });
         match made {
-            Ok(parts) => {
-                let adaptable = served.actuator == ActuatorChoice::Auto;
-                let groups = groups.clamped_by(&chosen.kind).filter(|_| adaptable);
-                Ok((changes, groups, borrowed, parts))
+            Ok(process) => {
+                let by_default = served.actuator == ActuatorChoice::Auto;
+                let no_groups = by_default && chosen.kind == ActuatorKind::Thread;
+                Ok(Parts {
+                    process,
+                    changes,
+                    groups: groups.clamped_by(&chosen.kind).filter(|_| by_default),
+                    no_groups: Cell::new(no_groups.then(|| chosen.reason.clone())),
+                    threads: borrowed,
+                })
             }
             Err(error) => {
                 // The first failure is the one to tell.
@@ -304,63 +271,34 @@ impl Starting<'_> {
         })
     }
 
-    fn parts(
+    /// Starts the process of the bridge, which is in force then.
+    fn begin(
         &self,
         chosen: &Chosen,
         threads: &[Tid],
         borrowed: &FoundThreads,
-    ) -> anyhow::Result<Parts> {
+        changes: &HostChanges,
+    ) -> anyhow::Result<VmProcess> {
         let served = self.served;
-        let (stats, events) = observe(
-            served.options.bridge.events.as_deref(),
-            served.vcpus.len(),
-            None,
-        )?;
-        let device = device(served, self.vmm.pid(), &chosen.kind, stats)?;
-        let Shared { memory, bells } = self.shared.clone();
-        let backend =
-            ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
-        let (lost, all) = (backend.lost(), backend.doorbell_of_all());
-        let config = BridgeConfig {
-            base: 0,
-            pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
-            rt_pcpus: Vec::new(),
-            kick: None,
-            ioeventfd: None,
-            confinement: Arc::new(Unconfined),
-        };
-        let offered = Offered {
-            backend: Box::new(backend),
-            required: Some("the VM can't be served".to_owned()),
-        };
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr {
-            explain: served.options.bridge.explain,
-        });
-        let bridge = Bridge::start(device, &config, &[offered], &diagnostics)?;
-        let handle = bridge.handle();
+        let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
+        // The server's cgroups, which are on record by its number.
+        let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains)
+            .context("can't make this VM's cgroups; see vcpufreq doctor")?;
         // To change what was recorded may have waited for others.
         if borrowed.have_ended() {
             bail!("one of its vCPUs' threads has ended");
         }
-        for (vcpu, tid) in (0..).map(VcpuId).zip(threads) {
-            handle.register_thread(vcpu, *tid)?;
-            let pcpus = &served.vcpus[vcpu.index()].pin;
-            if !pcpus.is_empty() {
-                host::pin(*tid, pcpus)
-                    .with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
-            }
-        }
-        let lost = lost.get().cloned().context("the bridge has no worker")?;
-        // What a server before this one was asked for.
-        all.write(1).context("the worker can't be woken")?;
-        let by_default = served.actuator == ActuatorChoice::Auto;
-        let no_groups = by_default && chosen.kind == ActuatorKind::Thread;
-        Ok(Parts {
-            no_groups: Cell::new(no_groups.then(|| chosen.reason.clone())),
-            lost,
-            bridge,
-            events,
-        })
+        let plan = BridgePlan {
+            served,
+            server: std::process::id(),
+            vmm: self.vmm.pid(),
+            shared: self.shared.clone(),
+            threads,
+            guardian: changes.guardian().socket(),
+            clamps_threads: chosen.kind == ActuatorKind::Thread,
+        };
+        let keep = [plan.guardian.as_raw_fd()];
+        VmProcess::start(&keep, |server| plan.run(actuator, server))
     }
 
     /// From then on the guest runs, and a later server can take it over.
@@ -395,19 +333,4 @@ fn choose(served: &Served, pid: u32, threads: &[Tid]) -> anyhow::Result<Chosen> 
     host::choose(served.actuator, facts).map_err(|why| {
         anyhow!("{why}; change that, or let the VM only read what it gets (--actuator none)")
     })
-}
-
-fn device(
-    served: &Served,
-    pid: u32,
-    kind: &ActuatorKind,
-    stats: Arc<EventStats>,
-) -> anyhow::Result<BridgeDevice> {
-    let (options, headroom) = (&served.options.bridge, host_headroom(&served.host));
-    let config = resolve::bridge_device_config(&served.vcpus, options, headroom)?;
-    let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
-    let actuator = HostActuator::build(kind, &KernelTree, &domains)
-        .context("can't make this VM's cgroups; see vcpufreq doctor")?;
-    let source = SysfsSource::new(&served.host, served.count()?)?.for_process(pid);
-    Ok(Device::new(config, actuator, Arc::new(source), stats)?)
 }

@@ -6,8 +6,10 @@
 //!    └────── VMM gets memory and doorbells, then runs its guest ◀──────────────────┘
 //! ```
 //! The VMM waits for its memory until all is in place: no request comes too early. It goes on when
-//! the server ends or is killed, and the next server takes it over.
+//! the server ends or is killed, and the next server takes it over. A process of its own, without
+//! rights, carries the VM's requests out; the server reads nothing that a guest writes.
 
+mod bridge;
 mod groups;
 mod machine;
 pub(crate) mod manager;
@@ -19,6 +21,7 @@ mod signals;
 mod socket;
 mod takeover;
 mod threads;
+mod vm_process;
 mod vmm;
 
 use std::time::Duration;
@@ -34,6 +37,7 @@ use crate::{
         ActuatorWish,
         serve::{ServeArgs, ServedArgs},
     },
+    sandbox::Sandbox,
     sys,
 };
 pub use machine::{Fate, ServedVm, give_memory};
@@ -48,8 +52,8 @@ pub use vmm::{Connection, Shared, Vmm};
 /// The exit code when a VM is left without its bridge.
 const ERROR: u8 = 2;
 
-/// The message when no thread answers the doorbells any more.
-const WORKER_DIED: &str = "the thread that carries out requests has died; start the server again";
+/// The message when no process answers the doorbells any more.
+const WORKER_DIED: &str = "the process that carries out requests has died; start the server again";
 
 /// How often a VM is looked at for what no file tells.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -130,6 +134,10 @@ impl Served {
             bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
         }
         options.bridge.check_multi_tenant()?;
+        let multi_tenant = options.bridge.multi_tenant;
+        options.sandbox.check_multi_tenant(multi_tenant)?;
+        // Each VM has its own; what the host lacks is reported once.
+        Sandbox::by(options.sandbox, warn)?;
         let count = resolve::vcpu_count(&options.vcpus)?;
         let cpus = HostCpus::read(&host);
         let vcpus = resolve::vcpus(&options.vcpus, &cpus, count)?;

@@ -10,6 +10,8 @@
 //!   without vCPUs delays none.
 //! - A vCPU that ends is served no longer: its thread's number may become another's.
 //! - A server that can't serve any longer ends, with an exit code that tells.
+//! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
+//!   nothing when it is killed.
 //! - When the VMM ends, nothing is left.
 
 #![allow(clippy::unwrap_used)]
@@ -18,7 +20,7 @@ mod server;
 mod vmm;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     os::{
         fd::OwnedFd,
         unix::net::{UnixDatagram, UnixListener, UnixStream},
@@ -28,7 +30,10 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use server::{Server, heard};
 use tempfile::TempDir;
 use vmm::{Vmm, stand_for_one};
@@ -177,6 +182,62 @@ fn a_server_whose_worker_dies_ends() {
     server.hear("start the server again");
     assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, true));
     vmm.end();
+}
+
+#[test]
+fn a_vms_process_that_is_killed_leaves_nothing() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (mut server, mut vmm) = Server::with_vmm(&socket);
+    assert_eq!(vmm.pcpus(), 1);
+    let process = server.vm_process().try_into().unwrap();
+    kill(Pid::from_raw(process), Signal::SIGKILL).unwrap();
+    assert_eq!(server.ended().code(), Some(2));
+    server.hear("start the server again");
+    assert!(vmm.pcpus() > 1);
+    assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, true));
+    vmm.end();
+}
+
+#[test]
+fn what_reads_a_guests_requests_has_no_rights() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (server, vmm) = Server::with_vmm(&socket);
+    let process = format!("/proc/{}", server.vm_process());
+    let tasks = fs::read_dir(format!("{process}/task")).unwrap().flatten();
+    let mut names = Vec::new();
+    for task in tasks {
+        let status = fs::read_to_string(task.path().join("status")).unwrap();
+        let value = |key: &str| {
+            let mut lines = status.lines();
+            let line = lines.find_map(|line| line.strip_prefix(key)).unwrap();
+            line.split_whitespace().next().unwrap().to_owned()
+        };
+        names.push(value("Name:"));
+        assert_ne!(value("Uid:"), "0");
+        assert_eq!(value("CapPrm:"), "0000000000000000");
+        assert_eq!(
+            (value("NoNewPrivs:"), value("Seccomp:")),
+            ("1".into(), "2".into())
+        );
+    }
+    names.sort();
+    assert_eq!(names, ["maintenance", "requests", "stats", "vcpufreq"]);
+    // The server, its guardian, and clients of `vcpufreq stats`: not the VMM.
+    let open = fs::read_dir(format!("{process}/fd")).unwrap().flatten();
+    let open = open.filter_map(|file| fs::read_link(file.path()).ok());
+    let named = |kind: &str, name: &PathBuf| name.to_string_lossy().contains(kind);
+    let open: Vec<_> = open.collect();
+    let count = |kind| open.iter().filter(|name| named(kind, name)).count();
+    assert_eq!(["socket:", "pidfd", "signalfd"].map(count), [3, 0, 0]);
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
 }
 
 #[test]

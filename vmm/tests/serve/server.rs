@@ -117,48 +117,40 @@ impl Server {
         (server, Vmm::served_at(socket))
     }
 
+    /// The process of the VM that it serves: the child that wasn't started by a command line of
+    /// its own.
+    pub fn vm_process(&self) -> u32 {
+        let of = |pid: u32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let parent = format!("PPid:\t{}", self.process.id());
+        let command = of(self.process.id(), "cmdline").unwrap();
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let mut numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let found = numbers.find(|pid| {
+            let status = of(*pid, "status").unwrap_or_default();
+            status.lines().any(|line| line == parent)
+                && of(*pid, "cmdline").is_ok_and(|line| line == command)
+        });
+        found.expect("a VM's process")
+    }
+
     /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll
     /// waits for, once the VMM's interrupt is closed here.
     pub fn kill_worker(&self) {
+        let process = self.vm_process();
         let mut eventfds = Vec::new();
         wait_until("one eventfd that no epoll waits for", || {
-            eventfds = self.eventfds_alone();
+            eventfds = eventfds_alone(process);
             eventfds.len() == 1
         });
         let lost = &eventfds[0];
         let lost: i32 = lost.parse().unwrap();
         // SAFETY: takes two numbers.
-        let server = unsafe { libc::syscall(libc::SYS_pidfd_open, self.process.id(), 0) };
+        let process = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
         // SAFETY: takes three numbers.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, server, lost, 0) };
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, lost, 0) };
         // SAFETY: the kernel has just made it.
         let mut copy = unsafe { File::from_raw_fd(copy.try_into().unwrap()) };
         copy.write_all(&1u64.to_ne_bytes()).unwrap();
-    }
-
-    /// Numbers of its eventfds that no epoll waits for.
-    fn eventfds_alone(&self) -> Vec<String> {
-        let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", self.process.id()));
-        let mut waited_for = String::new();
-        let mut eventfds = Vec::new();
-        for file in fs::read_dir(of("fd")).unwrap().flatten() {
-            let info = of("fdinfo").join(file.file_name());
-            let info = fs::read_to_string(info).unwrap_or_default();
-            let number = file.file_name().into_string().unwrap();
-            if info.contains("eventfd-id:") {
-                eventfds.push(number);
-            }
-            waited_for += &info;
-        }
-        let is_waited_for = |number: &str| {
-            let mut lines = waited_for.lines();
-            lines.any(|line| {
-                let mut words = line.split_whitespace();
-                words.next() == Some("tfd:") && words.next() == Some(number)
-            })
-        };
-        eventfds.retain(|number| !is_waited_for(number));
-        eventfds
     }
 
     /// Waits for its end.
@@ -184,6 +176,31 @@ impl Server {
         let status = self.process.wait().unwrap();
         (status, self.said.iter().collect())
     }
+}
+
+/// Numbers of a process' eventfds that no epoll waits for.
+fn eventfds_alone(process: u32) -> Vec<String> {
+    let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", process));
+    let mut waited_for = String::new();
+    let mut eventfds = Vec::new();
+    for file in fs::read_dir(of("fd")).unwrap().flatten() {
+        let info = of("fdinfo").join(file.file_name());
+        let info = fs::read_to_string(info).unwrap_or_default();
+        let number = file.file_name().into_string().unwrap();
+        if info.contains("eventfd-id:") {
+            eventfds.push(number);
+        }
+        waited_for += &info;
+    }
+    let is_waited_for = |number: &str| {
+        let mut lines = waited_for.lines();
+        lines.any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some("tfd:") && words.next() == Some(number)
+        })
+    };
+    eventfds.retain(|number| !is_waited_for(number));
+    eventfds
 }
 
 /// What a service manager hears, and the files that come with it.

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The bridge of a served VM, in the VM's process: set up with the server's rights, and confined
+//! before the guest runs.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use caps::Capability;
+use vcpufreq_device::{
+    Device, VcpuId,
+    host::{self, HostActuator, SysfsSource, Tid},
+    kvm::{
+        Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered,
+        Unconfined, shm::ShmBackend,
+    },
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{ERROR, Served, Shared, vm_process::ServerEnd};
+use crate::{
+    config::resolve,
+    events::{EventReport, EventWriter},
+    kernel_version::host_headroom,
+    lifecycle::guardian::GuardianSocket,
+    message::warn,
+    run::bridge::{Stderr, answer_stats, observe},
+    sandbox::{Confined, Limits, Sandbox},
+    stats::{StatsServer, TimeInState},
+    sys,
+};
+
+/// What a VM's process needs of its server.
+pub struct BridgePlan<'a> {
+    /// The VM.
+    pub served: &'a Served,
+    /// The server's process, by which a user knows the VM.
+    pub server: u32,
+    /// The VMM's process.
+    pub vmm: u32,
+    /// What the VMM has, too.
+    pub shared: Shared,
+    /// The VMM's threads that run vCPUs.
+    pub threads: &'a [Tid],
+    /// Which keeps the server's rights.
+    pub guardian: Arc<GuardianSocket>,
+    /// Requests go to these threads themselves, which are another user's.
+    pub clamps_threads: bool,
+}
+
+/// A bridge at work.
+struct Running {
+    bridge: Bridge,
+    stats: Option<StatsServer>,
+    events: Option<EventWriter>,
+    lost: Arc<EventFd>,
+}
+
+impl BridgePlan<'_> {
+    /// Starts the bridge, which clamps by `actuator`, gives up all rights, and works until the
+    /// server ends it. Returns what it has counted.
+    ///
+    /// # Errors
+    /// What the host refused; when the events file is not complete.
+    pub fn run(&self, actuator: HostActuator, server: &ServerEnd) -> anyhow::Result<String> {
+        let confined = self.sandbox()?.map(|sandbox| {
+            Arc::new(Confined {
+                sandbox: Arc::new(sandbox),
+                guardian: self.guardian.clone(),
+            })
+        });
+        let running = self.start(actuator, confined.as_ref())?;
+        if let Some(confined) = confined {
+            running.bridge.handle().confine();
+            confined.sandbox.enter_last(self.limits())?;
+        }
+        server.ready()?;
+        if !server.wait(sys::file_of(&running.lost))? {
+            // The thread has ended in a panic, which was reported.
+            std::process::exit(ERROR.into());
+        }
+        end(running)
+    }
+
+    fn sandbox(&self) -> anyhow::Result<Option<Sandbox>> {
+        // The server has reported what the host lacks.
+        let mut sandbox = Sandbox::by(self.served.options.sandbox, |_| ())?;
+        if let Some(sandbox) = sandbox.as_mut().filter(|_| self.clamps_threads) {
+            sandbox.keep(Capability::CAP_SYS_NICE)?;
+        }
+        Ok(sandbox)
+    }
+
+    fn limits(&self) -> Limits {
+        let options = &self.served.options.bridge;
+        Limits {
+            vcpus: self.served.vcpus.len(),
+            file_bytes: options.events.is_none().then_some(0),
+        }
+    }
+
+    fn start(
+        &self,
+        actuator: HostActuator,
+        confined: Option<&Arc<Confined>>,
+    ) -> anyhow::Result<Running> {
+        let served = self.served;
+        let sandbox = confined.map(|confined| confined.sandbox.clone());
+        let events = served.options.bridge.events.as_deref();
+        let (stats, events) = observe(events, served.vcpus.len(), sandbox.clone())?;
+        let device = self.device(actuator, stats)?;
+        let Shared { memory, bells } = self.shared.clone();
+        let backend =
+            ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
+        let (lost, all) = (backend.lost(), backend.doorbell_of_all());
+        let confinement: Arc<dyn Confinement> = match confined {
+            Some(confined) => confined.clone(),
+            None => Arc::new(Unconfined),
+        };
+        let config = BridgeConfig {
+            base: 0,
+            pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
+            rt_pcpus: Vec::new(),
+            kick: None,
+            ioeventfd: None,
+            confinement,
+        };
+        let offered = Offered {
+            backend: Box::new(backend),
+            required: Some("the VM can't be served".to_owned()),
+        };
+        let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr {
+            explain: served.options.bridge.explain,
+        });
+        let bridge = Bridge::start(device, &config, &[offered], &diagnostics)?;
+        self.take_threads(&bridge)?;
+        let lost = lost.get().cloned().context("the bridge has no worker")?;
+        // What a server before this one was asked for.
+        all.write(1).context("the worker can't be woken")?;
+        let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
+        let times = TimeInState::start(&served.host, pins);
+        Ok(Running {
+            stats: answer_stats(bridge.handle(), times, (self.server, sandbox)),
+            bridge,
+            events,
+            lost,
+        })
+    }
+
+    fn take_threads(&self, bridge: &Bridge) -> anyhow::Result<()> {
+        let handle = bridge.handle();
+        for (vcpu, tid) in (0..).map(VcpuId).zip(self.threads) {
+            handle.register_thread(vcpu, *tid)?;
+            let pcpus = &self.served.vcpus[vcpu.index()].pin;
+            if !pcpus.is_empty() {
+                host::pin(*tid, pcpus)
+                    .with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn device(
+        &self,
+        actuator: HostActuator,
+        stats: Arc<EventStats>,
+    ) -> anyhow::Result<BridgeDevice> {
+        let served = self.served;
+        let (options, headroom) = (&served.options.bridge, host_headroom(&served.host));
+        let config = resolve::bridge_device_config(&served.vcpus, options, headroom)?;
+        let source = SysfsSource::new(&served.host, served.count()?)?.for_process(self.vmm);
+        Ok(Device::new(config, actuator, Arc::new(source), stats)?)
+    }
+}
+
+fn end(running: Running) -> anyhow::Result<String> {
+    let handle = running.bridge.handle();
+    handle.guest_ended();
+    if let Some(stats) = running.stats {
+        stats.stop();
+    }
+    let totals = running.bridge.stop();
+    handle.reset();
+    let written = running.events.map(EventWriter::finish).transpose();
+    let written = written.context("the events file is not complete")?;
+    if let Some(EventReport { dropped, .. }) = written
+        && dropped > 0
+    {
+        warn(&format!(
+            "events: {dropped} dropped because they came faster than they could be written"
+        ));
+    }
+    let sum = totals.counters;
+    Ok(format!(
+        "requests {}, applied {}, unchanged {}, coalesced {}, refused {}, not applicable {}, \
+         delayed by the limit {}",
+        sum.requests,
+        sum.applied,
+        sum.unchanged,
+        sum.coalesced,
+        sum.refused,
+        sum.not_applicable,
+        sum.limited,
+    ))
+}

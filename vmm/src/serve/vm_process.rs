@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The process of a served VM: it alone reads what a guest writes, and has none of the server's
+//! rights by then.
+//!
+//! ```text
+//! server ── fork ──▶ bridge ─▶ sandbox ─▶ "ready" ─▶ requests ... ◀─ end of file ─▶ counts
+//! ```
+//! The server keeps record, guardian and the VMM's connection. The kernel kills the process when
+//! the server ends.
+#![expect(unsafe_code, reason = "fork has no safe function")]
+
+use std::{
+    cell::Cell,
+    fs, io,
+    net::Shutdown,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+        unix::net::UnixDatagram,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::exit,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{Signal, kill},
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::{ForkResult, Pid, close, fork, getpid, getppid},
+};
+
+use super::ERROR;
+use crate::{
+    message::{chain, warn},
+    sys::{message_sockets, uninterrupted},
+};
+
+/// The message that the bridge is in force. Another one instead is an error's text, and the one
+/// after it is what the bridge has counted.
+const READY: &[u8] = b"\0";
+/// More than a message has bytes.
+const MESSAGE: usize = 4096;
+/// How long the process may take to end its bridge.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// The process, seen from the server.
+pub struct VmProcess {
+    pid: Pid,
+    socket: UnixDatagram,
+    is_waited_for: bool,
+}
+
+/// The server, seen from the process.
+pub struct ServerEnd {
+    socket: UnixDatagram,
+    is_ready: Cell<bool>,
+}
+
+impl VmProcess {
+    /// Forks, and has `bridge` run in the new process, with the sockets of `keep` alone. It calls
+    /// [`ServerEnd::ready`], and at [`ServerEnd::wait`]'s return ends and returns what it counted.
+    ///
+    /// # Errors
+    /// What `bridge` returned before it was ready; when this process has other threads, or as
+    /// fork(2). No process is left then.
+    pub fn start(
+        keep: &[RawFd],
+        bridge: impl FnOnce(&ServerEnd) -> anyhow::Result<String>,
+    ) -> anyhow::Result<Self> {
+        let (own, other) = message_sockets().context("can't make sockets for the VM's process")?;
+        // Of a process with threads the new one has half of what they had in hand.
+        let threads =
+            fs::read_dir("/proc/self/task").context("can't list this program's threads")?;
+        ensure!(threads.count() == 1, "the server has threads of its own");
+        let server = getpid();
+        // SAFETY: this process has one thread.
+        match unsafe { fork() }.context("can't start the VM's process")? {
+            ForkResult::Child => {
+                drop(own);
+                let end = ServerEnd {
+                    socket: other,
+                    is_ready: Cell::new(false),
+                };
+                let keep = [keep, &[end.socket.as_raw_fd()]].concat();
+                let run = AssertUnwindSafe(|| in_process(server, &keep, &end, bridge));
+                // Nothing that the server has made is dropped here: that is the server's.
+                exit(catch_unwind(run).unwrap_or(ERROR).into())
+            }
+            ForkResult::Parent { child } => {
+                drop(other);
+                let process = Self {
+                    pid: child,
+                    socket: own,
+                    is_waited_for: false,
+                };
+                process.hear_ready()?;
+                Ok(process)
+            }
+        }
+    }
+
+    fn hear_ready(&self) -> anyhow::Result<()> {
+        let mut message = [0; MESSAGE];
+        let bytes = uninterrupted(|| self.socket.recv(&mut message));
+        match &message[..bytes.context("can't hear from the VM's process")?] {
+            READY => Ok(()),
+            [] => bail!("its process has died"),
+            text => bail!("{}", String::from_utf8_lossy(text)),
+        }
+    }
+
+    /// A file that is readable when the process has ended.
+    pub fn lost(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Has it end its bridge, and waits for that; what the bridge has counted.
+    ///
+    /// # Errors
+    /// When it hadn't ended as it was told to.
+    pub fn end(mut self) -> anyhow::Result<String> {
+        // Fails for one that has died.
+        let _ = self.socket.shutdown(Shutdown::Write);
+        self.socket.set_read_timeout(Some(ENDS_WITHIN))?;
+        let mut message = [0; MESSAGE];
+        let bytes = uninterrupted(|| self.socket.recv(&mut message));
+        if bytes.is_err() {
+            self.kill();
+        }
+        match self.wait()? {
+            WaitStatus::Exited(_, 0) => {}
+            WaitStatus::Exited(..) => bail!("its process could not end its bridge"),
+            WaitStatus::Signaled(_, signal, _) => bail!("its process was ended by {signal}"),
+            status => bail!("its process has ended: {status:?}"),
+        }
+        // A guest may have taken the process over: no text of its choice goes to a terminal.
+        let text = String::from_utf8_lossy(&message[..bytes?]).into_owned();
+        let is_plain = |char: char| char.is_ascii_alphanumeric() || [' ', ','].contains(&char);
+        ensure!(text.chars().all(is_plain), "its process sent no counts");
+        Ok(text)
+    }
+
+    fn kill(&self) {
+        // It is a child that wasn't waited for: the number is its own.
+        let _ = kill(self.pid, Signal::SIGKILL);
+    }
+
+    fn wait(&mut self) -> nix::Result<WaitStatus> {
+        self.is_waited_for = true;
+        loop {
+            match waitpid(self.pid, None) {
+                Err(Errno::EINTR) => {}
+                status => return status,
+            }
+        }
+    }
+}
+
+impl Drop for VmProcess {
+    fn drop(&mut self) {
+        if !self.is_waited_for {
+            self.kill();
+            // It can't fail for a child that hasn't been waited for.
+            let _ = self.wait();
+        }
+    }
+}
+
+impl ServerEnd {
+    /// Reports that the bridge is in force.
+    ///
+    /// # Errors
+    /// When the server has ended.
+    pub fn ready(&self) -> io::Result<()> {
+        self.is_ready.set(true);
+        self.socket.send(READY).map(drop)
+    }
+
+    /// Waits until the server ends it; false when `lost` is readable before.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait(&self, lost: BorrowedFd<'_>) -> nix::Result<bool> {
+        let files = [lost, self.socket.as_fd()];
+        let mut files = files.map(|file| PollFd::new(file, PollFlags::POLLIN));
+        loop {
+            match poll(&mut files, PollTimeout::NONE) {
+                Err(Errno::EINTR) => {}
+                waited => return waited.map(|_| files[0].any() != Some(true)),
+            }
+        }
+    }
+}
+
+/// The new process' life; its exit code.
+fn in_process(
+    server: Pid,
+    keep: &[RawFd],
+    end: &ServerEnd,
+    bridge: impl FnOnce(&ServerEnd) -> anyhow::Result<String>,
+) -> u8 {
+    let begun = set_pdeathsig(Signal::SIGKILL)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| {
+            // It may have ended before.
+            ensure!(getppid() == server, "the server has ended");
+            close_others(keep)
+        });
+    let send = |text: &str| {
+        // If the server has ended, it is of no use.
+        let _ = end.socket.send(&text.as_bytes()[..text.len().min(MESSAGE)]);
+    };
+    match begun.and_then(|()| bridge(end)) {
+        Ok(counts) => {
+            send(&counts);
+            0
+        }
+        Err(why) => {
+            let text = chain(&why);
+            match end.is_ready.get() {
+                true => warn(&text),
+                false => send(&text),
+            }
+            ERROR
+        }
+    }
+}
+
+/// Closes what gives power over others: sockets, processes, signals. What else is open belongs to
+/// this VM.
+fn close_others(keep: &[RawFd]) -> anyhow::Result<()> {
+    let open = fs::read_dir("/proc/self/fd").context("can't list the open files")?;
+    let numbers = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok());
+    let numbers: Vec<RawFd> = numbers.collect();
+    for number in numbers {
+        let name = fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+        let name = name.to_string_lossy();
+        let kinds = ["socket:", "pidfd", "[signalfd]"];
+        let is_others = number > libc::STDERR_FILENO && !keep.contains(&number);
+        if is_others && kinds.iter().any(|kind| name.contains(kind)) {
+            // Its owner is the server's, and is never dropped here.
+            close(number).context("can't close a file of the server's")?;
+        }
+    }
+    Ok(())
+}
