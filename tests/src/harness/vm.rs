@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use vcpufreq_bench::piped::{Piped, threads};
+use vcpufreq_bench::piped::{Piped, child, threads};
 use vcpufreq_device::host::{self, CpuList, Tid};
 
 use crate::harness::thread_facts::{allowed, scheduling, stat_field};
@@ -281,15 +281,15 @@ impl Vm {
         fs::read_to_string(&path).with_context(|| path.clone())
     }
 
-    /// Resident memory in KiB of the VMM, or of what serves QEMU.
+    /// Resident memory in KiB of the VMM, or of what serves QEMU: a server and the VM's process.
     pub fn resident_kib(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.program());
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+        let all = [Some(self.program()), self.vm_process()];
+        all.into_iter().flatten().map(resident_kib).sum()
+    }
+
+    /// The process that carries out the requests of QEMU's guest.
+    pub fn vm_process(&self) -> Option<u32> {
+        child(self.program(), "vcpufreq")
     }
 
     /// The pCPUs that a vCPU's thread may run on, as the kernel lists them.
@@ -337,4 +337,13 @@ pub fn field(text: &str, name: &str) -> Result<u32> {
         .with_context(|| format!("no '{name}' in the thread's sched file"))?;
     let value = line.rsplit(':').next().unwrap_or_default().trim();
     value.parse().with_context(|| format!("{name}: '{value}'"))
+}
+
+fn resident_kib(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = line.with_context(|| format!("no VmRSS in {path}"))?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

@@ -16,18 +16,21 @@ const FIRST: u32 = 0x7000_0000;
 /// Where that one isn't mapped, in a container: `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The user that a thread of this process becomes; `None`: it stays, for it isn't root.
+/// The user that a thread of this process becomes; `None`: it stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(Option<u32>);
 
 impl Identity {
+    /// The thread keeps its user.
+    pub const UNCHANGED: Self = Self(None);
+
     /// For process `pid`. A thread of its own tries it.
     ///
     /// # Errors
     /// When root can become no other user: in a user namespace that has no second one.
     pub fn of_process(pid: u32) -> anyhow::Result<Self> {
         if !geteuid().is_root() {
-            return Ok(Self(None));
+            return Ok(Self::UNCHANGED);
         }
         let can = |user: &u32| {
             let user = *user;

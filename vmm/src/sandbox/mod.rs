@@ -72,7 +72,7 @@ pub struct Sandbox {
     /// What a class may do.
     filters: Vec<(ThreadClass, BpfProgram)>,
     files: Files,
-    identity: Option<Identity>,
+    identity: Identity,
     /// Threads start without rights from then on.
     main_is_confined: AtomicBool,
     /// Capabilities that each thread keeps.
@@ -132,13 +132,16 @@ impl Sandbox {
             ),
         }
         let identity = Identity::of_process(pid);
-        if identity.as_ref().is_ok_and(|identity| identity.is_shared()) {
+        let identity = identity.unwrap_or_else(|why| {
+            lacks.push(chain(&why));
+            Identity::UNCHANGED
+        });
+        if identity.is_shared() {
             lacks.push(
                 "VMMs share one user in this user namespace, and can touch each other's threads"
                     .to_owned(),
             );
         }
-        let identity = identity.map_err(|why| lacks.push(chain(&why))).ok();
         Ok(Self {
             filters: filters.into_iter().collect::<anyhow::Result<_>>()?,
             files,
@@ -170,9 +173,7 @@ impl Sandbox {
         let mut filters = filters.filter(|(of, _)| *of == class);
         let (_, filter) = filters.next().context("a class has no filter")?;
         if !self.main_is_confined.load(SeqCst) {
-            if let Some(identity) = self.identity {
-                identity.enter(&self.kept)?;
-            }
+            self.identity.enter(&self.kept)?;
             self.files.enter()?;
         }
         CONFINED.set(true);

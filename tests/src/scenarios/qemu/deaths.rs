@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -255,7 +255,12 @@ fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
     set_governor(&mut vm, 0, "userspace")?;
     let device = GuestDevice::of(&mut vm)?;
     let set_perf = device.set_perf(0);
-    let server = Pid::from_raw(i32::try_from(vm.program())?);
+    let process = vm.vm_process().context("the VM has no process")?;
+    let servers = [vm.program(), process];
+    let signal = |signal| {
+        let mut pids = servers.into_iter();
+        pids.try_for_each(|pid| anyhow::Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?))
+    };
     let Some(policy) = policies.first() else {
         bail!("no policy");
     };
@@ -263,14 +268,14 @@ fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
     let mut rows = Vec::new();
     for stop in 0..STOPS {
         sleep(Duration::from_millis(20 + 37 * u64::from(stop)));
-        kill(server, Signal::SIGSTOP)?;
+        signal(Signal::SIGSTOP)?;
         let since = Instant::now();
         let ns = vm.number(format!("stores 0 {set_perf} {REQUESTS} {max} {min}"))?;
         vm.ask(format!("poke 0 {set_perf} {max}"))?;
         let answered = since.elapsed();
         let while_stopped = clamps(&vm, policies)?;
         sleep(STOPPED.saturating_sub(since.elapsed()));
-        kill(server, Signal::SIGCONT)?;
+        signal(Signal::SIGCONT)?;
         sleep(SOON);
         let (util, _) = vm.clamp(0)?;
         vm.ask(format!("poke 0 {set_perf} {min}"))?;
