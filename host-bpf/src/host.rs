@@ -96,7 +96,7 @@ pub struct Pages {
 /// The last request of a vCPU's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatestRequest {
-    /// What was asked for, unchecked.
+    /// The value written, unchecked.
     pub khz: Khz,
     /// How many there have been, modulo 2^32.
     pub count: u32,

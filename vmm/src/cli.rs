@@ -25,13 +25,13 @@ Exit codes:
   2  error: one line on stderr with the cause and the next step";
 
 const RUN_HELP: &str = "\
-A vCPU is like one pCPU: the largest of those that it may run on (--pin; all
-online ones without). By default it has that pCPU's capacity and may
-ask for any frequency up to that pCPU's maximum. With --host-topology it has
-the pCPU's whole table and cluster too, and vCPUs that are pinned within one
-cpufreq policy share a domain. That is the default where each vCPU is pinned
-within one policy and none has a --table, --domain or --capacity; the first
-line on stderr names what was chosen.
+A vCPU is modelled on one pCPU: the one of the largest capacity that --pin
+allows it, or of all online ones without --pin. By default the vCPU has that
+pCPU's capacity and may request any frequency up to its maximum. With
+--host-topology it also has the pCPU's frequency table and cluster, and vCPUs
+pinned within one cpufreq policy share a domain. This is the default if each
+vCPU is pinned within one policy and none has a --table, --domain or
+--capacity; the first line on stderr names the choice.
 
 VCPUS is a number or a list, as in --pin 0-1=2-3.
 
