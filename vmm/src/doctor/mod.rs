@@ -339,7 +339,7 @@ fn bpf_permitted(facts: &DoctorFacts) -> bool {
 }
 
 fn bpf(facts: &DoctorFacts) -> DoctorFinding {
-    let why = "requests can't be handled inside the kernel, only by an exit to the VMM";
+    let why = "the path bpf is not available";
     match (facts.bpf_syscall, bpf_permitted(facts)) {
         (false, _) => DoctorFinding::limit("bpf", "not in this kernel", why)
             .change("use a kernel with CONFIG_BPF_SYSCALL"),
