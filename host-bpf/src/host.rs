@@ -113,6 +113,8 @@ impl PageMemory for BpfPages {
     fn words(&self) -> &[AtomicU32] {
         self.0.pages.words()
     }
+
+    fn stored(&self, _index: usize) {}
 }
 
 /// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process

@@ -218,6 +218,8 @@ impl PageMemory for SharedMemory {
         let pages = usize::try_from(region_size(self.vcpus)).unwrap_or(0) / REG_WIDTH;
         &self.words_of_all()[first..first + pages]
     }
+
+    fn stored(&self, _index: usize) {}
 }
 
 /// All of it.

@@ -279,6 +279,10 @@ mod tests {
         fn apply(&self, _: DomainId, _: Clamp) -> Result<(), ActuateError> {
             panic!("as the test wants");
         }
+
+        fn serves_any_vcpu(&self) -> bool {
+            false
+        }
     }
 
     #[test]
