@@ -3,6 +3,9 @@
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle
 //! - the program's virtual machine uses nothing else of the program
+//! - in the device's crate, the core uses neither `host` nor `kvm`, and `host` not `kvm`; `rt`
+//!   switches on no `kvm`
+//! - no trait that others wrap has a method with a default
 //! - each threat of the device's README and of SECURITY.md names a test that exists
 //! - unsafe code is where an attribute gives the reason; a crate without such forbids it
 
@@ -102,6 +105,91 @@ fn the_virtual_machine_knows_no_command_line() {
 }
 
 #[test]
+fn the_devices_core_knows_no_host_and_the_host_no_kvm() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vmm-device/src");
+    let uses = uses_of(&sources);
+    let layer = |module: &Module| match module.first().map(String::as_str) {
+        Some("kvm") => 2,
+        // Fakes of files of the host, too.
+        Some("host" | "fakes") => 1,
+        _ => 0,
+    };
+    for on in 0..=2 {
+        assert!(uses.keys().any(|module| layer(module) == on));
+    }
+    for (module, used) in &uses {
+        let above = used.iter().find(|used| layer(used) > layer(module));
+        assert_eq!(above, None, "used by {}", module.join("::"));
+    }
+}
+
+#[test]
+fn host_tuning_needs_no_kvm() {
+    let packages = packages();
+    let package = |of: &str| packages.iter().find(|package| name(package) == Some(of));
+    let device = package("vcpufreq-device").expect("the device");
+    let rt = package("vcpufreq-rt").expect("rt");
+    assert!(enabled(device, &["kvm-ioctls"]).contains("kvm"));
+    for dependency in rt["dependencies"].as_array().expect("dependencies") {
+        if name(dependency) == Some("vcpufreq-device") {
+            let on = enabled(device, &words(&dependency["features"]));
+            assert!(!on.contains("kvm"), "{on:?}");
+        }
+    }
+    let own = rt["features"].as_object().expect("features");
+    for feature in own.values().flat_map(words) {
+        let on = feature.strip_prefix("vcpufreq-device/");
+        assert!(on.is_none_or(|on| !enabled(device, &[on]).contains("kvm")));
+    }
+}
+
+/// What these features of a package switch on, with themselves and the default ones.
+fn enabled<'a>(package: &'a Value, features: &[&'a str]) -> BTreeSet<&'a str> {
+    let mut next = [features, &["default"]].concat();
+    let mut on = BTreeSet::new();
+    while let Some(feature) = next.pop() {
+        if on.insert(feature) {
+            next.extend(words(&package["features"][feature]));
+        }
+    }
+    on
+}
+
+fn words(list: &Value) -> Vec<&str> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(Value::as_str).collect()
+}
+
+#[test]
+fn traits_that_others_wrap_have_no_default_methods() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let traits = [
+        ("Actuator", "vmm-device/src/ports.rs"),
+        ("PageMemory", "vmm-device/src/pages.rs"),
+        ("KvmVm", "vmm-device/src/kvm/offload.rs"),
+        ("Backend", "vmm-device/src/kvm/bridge/backend.rs"),
+        ("RunningBackend", "vmm-device/src/kvm/bridge/backend.rs"),
+        ("Hooks", "vmm/src/vm/mod.rs"),
+    ];
+    for (of, file) in traits {
+        let text = fs::read_to_string(root.join(file)).expect(file);
+        let mut items = syn::parse_file(&text).expect("Rust").items.into_iter();
+        let methods = items.find_map(|item| match item {
+            syn::Item::Trait(item) if item.ident == of => Some(item.items),
+            _ => None,
+        });
+        let methods = methods.unwrap_or_else(|| panic!("{file} has no {of}"));
+        assert!(!methods.is_empty());
+        for method in methods {
+            if let syn::TraitItem::Fn(method) = method {
+                let name = &method.sig.ident;
+                assert!(method.default.is_none(), "{of}::{name} has a default");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_cycle_is_found_at_each_depth() {
     let sources = tempfile::tempdir().expect("a folder");
     let write = |name: &str, text: &str| {
@@ -134,6 +222,9 @@ fn a_cycle_is_found_at_each_depth() {
         "use crate::b::three; pub fn one() { three() } pub fn two() {}",
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
+    assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+    // In a macro.
+    write("b.rs", "pub fn three() { assert!(crate::a::one()) }");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
 }
 

@@ -110,6 +110,17 @@ impl<'ast> Visit<'ast> for Paths {
         self.used.push(words.collect());
         visit::visit_path(self, path);
     }
+
+    // syn doesn't parse what a macro gets.
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        let text = call.tokens.to_string().replace(" :: ", "::");
+        let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let paths = text.split(|c| !is_part(c));
+        let paths = paths.filter(|path| path.contains("::"));
+        let words = |path: &str| path.split("::").map(str::to_owned).collect();
+        self.used.extend(paths.map(words));
+        visit::visit_macro(self, call);
+    }
 }
 
 /// The deepest module that a path in the module `here` goes through, or that a name at its end
