@@ -44,6 +44,7 @@
 //! ```
 
 #![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
+#![deny(clippy::missing_errors_doc)]
 
 mod config;
 mod counters;
