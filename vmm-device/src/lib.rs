@@ -57,12 +57,12 @@ pub mod host;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 mod limit;
-mod looks;
 mod mmio;
 mod pages;
 mod policy;
 mod ports;
 mod regs;
+mod sample_order;
 mod state;
 mod sync;
 mod table;
