@@ -124,7 +124,7 @@ pub struct BenchArgs {
     /// Measure on this variant alone; may be repeated [default: host, vm, vm+bridge]
     #[arg(long, value_name = "VARIANT")]
     pub variant: Vec<Variant>,
-    /// Times that each scenario is measured, but for those that have a maximum [default: 5; 9 for
+    /// Times that each scenario is measured, unless it has a lower maximum [default: 5; 9 for
     /// work's io]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: Option<u32>,

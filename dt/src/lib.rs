@@ -42,6 +42,7 @@
 //! Until then it occupies the one place for a cpufreq driver.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::missing_errors_doc)]
 
 mod capacity;
 mod checks;

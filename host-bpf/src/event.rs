@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the programs report to the VMM: requests that the kernel didn't put into force by itself,
-//! and, where the policy wants that, the outcome of each.
+//! Events from the programs to the VMM: requests that the kernel did not apply itself, and the
+//! outcome of each request if the vCPU's policy enables that.
 
 #![forbid(unsafe_code)]
 // Without the loader they have no receiver.
@@ -16,10 +16,9 @@ use crate::policy::VcpuPolicy;
 pub enum BpfEvent {
     /// A request waits for the worker.
     Waiting(WorkerRequest),
-    /// A request and its outcome; only where the policy wants these reported.
+    /// A request and its outcome, if the vCPU's policy enables these events.
     Handled(HandledRequest),
-    /// What else runs on the pCPUs of this domain has changed: its clamp is to be put into force
-    /// again.
+    /// Other load on the pCPUs of this domain has changed: apply its clamp again.
     Refresh(u32),
 }
 
@@ -43,11 +42,11 @@ pub struct HandledRequest {
     pub vcpu: VcpuId,
     /// Index of its domain.
     pub domain: u32,
-    /// What was asked for, unchecked.
+    /// The value written, unchecked.
     pub khz: Khz,
     /// When, in ns of CLOCK_MONOTONIC.
     pub at_ns: u64,
-    /// What that stands for.
+    /// The clamp of that value.
     pub clamp: Clamp,
     /// What became of it.
     pub outcome: RequestOutcome,
@@ -109,9 +108,10 @@ pub fn parse(bytes: &[u8]) -> Option<BpfEvent> {
 /// What the kernel puts before an event in the ring, in bytes.
 const HEADER: usize = 8;
 
-/// Bytes of the ring of events; `None`: the object's own number, for events of each
-/// request, of which there are as many as a guest makes. Of the others one for each domain and vCPU is under
-/// way at most. The ring is mapped twice, and all of it counts as this process' memory.
+/// Bytes of the ring of events; `None` is the object's default, for a VM that reports each
+/// request: a guest makes any number of these. Other events are bounded: at most one per domain
+/// and one per vCPU are in the ring. The ring is mapped twice, and both count as this process'
+/// memory.
 #[cfg_attr(not(feature = "load"), allow(dead_code))]
 pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
     if vcpus.iter().any(|vcpu| vcpu.tell) {

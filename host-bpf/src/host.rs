@@ -96,7 +96,7 @@ pub struct Pages {
 /// The last request of a vCPU's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatestRequest {
-    /// What was asked for, unchecked.
+    /// The value written, unchecked.
     pub khz: Khz,
     /// How many there have been, modulo 2^32.
     pub count: u32,
@@ -113,6 +113,8 @@ impl PageMemory for BpfPages {
     fn words(&self) -> &[AtomicU32] {
         self.0.pages.words()
     }
+
+    fn stored(&self, _index: usize) {}
 }
 
 /// A VM's programs and maps. Dropping it detaches and frees all of them, as the end of the process

@@ -196,8 +196,8 @@ pub struct BpfCounters {
     pub refused: u64,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
     pub not_applicable: u64,
-    /// Requests left to the VMM for whose event there was no room, which events that report
-    /// requests can take up: what the vCPU asked for last may still be to be served.
+    /// Requests for the worker whose event found no room in the ring; reports of other requests can
+    /// fill it. The vCPU's newest request may still be pending.
     pub dropped: u64,
     /// Requests that the VMM wanted reported, and for whose event there was no room.
     pub unreported: u64,
@@ -207,9 +207,9 @@ pub struct BpfCounters {
     pub frequencies: u64,
     /// How often frequency and place changed so fast that cur_perf was left as it was.
     pub unsettled: u64,
-    /// How many requests took so long to the next change of frequency under the vCPU: entry *n*
-    /// counts times from 2^n ns to less than 2^(n+1) ns, the first one 0 ns too, the last one all
-    /// from 2^31 ns on (`bpf/vcpufreq_bpf.h`).
+    /// Histogram of the time from a request to the next change of the vCPU's frequency. Entry *n*
+    /// counts times from 2^n ns to less than 2^(n+1) ns; the first also counts 0 ns, and the last
+    /// all times from 2^31 ns (`bpf/vcpufreq_bpf.h`).
     pub freq_after: [u32; BUCKETS],
 }
 

@@ -17,6 +17,7 @@
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 
 #![cfg_attr(not(feature = "load"), forbid(unsafe_code))]
+#![deny(clippy::missing_errors_doc)]
 
 #[cfg(feature = "load")]
 mod backend;

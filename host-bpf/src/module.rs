@@ -78,9 +78,8 @@ pub struct ModuleDomainStats {
     pub refused: u64,
     /// Error number of the last refusal; 0 when there was none.
     pub last_errno: i32,
-    /// How many clamps took so long from the request to being in force: entry *n* counts times
-    /// from 2^n ns to less than 2^(n+1) ns, the first one 0 ns too, the last one all from 2^31 ns
-    /// on.
+    /// Histogram of the time from a request to its clamp in force. Entry *n* counts times from 2^n
+    /// ns to less than 2^(n+1) ns; the first also counts 0 ns, and the last all times from 2^31 ns.
     pub after_ns: [u32; BUCKETS],
 }
 

@@ -40,25 +40,34 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     Ok(tried)
 }
 
+/// The device as a VMM may link it. Within the workspace other crates switch on its features.
+const DEVICE: [&str; 3] = ["-p", "vcpufreq-device", "--no-default-features"];
+
 /// clippy and rustdoc on what is compiled for this machine; a warning is an error.
 fn lints(repo: &Path) -> Result<Vec<Tried>> {
-    let runs: [(&str, &[&str], &[&str]); 2] = [
-        ("clippy", &["--all-targets"], &["--", "-D", "warnings"]),
-        ("doc", &["--no-deps"], &[]),
+    let all = [&["--workspace"], &FEATURES[..]].concat();
+    let host = [&DEVICE[..], &["--features", "host"]].concat();
+    let runs: [(&str, &str, &[&str], &[&str]); 4] = [
+        ("clippy", "cargo clippy", &all, &["--all-targets"]),
+        ("clippy", "the device without features", &DEVICE, &[]),
+        ("clippy", "the device with feature host", &host, &[]),
+        ("doc", "cargo doc", &all, &["--no-deps"]),
     ];
-    let tried = runs.into_iter().map(|(name, words, end)| {
+    let tried = runs.into_iter().map(|(command, name, packages, words)| {
         let step = Step::start(name);
         let mut lint = cargo();
-        lint.args([name, "--workspace", "--locked"])
-            .args(FEATURES)
+        lint.args([command, "--locked"])
+            .args(packages)
             .args(words)
-            .args(end)
             .env("RUSTDOCFLAGS", "-D warnings")
             .envs(CARGO_BAR)
             .current_dir(repo);
+        if command == "clippy" {
+            lint.args(["--", "-D", "warnings"]);
+        }
         let (held, text) = child_output::cargo(&mut lint, &step)?;
         step.done();
-        Ok(Tried::new(format!("cargo {name}"), held, || text))
+        Ok(Tried::new(name, held, || text))
     });
     tried.collect()
 }

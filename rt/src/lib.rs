@@ -14,6 +14,8 @@
 //! [`cli`] is the command line `vcpufreq rt`. The rest knows no VM and no virtual cpufreq device; it
 //! runs no thread and no daemon.
 
+#![deny(clippy::missing_errors_doc)]
+
 mod apply;
 mod change;
 mod check;

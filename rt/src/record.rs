@@ -73,8 +73,8 @@ pub enum RecordError {
         "{PATH} names {0}, which this program never changes; look at what made it, then remove it"
     )]
     Foreign(String),
-    /// It names something that can't be part of a path.
-    #[error("{PATH} names guests that can't be ({0}); look at what made it, then remove it")]
+    /// It names a guest that has an invalid name or CPUs.
+    #[error("{PATH} has an invalid guest ({0}); find out what wrote it, then remove it")]
     Guests(PartitionError),
     /// The boot id can't be read.
     #[error("{BOOT_ID} can't be read; mount /proc")]

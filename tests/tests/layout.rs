@@ -3,6 +3,9 @@
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle
 //! - the program's virtual machine uses nothing else of the program
+//! - in the device's crate, the core uses neither `host` nor `kvm`, and `host` not `kvm`; `rt`
+//!   switches on no `kvm`
+//! - no trait that others wrap has a method with a default
 //! - each threat of the device's README and of SECURITY.md names a test that exists
 //! - unsafe code is where an attribute gives the reason; a crate without such forbids it
 
@@ -12,7 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use syn::visit::{self, Visit};
+
+#[path = "layout/uses.rs"]
+mod uses;
+
+use uses::{Module, cycles, uses_of};
 
 /// Each crate and what it may depend on, the lowest first.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -59,10 +66,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("vcpufreq-lab", &[]),
 ];
 
-/// A module's path below its crate's root, which is empty.
-type Module = Vec<String>;
-type Uses = BTreeMap<Module, BTreeSet<Module>>;
-
 #[test]
 fn crates_depend_on_crates_below_them() {
     let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
@@ -102,6 +105,91 @@ fn the_virtual_machine_knows_no_command_line() {
 }
 
 #[test]
+fn the_devices_core_knows_no_host_and_the_host_no_kvm() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vmm-device/src");
+    let uses = uses_of(&sources);
+    let layer = |module: &Module| match module.first().map(String::as_str) {
+        Some("kvm") => 2,
+        // Fakes of files of the host, too.
+        Some("host" | "fakes") => 1,
+        _ => 0,
+    };
+    for on in 0..=2 {
+        assert!(uses.keys().any(|module| layer(module) == on));
+    }
+    for (module, used) in &uses {
+        let above = used.iter().find(|used| layer(used) > layer(module));
+        assert_eq!(above, None, "used by {}", module.join("::"));
+    }
+}
+
+#[test]
+fn host_tuning_needs_no_kvm() {
+    let packages = packages();
+    let package = |of: &str| packages.iter().find(|package| name(package) == Some(of));
+    let device = package("vcpufreq-device").expect("the device");
+    let rt = package("vcpufreq-rt").expect("rt");
+    assert!(enabled(device, &["kvm-ioctls"]).contains("kvm"));
+    for dependency in rt["dependencies"].as_array().expect("dependencies") {
+        if name(dependency) == Some("vcpufreq-device") {
+            let on = enabled(device, &words(&dependency["features"]));
+            assert!(!on.contains("kvm"), "{on:?}");
+        }
+    }
+    let own = rt["features"].as_object().expect("features");
+    for feature in own.values().flat_map(words) {
+        let on = feature.strip_prefix("vcpufreq-device/");
+        assert!(on.is_none_or(|on| !enabled(device, &[on]).contains("kvm")));
+    }
+}
+
+/// What these features of a package switch on, with themselves and the default ones.
+fn enabled<'a>(package: &'a Value, features: &[&'a str]) -> BTreeSet<&'a str> {
+    let mut next = [features, &["default"]].concat();
+    let mut on = BTreeSet::new();
+    while let Some(feature) = next.pop() {
+        if on.insert(feature) {
+            next.extend(words(&package["features"][feature]));
+        }
+    }
+    on
+}
+
+fn words(list: &Value) -> Vec<&str> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(Value::as_str).collect()
+}
+
+#[test]
+fn traits_that_others_wrap_have_no_default_methods() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let traits = [
+        ("Actuator", "vmm-device/src/ports.rs"),
+        ("PageMemory", "vmm-device/src/pages.rs"),
+        ("KvmVm", "vmm-device/src/kvm/offload.rs"),
+        ("Backend", "vmm-device/src/kvm/bridge/backend.rs"),
+        ("RunningBackend", "vmm-device/src/kvm/bridge/backend.rs"),
+        ("Hooks", "vmm/src/vm/mod.rs"),
+    ];
+    for (of, file) in traits {
+        let text = fs::read_to_string(root.join(file)).expect(file);
+        let mut items = syn::parse_file(&text).expect("Rust").items.into_iter();
+        let methods = items.find_map(|item| match item {
+            syn::Item::Trait(item) if item.ident == of => Some(item.items),
+            _ => None,
+        });
+        let methods = methods.unwrap_or_else(|| panic!("{file} has no {of}"));
+        assert!(!methods.is_empty());
+        for method in methods {
+            if let syn::TraitItem::Fn(method) = method {
+                let name = &method.sig.ident;
+                assert!(method.default.is_none(), "{of}::{name} has a default");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_cycle_is_found_at_each_depth() {
     let sources = tempfile::tempdir().expect("a folder");
     let write = |name: &str, text: &str| {
@@ -134,6 +222,9 @@ fn a_cycle_is_found_at_each_depth() {
         "use crate::b::three; pub fn one() { three() } pub fn two() {}",
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
+    assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+    // In a macro.
+    write("b.rs", "pub fn three() { assert!(crate::a::one()) }");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
 }
 
@@ -265,169 +356,4 @@ fn packages() -> Vec<Value> {
     let output = Command::new(cargo).args(words).output().expect("cargo");
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     metadata["packages"].as_array().expect("packages").clone()
-}
-
-/// The modules below a folder, and which others each uses.
-fn uses_of(sources: &Path) -> Uses {
-    let files = modules(sources, &[]).into_iter().map(|(module, file)| {
-        let text = fs::read_to_string(file).expect("a source");
-        let mut paths = Paths::default();
-        paths.visit_file(&syn::parse_file(&text).expect("Rust"));
-        (module, paths)
-    });
-    let files: BTreeMap<Module, Paths> = files.collect();
-    let uses = files.iter().map(|(module, paths)| {
-        let used = paths.used.iter();
-        let used = used.filter_map(|path| resolve(path, module, &files));
-        // Its own parts, and what it is a part of, are no arrows.
-        let others = used.filter(|used| !used.starts_with(module) && !module.starts_with(used));
-        (module.clone(), others.collect())
-    });
-    uses.collect()
-}
-
-/// The files of the modules, but of those that are tests.
-fn modules(folder: &Path, above: &[String]) -> BTreeMap<Module, PathBuf> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let stem = path
-            .file_stem()
-            .and_then(|stem| stem.to_str())
-            .expect("UTF-8");
-        let mut module = above.to_vec();
-        if path.is_dir() {
-            module.push(stem.to_owned());
-            found.extend(modules(&path, &module));
-        } else if path.extension().is_some_and(|end| end == "rs") && !stem.ends_with("tests") {
-            if !["lib", "main", "mod"].contains(&stem) {
-                module.push(stem.to_owned());
-            }
-            found.insert(module, path);
-        }
-    }
-    found
-}
-
-/// What a file names.
-#[derive(Default)]
-struct Paths {
-    /// The paths of its uses, and those in its code.
-    used: Vec<Vec<String>>,
-    /// The names that it has from elsewhere and gives on, and their paths.
-    given_on: BTreeMap<String, Vec<String>>,
-}
-
-impl Paths {
-    fn add_tree(&mut self, before: &[String], tree: &syn::UseTree, gives_on: bool) {
-        let with = |word: &syn::Ident| [before, &[word.to_string()]].concat();
-        let (path, name) = match tree {
-            syn::UseTree::Path(path) => {
-                return self.add_tree(&with(&path.ident), &path.tree, gives_on);
-            }
-            syn::UseTree::Group(group) => {
-                let items = group.items.iter();
-                return items.for_each(|item| self.add_tree(before, item, gives_on));
-            }
-            syn::UseTree::Name(name) => (with(&name.ident), Some(&name.ident)),
-            syn::UseTree::Rename(rename) => (with(&rename.ident), Some(&rename.rename)),
-            syn::UseTree::Glob(_) => (before.to_vec(), None),
-        };
-        if let Some(name) = name.filter(|_| gives_on) {
-            self.given_on.insert(name.to_string(), path.clone());
-        }
-        self.used.push(path);
-    }
-}
-
-impl<'ast> Visit<'ast> for Paths {
-    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        let test = |attribute: &syn::Attribute| {
-            attribute.path().is_ident("cfg")
-                && attribute
-                    .parse_args::<syn::Ident>()
-                    .is_ok_and(|word| word == "test")
-        };
-        if !item.attrs.iter().any(test) {
-            visit::visit_item_mod(self, item);
-        }
-    }
-
-    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        let gives_on = !matches!(item.vis, syn::Visibility::Inherited);
-        self.add_tree(&[], &item.tree, gives_on);
-    }
-
-    fn visit_path(&mut self, path: &'ast syn::Path) {
-        let words = path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string());
-        self.used.push(words.collect());
-        visit::visit_path(self, path);
-    }
-}
-
-/// The deepest module that a path in the module `here` goes through, or that a name at its end
-/// comes from.
-fn resolve(path: &[String], here: &[String], files: &BTreeMap<Module, Paths>) -> Option<Module> {
-    let ups = path.iter().take_while(|word| *word == "super").count();
-    let full = match path.first()?.as_str() {
-        "crate" => path[1..].to_vec(),
-        "self" => [here, &path[1..]].concat(),
-        "super" => [here.get(..here.len().checked_sub(ups)?)?, &path[ups..]].concat(),
-        _ => [here, path].concat(),
-    };
-    let is_module = |length: &usize| files.contains_key(&full[..*length]);
-    let length = (0..=full.len()).rev().find(is_module)?;
-    let module = &full[..length];
-    let name = full.get(length);
-    let from = name.and_then(|name| files[module].given_on.get(name));
-    // A name given on by itself, as a crate's own, comes from elsewhere.
-    let from = from.filter(|from| module != here || *from != path);
-    let deeper = from.and_then(|from| resolve(from, module, files));
-    Some(deeper.unwrap_or_else(|| module.to_vec()))
-}
-
-/// The modules that use each other in a circle, among those of one folder.
-fn cycles(uses: &Uses) -> Vec<Vec<String>> {
-    let mut found = Vec::new();
-    let folders: BTreeSet<&[String]> = uses
-        .keys()
-        .filter_map(|module| Some(module.split_last()?.1))
-        .collect();
-    for folder in folders {
-        // Of two modules, the parts in which they differ first below this folder.
-        let mut arrows: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
-        for (module, used) in uses {
-            let below =
-                |module: &'_ Module| module.starts_with(folder) && module.len() > folder.len();
-            for other in used.iter().filter(|other| below(module) && below(other)) {
-                let (from, to) = (&module[folder.len()], &other[folder.len()]);
-                if from != to {
-                    arrows.entry(from).or_default().insert(to);
-                }
-            }
-        }
-        let reached = |from: &String| {
-            let mut seen = BTreeSet::new();
-            let mut next: Vec<&String> = arrows.get(from).into_iter().flatten().copied().collect();
-            while let Some(module) = next.pop() {
-                if seen.insert(module) {
-                    next.extend(arrows.get(module).into_iter().flatten().copied());
-                }
-            }
-            seen
-        };
-        let circle: Vec<&String> = arrows
-            .keys()
-            .copied()
-            .filter(|from| reached(from).contains(from))
-            .collect();
-        if !circle.is_empty() {
-            let full = |name: &&String| [folder, &[(*name).clone()]].concat().join("::");
-            found.push(circle.iter().map(full).collect());
-        }
-    }
-    found
 }

@@ -29,16 +29,19 @@ pub enum Headroom {
     Quarter,
 }
 
-/// What a guest learns from cur_perf. A frequency tells about whatever else runs on the pCPU.
+/// What cur_perf shows a guest. The actual frequency depends on all load of the pCPU, and so
+/// reveals other guests' load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CurPerfVisibility {
     /// What the vCPU gets, as it is.
     Exact,
-    /// The entry of the vCPU's table that is nearest to that: the guest sees no finer steps than
-    /// those that it may ask for. With a table of one entry that is any: as [`CurPerfVisibility::Exact`].
+    /// The entry of the vCPU's table nearest to the actual frequency: the guest sees no finer steps
+    /// than it can request. A table of one entry permits any request: as
+    /// [`CurPerfVisibility::Exact`].
     #[default]
     Table,
-    /// What its domain asked for, and the maximum until it asks: nothing of the host.
+    /// The frequency that its domain last requested, at first the maximum. It shows nothing of the
+    /// host.
     Request,
 }
 

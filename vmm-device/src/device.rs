@@ -25,11 +25,11 @@ use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
-use crate::looks::Looks;
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, WriteReg};
+use crate::sample_order::Looks;
 use crate::units::{DomainId, Khz, VcpuId};
 use residency::Residency;
 

@@ -68,6 +68,10 @@ impl Actuator for NullActuator {
     fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         Ok(())
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 impl FixedSource {

@@ -44,6 +44,7 @@
 //! ```
 
 #![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
+#![deny(clippy::missing_errors_doc)]
 
 mod config;
 mod counters;
@@ -56,12 +57,12 @@ pub mod host;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 mod limit;
-mod looks;
 mod mmio;
 mod pages;
 mod policy;
 mod ports;
 mod regs;
+mod sample_order;
 mod state;
 mod sync;
 mod table;

@@ -15,16 +15,15 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::regs::{REG_WIDTH, REGION_STRIDE, ReadReg, region_size};
 use crate::units::VcpuId;
 
-/// Memory that stands for register pages: [`region_size`] bytes, zeroed.
+/// Memory that stands for register pages: [`region_size`] bytes, zeroed. No method has a default:
+/// memory that wraps another one would lose what it doesn't forward.
 pub trait PageMemory: Send + Sync {
     /// All of it, in words of the host.
     fn words(&self) -> &[AtomicU32];
 
     /// Word `index` has been stored to. Where a guest's loads don't see the host's cache, this
     /// makes them see it.
-    fn stored(&self, index: usize) {
-        let _ = index;
-    }
+    fn stored(&self, index: usize);
 }
 
 /// Memory that has the wrong size.
@@ -97,6 +96,8 @@ impl PageMemory for Box<[AtomicU32]> {
     fn words(&self) -> &[AtomicU32] {
         self
     }
+
+    fn stored(&self, _index: usize) {}
 }
 
 impl<T: PageMemory + ?Sized> PageMemory for Arc<T> {

@@ -86,14 +86,14 @@ pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
     nearest.copied().unwrap_or(khz)
 }
 
-/// The clamp that a request for `asked` by a vCPU like `spec` stands for.
+/// The clamp of a request for `asked` by a vCPU like `spec`.
 ///
 /// `util = floor(capacity * perf / perf_max)`: floor, because the host rounds the frequency up to
 /// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one
 /// more would take the host to the OPP above. A value between two table entries is not rounded
 /// here, since the host does that, by its own OPPs.
 ///
-/// 0 is no request: the clamp is that of a thread whose guest never asked, in both modes. A guest
+/// 0 is no request: in both modes the clamp is that of a thread before the first request. A guest
 /// that takes its driver away or suspends leaves neither a floor nor, in [`ClampMode::Exact`], a
 /// ceiling behind.
 #[must_use]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use crate::policy::{Clamp, PcpuPerf};
 use crate::units::{DomainId, Khz, VcpuId};
 
-/// Makes the host honour a domain's clamp.
+/// Makes the host honour a domain's clamp. No method has a default: an actuator that wraps another
+/// one would lose what it doesn't forward.
 pub trait Actuator: Send + Sync {
     /// Puts `clamp` into force for the threads of `domain`. Never called for one domain from two
     /// threads at once, nor with the clamp that is already in force.
@@ -26,9 +27,7 @@ pub trait Actuator: Send + Sync {
     /// True if any vCPU may write set_perf of any domain; announced once through
     /// [`FEATURE_ANY_CPU`](crate::FEATURE_ANY_CPU). False if `apply` can clamp the calling thread
     /// instead of the domain's.
-    fn serves_any_vcpu(&self) -> bool {
-        false
-    }
+    fn serves_any_vcpu(&self) -> bool;
 }
 
 /// Reads the state of the pCPU that a vCPU is on.

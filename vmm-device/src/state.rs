@@ -143,8 +143,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Takes a saved state over and asks the host again for what the guest had asked for. Call it
-    /// before any vCPU runs, with the threads registered. A host that refuses is counted, as ever.
+    /// Adopts a saved state and applies the guest's requests on this host. Call it after the
+    /// threads are registered, before any vCPU runs. A refusal by the host is counted as for any
+    /// request.
     ///
     /// # Errors
     /// Why the state is not one of this device; nothing is changed then.

@@ -48,6 +48,10 @@ impl Actuator for Host {
         self.busy.store(false, SeqCst);
         Ok(())
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 #[test]
@@ -143,6 +147,10 @@ impl Actuator for Gate {
         let go_on = self.go_on.lock().expect("no test panics");
         go_on.recv().expect("the test tells");
         Ok(())
+    }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
     }
 }
 

@@ -42,6 +42,10 @@ impl Actuator for Moody {
             _ => Ok(()),
         }
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 /// xorshift64*: the same numbers on every machine.

@@ -423,6 +423,10 @@ impl Actuator for Own {
     fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         Ok(())
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 #[test]

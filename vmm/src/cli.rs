@@ -25,13 +25,13 @@ Exit codes:
   2  error: one line on stderr with the cause and the next step";
 
 const RUN_HELP: &str = "\
-A vCPU is like one pCPU: the largest of those that it may run on (--pin; all
-online ones without). By default it has that pCPU's capacity and may
-ask for any frequency up to that pCPU's maximum. With --host-topology it has
-the pCPU's whole table and cluster too, and vCPUs that are pinned within one
-cpufreq policy share a domain. That is the default where each vCPU is pinned
-within one policy and none has a --table, --domain or --capacity; the first
-line on stderr names what was chosen.
+A vCPU is modelled on one pCPU: the one of the largest capacity that --pin
+allows it, or of all online ones without --pin. By default the vCPU has that
+pCPU's capacity and may request any frequency up to its maximum. With
+--host-topology it also has the pCPU's frequency table and cluster, and vCPUs
+pinned within one cpufreq policy share a domain. This is the default if each
+vCPU is pinned within one policy and none has a --table, --domain or
+--capacity; the first line on stderr names the choice.
 
 VCPUS is a number or a list, as in --pin 0-1=2-3.
 
@@ -245,8 +245,11 @@ fn named_command(line: &[OsString]) -> String {
 mod tests {
     //! Flags become the options they name, after those of a file; usage errors are one line.
 
+    use vcpufreq_device::CurPerfVisibility;
+
     use super::*;
     use crate::options::values::of_vcpu;
+    use crate::path::{Path, PathChoice};
 
     fn read(line: &[&str]) -> anyhow::Result<Cli> {
         let words = ["vcpufreq"].iter().chain(line);
@@ -285,6 +288,20 @@ mod tests {
             Command::Dt(args) => assert_eq!(args.vcpus.rt.len(), 1),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn old_names_are_taken_for_one_release() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "path='kernel'\nreport='exact'\n").unwrap();
+        let config = format!("--config={}", file.path().display());
+        for flags in [&["--path=kernel", "--report=exact"][..], &[&config]] {
+            let args = run_options(flags);
+            assert_eq!(args.path, PathChoice::Ioeventfd);
+            assert_eq!(args.bridge.cur_perf, CurPerfVisibility::Exact);
+        }
+        let path: Path = serde_json::from_str("\"kernel\"").unwrap();
+        assert_eq!(path, Path::Ioeventfd);
     }
 
     #[test]

@@ -219,10 +219,10 @@ fn shm_path(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String,
     ))
 }
 
-/// The path to take: the best one, or the one that was asked for.
+/// The path to use: the requested one, or else the best.
 ///
 /// # Errors
-/// Why the one that was asked for isn't possible.
+/// Why the requested path isn't possible.
 pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     let wanted = match choice {
         PathChoice::Auto => None,

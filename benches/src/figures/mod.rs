@@ -181,7 +181,8 @@ fn head(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Each marker has its table and each table its marker; a page keeps what isn't written.
+    //! Each marker has its table and each table its marker; a page keeps what isn't written. Where the
+    //! lab's figures are typed, the text names commit and command.
 
     use super::*;
 
@@ -199,6 +200,34 @@ mod tests {
         marked.sort();
         made.sort_unstable();
         assert_eq!(marked, made);
+    }
+
+    /// The head of a table of the lab's figures that no generator writes, and for which the
+    /// paragraph above it names no commit and command.
+    fn typed_table(page: &str) -> Option<&str> {
+        let paragraphs: Vec<&str> = page.split("\n\n").collect();
+        let typed = paragraphs.windows(2).find(|pair| {
+            let head = pair[1].trim_start().lines().next().unwrap_or_default();
+            let of_lab = head.starts_with('|') && head.contains("(emulated)");
+            of_lab && !(pair[0].contains("ommit `") && pair[0].contains("lab/start"))
+        });
+        typed.map(|pair| pair[1])
+    }
+
+    #[test]
+    fn a_typed_table_names_its_commit_and_command() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let nothing = TABLES.iter().map(|(name, ..)| (*name, String::new()));
+        let nothing = nothing.collect();
+        for page in pages(repo).unwrap() {
+            let text = fs::read_to_string(&page).unwrap();
+            let without = replaced(&text, &nothing).unwrap();
+            assert_eq!(typed_table(&without), None, "{}", page.display());
+        }
+        let table = "| what (emulated) | ms |\n|---|---|\n| a | 1 |\n";
+        assert!(typed_table(&format!("Medians:\n\n{table}")).is_some());
+        let origin = "Commit `409ef2d`, `lab/start run boot`:";
+        assert_eq!(typed_table(&format!("{origin}\n\n{table}")), None);
     }
 
     #[test]

@@ -11,8 +11,8 @@ mod domain;
 #[allow(dead_code)]
 #[path = "../../../vmm-device/src/limit.rs"]
 mod limit;
-#[path = "../../../vmm-device/src/looks.rs"]
-mod looks;
+#[path = "../../../vmm-device/src/sample_order.rs"]
+mod sample_order;
 mod policy {
     pub use vcpufreq_device::Clamp;
 }
@@ -33,7 +33,7 @@ use loom::thread;
 
 use domain::{Domain, Request};
 use limit::{Bucket, Limit, RateLimit};
-use looks::Looks;
+use sample_order::Looks;
 use units::{DomainId, Khz, VcpuId};
 
 /// A domain, and its host.

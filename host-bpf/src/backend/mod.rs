@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The path `bpf` of a bridge: programs in the host's kernel answer the guest.
 //!
-//! Each vCPU's set_perf has an eventfd without a waiter: KVM finishes the
-//! write, the program on its tracepoint does what is to be done. The eventfds
-//! count what KVM finished, so that writes that the programs didn't see are
-//! found: the highest frequency is asked for then, until the next request.
+//! Each vCPU's set_perf has an eventfd without a waiter: KVM completes the write, and the program
+//! on its tracepoint carries out the request. The eventfds count the writes that KVM completed. If
+//! a program missed one, the backend requests the vCPU's maximum until the next request.
 
 mod events;
 mod memory;
@@ -117,7 +116,7 @@ struct WatchedVcpu {
     synced: Mutex<CounterSnapshot>,
     /// Requests to be served that no program has reported.
     unserved: AtomicU64,
-    /// Of these and of those that programs have reported: served, or found to be overtaken.
+    /// Requests, reported or not, that the worker has served or found superseded.
     served: AtomicU64,
     /// From a request to its clamp, when the worker did it.
     clamp_after: Histogram,

@@ -51,7 +51,7 @@ impl RunningBackend for BpfPath {
 
     fn reset(&self) {
         let shared = &self.shared;
-        // What the guest did before is no request of the one that starts.
+        // A write before the reset is no request of the guest that starts.
         shared.count_missed(|vcpu, known, _| {
             known.served.fetch_add(1, Relaxed);
             shared.count_superseded(vcpu, known.domain);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The worker: what the programs leave to the VMM, and a look now and then for
-//! what they have not seen and what the module could not do.
+//! The worker serves the requests that the programs leave to the VMM. It periodically checks for
+//! writes that they missed and for clamps that the module could not apply.
 
 use std::iter;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -143,8 +143,8 @@ impl Shared {
         let _ = self.lost.write(1);
     }
 
-    /// Looks for writes that KVM has finished and no program has seen, and asks
-    /// for the highest in their place, which waits from now on.
+    /// Looks for writes that KVM has completed and no program has seen. Their values are lost: in
+    /// their place a request for the vCPU's maximum is queued.
     fn look(&self, waiting: &mut Vec<WorkerRequest>) -> MissedWrites {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
@@ -196,8 +196,8 @@ impl Shared {
         found
     }
 
-    /// Looks for what the module could not put into force: the next request is
-    /// to try again, whatever it asks for.
+    /// Checks for clamps that the module could not apply. The next request of such a domain is
+    /// applied even if it is the same.
     pub(super) fn look_at_module(&self) {
         let Some(module) = &self.module else { return };
         for (domain, told) in (0..).zip(&self.refusals) {
@@ -263,7 +263,7 @@ impl Shared {
         }
     }
 
-    /// The member of a domain that asked last.
+    /// The vCPU of a domain that made its newest request.
     pub(super) fn last_writer(&self, domain: u32) -> VcpuId {
         let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let members = members.filter(|(_, known)| known.domain == domain);
@@ -271,8 +271,7 @@ impl Shared {
         last.map_or(VcpuId(0), |(vcpu, _)| vcpu)
     }
 
-    /// What a domain's members asked for last; the maximum where that was not
-    /// seen.
+    /// A domain's newest request; the maximum if the programs did not see its value.
     pub(super) fn newest(&self, domain: u32) -> Option<(VcpuId, Khz)> {
         let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let members = members.filter(|(_, known)| known.domain == domain);
@@ -286,12 +285,13 @@ impl Shared {
             Some((latest.at_ns, (vcpu, latest.khz)))
         });
         let newest = asked.max_by_key(|(at, _)| *at).map(|(_, asked)| asked);
-        // 0 takes back what was asked for before.
+        // 0 withdraws the request.
         newest.filter(|(_, khz)| *khz != Khz(0))
     }
 
-    /// Has a request that waits put into force. Whether it waits on, which one of a domain's
-    /// does: what they stand for is the same.
+    /// Applies the domain's request that `request` announces. True if it must wait for another
+    /// turn, since the guest changes its requests too fast. One waiting request of a domain is
+    /// enough: all of them apply the domain's newest value.
     fn serve_one(&self, request: &WorkerRequest, changing: &mut Vec<u32>) -> bool {
         let vcpu = request.vcpu;
         let _alone = self.applying();
@@ -333,7 +333,7 @@ impl Shared {
         }
     }
 
-    /// Puts what a domain wants into force, which counts as a request of the member that asked last.
+    /// Applies a domain's clamp again; it counts as a request of the vCPU that wrote last.
     pub(super) fn apply_again(&self, domain: u32) {
         let vcpu = self.last_writer(domain);
         let request = CounterSnapshot {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What domains want: requests are granted, assumed and taken back, and put into force by the
-//! caller.
+//! The clamps of domains: requests are granted, assumed and withdrawn here; the caller applies
+//! their clamps.
 
 #![forbid(unsafe_code)]
 
@@ -21,25 +21,25 @@ use crate::scx::{ScxError, ScxPins};
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;
 
-/// What came of putting into force what a domain wants: one outcome, however often the guest has
-/// changed its mind meanwhile. `E` is the host's error.
+/// The outcome of applying a domain's clamp: one, even if the guest has changed its request
+/// meanwhile. `E` is the host's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApplyOutcome<E> {
     /// This is in force.
     InForce(Clamp),
     /// This could not be put into force: the next request tries again.
     Failed(Clamp, E),
-    /// There was nothing to put into force: what was wanted had been tried already.
+    /// There was nothing to apply: the domain's clamp has been tried already.
     Nothing,
-    /// This is in force, but the guest changes its mind as fast as this can follow: apply again,
-    /// after others had their turn.
+    /// This is in force, but the guest changes its request too fast to follow: apply again, after
+    /// other domains had their turn.
     Changing(Clamp),
 }
 
 impl HostBpf {
-    /// Has a request that waits put into force by `apply`, which is called again when the guest
-    /// has changed its mind meanwhile. Whatever comes of that is the outcome of this request: a
-    /// later one has its own.
+    /// Applies a waiting request by `apply`. If the guest has changed its request meanwhile,
+    /// `apply` is called again, and its last result is the outcome of this request. A later request
+    /// has an outcome of its own.
     pub fn serve<E>(
         &self,
         waiting: &WorkerRequest,
@@ -79,8 +79,8 @@ impl HostBpf {
         }
     }
 
-    /// Has what a domain wants put into force by `apply`, as [`Self::serve`] does: what was asked
-    /// for last, where a new policy or a failure has taken that back.
+    /// Applies a domain's clamp by `apply`, as [`Self::serve`] does. If a new policy or a failed
+    /// call has reset the clamp, the domain's newest request is granted again first.
     pub fn apply_pending<E>(
         &self,
         domain: u32,
@@ -89,7 +89,7 @@ impl HostBpf {
         let Some(entry) = self.domain(domain) else {
             return ApplyOutcome::Nothing;
         };
-        // The guest may not ask again.
+        // The guest may not write again.
         if entry.clamp.load(SeqCst) == NO_CLAMP {
             self.grant(None, domain, entry);
         }
@@ -117,14 +117,14 @@ impl HostBpf {
         in_force.map_or(ApplyOutcome::Nothing, ApplyOutcome::Changing)
     }
 
-    /// Takes the requests of all domains back, for a guest that starts anew; what that stands for
-    /// is still to be put into force ([`Self::apply_pending`]).
+    /// Withdraws the requests of all domains, for a guest that restarts. The caller then applies
+    /// their clamps ([`Self::apply_pending`]).
     ///
     /// # Errors
-    /// [`BpfError::Refused`] when a program can't be run (`ENOMEM`). All requests are taken back by
-    /// then; cur_perf of the vCPUs from that one on waits for the next event.
+    /// [`BpfError::Refused`] when a program can't be run (`ENOMEM`). All requests are withdrawn by
+    /// then; cur_perf of this vCPU and those after it changes at the next event.
     pub fn reset(&self) -> Result<(), BpfError> {
-        // What waits for a token stands for nothing then.
+        // This withdraws requests that wait for a token, too.
         for vcpu in self.vcpus.all() {
             vcpu.latest.fetch_and(!u64::from(u32::MAX), SeqCst);
         }
@@ -144,19 +144,20 @@ impl HostBpf {
         Ok(())
     }
 
-    /// Has the service's scheduler put what a domain wants into force.
+    /// Makes the service's scheduler apply a domain's clamp.
     ///
     /// # Errors
     /// [`BpfError::Refused`] with `ENOENT` when the service's scheduler is gone, there is no such
-    /// domain, or vCPUs ask as fast as the program can follow: some threads may have the request.
-    /// With `ENOMEM` the program was not run.
+    /// domain, or requests change too fast for the program to follow: some threads may have the
+    /// request. With `ENOMEM` the program was not run.
     pub fn ask_scx(&self, domain: u32) -> Result<(), BpfError> {
         self.programs().call("vcpufreq_scx", domain)
     }
 
     /// Makes `khz` the request of a vCPU's domain, as if the guest had written it at `now_ns`
-    /// (CLOCK_MONOTONIC), unless it has written since `count` requests; still to be put into force
-    /// ([`Self::apply_pending`]). What waits for a token since before is not served any more.
+    /// (CLOCK_MONOTONIC), unless it has made more than `count` requests. The caller then applies
+    /// the clamp ([`Self::apply_pending`]). Requests that wait for a token since before are not
+    /// served any more.
     pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64, now_ns: u64) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let Some(policy) = policies.get(vcpu.index()) else {
@@ -175,23 +176,23 @@ impl HostBpf {
         self.show_granted(&policies, policy.domain);
         let number = policy.domain;
         drop(policies);
-        // A program may have stored what the guest asks for before this did.
+        // A program may have stored a newer request before this stored its own.
         if self.seen(vcpu) != count {
             assume(0);
             self.grant(None, number, domain);
         }
     }
 
-    /// What a domain asks for; `None` when it asks for nothing.
+    /// The frequency that a domain requests; `None` without a request.
     #[must_use]
     pub fn asked(&self, domain: u32) -> Option<Khz> {
         let granted = self.domain(domain)?.granted_khz.load(SeqCst);
         (granted != 0).then_some(Khz(granted))
     }
 
-    /// Makes the last request the domain's. With `id`, only where it is that vCPU's: another's is
-    /// in force, or has an event of its own. While vCPUs ask as fast as this can look, nothing is
-    /// wanted: each of them has its request tried, whatever it asks for.
+    /// Makes the newest request the domain's. With `id`, only if that vCPU wrote it: another
+    /// vCPU's request is in force, or has an event of its own. If requests change faster than they
+    /// can be sampled, the cached clamp is reset so that the next request is always applied.
     fn grant(&self, id: Option<VcpuId>, number: u32, domain: &DomainEntry) {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let assumed = self.assumed_ns.get(index(number));
@@ -240,22 +241,23 @@ impl HostBpf {
             .max_by_key(|(_, latest)| latest.at_ns)
     }
 
-    /// Makes the programs forget a domain's clamp, so that the next request is put into force
-    /// whatever it asks for.
+    /// Makes the programs forget a domain's clamp, so that the next request is applied even if its
+    /// clamp is the same.
     pub fn forget(&self, domain: u32) {
         if let Some(domain) = self.domain(domain) {
             domain.clamp.store(NO_CLAMP, SeqCst);
         }
     }
 
-    /// What a domain wants in force; `None` when that isn't known.
+    /// The clamp that a domain should have; `None` when it isn't known.
     #[must_use]
     pub fn wanted(&self, domain: u32) -> Option<Clamp> {
         let clamp = Clamp::from_bits(self.domain(domain)?.clamp.load(SeqCst))?;
         Some(self.summed(domain, clamp))
     }
 
-    /// What a vCPU's pCPU has to do, when it was last looked at; `None` where nothing is added.
+    /// The utilization of a vCPU's pCPU at the last update; `None` if none is added to its
+    /// requests.
     #[must_use]
     pub fn load(&self, vcpu: VcpuId) -> Option<PcpuLoad> {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
@@ -322,7 +324,7 @@ impl HostBpf {
     }
 }
 
-/// Makes what `khz` stands for what a domain wants.
+/// Sets a domain's clamp to that of a request for `khz`.
 fn store_clamp(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
     let decision = clamp(&policy.spec, khz, policy.clamp, policy.headroom);
     domain.granted_khz.store(decision.granted.0, SeqCst);

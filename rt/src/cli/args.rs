@@ -54,7 +54,7 @@ pub enum RtCommand {
     /// Change it, after the old values are on disk; prints old → new
     #[command(after_help = CHANGE_HELP)]
     Apply(RtArgs),
-    /// Show of each setting whether it is set and effective; without --guest, of what apply did
+    /// Show whether each setting is set and effective; without --guest, each that apply changed
     #[command(after_help = CHECK_HELP)]
     Check(RtArgs),
     /// Bring back exactly what was before apply

@@ -15,17 +15,17 @@ use crate::units::{Khz, VcpuId};
 /// Where a vCPU's domain stands at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainStatus {
-    /// What the domain's newest request asks for; `None` when there is none.
+    /// The frequency of the domain's newest request; `None` when there is none.
     pub asked: Option<Khz>,
-    /// What that request is to the host's scheduler.
+    /// The clamp of that request.
     pub clamp: Clamp,
     /// The last value of its cur_perf.
     pub cur_perf: Khz,
 }
 
 impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
-    /// Counts `count` writes to the set_perf of `vcpu` that ended in the kernel. What they ask for
-    /// comes by [`Self::write`] and [`Self::count_coalesced`].
+    /// Counts `count` writes to the set_perf of `vcpu` that ended in the kernel. Their values come
+    /// by [`Self::write`] and [`Self::count_coalesced`].
     pub fn count_in_kernel(&self, vcpu: VcpuId, count: u64) {
         if let Some(page) = self.vcpus.get(vcpu.index()) {
             page.counters.writes_in_kernel.add(count);

@@ -64,7 +64,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// What the vCPU's domain asks for, and its maximum when it asks for nothing.
+    /// The frequency that the vCPU's domain requests; without a request, the vCPU's maximum.
     fn asked(&self, spec: &VcpuSpec, page: &Vcpu) -> Khz {
         let newest = self.domains[page.domain].newest().filter(Request::asks);
         newest.map_or(spec.table.max(), |request| {

@@ -204,6 +204,10 @@ impl Actuator for CgroupActuator {
         self.threads.check_applies(domain)?;
         self.groups(domain).try_for_each(|group| group.set(clamp))
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 impl DomainGroup {

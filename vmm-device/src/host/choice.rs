@@ -198,8 +198,8 @@ impl HostActuator {
         }
     }
 
-    /// For a guest that has a real-time vCPU, if `real_time`: each vCPU asks for its own domain
-    /// alone, however the host is asked.
+    /// With `real_time`, for a guest with a real-time vCPU: a vCPU writes set_perf of its own domain
+    /// only.
     #[must_use]
     pub fn for_real_time_guest(self, real_time: bool) -> Self {
         Self {
@@ -258,9 +258,9 @@ impl HostActuator {
         }
     }
 
-    /// Asks the kernel again which threads are SCHED_DEADLINE, to which clamps mean nothing. Requests
-    /// don't ask: call it now and then. Returns the vCPUs whose thread is so no longer: give them to
-    /// [`Device::apply_again`](crate::Device::apply_again).
+    /// Reads from the kernel which threads are SCHED_DEADLINE; uclamp does not apply to them. A
+    /// request relies on the last call, so call this periodically. Returns the vCPUs whose thread
+    /// has left SCHED_DEADLINE: pass them to [`Device::apply_again`](crate::Device::apply_again).
     pub fn look_at_policies(&self) -> Vec<VcpuId> {
         match &self.on {
             On::Groups(actuator) => actuator.look_at_policies(),
@@ -300,8 +300,8 @@ impl Actuator for HostActuator {
             }),
         }
     }
-    /// But for real-time guests: a vCPU that asked for a real-time one's domain would exit with
-    /// that one's run queue locked.
+    /// False for real-time guests: a vCPU that wrote set_perf of a real-time vCPU's domain would
+    /// exit while it holds the lock of that vCPU's run queue.
     fn serves_any_vcpu(&self) -> bool {
         !self.real_time
     }

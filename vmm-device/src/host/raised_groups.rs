@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Groups around clamped ones whose own `cpu.uclamp.min` would cap these, and is raised for as long.
+//! Ancestors of clamped groups. Their `cpu.uclamp.min` would cap the clamp, so it is raised while a
+//! VM runs.
 //!
-//! More than one VM can be below such a group. The first raises it; each later one knows by
-//! [`RaisedGroups::join`] what the group had before; the last puts that back.
+//! More than one VM can be below such a group. The first raises it; each later one gets the group's
+//! original value by [`RaisedGroups::join`]; the last restores that value.
 
 #![forbid(unsafe_code)]
 

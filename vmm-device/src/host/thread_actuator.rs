@@ -95,6 +95,10 @@ impl Actuator for ThreadActuator {
         }
         refused.map_or(Ok(()), Err)
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 /// Prepares `tid` for clamps. Clears its own clamp (a SCHED_FIFO or SCHED_RR thread starts with the

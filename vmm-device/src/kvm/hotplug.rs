@@ -45,9 +45,8 @@ impl Hotplug {
         hotplug
     }
 
-    /// The pCPUs that have come or gone since the last look, and those that the last look returned:
-    /// the folder exists before the pCPU is online and has its capacity, so the first look can be
-    /// too early.
+    /// The pCPUs that came or went since the last call, and those that the last call returned: a
+    /// pCPU's folder exists before the pCPU is online and has its capacity.
     pub fn look(&mut self) -> Vec<u32> {
         let changed = self.0.iter_mut().filter_map(OnlineFile::look);
         changed.collect()

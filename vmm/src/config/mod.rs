@@ -50,7 +50,7 @@ pub fn rt_pcpus(vcpus: &[VcpuConfig]) -> Vec<u32> {
 /// A guest, checked.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// What the user asks for.
+    /// The user's options.
     pub options: RunArgs,
     /// The virtual machine.
     pub vm: VmSpec,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! From what the user asks for and what the host is to a checked
-//! configuration: which pCPU each vCPU mirrors, its table, capacity and domain.
+//! Makes a checked configuration from the user's options and the host's facts: which pCPU each vCPU
+//! mirrors, its table, capacity and domain.
 //!
 //! Pure but for the kernel and initrd, which are opened to be checked.
 //!

@@ -142,11 +142,11 @@ fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> Doctor
         Some((cause, step)) => (cause, step.to_owned()),
         None => (
             why,
-            format!("put that right; until then guests take {used}"),
+            format!("remove this cause; until then guests use {used}"),
         ),
     };
     match &facts.live.paths {
-        // No change of the host's gives its CPUs that.
+        // No setting of the host makes its CPUs coherent.
         Ok(paths) if path == Path::Bpf && !paths.coherent => {
             DoctorFinding::absent(subject, "not for these CPUs", cause)
         }
@@ -339,7 +339,7 @@ fn bpf_permitted(facts: &DoctorFacts) -> bool {
 }
 
 fn bpf(facts: &DoctorFacts) -> DoctorFinding {
-    let why = "requests can't be handled inside the kernel, only by an exit to the VMM";
+    let why = "the path bpf is not available";
     match (facts.bpf_syscall, bpf_permitted(facts)) {
         (false, _) => DoctorFinding::limit("bpf", "not in this kernel", why)
             .change("use a kernel with CONFIG_BPF_SYSCALL"),

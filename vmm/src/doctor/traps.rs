@@ -310,7 +310,7 @@ const LOCKDOWN: Trap = Trap {
 pub(super) const BTF: Trap = Trap {
     name: "btf",
     cause: "the kernel has no BTF",
-    effect: "requests can't be handled inside the kernel, only by an exit to the VMM",
+    effect: "the path bpf is not available",
     change: "use a kernel with CONFIG_DEBUG_INFO_BTF",
     kernel: "5.4",
     found: |facts| (!facts.btf).then(|| Found::new("none", NO_PLACE)),

@@ -87,7 +87,8 @@ impl<'a> Cleaner<'a> {
         Ok(cleaned)
     }
 
-    /// Whether what a record names are cgroups: what is in one is moved, and it is removed.
+    /// Checks that a record names cgroups only, before their threads are moved and they are
+    /// removed.
     ///
     /// # Errors
     /// When something else is there.
@@ -206,8 +207,8 @@ impl<'a> Cleaner<'a> {
         Ok(path.exists().then_some(file))
     }
 
-    /// What isn't a record goes only if it is an unfinished one of a process
-    /// that is gone: nothing is made before the record is whole.
+    /// A file that is no valid record is removed only if it is the unfinished record of a process
+    /// that has ended: a VMM makes nothing before its record is complete.
     fn unreadable(&self, path: &Path, why: &anyhow::Error, cleaned: &mut Cleaned) {
         if state::is_unfinished(path) {
             let pid = state::pid_of(path).unwrap_or(0);

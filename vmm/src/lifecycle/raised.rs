@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Groups that are raised for VMs below them, by the records of all: the last VM puts back what was
-//! there before the first, whichever programs serve or run them.
+//! Groups that are raised for VMs below them, by the records of all VMs. The last VM restores the
+//! value from before the first, even if different programs run or serve them.
 
 use std::{
     fs::File,

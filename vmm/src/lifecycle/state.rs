@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Records of what a VMM is about to make on the host, so that it can be removed whichever process
-//! is killed: `PID.json` in a runtime directory, written before anything is made.
+//! Before a VMM makes anything on the host, it writes a record of it: `PID.json` in a runtime
+//! directory. With the record, all of it can be removed after any process was killed.
 //!
 //! A record is valid as long as the process with its number is the one that wrote it: same boot,
 //! same start time, not a zombie. Otherwise it is stale. After another boot nothing is left but the

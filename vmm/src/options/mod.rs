@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// one
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: PathChoice,
-    /// Add what else runs on a vCPU's pCPU to what it asks for; uclamp takes the
+    /// Add the utilization by other tasks of a vCPU's pCPU to its request; uclamp alone takes the
     /// larger of the two [default: true on the path bpf with --clamp floor]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub sum: Option<bool>,
@@ -132,8 +132,8 @@ pub struct RunArgs {
 /// What `run`, `serve` and `qemu` give up before a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
 pub struct SandboxArgs {
-    /// Whether what serves the guest gives up its rights before the guest runs; off: a guest that
-    /// takes it over has all of them
+    /// Drop privileges before the guest runs; off: a guest that compromises what serves it has all
+    /// of them
     #[arg(long = "sandbox", value_name = "on|off", default_value = "on", value_parser = one_of(&SANDBOXES), action = clap::ArgAction::Set)]
     pub is_on: bool,
     /// Don't run where the kernel can't give all of the sandbox
@@ -177,8 +177,8 @@ pub struct BridgeArgs {
     /// What the guest reads of its frequency
     #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", default_value_if("multi_tenant", "true", "request"), value_parser = one_of(&VISIBILITIES))]
     pub cur_perf: CurPerfVisibility,
-    /// Requests that a vCPU writes, and of the VM for each of up to 8 domains,
-    /// that reach the host, a second and at once; 0: all
+    /// Requests a second, and in a burst, that reach the host from one vCPU; the
+    /// VM's limit is this times its domains, at most 8; 0: no limit
     // schedutil in a guest makes 1,000 a second for a domain at most, unless its rate_limit_us is
     // set.
     #[arg(long, value_name = "N[:BURST]", default_value = RATE_TEXT)]
@@ -193,10 +193,10 @@ pub struct BridgeArgs {
 }
 
 impl BridgeArgs {
-    /// Whether no option takes back what `--multi-tenant` stands for.
+    /// Checks that no option weakens `--multi-tenant`.
     ///
     /// # Errors
-    /// The option that does, and what to do.
+    /// Names that option, and what to do.
     pub fn check_multi_tenant(&self) -> anyhow::Result<()> {
         if !self.multi_tenant {
             return Ok(());

@@ -135,9 +135,10 @@ const FCNTL: [u64; 6] = [
     flags(libc::F_DUPFD_CLOEXEC),
     flags(libc::F_GET_SEALS),
 ];
-/// What is refused and doesn't end the process: libraries try it, and go on without. malloc asks for
-/// `overcommit_memory`, a panic for the names of its functions; `clone`, whose flags can be checked,
-/// takes the place of `clone3`; a path that takes over looks at cur_perf less often without events.
+/// Calls that fail and don't end the process: libraries try them, and work without. malloc reads
+/// `overcommit_memory`, a panic the names of its functions. `clone` takes the place of `clone3`,
+/// since its flags can be checked. Without perf events, a path that takes over updates cur_perf
+/// less often.
 const REFUSED: &[i64] = &[
     libc::SYS_clone3,
     libc::SYS_getcwd,
@@ -151,9 +152,9 @@ const REFUSED: &[i64] = &[
 ];
 
 /// Commands of `bpf` that use what is open (`enum bpf_cmd`): a look into a map, a run of a program,
-/// what an object is. No map is written: some are shared with other VMMs. What opens by number (11
-/// to 14, 30, 31) takes CAP_SYS_ADMIN, which no thread has any more: it fails, as on hosts that
-/// don't permit it at all.
+/// what an object is. No map is written: some are shared with other VMMs. Commands that open an
+/// object by its number (11 to 14, 30, 31) need CAP_SYS_ADMIN. No thread has it any more: they
+/// fail, as on hosts that never permit them.
 const BPF: &[u64] = &[1, 10, 11, 12, 13, 14, 15, 30, 31];
 
 /// Flags of a new thread of this process, as the C library gives them.

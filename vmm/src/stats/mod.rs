@@ -76,8 +76,8 @@ pub struct VcpuStats {
     /// Of what else ran on its pCPU, as added to its request.
     #[serde(default)]
     pub others_util: Option<u16>,
-    /// What all vCPUs that want to run on its pCPU add to that one's utilization
-    /// by scx, and what of it the kernel was given; null with another actuator.
+    /// The scx target of its pCPU: the sum over all runnable vCPUs there, and the part that the
+    /// kernel was given; null with another actuator.
     #[serde(default)]
     pub target_sum: Option<u32>,
     /// See `target_sum`, 0 to 1024.

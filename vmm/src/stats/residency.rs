@@ -100,7 +100,8 @@ fn read(file: &File) -> io::Result<Vec<OppTime>> {
     Ok(times.collect())
 }
 
-/// What was added since `start`; all, where times began anew, as a driver's that was loaded again.
+/// The times since `start`; all of `now` if the counters began again at 0, as after a reload of the
+/// driver.
 fn since(start: &[OppTime], now: Vec<OppTime>) -> Vec<OppTime> {
     let less = |now: &OppTime| {
         let before = start.iter().find(|before| before.khz == now.khz);

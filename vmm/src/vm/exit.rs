@@ -6,10 +6,10 @@ use kvm_bindings::KVM_EXIT_ARM_NISV;
 /// `KVM_EXIT_ARM_LDST64B`, Linux 7.0.
 const KVM_EXIT_ARM_LDST64B: u32 = 42;
 
-/// Whether the guest made an access outside of its memory that KVM doesn't describe as
-/// `KVM_EXIT_MMIO` does: one without a syndrome (a pair, say), or of 64 bytes by LD64B or ST64B,
-/// which any guest may try on a CPU with FEAT_LS64. No device has registers for either; KVM takes
-/// an external abort after both (`Documentation/virt/kvm/api.rst`, KVM_SET_VCPU_EVENTS).
+/// Whether the exit is an access outside the guest's memory that KVM doesn't decode. Its
+/// instruction has no syndrome (a load of a pair, for example) or moves 64 bytes (LD64B, ST64B);
+/// any guest can execute these on a CPU with FEAT_LS64. No device has registers for either; KVM
+/// takes an external abort after both (`Documentation/virt/kvm/api.rst`, KVM_SET_VCPU_EVENTS).
 pub fn is_undecoded(reason: u32) -> bool {
     matches!(reason, KVM_EXIT_ARM_NISV | KVM_EXIT_ARM_LDST64B)
 }

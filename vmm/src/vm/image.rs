@@ -2,8 +2,8 @@
 //! The files a guest boots from, opened and checked before there is any KVM
 //! state, and their places in RAM.
 //!
-//! They stay open, so that a guest that resets boots again from what was
-//! checked, whatever has become of the paths. A packed kernel's file is one in memory.
+//! They stay open: after a reset the guest boots the files that were checked, even if other files
+//! have these paths now. A packed kernel's file is one in memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

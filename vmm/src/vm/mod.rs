@@ -86,10 +86,9 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);
 
-    /// Called when no thread answers the doorbells of an [`KvmOffload`] any more, with
-    /// KVM's part of it taken back: the device gets all accesses from now on,
-    /// and what was signalled before is still unanswered. What KVM shall do
-    /// instead, if anything.
+    /// Called when no thread answers the doorbells of a [`KvmOffload`] any more, after KVM's part
+    /// of it was removed. The device gets all accesses from now on. Writes that were signalled
+    /// before are still unanswered. What KVM shall do instead, if anything.
     fn on_path_lost(&self) -> Option<Arc<KvmOffload>>;
 
     /// Called when the guest has ended, before the vCPU threads end.

@@ -199,8 +199,8 @@ impl User {
     }
 }
 
-/// Stops the vCPUs when dropped. Declared after the machine that they run, so
-/// that on every path its memory is there until none of them runs.
+/// Stops the vCPUs when dropped. Declared after the machine, and so dropped before it: the guest's
+/// memory stays mapped until no vCPU runs.
 struct Running<'a>(&'a mut VcpuThreads);
 
 impl Drop for Running<'_> {

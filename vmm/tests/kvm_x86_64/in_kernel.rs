@@ -253,6 +253,10 @@ impl Actuator for Panics {
     fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         panic!("as the test wants");
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 /// Runs guests that drain what is pending at a reset and when the path is lost; how often it was

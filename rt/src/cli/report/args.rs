@@ -206,6 +206,6 @@ fn group(record: &Record, cpus: &CpuList) -> anyhow::Result<Option<String>> {
     let mut guests = record.partition.guests.iter();
     match guests.find(|guest| cpus.without(&guest.cpus).is_empty()) {
         Some(guest) => Ok(Some(format!("{}/rt", partition_group(&guest.name)))),
-        None => bail!("CPUs {cpus} aren't one guest's; name those of one guest with --cpus"),
+        None => bail!("CPUs {cpus} belong to several guests; choose one guest's with --cpus"),
     }
 }

@@ -111,8 +111,8 @@ fn reserved(root: &HostRoot, cpu: u32) -> Reserved {
     }
 }
 
-/// Whether the fair and the ext server have tasks: while a sched_ext scheduler runs, all fair tasks
-/// are its own, unless it takes but those that ask for it.
+/// Whether the fair and the ext server have tasks. While a sched_ext scheduler runs, it schedules
+/// all fair tasks, or only those with policy SCHED_EXT (`switch_all` is 0).
 fn in_force(root: &HostRoot) -> (bool, bool) {
     let state = root.text(format!("{SCHED_EXT}/state"));
     let runs = state.is_some_and(|state| state != "disabled");

@@ -69,7 +69,7 @@ impl BridgeHandle {
     /// The guest resets; no vCPU runs.
     pub fn reset(&self) {
         let inner = &self.0;
-        // What the guest asked for before is older than the reset.
+        // Pending requests are served first, so that the reset withdraws them too.
         let active = inner.active();
         if let Some(path) = &active.ioeventfd {
             path.drain(&inner.device);

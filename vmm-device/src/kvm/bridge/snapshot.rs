@@ -32,12 +32,12 @@ pub struct PcpuLoad {
     pub others: Util,
 }
 
-/// What a vCPU's pCPU is asked for by a scheduler's target, which is added to its utilization.
+/// A target that a scheduler sets on a vCPU's pCPU; schedutil adds it to the pCPU's utilization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PcpuTarget {
-    /// Of all its runnable vCPUs, whatever VM they are of.
+    /// The sum over all runnable vCPUs on it, of any VM.
     pub sum: u32,
-    /// What of that the kernel was given.
+    /// The target that the kernel was given, at most `sum`.
     pub target: Util,
 }
 
@@ -50,15 +50,15 @@ pub struct VcpuSnapshot {
     pub path: AccessPath,
     /// The pCPU that its thread is on, if that is known, and that one's frequency.
     pub pcpu: Option<(u32, Khz)>,
-    /// What its domain asks for.
+    /// The frequency that its domain requests.
     pub asked: Option<Khz>,
     /// The last value of its cur_perf.
     pub cur_perf: Khz,
-    /// What its domain's request stands for, with what is added to it.
+    /// The clamp of its domain's request, with the utilization that is added to it.
     pub clamp: Clamp,
-    /// What its pCPU has to do, if that is known.
+    /// The utilization of its pCPU, if that is known.
     pub load: Option<PcpuLoad>,
-    /// What its pCPU is asked for, where that is by targets.
+    /// The target of its pCPU, with an actuator that sets targets.
     pub target: Option<PcpuTarget>,
     /// How the guest reached its registers.
     pub accesses: Accesses,

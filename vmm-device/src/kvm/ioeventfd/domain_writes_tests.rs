@@ -167,6 +167,10 @@ impl Actuator for Panics {
     fn apply(&self, _domain: DomainId, _clamp: Clamp) -> Result<(), ActuateError> {
         panic!("as the test wants");
     }
+
+    fn serves_any_vcpu(&self) -> bool {
+        false
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ const FLAG_WRITE_BACKWARD: u64 = 1 << 27;
 const OPEN_CLOEXEC: c_ulong = 8;
 /// `PERF_EVENT_IOC_SET_FILTER`
 const SET_FILTER: c_ulong = 0x4008_2406;
-/// Of a ring, what was written last counts, and no more than half of it: bytes.
+/// Bytes of a ring that are read: the newest records, at most half of the ring.
 const LAST: usize = 2048;
 /// Records begin at multiples of this.
 const WORD: usize = size_of::<u64>();
@@ -252,8 +252,8 @@ impl PerfEvent {
         self.fd.as_raw_fd()
     }
 
-    /// Reads what was written since `read`: the newest record for which `wanted`
-    /// returns a value takes the place of the one that is there.
+    /// Reads the records since `read`. The newest one for which `wanted` returns a value becomes
+    /// `read.newest`.
     pub fn catch_up<T>(&self, read: &mut Read<T>, wanted: impl Fn(&[u8]) -> Option<T>) {
         let Some((head, bytes, all)) = self.news(read.head) else {
             return;

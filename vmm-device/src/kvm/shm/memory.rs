@@ -2,8 +2,8 @@
 //! The memory that a server shares with a guest, through its VMM.
 //!
 //! It is a sealed memfd: neither a guest nor its VMM can shrink it under the server, which would
-//! end that by SIGBUS. What the server knows it keeps elsewhere, and tells again: a guest, a snapshot
-//! or a migrated guest can replace the memory. Of the memory it loads set_perf alone.
+//! end that by SIGBUS. The server keeps its own copy of each value and stores it again: a guest, a
+//! snapshot or a migration can overwrite the memory. The server loads nothing but set_perf from it.
 
 #![expect(
     unsafe_code,
@@ -218,6 +218,8 @@ impl PageMemory for SharedMemory {
         let pages = usize::try_from(region_size(self.vcpus)).unwrap_or(0) / REG_WIDTH;
         &self.words_of_all()[first..first + pages]
     }
+
+    fn stored(&self, _index: usize) {}
 }
 
 /// All of it.

@@ -60,7 +60,8 @@ impl LastRequest {
 }
 
 impl ShmRequests {
-    /// What is in `memory` when one of `bells`, one for each vCPU, has rung, or the one for `all`.
+    /// Reads requests from `memory`, when a doorbell rings: a vCPU's own in `bells`, or the common
+    /// one, `all`.
     pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: Arc<EventFd>) -> Self {
         let vcpus = vec![LastRequest::default(); usize::from(memory.vcpus())];
         let next = Instant::now() + LOOK_EVERY;
@@ -277,6 +278,10 @@ mod tests {
     impl Actuator for Panics {
         fn apply(&self, _: DomainId, _: Clamp) -> Result<(), ActuateError> {
             panic!("as the test wants");
+        }
+
+        fn serves_any_vcpu(&self) -> bool {
+            false
         }
     }
 
