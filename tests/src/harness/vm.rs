@@ -15,6 +15,7 @@ use vcpufreq_device::host::{self, CpuList, Tid};
 
 use crate::harness::thread_facts::{allowed, scheduling, stat_field};
 use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
+use crate::harness::wait::{SOON, settled};
 
 pub use crate::harness::vmm::{Setup, command};
 
@@ -22,9 +23,8 @@ pub use crate::harness::vmm::{Setup, command};
 pub const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Waiting for the threads of vCPUs.
-const THREAD_STEP: Duration = Duration::from_millis(20);
-const THREAD_TRIES: u32 = 500;
+/// In which a VMM has made the threads of its vCPUs.
+const THREADS: Duration = Duration::from_secs(10);
 /// Waiting for a guest to settle: it took 3 s when measured.
 const SETTLE_STEP: Duration = Duration::from_millis(100);
 const SETTLE_TRIES: u32 = 300;
@@ -122,14 +122,7 @@ impl Vm {
     /// Binds the vCPUs of a VMM that has no option for it, soon after its start.
     fn pin(&self, setup: &Setup) -> Result<()> {
         for (vcpu, pcpus) in setup.pins.iter().enumerate() {
-            let mut tries = 0;
-            let tid = loop {
-                match self.vcpu_tid(vcpu) {
-                    Err(_) if tries < THREAD_TRIES => sleep(THREAD_STEP),
-                    tid => break tid?,
-                }
-                tries += 1;
-            };
+            let tid = settled(THREADS, || Ok(self.vcpu_tid(vcpu)), Result::is_ok)??;
             let tid = Tid::new(tid).context("a thread's number")?;
             let pcpus: Vec<u32> = pcpus.parse::<CpuList>()?.into_iter().collect();
             host::pin(tid, &pcpus).context("pinning a vCPU")?;
@@ -261,6 +254,11 @@ impl Vm {
             field(&text, "effective uclamp.min")?,
             field(&text, "effective uclamp.max")?,
         ))
+    }
+
+    /// The same once it is `wanted`, or what it stays at.
+    pub fn settled_clamp(&self, vcpu: usize, wanted: (u32, u32)) -> Result<(u32, u32)> {
+        settled(SOON, || self.clamp(vcpu), |now| *now == wanted)
     }
 
     /// The utilization that the host sees of a vCPU's thread now.
