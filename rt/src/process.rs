@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Facts of a thread or process in procfs.
 
+use vcpufreq_device::host::proc_field;
+
 use crate::{
     host::{Look, Unread},
     value,
@@ -53,8 +55,8 @@ impl ThreadStat {
 /// As [`Look::read`] of its status; [`Unread::Refused`] when that has no users.
 pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
     let text = look.read(&format!("/proc/{pid}/status"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let numbers = line.ok_or(Unread::Refused)?.split_whitespace();
+    let line = proc_field(&text, "Uid").ok_or(Unread::Refused)?;
+    let numbers = line.split_whitespace();
     let users = numbers.map(|number| number.parse().map_err(|_| Unread::Refused));
     users.collect()
 }

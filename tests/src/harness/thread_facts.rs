@@ -2,15 +2,15 @@
 //! What procfs has of a thread: where it may run, where it ran, and how it is scheduled.
 
 use anyhow::{Context, Result};
+use vcpufreq_device::host::proc_field;
 
 use super::sysfs;
 
 /// The pCPUs that a thread of process `pid` may run on, as the kernel lists them.
 pub fn allowed(pid: u32, tid: i32) -> Result<String> {
     let status = sysfs::text(format!("/proc/{pid}/task/{tid}/status"))?;
-    let mut lines = status.lines();
-    let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    Ok(list.context("no Cpus_allowed_list")?.trim().to_owned())
+    let list = proc_field(&status, "Cpus_allowed_list");
+    Ok(list.context("no Cpus_allowed_list")?.to_owned())
 }
 
 /// Field `number`, 3 and above, of the text of a proc_pid_stat(5). The name before them, in

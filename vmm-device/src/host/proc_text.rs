@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The values in procfs' texts.
+
+#![forbid(unsafe_code)]
+
+use std::{fs, io};
+
+/// The value of a line `name: value`, without the white space around it, in a text such as those of
+/// `/proc/PID/status` and `/proc/PID/sched`.
+#[must_use]
+pub fn proc_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let found = fields.find(|(key, _)| key.trim() == name);
+    found.map(|(_, value)| value.trim())
+}
+
+/// The signals that this process ignores, as under nohup(1): bit 0 is signal 1.
+///
+/// # Errors
+/// As reading `/proc/self/status`; `InvalidData` if that doesn't show them.
+pub fn ignored_signals() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = proc_field(&status, "SigIgn").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    mask.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    //! A name in a text is no value.
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_by_its_whole_name() {
+        let status = "Name:\tPPid:\t7\nTracerPid:\t8\nPid:\t9\nPPid:\t10\nVmRSS:\t  12 kB\n";
+        let fields = ["PPid", "Pid", "VmRSS", "id"].map(|name| proc_field(status, name));
+        assert_eq!(fields, [Some("10"), Some("9"), Some("12 kB"), None]);
+    }
+
+    #[test]
+    fn the_signal_that_rusts_runtime_ignores_is_shown() {
+        const SIGPIPE: u64 = 1 << (libc::SIGPIPE - 1);
+        assert_eq!(ignored_signals().unwrap() & SIGPIPE, SIGPIPE);
+    }
+}
