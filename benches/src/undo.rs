@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::ignored_signals;
+use vcpufreq_device::host::{ignored_signals, stat_field};
 
 use crate::tracefs::INSTANCES;
 
@@ -221,11 +221,8 @@ fn read(folder: &Path, path: &Path) -> Result<Changes> {
 /// one that has ended and is not reaped yet.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let behind_name = stat.rsplit(')').next()?;
-    let mut fields = behind_name.split_whitespace();
-    let state = fields.next()?;
-    let ended = ["Z", "X"].contains(&state);
-    fields.nth(18)?.parse().ok().filter(|_| !ended)
+    let ended = ["Z", "X"].contains(&stat_field(&stat, 3)?);
+    stat_field(&stat, 22)?.parse().ok().filter(|_| !ended)
 }
 
 impl Changes {

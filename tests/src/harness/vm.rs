@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vcpufreq_bench::piped::{Piped, threads};
-use vcpufreq_device::host::{self, CpuList, Tid};
+use vcpufreq_device::host::{self, CpuList, Tid, stat_field};
 
-use crate::harness::thread_facts::{allowed, scheduling, stat_field};
+use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
 use crate::harness::wait::{SOON, settled};
 
@@ -297,7 +297,8 @@ impl Vm {
 
     /// The pCPU that a vCPU's thread was last on.
     pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
-        Ok(stat_field(&self.stat(vcpu)?, 39)?.parse()?)
+        let stat = self.stat(vcpu)?;
+        Ok(stat_field(&stat, 39).context("a short stat")?.parse()?)
     }
 
     /// Priority and policy of a vCPU's thread, as `1 2`.

@@ -14,6 +14,14 @@ pub fn proc_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     found.map(|(_, value)| value.trim())
 }
 
+/// Field `number`, 3 or above, in the text of a proc_pid_stat(5). The name before those, in
+/// parentheses, can hold anything.
+#[must_use]
+pub fn stat_field(stat: &str, number: usize) -> Option<&str> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(number.checked_sub(3)?)
+}
+
 /// The signals that this process ignores, as under nohup(1): bit 0 is signal 1.
 ///
 /// # Errors
@@ -34,6 +42,14 @@ mod tests {
         let status = "Name:\tPPid:\t7\nTracerPid:\t8\nPid:\t9\nPPid:\t10\nVmRSS:\t  12 kB\n";
         let fields = ["PPid", "Pid", "VmRSS", "id"].map(|name| proc_field(status, name));
         assert_eq!(fields, [Some("10"), Some("9"), Some("12 kB"), None]);
+    }
+
+    #[test]
+    fn fields_count_behind_the_name() {
+        let stat = "40 (a) S 9 (b)) R 2 0";
+        let fields = [2, 3, 4, 5, 6].map(|number| stat_field(stat, number));
+        assert_eq!(fields, [None, Some("R"), Some("2"), Some("0"), None]);
+        assert_eq!(stat_field("40", 3), None);
     }
 
     #[test]
