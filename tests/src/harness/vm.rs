@@ -11,8 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vcpufreq_bench::piped::{Piped, threads};
-use vcpufreq_device::host::{self, CpuList, Tid, stat_field};
+use vcpufreq_device::host::{self, CpuList, Tid, effective_clamp, proc_field, stat_field};
 
+use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
 use crate::harness::wait::{SOON, settled};
@@ -249,11 +250,7 @@ impl Vm {
 
     /// The clamp in force for a vCPU's thread, as the kernel reports it.
     pub fn clamp(&self, vcpu: usize) -> Result<(u32, u32)> {
-        let text = self.sched(vcpu)?;
-        Ok((
-            field(&text, "effective uclamp.min")?,
-            field(&text, "effective uclamp.max")?,
-        ))
+        effective_clamp(&self.sched(vcpu)?).context("the kernel shows no clamp")
     }
 
     /// The same once it is `wanted`, or what it stays at.
@@ -281,13 +278,7 @@ impl Vm {
 
     /// Resident memory in KiB of the VMM, or of what serves QEMU.
     pub fn resident_kib(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.program());
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+        sysfs::field(format!("/proc/{}/status", self.program()), "VmRSS")
     }
 
     /// The pCPUs that a vCPU's thread may run on, as the kernel lists them.
@@ -330,10 +321,6 @@ pub fn events() -> Result<Vec<Value>> {
 
 /// A number of a thread's sched file.
 pub fn field(text: &str, name: &str) -> Result<u32> {
-    let line = text
-        .lines()
-        .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))
-        .with_context(|| format!("no '{name}' in the thread's sched file"))?;
-    let value = line.rsplit(':').next().unwrap_or_default().trim();
-    value.parse().with_context(|| format!("{name}: '{value}'"))
+    let number = proc_field(text, name).and_then(|number| number.parse().ok());
+    number.with_context(|| format!("no number {name} in the thread's sched file"))
 }

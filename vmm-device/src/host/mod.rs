@@ -58,7 +58,7 @@ pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
-pub use proc_text::{ignored_signals, proc_field, stat_field};
+pub use proc_text::{effective_clamp, ignored_signals, proc_field, stat_field};
 pub use raised_groups::RaisedGroups;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{

@@ -22,6 +22,17 @@ pub fn stat_field(stat: &str, number: usize) -> Option<&str> {
     fields.split_whitespace().nth(number.checked_sub(3)?)
 }
 
+/// The clamp in force for a thread (uclamp.min, uclamp.max; 0 to 1024 each), its cgroup's included,
+/// in the text of its `/proc/PID/sched`. `None` from a kernel that doesn't show it.
+#[must_use]
+pub fn effective_clamp(sched: &str) -> Option<(u32, u32)> {
+    let field = |name| proc_field(sched, name)?.parse().ok();
+    Some((
+        field("effective uclamp.min")?,
+        field("effective uclamp.max")?,
+    ))
+}
+
 /// The signals that this process ignores, as under nohup(1): bit 0 is signal 1.
 ///
 /// # Errors
@@ -50,6 +61,15 @@ mod tests {
         let fields = [2, 3, 4, 5, 6].map(|number| stat_field(stat, number));
         assert_eq!(fields, [None, Some("R"), Some("2"), Some("0"), None]);
         assert_eq!(stat_field("40", 3), None);
+    }
+
+    #[test]
+    fn the_clamp_in_force_is_not_the_threads_own() {
+        let sched = "uclamp.min                                   :                    0\n\
+                     effective uclamp.min                         :                  205\n\
+                     effective uclamp.max                         :                  512\n";
+        assert_eq!(effective_clamp(sched), Some((205, 512)));
+        assert_eq!(effective_clamp("policy : 0"), None);
     }
 
     #[test]
