@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
 use serde_json::{Value, json};
+use vcpufreq_device::host::SCHED_DEBUG;
 
 use crate::harness::policy::Policy;
 use crate::harness::wait::{SOON, wait_until};
@@ -23,7 +24,7 @@ const RUNTIME_NS: u64 = 100_000_000;
 pub fn run() -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
-    let file = |cpu| format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
+    let file = |cpu| format!("{SCHED_DEBUG}/ext_server/cpu{cpu}/runtime");
     let before: u64 = sysfs::number(file(policy.cpu()))?;
     let set = |runtime: u64| -> Result<()> {
         policy
