@@ -5,7 +5,6 @@
 #[allow(dead_code)]
 mod attach;
 
-use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -60,7 +59,7 @@ fn measure(
     kvm: &Kvm,
     (name, code, by_kvm): (&str, &[u8], bool),
 ) -> anyhow::Result<()> {
-    let host = host()?;
+    let host = FakeHost::of_this_machine(1_200_000, 1_800_000);
     let bridge = attach::bridge(&host.root(), &[], by_kvm)?;
     let handle = bridge.handle();
     let vm = kvm.create_vm()?;
@@ -103,23 +102,6 @@ fn measure(
     let each = exits as f64 / (accesses.max(1)) as f64;
     println!("{{\"bench\":\"{name}\",\"accesses\":{accesses},\"exits_each\":{each}}}");
     Ok(())
-}
-
-/// A host of this machine's pCPUs, at 1.2 of 1.8 GHz.
-fn host() -> anyhow::Result<FakeHost> {
-    let host = FakeHost::empty();
-    let cpus = "sys/devices/system/cpu";
-    let possible = fs::read_to_string(format!("/{cpus}/possible"))?;
-    let last = possible.trim().rsplit(['-', ',']).next().unwrap_or("0");
-    for cpu in 0..=last.parse::<u32>()? {
-        let cpufreq = format!("{cpus}/cpu{cpu}/cpufreq");
-        host.write(&format!("{cpufreq}/scaling_cur_freq"), "1200000\n");
-        host.write(&format!("{cpufreq}/cpuinfo_max_freq"), "1800000\n");
-    }
-    host.write(&format!("{cpus}/possible"), possible);
-    let stat = format!("proc/self/task/{}/stat", Tid::current());
-    host.write(&stat, fs::read(format!("/{stat}"))?);
-    Ok(host)
 }
 
 /// A vCPU, and in its memory a loop of this code, `dec ecx; jnz`, and `hlt`.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
-use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, floors};
+use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, floors};
 
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
@@ -249,18 +249,7 @@ fn at_least(opps: &[u32], khz: u32) -> u32 {
 
 /// The clamp of a thread, its cgroup's included.
 fn clamp_of(tid: i32) -> Option<(u32, u32)> {
-    clamp_in(&std::fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)
-}
-
-fn clamp_in(sched: &str) -> Option<(u32, u32)> {
-    let field = |name: &str| {
-        let line = sched.lines().find(|line| line.starts_with(name))?;
-        line.rsplit(':').next()?.trim().parse().ok()
-    };
-    Some((
-        field("effective uclamp.min")?,
-        field("effective uclamp.max")?,
-    ))
+    effective_clamp(&std::fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)
 }
 
 fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
@@ -347,15 +336,6 @@ mod tests {
         assert!(either.right());
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
-    }
-
-    #[test]
-    fn the_effective_clamp_is_read() {
-        let sched = "uclamp.min                                   :                    0\n\
-                     effective uclamp.min                         :                  205\n\
-                     effective uclamp.max                         :                  205\n";
-        assert_eq!(clamp_in(sched), Some((205, 205)));
-        assert_eq!(clamp_in("policy : 0"), None);
     }
 
     #[test]

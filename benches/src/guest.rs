@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use vcpufreq_device::host::SCHED_DEBUG;
 use vcpufreq_load::work::pin_thread;
 
 use crate::GuestArgs;
@@ -102,7 +103,7 @@ impl Guest {
 /// Where a CPU's fair server is: its reservation is a floor beneath the frequencies of a
 /// small CPU.
 fn fair_server(cpu: impl std::fmt::Display) -> String {
-    format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime")
+    format!("{SCHED_DEBUG}/fair_server/cpu{cpu}/runtime")
 }
 
 /// `vcpufreq run`, or `vcpufreq qemu`, with a vCPU pinned to each pCPU, mirroring it.

@@ -4,6 +4,7 @@
 //! didn't start from there. Pure: from what the load programs answer.
 
 use anyhow::{Context, Result};
+use vcpufreq_device::host::SCHED_DEBUG;
 use vcpufreq_load::settle;
 
 use crate::observed::{Observed, Unsettled};
@@ -47,7 +48,7 @@ impl Above {
         let where_ = format!("{} {policy} at {khz} kHz, lowest {min_khz}", self.side);
         match server {
             Some((reserved, capacity)) => format!(
-                "{where_}: the scheduler's fair or ext server reserves {reserved} of 1024, the CPUs' capacity is {capacity}; 0 in runtime of /sys/kernel/debug/sched/{{fair,ext}}_server/cpu*/ frees them"
+                "{where_}: the scheduler's fair or ext server reserves {reserved} of 1024, the CPUs' capacity is {capacity}; 0 in runtime of {SCHED_DEBUG}/{{fair,ext}}_server/cpu*/ frees them"
             ),
             None => where_,
         }

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
+use vcpufreq_device::host::{ignored_signals, stat_field};
 
 use crate::tracefs::INSTANCES;
 
@@ -123,7 +124,7 @@ pub fn begin() -> Result<()> {
 
 fn on_signals() -> Result<()> {
     // One that is ignored stays so, as SIGHUP by nohup.
-    let ignored = ignored()?;
+    let ignored = ignored_signals()?;
     let heeded = |signal: &Signal| ignored >> (*signal as i32 - 1) & 1 == 0;
     let signals: SigSet = SIGNALS.into_iter().filter(heeded).collect();
     signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -144,13 +145,6 @@ fn on_signals() -> Result<()> {
             std::process::exit(128 + signal as i32);
         })?;
     Ok(())
-}
-
-/// The signals that this process ignores: the lowest bit is signal 1.
-fn ignored() -> Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    Ok(u64::from_str_radix(mask.context("no SigIgn")?.trim(), 16)?)
 }
 
 /// Undoes what killed benches left: the paths that were put back or removed, and a line for each
@@ -227,11 +221,8 @@ fn read(folder: &Path, path: &Path) -> Result<Changes> {
 /// one that has ended and is not reaped yet.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let behind_name = stat.rsplit(')').next()?;
-    let mut fields = behind_name.split_whitespace();
-    let state = fields.next()?;
-    let ended = ["Z", "X"].contains(&state);
-    fields.nth(18)?.parse().ok().filter(|_| !ended)
+    let ended = ["Z", "X"].contains(&stat_field(&stat, 3)?);
+    stat_field(&stat, 22)?.parse().ok().filter(|_| !ended)
 }
 
 impl Changes {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Facts of a thread or process in procfs.
 
+use vcpufreq_device::host::{proc_field, stat_field};
+
 use crate::{
     host::{Look, Unread},
     value,
@@ -29,18 +31,15 @@ const KTHREADD: &str = "2";
 impl ThreadStat {
     pub(crate) fn read(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
         let text = look.read(&format!("/proc/{pid}/stat"))?;
-        // The name, in parentheses, can hold anything: count behind it, from field 3.
-        let (_, rest) = text.rsplit_once(')').ok_or(Unread::Refused)?;
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3).ok_or(Unread::Refused);
+        let field = |number| stat_field(&text, number).ok_or(Unread::Refused);
         let number = |at: usize| field(at).ok()?.parse::<u32>().ok();
         let policy = number(41).zip(number(40));
         let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
-            has_ended: ["Z", "X"].contains(field(3)?),
-            is_parked: *field(3)? == "P",
-            is_kernel_thread: flags & PF_KTHREAD != 0 && *field(4)? == KTHREADD,
+            has_ended: ["Z", "X"].contains(&field(3)?),
+            is_parked: field(3)? == "P",
+            is_kernel_thread: flags & PF_KTHREAD != 0 && field(4)? == KTHREADD,
             scheduling: policy
                 .and_then(|(policy, priority)| value::scheduling_text(policy, priority)),
         })
@@ -53,8 +52,8 @@ impl ThreadStat {
 /// As [`Look::read`] of its status; [`Unread::Refused`] when that has no users.
 pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
     let text = look.read(&format!("/proc/{pid}/status"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let numbers = line.ok_or(Unread::Refused)?.split_whitespace();
+    let line = proc_field(&text, "Uid").ok_or(Unread::Refused)?;
+    let numbers = line.split_whitespace();
     let users = numbers.map(|number| number.parse().map_err(|_| Unread::Refused));
     users.collect()
 }

@@ -27,7 +27,7 @@ use std::{
 
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
+use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups, stat_field};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
@@ -209,8 +209,7 @@ fn the_guardian_outlives_signals_to_the_group() {
     }
     let session = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
-        fields.map(str::to_owned).nth(3).unwrap()
+        stat_field(&stat, 6).unwrap().to_owned()
     };
     assert_eq!(
         session(guardian.id()),

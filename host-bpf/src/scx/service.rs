@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use libbpf_rs::{Link, MapCore as _, Object};
+use vcpufreq_device::host::proc_field;
 
 use super::{BPFFS, LAYOUT, OFF, ON, STARTING, ScxError, control, pin_error};
 use crate::error::BpfError;
@@ -82,8 +83,8 @@ impl ScxService {
     /// [`ScxError::Bpf`] as [`probe`], or [`ScxError::NoBpffs`].
     pub fn check_host() -> Result<(), ScxError> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-        let effective = uid.and_then(|line| line.split_whitespace().nth(1));
+        let users = proc_field(&status, "Uid");
+        let effective = users.and_then(|users| users.split_whitespace().nth(1));
         if effective != Some("0") {
             return Err(ScxError::NotRoot);
         }

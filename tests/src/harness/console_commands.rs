@@ -16,6 +16,7 @@ use crate::harness::registers::{Requests, register};
 use crate::harness::shared_memory;
 use crate::harness::sys::Registers;
 use crate::harness::sysfs;
+use crate::harness::wait::{SOON, settled};
 
 /// A 16550's interrupt enable register, and what Linux' driver has there while the port is open
 /// and sends nothing: received data, line status.
@@ -286,13 +287,7 @@ pub fn rmmod(module: &str) -> Result<String> {
 /// Removes the host module. The kernel frees BPF programs, which hold it, a little later than it
 /// closes them.
 pub fn unload_host_module() -> Result<()> {
-    for _ in 0..100 {
-        if rmmod("vcpufreq_host").is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    rmmod("vcpufreq_host").map(drop)
+    settled(SOON, || Ok(rmmod("vcpufreq_host")), Result::is_ok)?.map(drop)
 }
 
 /// Does something without the host's module.

@@ -10,12 +10,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_device::host::SCHED_DEBUG;
 
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded as rt_command;
 use crate::harness::sysfs;
 
-const DEBUG: &str = "/sys/kernel/debug/sched";
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];
 /// Ends the name of a scenario that runs without the servers.
 const OFF: &str = ":fair-server-off";
@@ -50,7 +50,7 @@ impl SwitchedOff {
 fn values(name: &str) -> Result<BTreeMap<String, u64>> {
     let mut files = BTreeMap::new();
     for server in SERVERS {
-        let folder = format!("{DEBUG}/{server}");
+        let folder = format!("{SCHED_DEBUG}/{server}");
         if !Path::new(&folder).exists() {
             continue;
         }
@@ -68,7 +68,7 @@ fn values(name: &str) -> Result<BTreeMap<String, u64>> {
 pub fn floor_khz(policy: &Policy) -> Result<u32> {
     let mut most = 0;
     for cpu in &policy.cpus {
-        let file = |name| format!("{DEBUG}/fair_server/cpu{cpu}/{name}");
+        let file = |name| format!("{SCHED_DEBUG}/fair_server/cpu{cpu}/{name}");
         if !Path::new(&file("runtime")).exists() {
             continue;
         }

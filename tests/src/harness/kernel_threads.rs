@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vcpufreq_bench::tracefs::Switch;
+use vcpufreq_device::host::stat_field;
 
 use crate::harness::sysfs;
 
@@ -69,11 +70,9 @@ fn has_name(name: &str, cpu: u32) -> bool {
         && (end.is_empty() || kind == "kworker" && end.starts_with(':'))
 }
 
-/// Field 9 of a thread's stat; the name before it can hold anything.
+/// By field 9 of a thread's stat.
 pub fn is_kernels(stat: &str) -> bool {
-    let fields = stat.rsplit_once(')').map(|(_, rest)| rest);
-    let flags = fields.and_then(|rest| rest.split_whitespace().nth(6));
-    let flags = flags.and_then(|flags| flags.parse::<u64>().ok());
+    let flags = stat_field(stat, 9).and_then(|flags| flags.parse::<u64>().ok());
     flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 

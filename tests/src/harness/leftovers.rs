@@ -5,6 +5,8 @@ use std::fs;
 
 use anyhow::Result;
 
+use crate::harness::wait::{SOON, settled};
+
 pub const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Everything of vcpufreq's that is on the host now.
@@ -21,6 +23,11 @@ pub fn leftovers() -> Result<Vec<String>> {
     #[cfg(feature = "bpf")]
     found.extend(bpf_objects());
     Ok(found)
+}
+
+/// What is left soon after an end.
+pub fn left_soon() -> Result<Vec<String>> {
+    settled(SOON, leftovers, Vec::is_empty)
 }
 
 /// Its cgroups, those at the top.

@@ -35,3 +35,4 @@ pub mod trace;
 pub mod uclamp;
 pub mod vm;
 pub mod vmm;
+pub mod wait;

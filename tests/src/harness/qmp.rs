@@ -4,18 +4,17 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-const STEP: Duration = Duration::from_millis(20);
-/// For QEMU to be there.
-const TRIES: u32 = 500;
-/// For a job: a look at it is work of QEMU's main thread.
-const JOB_STEP: Duration = Duration::from_millis(100);
-const JOB_TRIES: u32 = 600;
+use crate::harness::wait::{settled, wait_for};
+
+/// In which QEMU is there.
+const STARTS: Duration = Duration::from_secs(10);
+/// In which a job ends.
+const JOB: Duration = Duration::from_secs(60);
 
 /// A connection to it.
 pub struct Qmp(BufReader<UnixStream>);
@@ -29,14 +28,7 @@ impl Qmp {
     /// To the QEMU that listens at `path`, soon after its start. The QEMU that writes the guest's
     /// device tree listens there before it, and ends.
     pub fn connect(path: &str) -> Result<Self> {
-        let mut tries = 0;
-        loop {
-            match Self::greet(path) {
-                Err(_) if tries < TRIES => sleep(STEP),
-                qmp => return qmp.context(path.to_owned()),
-            }
-            tries += 1;
-        }
+        settled(STARTS, || Ok(Self::greet(path)), Result::is_ok)?.context(path.to_owned())
     }
 
     fn greet(path: &str) -> Result<Self> {
@@ -70,32 +62,27 @@ impl Qmp {
         const ID: &str = "job";
         arguments["job-id"] = ID.into();
         self.ask(command, arguments)?;
-        for _ in 0..JOB_TRIES {
-            let jobs = self.ask("query-jobs", json!({}))?;
-            let job = &jobs[0];
-            if job["status"] == "concluded" {
-                if !job["error"].is_null() {
-                    bail!("{command}: {}", job["error"]);
-                }
-                return self.ask("job-dismiss", json!({ "id": ID })).map(drop);
-            }
-            sleep(JOB_STEP);
+        let job = wait_for(command, JOB, || {
+            let job = self.ask("query-jobs", json!({}))?[0].clone();
+            Ok((job["status"] == "concluded").then_some(job))
+        })?;
+        if !job["error"].is_null() {
+            bail!("{command}: {}", job["error"]);
         }
-        bail!("{command} does not end")
+        self.ask("job-dismiss", json!({ "id": ID })).map(drop)
     }
 
     /// Moves its guest to the QEMU that waits at `uri`.
     pub fn migrate(&mut self, uri: &str) -> Result<()> {
         self.ask("migrate", json!({ "uri": uri }))?;
-        for _ in 0..JOB_TRIES {
+        wait_for("migrate", JOB, || {
             let migration = self.ask("query-migrate", json!({}))?;
             match migration["status"].as_str() {
-                Some("completed") => return Ok(()),
+                Some("completed") => Ok(Some(())),
                 Some("failed") => bail!("migrate: {}", migration["error-desc"]),
-                _ => sleep(JOB_STEP),
+                _ => Ok(None),
             }
-        }
-        bail!("migrate does not end")
+        })
     }
 
     fn line(&mut self) -> Result<Value> {

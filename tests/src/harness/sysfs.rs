@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow};
+use vcpufreq_device::host::proc_field;
 
 /// Folder of the cpufreq policies.
 pub const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
@@ -23,6 +24,14 @@ pub fn number<T: FromStr>(path: impl AsRef<Path>) -> Result<T> {
     let text = text(path)?;
     text.parse()
         .map_err(|_| anyhow!("{} holds '{text}', not a number", path.display()))
+}
+
+/// The number of a line `name: number` of a file, without its unit.
+pub fn field<T: FromStr>(path: impl AsRef<Path>, name: &str) -> Result<T> {
+    let path = path.as_ref();
+    let text = text(path)?;
+    let number = proc_field(&text, name).and_then(|text| text.split(' ').next()?.parse().ok());
+    number.with_context(|| format!("{} has no number {name}", path.display()))
 }
 
 /// A file's numbers, separated by white space.

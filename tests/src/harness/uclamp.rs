@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use crate::harness::fair_server::SwitchedOff;
 use crate::harness::load::Load;
 use crate::harness::policy::Policy;
+use crate::harness::wait::{SOON, settled};
 use crate::harness::{sys, sysfs};
 
 /// Writing another value than it has is a use of uclamp.
@@ -115,11 +116,5 @@ pub fn lowest_khz(policy: &Policy, cpu: u32) -> Result<u32> {
 
 /// A thread that has ended leaves its cgroup a moment later.
 fn remove_group() -> Result<()> {
-    for _ in 0..100 {
-        if fs::remove_dir(GROUP).is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    fs::remove_dir(GROUP).context(GROUP)
+    settled(SOON, || Ok(fs::remove_dir(GROUP)), Result::is_ok)?.context(GROUP)
 }

@@ -11,10 +11,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vcpufreq_bench::piped::{Piped, child, threads};
-use vcpufreq_device::host::{self, CpuList, Tid};
+use vcpufreq_device::host::{self, CpuList, Tid, effective_clamp, proc_field, stat_field};
 
-use crate::harness::thread_facts::{allowed, scheduling, stat_field};
+use crate::harness::sysfs;
+use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
+use crate::harness::wait::{SOON, settled};
 
 pub use crate::harness::vmm::{Setup, command};
 
@@ -22,9 +24,8 @@ pub use crate::harness::vmm::{Setup, command};
 pub const BOOT: Duration = Duration::from_secs(120);
 /// Any one deed.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Waiting for the threads of vCPUs.
-const THREAD_STEP: Duration = Duration::from_millis(20);
-const THREAD_TRIES: u32 = 500;
+/// In which a VMM has made the threads of its vCPUs.
+const THREADS: Duration = Duration::from_secs(10);
 /// Waiting for a guest to settle: it took 3 s when measured.
 const SETTLE_STEP: Duration = Duration::from_millis(100);
 const SETTLE_TRIES: u32 = 300;
@@ -122,14 +123,7 @@ impl Vm {
     /// Binds the vCPUs of a VMM that has no option for it, soon after its start.
     fn pin(&self, setup: &Setup) -> Result<()> {
         for (vcpu, pcpus) in setup.pins.iter().enumerate() {
-            let mut tries = 0;
-            let tid = loop {
-                match self.vcpu_tid(vcpu) {
-                    Err(_) if tries < THREAD_TRIES => sleep(THREAD_STEP),
-                    tid => break tid?,
-                }
-                tries += 1;
-            };
+            let tid = settled(THREADS, || Ok(self.vcpu_tid(vcpu)), Result::is_ok)??;
             let tid = Tid::new(tid).context("a thread's number")?;
             let pcpus: Vec<u32> = pcpus.parse::<CpuList>()?.into_iter().collect();
             host::pin(tid, &pcpus).context("pinning a vCPU")?;
@@ -256,11 +250,12 @@ impl Vm {
 
     /// The clamp in force for a vCPU's thread, as the kernel reports it.
     pub fn clamp(&self, vcpu: usize) -> Result<(u32, u32)> {
-        let text = self.sched(vcpu)?;
-        Ok((
-            field(&text, "effective uclamp.min")?,
-            field(&text, "effective uclamp.max")?,
-        ))
+        effective_clamp(&self.sched(vcpu)?).context("the kernel shows no clamp")
+    }
+
+    /// The same once it is `wanted`, or what it stays at.
+    pub fn settled_clamp(&self, vcpu: usize, wanted: (u32, u32)) -> Result<(u32, u32)> {
+        settled(SOON, || self.clamp(vcpu), |now| *now == wanted)
     }
 
     /// The utilization that the host sees of a vCPU's thread now.
@@ -284,7 +279,8 @@ impl Vm {
     /// Resident memory in KiB of the VMM, or of what serves QEMU: a server and the VM's process.
     pub fn resident_kib(&self) -> Result<u64> {
         let all = [Some(self.program()), self.vm_process()];
-        all.into_iter().flatten().map(resident_kib).sum()
+        let kib = |pid| sysfs::field(format!("/proc/{pid}/status"), "VmRSS");
+        all.into_iter().flatten().map(kib).sum()
     }
 
     /// The process that carries out the requests of QEMU's guest.
@@ -299,7 +295,8 @@ impl Vm {
 
     /// The pCPU that a vCPU's thread was last on.
     pub fn pcpu(&self, vcpu: usize) -> Result<u32> {
-        Ok(stat_field(&self.stat(vcpu)?, 39)?.parse()?)
+        let stat = self.stat(vcpu)?;
+        Ok(stat_field(&stat, 39).context("a short stat")?.parse()?)
     }
 
     /// Priority and policy of a vCPU's thread, as `1 2`.
@@ -331,19 +328,6 @@ pub fn events() -> Result<Vec<Value>> {
 
 /// A number of a thread's sched file.
 pub fn field(text: &str, name: &str) -> Result<u32> {
-    let line = text
-        .lines()
-        .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))
-        .with_context(|| format!("no '{name}' in the thread's sched file"))?;
-    let value = line.rsplit(':').next().unwrap_or_default().trim();
-    value.parse().with_context(|| format!("{name}: '{value}'"))
-}
-
-fn resident_kib(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/status");
-    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    let mut lines = text.lines();
-    let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
-    let line = line.with_context(|| format!("no VmRSS in {path}"))?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+    let number = proc_field(text, name).and_then(|number| number.parse().ok());
+    number.with_context(|| format!("no number {name} in the thread's sched file"))
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::host::HostRoot;
+use crate::host::{HostRoot, Tid, possible_pcpus};
 
 const CPU: &str = "sys/devices/system/cpu";
 const LITTLE_KHZ: &str = "600000 1000000 1400000 1800000";
@@ -47,6 +47,22 @@ impl FakeHost {
         }
         host.policy(0, "0 1", LITTLE_KHZ, "1800000");
         host.policy(2, "2 3", BIG_KHZ, "2800000");
+        host
+    }
+
+    /// The CPUs of this machine, each at `khz` of `max_khz`, and the calling thread's place there.
+    #[must_use]
+    pub fn of_this_machine(khz: u32, max_khz: u32) -> Self {
+        let host = Self::empty();
+        let cpus = possible_pcpus(&HostRoot::default());
+        for cpu in cpus.iter() {
+            let cpufreq = format!("{CPU}/cpu{cpu}/cpufreq");
+            host.write(&format!("{cpufreq}/scaling_cur_freq"), khz.to_string());
+            host.write(&format!("{cpufreq}/cpuinfo_max_freq"), max_khz.to_string());
+        }
+        host.write(&format!("{CPU}/possible"), cpus.to_string());
+        let stat = format!("proc/self/task/{}/stat", Tid::current());
+        host.write(&stat, fs::read(format!("/{stat}")).expect("procfs"));
         host
     }
 

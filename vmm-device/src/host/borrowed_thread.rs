@@ -8,6 +8,7 @@ use std::io;
 
 use super::HostRoot;
 use super::cpu_list::CpuList;
+use super::proc_text::stat_field;
 use super::sys::{SchedAttr, Tid, affinity_of, pin};
 
 /// What a fair thread has without a clamp of its own, and the value that takes its clamp away.
@@ -110,11 +111,10 @@ impl BorrowedThread {
     }
 }
 
-/// The 22nd value of proc_pid_stat(5); the second one is a name in parentheses.
+/// Field 22 of its stat.
 fn started(root: &HostRoot, pid: u32, tid: Tid) -> io::Result<u64> {
     let stat = fs::read_to_string(root.path(format!("proc/{pid}/task/{tid}/stat")))?;
-    let values = stat.rsplit_once(')').map(|(_, values)| values);
-    let started = values.and_then(|values| values.split_whitespace().nth(19)?.parse().ok());
+    let started = stat_field(&stat, 22).and_then(|ticks| ticks.parse().ok());
     started.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use super::HostRoot;
 use super::cgroup_error::CgroupError;
 use super::cgroup_fs::{cgroup_mount, children, read, write};
+use super::proc_text::proc_field;
 use crate::units::DomainId;
 
 /// A VM's group is named this and the VMM's process number.
@@ -192,8 +193,7 @@ fn movers(record: &GroupRecord, pid: u32) -> Result<Vec<String>, CgroupError> {
 
 fn parent_process(pid: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-    Some(parent.trim().to_owned())
+    proc_field(&status, "PPid").map(str::to_owned)
 }
 
 /// Whether the VM's group is in its process' own group. The root doesn't count: it has no type.

@@ -23,16 +23,9 @@ fn place() -> Option<Placement> {
 }
 
 /// The clamp that the scheduler uses for `tid`.
-fn effective_clamp(tid: Tid) -> Option<(u16, u16)> {
+fn clamp_of(tid: Tid) -> Option<(u32, u32)> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/sched")).ok()?;
-    let value = |name| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        line.rsplit(' ').next()?.parse().ok()
-    };
-    Some((
-        value("effective uclamp.min")?,
-        value("effective uclamp.max")?,
-    ))
+    effective_clamp(&text)
 }
 
 /// Makes `tid` SCHED_FIFO, which starts with the maximum for its minimum.
@@ -46,7 +39,7 @@ fn become_fifo(tid: Tid) -> io::Result<()> {
 }
 
 fn check_clamps(actuator: &CgroupActuator, tid: Tid, kind: &str) {
-    if effective_clamp(tid).is_none() {
+    if clamp_of(tid).is_none() {
         return println!("SKIP: this kernel doesn't show effective clamps in /proc/<pid>/sched");
     }
     for (min, max) in [
@@ -61,7 +54,8 @@ fn check_clamps(actuator: &CgroupActuator, tid: Tid, kind: &str) {
         let (min, max) = (util(min), util(max));
         let applied = actuator.apply(DomainId(9), Clamp { min, max });
         assert_eq!(applied, Ok(()), "{kind}");
-        assert_eq!(effective_clamp(tid), Some((min.get(), max.get())), "{kind}");
+        let clamp = (min.get().into(), max.get().into());
+        assert_eq!(clamp_of(tid), Some(clamp), "{kind}");
     }
 }
 
@@ -81,7 +75,7 @@ fn the_schedulers_clamp_is_the_demand_and_nothing_stays() {
         actuator.register_thread(VcpuId(1), tid).unwrap();
         check_clamps(&actuator, tid, "SCHED_FIFO");
     });
-    let rest = effective_clamp(Tid::current());
+    let rest = clamp_of(Tid::current());
     let removed = remove(&KernelTree, actuator.record().unwrap());
 
     // Only now, so that a failure leaves no groups behind.

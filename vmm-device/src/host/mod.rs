@@ -29,6 +29,7 @@ mod limits;
 mod opp_node;
 mod partition;
 mod placement;
+mod proc_text;
 mod raised_groups;
 mod source;
 mod sys;
@@ -57,6 +58,7 @@ pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
+pub use proc_text::{effective_clamp, ignored_signals, proc_field, stat_field};
 pub use raised_groups::RaisedGroups;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{

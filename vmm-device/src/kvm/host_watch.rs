@@ -192,42 +192,10 @@ mod tests {
     //! Each change is reported once and counted once, for the policies that vCPUs may be on. A lost
     //! pinning comes back when the host accepts it.
 
-    use std::fs;
-
-    use tempfile::TempDir;
-
     use super::*;
+    use crate::fakes::FakeHost;
 
-    const GOVERNOR: &str = "policy2/scaling_governor";
-
-    /// A directory that stands for a host with policies 0 and 2 of two pCPUs each.
-    struct FakeHost(TempDir);
-
-    impl FakeHost {
-        fn two_plus_two() -> Self {
-            let host = Self(TempDir::new().unwrap());
-            for (policy, cpus) in [(0, "0 1\n"), (2, "2 3\n")] {
-                let dir = host.file(&format!("policy{policy}"));
-                fs::create_dir_all(dir).unwrap();
-                host.write(&format!("policy{policy}/related_cpus"), cpus);
-                host.write(&format!("policy{policy}/scaling_governor"), "schedutil\n");
-            }
-            host
-        }
-
-        fn root(&self) -> HostRoot {
-            HostRoot::at(self.0.path())
-        }
-
-        fn file(&self, name: &str) -> PathBuf {
-            let cpufreq = self.0.path().join("sys/devices/system/cpu/cpufreq");
-            cpufreq.join(name)
-        }
-
-        fn write(&self, name: &str, text: &str) {
-            fs::write(self.file(name), text).unwrap();
-        }
-    }
+    const GOVERNOR: &str = "sys/devices/system/cpu/cpufreq/policy2/scaling_governor";
 
     /// What one look at the governors finds.
     fn governors(watch: &mut HostWatch) -> Vec<(HostChange, String)> {
@@ -279,7 +247,7 @@ mod tests {
     fn a_policy_without_a_readable_governor_says_nothing() {
         let host = FakeHost::two_plus_two();
         let mut watch = HostWatch::of_host(&[vec![]], true, &host.root());
-        fs::remove_file(host.file(GOVERNOR)).unwrap();
+        host.remove(GOVERNOR);
         assert_eq!(governors(&mut watch), []);
         host.write(GOVERNOR, "performance\n");
         assert_eq!(governors(&mut watch).len(), 1);

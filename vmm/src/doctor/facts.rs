@@ -183,8 +183,5 @@ fn performance_domains(root: &HostRoot) -> EnergyModel {
 
 fn effective_capabilities(root: &HostRoot) -> Option<u64> {
     let status = root.text("proc/self/status")?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+    u64::from_str_radix(host::proc_field(&status, "CapEff")?, 16).ok()
 }

@@ -15,7 +15,7 @@ use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::host::CpuList;
 use vcpufreq_device::{
     DomainId, Util, VcpuId,
-    host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid, pin},
+    host::{HostActuator, HostRoot, KernelTree, PartitionGroups, Tid, pin, proc_field},
 };
 use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
 
@@ -99,8 +99,7 @@ impl RtGuest {
             return Ok(());
         }
         let status = host.text("proc/self/status").unwrap_or_default();
-        let mut lines = status.lines();
-        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed = proc_field(&status, "Cpus_allowed_list");
         let allowed: CpuList = allowed
             .and_then(|list| list.parse().ok())
             .unwrap_or_default();

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::bail;
 use vcpufreq_device::{
-    host::{HostRoot, Tid},
+    host::{HostRoot, Tid, stat_field},
     kvm::shm::vcpu_threads,
 };
 
@@ -207,7 +207,8 @@ impl PendingVmms {
 /// CPU time of a process, in ticks (proc(5), utime and stime).
 fn cpu_ticks(host: &HostRoot, pid: u32) -> u64 {
     let stat = fs::read_to_string(host.path(format!("proc/{pid}/stat"))).unwrap_or_default();
-    let behind_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = behind_name.split_whitespace().skip(11).take(2);
+    let ticks = [14, 15]
+        .into_iter()
+        .filter_map(|number| stat_field(&stat, number));
     ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }

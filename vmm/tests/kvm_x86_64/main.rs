@@ -29,6 +29,7 @@ use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{ExitReason, Hooks};
+use vcpufreq_device::host::proc_field;
 use vcpufreq_device::{DomainId, Event, RateLimit, Util, VcpuId};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -234,9 +235,7 @@ fn a_thread_that_cannot_be_pinned_ends_the_start() {
 fn threads_are_pinned_before_they_are_told_of() {
     let allowed = |tid: i32| {
         let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).unwrap();
-        let mut lines = status.lines();
-        let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        list.unwrap().trim().to_owned()
+        proc_field(&status, "Cpus_allowed_list").unwrap().to_owned()
     };
     let told = Arc::new(RecordingHooks::default());
     let hooks: Arc<dyn Hooks> = told.clone();

@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
@@ -18,6 +17,7 @@ use nix::{
     },
     unistd::Pid,
 };
+use vcpufreq_device::host::ignored_signals;
 
 /// Signals that end a program.
 const ENDING: [Signal; 4] = [
@@ -26,13 +26,6 @@ const ENDING: [Signal; 4] = [
     Signal::SIGHUP,
     Signal::SIGQUIT,
 ];
-
-/// The signals that this process ignores, as under nohup(1): bit 0 is signal 1.
-fn ignored() -> anyhow::Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    Ok(u64::from_str_radix(mask.context("no SigIgn")?.trim(), 16)?)
-}
 
 /// Processes, or with a minus groups of them, as kill(2) takes them.
 #[derive(Debug, Default)]
@@ -105,7 +98,7 @@ impl Ending {
     /// Threads that were started before are not covered.
     pub(super) fn watch(running: &Running) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
-        let ignored = ignored().context(CONTEXT)?;
+        let ignored = ignored_signals().context(CONTEXT)?;
         let heeded = |one: &Signal| ignored >> (*one as i32 - 1) & 1 == 0;
         let signals: SigSet = ENDING.into_iter().filter(heeded).collect();
         let before = SigSet::thread_get_mask().context(CONTEXT)?;

@@ -2,7 +2,6 @@
 //! How the VMMs of `peer` are started, so that both give a guest the same vCPUs.
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -11,6 +10,7 @@ use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
 use crate::harness::vmm;
+use crate::harness::wait::{SOON, settled};
 
 /// A cgroup for each domain is in it, made before crosvm starts: it makes none.
 const GROUPS: &str = "/sys/fs/cgroup/cros";
@@ -147,15 +147,8 @@ pub fn remove_groups() -> Result<()> {
     let groups = entries.flatten().map(|entry| entry.path());
     let groups: Vec<_> = groups.filter(|path| path.is_dir()).collect();
     for group in groups.into_iter().chain([GROUPS.into()]) {
-        let mut removed = fs::remove_dir(&group);
         // The threads of a process that has ended go a little later.
-        for _ in 0..100 {
-            if removed.is_ok() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-            removed = fs::remove_dir(&group);
-        }
+        let removed = settled(SOON, || Ok(fs::remove_dir(&group)), Result::is_ok)?;
         removed.with_context(|| group.display().to_string())?;
     }
     Ok(())

@@ -5,24 +5,26 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
 use serde_json::{Value, json};
+use vcpufreq_device::host::SCHED_DEBUG;
 
 use crate::harness::policy::Policy;
+use crate::harness::wait::{SOON, wait_until};
 use crate::harness::{sysfs, uclamp};
 
 const OBJECT: &str = "/lab/bpf/scheduler.bpf.o";
-const STATE: &str = "/sys/kernel/sched_ext/state";
+/// Whether a sched_ext scheduler runs.
+pub const STATE: &str = "/sys/kernel/sched_ext/state";
 /// Other than the fair server's 50 ms, for the two to differ.
 const RUNTIME_NS: u64 = 100_000_000;
 
 pub fn run() -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
-    let file = |cpu| format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
+    let file = |cpu| format!("{SCHED_DEBUG}/ext_server/cpu{cpu}/runtime");
     let before: u64 = sysfs::number(file(policy.cpu()))?;
     let set = |runtime: u64| -> Result<()> {
         policy
@@ -116,12 +118,8 @@ impl Scheduler {
     }
 }
 
-fn until(state: &str) -> Result<()> {
-    for _ in 0..500 {
-        if sysfs::text(STATE)? == state {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    bail!("sched_ext is {}, not {state}", sysfs::text(STATE)?)
+/// Waits for a state of sched_ext.
+pub fn until(state: &str) -> Result<()> {
+    let is_so = || Ok(sysfs::text(STATE)? == state);
+    wait_until(&format!("sched_ext {state}"), 10 * SOON, is_so)
 }

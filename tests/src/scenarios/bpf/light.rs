@@ -14,6 +14,7 @@ use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostBpf, HostModule};
 use super::group::Group;
 use super::scx::{Service, scx};
 use super::tiny_vm::{Deed, TinyVm};
+use super::vcpu::own_clamp;
 use super::{BASE, Policy, like, start};
 use crate::harness::dips::{Dips, LIGHT_US, dips};
 use crate::harness::machine::mount_bpffs;
@@ -261,9 +262,8 @@ impl Run<'_> {
             let latest = host.latest(VcpuId(0)).context("no vCPU")?;
             anyhow::ensure!(latest.khz.0 == khz, "the programs saw {}", latest.khz);
             self.requests.push((latest.at_ns / 1000, khz));
-            let clamp = sysfs::text("/proc/thread-self/sched")?;
             let util = self.policy.util(khz);
-            let min = crate::harness::vm::field(&clamp, "effective uclamp.min")?;
+            let min = own_clamp()?;
             self.missed += usize::from(match self.way {
                 Way::Scx => min != 0,
                 // Others may be added.

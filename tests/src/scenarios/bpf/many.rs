@@ -149,8 +149,5 @@ fn timed(vm: &mut TinyVm, deed: Deed) -> Result<(Outcome, f64)> {
 }
 
 fn resident_kib() -> Result<u64> {
-    let text = sysfs::text("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.map(|line| line.trim().trim_end_matches(" kB").parse());
-    Ok(number.context("no VmRSS")??)
+    sysfs::field("/proc/self/status", "VmRSS")
 }

@@ -20,6 +20,7 @@ use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::first_cpus;
 use crate::harness::vm::Vm;
+use crate::harness::wait::{SOON, settled};
 use crate::harness::{console_commands, load};
 
 /// The agent as a VMM of its own: a tiny VM on a pCPU that writes this value so often, or for ever.
@@ -106,24 +107,13 @@ fn many_at_once(lives: &HostBpf) -> Result<(bool, Value)> {
     ready.context("the VMs didn't start")?;
     lives.sweep();
     // The kernel frees them after a grace period.
-    let after = settled(before);
+    let after = settled(2 * SOON, || Ok(objects()), |now| *now == before)?;
     let held = after == before && with.0 >= before.0 + VMS;
     let row = json!({
         "vms": VMS, "before": format!("{before:?}"), "with": format!("{with:?}"),
         "after": format!("{after:?}"),
     });
     Ok((held, row))
-}
-
-/// Waits for so many; what there is in the end.
-fn settled(wanted: (usize, usize, usize)) -> (usize, usize, usize) {
-    for _ in 0..200 {
-        if objects() == wanted {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    objects()
 }
 
 /// Two VMs with the same addresses at once: each sees its own guest's writes alone.
@@ -176,15 +166,11 @@ pub fn kill() -> Result<Value> {
         child.kill()?;
         child.wait()?;
     }
-    let mut after = objects();
-    for _ in 0..100 {
-        if after == before {
-            break;
-        }
+    let look = || {
         lives.sweep();
-        std::thread::sleep(Duration::from_millis(10));
-        after = objects();
-    }
+        Ok(objects())
+    };
+    let after = settled(SOON, look, |now| *now == before)?;
     let (at_once_held, at_once) = many_at_once(&lives)?;
     drop(lives);
     console_commands::unload_host_module()?;

@@ -2,8 +2,6 @@
 //! The programs on the kernel's hooks are there once for all VMs, outlive the VMM that attached
 //! them, and leave those of another version alone.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
@@ -14,6 +12,7 @@ use vcpufreq_host_bpf::ActuateBy;
 use super::others::spawn;
 use super::vcpu::{ONE, SET_PERF, Vcpu, stores};
 use crate::harness::console_commands;
+use crate::harness::wait::{SOON, settled};
 
 /// Programs on the hooks, and those of VMs that see writes.
 fn programs() -> (usize, usize) {
@@ -24,14 +23,8 @@ fn programs() -> (usize, usize) {
 }
 
 /// Waits for these numbers of programs; those that there are in the end.
-fn settle(wanted: (usize, usize)) -> (usize, usize) {
-    for _ in 0..500 {
-        if programs() == wanted {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    programs()
+fn settle(wanted: (usize, usize)) -> Result<(usize, usize)> {
+    settled(5 * SOON, || Ok(programs()), |now| *now == wanted)
 }
 
 /// The map by which VMMs find the programs on the hooks.
@@ -76,19 +69,19 @@ pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
     let other = other_version()?;
     let mut first = spawn(2, 900_000, 0)?;
-    let one = settle((3, 1));
+    let one = settle((3, 1))?;
     // The oldest of the two names what there is, and is of another version all the same.
     store(&other, of_this_version()?)?;
     let untouched = content(&other)?;
     let mut vcpu = Vcpu::new(ActuateBy::Worker)?;
-    let both = settle((3, 2));
+    let both = settle((3, 2))?;
     first.kill()?;
     first.wait()?;
     // Another VMM that lives frees what this one has left, and nothing else does.
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(SOON);
     let killed = programs();
     vcpu.host.sweep();
-    let swept = settle((3, 1));
+    let swept = settle((3, 1))?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     vcpu.vm.run(stores(WRITES, KHZ, 0), |_, _| ())?;
     let requests = vcpu.counters()?.requests;
@@ -100,7 +93,7 @@ pub fn run() -> Result<Value> {
     let apart = vcpu.counters()?.requests == requests;
     let lost = lost(&vcpu)?;
     drop(vcpu);
-    let none = settle((0, 0));
+    let none = settle((0, 0))?;
     let of_other = content(&other)? == untouched;
     drop(other);
     console_commands::unload_host_module()?;
@@ -123,10 +116,10 @@ pub fn run() -> Result<Value> {
 /// killed: its own programs, which nothing calls.
 fn lost(vcpu: &Vcpu) -> Result<(usize, usize)> {
     let mut other = spawn(2, 900_000, 0)?;
-    let with = settle((3, 2));
+    let with = settle((3, 2))?;
     ensure!(with == (3, 2), "hooks and VMs with another VMM: {with:?}");
     vcpu.host.detach();
     other.kill()?;
     other.wait()?;
-    Ok(settle((0, 1)))
+    settle((0, 1))
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
+use vcpufreq_device::host::{SCHED_DEBUG, proc_field};
 use vcpufreq_device::{ClampMode, Util};
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy, WorkerEvents};
 
@@ -127,18 +128,13 @@ fn seen_beside(
 }
 
 /// What the kernel's own report has of a CPU's run queue.
-fn utilization(cpu: u32) -> Result<u32> {
-    let text = sysfs::text("/sys/kernel/debug/sched/debug")?;
-    let queue = text.split("\n\n").find(|part| {
-        let mut lines = part.lines();
-        lines.any(|line| line.trim() == format!("cfs_rq[{cpu}]:/"))
-    });
-    let queue = queue.with_context(|| format!("no run queue of CPU {cpu}"))?;
-    let fields = queue.lines().find_map(|line| {
-        let value = line.trim().strip_prefix(".util_avg")?.trim();
-        value.strip_prefix(':')?.trim().parse().ok()
-    });
-    fields.context("no utilization")
+pub fn utilization(cpu: u32) -> Result<u32> {
+    let text = sysfs::text(format!("{SCHED_DEBUG}/debug"))?;
+    let root = format!("cfs_rq[{cpu}]:/");
+    let mut queues = text.split("\n\n");
+    let queue = queues.find(|queue| queue.lines().any(|line| line.trim() == root));
+    let util = queue.and_then(|queue| proc_field(queue, ".util_avg")?.parse().ok());
+    util.with_context(|| format!("no utilization of CPU {cpu}"))
 }
 
 fn neighbour(vcpu: &Vcpu, percent: u32) -> Option<Load> {

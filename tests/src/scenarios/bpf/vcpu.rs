@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use vcpufreq_device::host::effective_clamp;
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::{ActuateBy, BpfCounters, BpfEvent, HostBpf, VcpuPolicy, WorkerRequest};
 
@@ -114,11 +115,7 @@ pub(super) fn own_clamp() -> Result<u32> {
 /// uclamp.min and uclamp.max in force for this thread.
 pub(super) fn own_clamps() -> Result<(u32, u32)> {
     let text = sysfs::text("/proc/thread-self/sched")?;
-    let field = |name| crate::harness::vm::field(&text, name);
-    Ok((
-        field("effective uclamp.min")?,
-        field("effective uclamp.max")?,
-    ))
+    effective_clamp(&text).context("the kernel shows no clamp")
 }
 
 pub(super) const FROM_KHZ: u32 = 700_000;

@@ -16,6 +16,7 @@ use crate::harness::plan::{Plan, ask_for, registers, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::stats::{self, counted_once};
 use crate::harness::vm::{Setup, Vm};
+use crate::harness::wait::{SOON, settled};
 
 /// Offset of set_perf in a vCPU's page.
 const SET_PERF: u64 = 0x04;
@@ -137,21 +138,15 @@ fn both_ask(policy: &Policy, path: &str, limit: &str) -> Result<Value> {
 /// The counts, once all that was written is counted and has an outcome: what waits for the limit
 /// or for the worker gets its turn.
 fn until_settled(vm: &Vm, written: [u64; 2]) -> Result<(Value, bool)> {
-    let mut stats = Value::Null;
-    for _ in 0..20 {
-        sleep(Duration::from_millis(100));
-        stats = stats::of(vm)?;
+    let look = || {
+        let stats = stats::of(vm)?;
         let vcpus = stats["vcpus"].as_array().context("no vcpus")?;
-        let settled = vcpus.len() == 2
-            && vcpus
-                .iter()
-                .zip(written)
-                .all(|(vcpu, written)| counted_once(vcpu, written));
-        if settled {
-            return Ok((stats, true));
-        }
-    }
-    Ok((stats, false))
+        let mut both = vcpus.iter().zip(written);
+        let all = both.all(|(vcpu, written)| counted_once(vcpu, written));
+        let settled = vcpus.len() == 2 && all;
+        Ok((stats, settled))
+    };
+    settled(2 * SOON, look, |(_, settled)| *settled)
 }
 
 fn check(vm: &Vm, policy: &Policy, what: &str, khz: u32) -> Result<Value> {

@@ -11,11 +11,12 @@ use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::harness::leftovers::{CGROUPS, leftovers, own_cgroups, processes};
+use crate::harness::leftovers::{CGROUPS, left_soon, leftovers, own_cgroups, processes};
 use crate::harness::load::Load;
 use crate::harness::plan::{Plan, first_cpus, registers};
 use crate::harness::policy::Policy;
-use crate::harness::vm::{Setup, Vm};
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::wait::{SOON, settled, wait_until};
 
 /// Kills of a VMM that starts, or whose guest boots.
 const EARLY: u32 = 47;
@@ -23,10 +24,6 @@ const EARLY: u32 = 47;
 const MOMENTS: Duration = Duration::from_millis(800);
 /// Kills of one whose guest makes requests.
 const LOADED: u32 = 3;
-/// In which nothing is left.
-const SOON: Duration = Duration::from_secs(1);
-/// A guest's boot, in virtual time.
-const BOOT: Duration = Duration::from_secs(120);
 
 /// kill -9 of the VMM at 50 times: within 1 s nothing of it is left, nor does a
 /// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup` and
@@ -67,8 +64,7 @@ fn early(setup: &Setup) -> Result<(Vec<Value>, u32)> {
         sleep(MOMENTS / EARLY * (round * 37 % EARLY));
         with_cgroup += u32::from(!own_cgroups()?.is_empty());
         vm.kill()?;
-        sleep(SOON);
-        left.extend(leftovers()?.into_iter().map(Value::from));
+        left.extend(left_soon()?.into_iter().map(Value::from));
     }
     Ok((left, with_cgroup))
 }
@@ -94,8 +90,7 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
         .map(|vcpu| vm.clamp(vcpu))
         .collect::<Result<_>>()?;
     vm.kill()?;
-    sleep(SOON);
-    let left = leftovers()?;
+    let left = left_soon()?;
     let held_up = held_up(policies)?;
     let clamped = clamps.iter().all(|(min, _)| *min > 0);
     Ok(json!({
@@ -111,14 +106,7 @@ fn held_up(policies: &[Policy]) -> Result<Vec<u32>> {
     for policy in policies {
         let [period, busy] = [20_000, 200].map(Duration::from_micros);
         let light = Load::periodic(policy.cpu(), period, busy);
-        let mut khz = policy.khz()?;
-        for _ in 0..50 {
-            if khz == policy.min() {
-                break;
-            }
-            sleep(Duration::from_millis(20));
-            khz = policy.khz()?;
-        }
+        let khz = settled(SOON, || policy.khz(), |khz| *khz == policy.min())?;
         light.stop()?;
         held_up.extend((khz > policy.min()).then_some(khz));
     }
@@ -156,8 +144,7 @@ fn next_start(setup: &Setup) -> Result<Value> {
     wait_for_cgroup(next.pid())?;
     let after = leftovers()?;
     next.kill()?;
-    sleep(SOON);
-    let end = leftovers()?;
+    let end = left_soon()?;
     let held = of_it(&before).len() >= 2 && of_it(&after).is_empty();
     Ok(json!({
         "held": held && !after.is_empty() && end.is_empty(),
@@ -168,13 +155,9 @@ fn next_start(setup: &Setup) -> Result<Value> {
 
 fn wait_for_cgroup(vmm: u32) -> Result<()> {
     let own = format!("vcpufreq.{vmm}");
-    for _ in 0..500 {
-        if own_cgroups()?.iter().any(|path| path.ends_with(&own)) {
-            return Ok(());
-        }
-        sleep(Duration::from_millis(10));
-    }
-    bail!("VMM {vmm} has made no cgroup")
+    wait_until(&own, 5 * SOON, || {
+        Ok(own_cgroups()?.iter().any(|path| path.ends_with(&own)))
+    })
 }
 
 /// Kills the guardian, then the VMM; the VMM's number, and what is left.

@@ -3,7 +3,7 @@
 //! request clamps that vCPU's thread and no other, and none leaves KVM. An access
 //! of the last vCPU costs what it costs a guest that has no other.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -12,22 +12,18 @@ use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::trace::exits::Exits;
-use crate::harness::vm::{Setup, Vm};
+use crate::harness::vm::{BOOT, Setup, Vm};
 
 /// All emulated CPUs share one stream of instructions, and idle vCPUs that tick use it up. vCPUs
 /// that are online from the start tick until the kernel has chosen its clock, so they come online
 /// after the guest's boot. And PSCI's standby, which an RT kernel has, makes each tick more than
 /// twice as dear (docs/design.md).
 const CMDLINE: &str = "maxcpus=1 cpuidle.off=1";
-/// In the host's time.
-const BOOT: Duration = Duration::from_secs(120);
 /// Unless the scenario's name has another number.
 const VCPUS: usize = 64;
 /// What Linux takes for each CPU comes on top of the usual.
 const MEM_MIB: u32 = 512;
 const CPUS: &str = "/sys/devices/system/cpu";
-/// By the path `ioeventfd` the worker may have to wait for a pCPU.
-const IN_FORCE_TRIES: u32 = 100;
 /// Reads and writes of which the median counts.
 const READS: &str = "50 50";
 const WRITES: u32 = 100;
@@ -74,7 +70,8 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         }
         for (vcpu, (_, policy)) in homes.iter().enumerate() {
             let util = policy.util(asked(vcpu));
-            let clamp = clamp(&vm, vcpu, (util, util))?;
+            // By the path `ioeventfd` the worker may have to wait for a pCPU.
+            let clamp = vm.settled_clamp(vcpu, (util, util))?;
             if clamp != (util, util) {
                 wrong.push(json!({ "vcpu": vcpu, "round": round, "util": util, "clamp": clamp }));
             }
@@ -178,15 +175,4 @@ fn setup(plan: &Plan, homes: &[(u32, &Policy)]) -> Setup {
     let domains = (0..homes.len()).map(|vcpu| format!("--domain={vcpu}={vcpu}"));
     setup.options.extend(domains);
     setup
-}
-
-/// The clamp of a vCPU's thread, once it is `wanted`, or what it stays at.
-fn clamp(vm: &Vm, vcpu: usize, wanted: (u32, u32)) -> Result<(u32, u32)> {
-    for _ in 0..IN_FORCE_TRIES {
-        if vm.clamp(vcpu)? == wanted {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    vm.clamp(vcpu)
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::console_commands::dmesg;
@@ -16,6 +16,7 @@ use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
 use crate::harness::vmm::Setup;
+use crate::harness::wait::{SOON, wait_until};
 
 /// The threads of a VMM, by the beginning of their names: one of each class.
 const CLASSES: [&str; 6] = [
@@ -26,8 +27,6 @@ const CLASSES: [&str; 6] = [
     "stats",
     "events",
 ];
-/// In which nothing of a dead VMM is left.
-const SOON: Duration = Duration::from_secs(1);
 /// In which a VMM is set up.
 const SET_UP: Duration = Duration::from_secs(30);
 /// `AF_INET`, `SOCK_STREAM`
@@ -153,15 +152,11 @@ fn escapes(setup: &Setup) -> Result<Value> {
 /// A VMM whose threads are all confined. Its guest may still boot.
 fn set_up(setup: &Setup) -> Result<Vm> {
     let vm = Vm::start(setup)?;
-    let steps = SET_UP.as_millis() / 20;
-    for _ in 0..steps {
-        let is_main = |thread: &Thread| thread.class == "vcpufreq" && is_confined(&thread.status);
-        if threads(vm.pid()).is_ok_and(|threads| threads.iter().any(is_main)) {
-            return Ok(vm);
-        }
-        sleep(Duration::from_millis(20));
-    }
-    bail!("the VMM isn't confined after {SET_UP:?}")
+    let is_main = |thread: &Thread| thread.class == "vcpufreq" && is_confined(&thread.status);
+    wait_until("a confined VMM", SET_UP, || {
+        Ok(threads(vm.pid()).is_ok_and(|threads| threads.iter().any(is_main)))
+    })?;
+    Ok(vm)
 }
 
 /// The threads of a process.

@@ -5,7 +5,6 @@
 use std::fs;
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill as send};
@@ -18,7 +17,8 @@ use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::systemctl::systemctl;
-use crate::harness::vm::Vm;
+use crate::harness::vm::{BOOT, Vm};
+use crate::harness::wait::{SOON, settled};
 
 const UNIT: &str = "vcpufreq@lab.service";
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice";
@@ -72,7 +72,7 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
     let (vcpu, policy) = last_of(policies)?;
     write_unit(&first_cpus(policies), lines)?;
     let mut vm = start()?;
-    vm.expect("@ready", Duration::from_secs(120))
+    vm.expect("@ready", BOOT)
         .with_context(|| fs::read_to_string(SAID).unwrap_or_default())?;
     vm.ask("insmod cpufreq_userspace")?;
     vm.ask("insmod vcpufreq_guest")?;
@@ -100,15 +100,12 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
 /// A vCPU's clamp as soon as it is what it was before the load, else the last one that was read; and
 /// how often it was read. Once in many draws the first read was another value.
 fn clamp_after_load(vm: &Vm, vcpu: usize, before: (u32, u32)) -> Result<((u32, u32), usize)> {
-    const READS: usize = 20;
-    for reads in 1..READS {
-        let now = vm.clamp(vcpu)?;
-        if now == before {
-            return Ok((now, reads));
-        }
-        sleep(Duration::from_millis(50));
-    }
-    Ok((vm.clamp(vcpu)?, READS))
+    let mut reads = 0;
+    let look = || {
+        reads += 1;
+        vm.clamp(vcpu)
+    };
+    Ok((settled(SOON, look, |now| *now == before)?, reads))
 }
 
 fn write_unit(pcpus: &[u32], lines: &str) -> Result<()> {
@@ -193,7 +190,7 @@ fn throttled(vm: &mut Vm, vcpus: usize) -> Result<u64> {
     for vcpu in 0..vcpus {
         vm.ask(format!("start busy{vcpu} busy {vcpu}"))?;
     }
-    sleep(Duration::from_secs(1));
+    sleep(SOON);
     for vcpu in 0..vcpus {
         vm.ask(format!("stop busy{vcpu}"))?;
     }
@@ -206,7 +203,7 @@ fn throttled(vm: &mut Vm, vcpus: usize) -> Result<u64> {
 fn killed(policies: &[Policy]) -> Result<Value> {
     write_unit(&first_cpus(policies), "")?;
     let mut vm = start()?;
-    vm.expect("@ready", Duration::from_secs(120))?;
+    vm.expect("@ready", BOOT)?;
     let by_group = group_of(vm.pid(), vm.vcpu_tid(0)?)?.contains("/domain");
     let pid = Pid::from_raw(i32::try_from(vm.pid())?);
     send(pid, Signal::SIGKILL).context("killing the VMM")?;
@@ -216,14 +213,12 @@ fn killed(policies: &[Policy]) -> Result<Value> {
 
 /// The unit ends with this status, and leaves neither group nor record nor process.
 fn ended(status: &str) -> Result<Value> {
-    let mut state = String::new();
-    for _ in 0..200 {
-        state = systemctl(&["show", "--property=ActiveState,ExecMainStatus", UNIT])?;
-        if state.contains("ActiveState=inactive") || state.contains("ActiveState=failed") {
-            break;
-        }
-        sleep(Duration::from_millis(50));
-    }
+    let look = || systemctl(&["show", "--property=ActiveState,ExecMainStatus", UNIT]);
+    let has_ended = |state: &String| {
+        let ends = ["ActiveState=inactive", "ActiveState=failed"];
+        ends.iter().any(|end| state.contains(end))
+    };
+    let state = settled(10 * SOON, look, has_ended)?;
     let good = state.contains(status);
     let mut left: Vec<String> = processes()?
         .iter()

@@ -306,14 +306,7 @@ fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
     for &khz in policy.opps.iter().chain(policy.opps.first()) {
         ask_for(vm, 0, khz)?;
         let util = policy.util(khz);
-        let mut clamp = vm.clamp(0)?;
-        for _ in 0..100 {
-            if clamp == (util, util) {
-                break;
-            }
-            sleep(Duration::from_millis(1));
-            clamp = vm.clamp(0)?;
-        }
+        let clamp = vm.settled_clamp(0, (util, util))?;
         if clamp != (util, util) {
             wrong.push(json!({ "khz": khz, "util": util, "clamp": clamp }));
         }

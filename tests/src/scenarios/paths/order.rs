@@ -4,8 +4,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -65,7 +63,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         let during = vm.clamp(0)?;
         hog.stop()?;
         let util = asked.last().map(|&khz| low.util(khz)).context("no value")?;
-        wait_for(|| Ok(vm.clamp(0)? == (util, util)))?;
+        vm.settled_clamp(0, (util, util))?;
         // And no older one comes later.
         let_ticks_pass();
         let after = vm.clamp(0)?;
@@ -81,17 +79,6 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({
         "held": wrong.is_empty(), "patterns": PATTERNS.len(), "wrong": wrong, "vmm_said": said,
     }))
-}
-
-/// Looks every millisecond of a second; what came of it is the caller's to see.
-fn wait_for(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-    for _ in 0..1000 {
-        if done()? {
-            break;
-        }
-        sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 /// Binds the VMM's worker to a CPU.

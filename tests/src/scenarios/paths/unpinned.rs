@@ -2,8 +2,6 @@
 //! A vCPU that isn't pinned reads the frequency of the pCPU that it is on,
 //! also after it moved.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
@@ -18,7 +16,7 @@ use crate::harness::migration::scaled;
 use crate::harness::migration::to_and_fro;
 use crate::harness::plan::{Plan, cur_perf, registers};
 use crate::harness::policy::Policy;
-use crate::harness::vm::Vm;
+use crate::harness::vm::{BOOT, Vm};
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -89,8 +87,6 @@ pub fn beside_real_time(plan: &Plan) -> Result<Value> {
     unpinned_page::with_perf_events(plan, vm, (little, big))
 }
 
-/// Boot of a guest.
-const BOOT: Duration = Duration::from_secs(120);
 /// Moves after which the guest's first read is looked at.
 const MOVES: usize = 10;
 

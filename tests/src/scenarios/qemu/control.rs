@@ -7,7 +7,6 @@
 use std::fs;
 use std::process::{Child, Command};
 use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -20,6 +19,7 @@ use crate::harness::qmp::{self, Qmp};
 use crate::harness::server::{NO_GROUPS, Server};
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{QEMU, SOCKET, qemu_at, with_device};
+use crate::harness::wait::SOON;
 
 const QMP: &str = "/run/control.qmp";
 const OTHER: &str = "/run/other.qmp";
@@ -31,7 +31,6 @@ until [ -S $0 ]; do sleep 0.1; done
 exec \"$@\"";
 /// The output of QEMU when it ends then.
 const REFUSED: &str = "server sent version -1";
-const SOON: Duration = Duration::from_secs(1);
 /// The clamp of a vCPU without a server.
 const FREE: (u32, u32) = (0, 1024);
 

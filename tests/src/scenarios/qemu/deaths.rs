@@ -14,12 +14,13 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::harness::host::begins;
-use crate::harness::leftovers::leftovers;
+use crate::harness::leftovers::{left_soon, leftovers};
 use crate::harness::plan::{GuestDevice, Plan, first_cpus, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::server::Server;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{SOCKET, Vmm, qemu_at};
+use crate::harness::wait::{SOON, settled};
 
 /// Kills while QEMU starts, or its guest boots.
 const EARLY: u32 = 24;
@@ -31,9 +32,6 @@ const LOADED: u32 = 6;
 const TAKEN_OVER: u32 = 20;
 /// The moments that these come at.
 const LOADED_MOMENTS: Duration = Duration::from_millis(400);
-/// In which nothing is left, and a server takes a guest over.
-const SOON: Duration = Duration::from_secs(1);
-const STEP: Duration = Duration::from_millis(50);
 /// How long the server is stopped, and how often.
 const STOPPED: Duration = Duration::from_secs(5);
 const STOPS: u32 = 3;
@@ -100,21 +98,8 @@ fn drawn(round: u32, before: Duration) -> Duration {
 }
 
 /// Whether something is so within [`SOON`].
-fn soon(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
-    let start = Instant::now();
-    while !is_so()? {
-        if start.elapsed() > SOON {
-            return Ok(false);
-        }
-        sleep(STEP);
-    }
-    Ok(true)
-}
-
-/// What is left soon.
-fn left_soon() -> Result<Vec<String>> {
-    soon(|| Ok(leftovers()?.is_empty()))?;
-    leftovers()
+fn soon(is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
+    settled(SOON, is_so, |so| *so)
 }
 
 /// What is left of one that was killed early. One that waits for QEMU's device tree has made nothing
@@ -238,13 +223,12 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> 
 
 /// What is left soon of a server whose guest goes on, but for what the next server finds that by.
 fn left_of_server() -> Result<Vec<String>> {
-    let mut left = Vec::new();
-    soon(|| {
-        left = leftovers()?;
+    let look = || {
+        let mut left = leftovers()?;
         left.retain(|what| !what.ends_with(".vm"));
-        Ok(left.is_empty())
-    })?;
-    Ok(left)
+        Ok(left)
+    };
+    settled(SOON, look, Vec::is_empty)
 }
 
 /// Requests of a guest whose server is stopped end at once; the last one is carried out when it

@@ -9,7 +9,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -26,6 +26,7 @@ use crate::harness::sys::adopt_orphans;
 use crate::harness::sysfs;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{QEMU, SOCKET};
+use crate::harness::wait::{SOON, wait_until};
 use crate::scenarios::device::driver::follows;
 use crate::scenarios::device::opps::{Row, sweep};
 use crate::scenarios::qemu::accesses;
@@ -36,7 +37,6 @@ const USER: &str = "libvirt-qemu";
 const FREE: (u32, u32) = (0, 1024);
 /// In which the domain ends when its guest powers off, and libvirt removes its groups then.
 const ENDS: Duration = Duration::from_secs(60);
-const SOON: Duration = Duration::from_secs(1);
 /// Without the daemon that would keep logs. QEMU 11 takes no file that libvirt 11.3 has opened, but a
 /// pipe, which it gets of a compressed one.
 const QEMU_CONF: &str = "stdio_handler = \"file\"\nsave_image_format = \"gzip\"\n";
@@ -321,11 +321,7 @@ fn start() -> Result<(Vm, u32, u32)> {
 fn end(mut vm: Vm, libvirt: u32) -> Result<String> {
     let qemu = PathBuf::from(format!("/proc/{}", vm.pid()));
     vm.tell("quit")?;
-    let start = Instant::now();
-    while qemu.exists() {
-        ensure!(start.elapsed() < ENDS, "the domain did not end");
-        sleep(SOON);
-    }
+    wait_until("the domain's end", ENDS, || Ok(!qemu.exists()))?;
     // In which libvirt has seen it.
     sleep(SOON);
     kill(Pid::from_raw(libvirt.try_into()?), Signal::SIGTERM)?;

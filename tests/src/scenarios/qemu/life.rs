@@ -5,18 +5,18 @@
 
 use std::fs;
 use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::harness::kexec;
-use crate::harness::leftovers::leftovers;
+use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, Qmp};
 use crate::harness::vm::{BOOT, Vm};
 use crate::harness::vmm::{INITRD, KERNEL, Vmm};
+use crate::harness::wait::SOON;
 use crate::scenarios::device::driver::follows;
 
 const QMP: &str = "/run/life.qmp";
@@ -24,8 +24,6 @@ const QMP: &str = "/run/life.qmp";
 const INITRAMFS: &str = "/run/initramfs";
 /// Both are in its memory three times then.
 const MEM_MIB: u32 = 640;
-/// In which a request has been withdrawn.
-const SOON: Duration = Duration::from_secs(1);
 /// How long the guest sleeps, s.
 const ASLEEP: u64 = 4;
 /// The clamp of a vCPU that requests nothing.
@@ -75,8 +73,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     plan.load_driver(&mut vm)?;
     life.tell("system_reset", &mut vm, Vec::new())?;
     let said = vm.quit()?;
-    sleep(SOON);
-    let left = leftovers()?;
+    let left = left_soon()?;
     let stayed = after_reset == before && !before.contains(&FREE);
     let held = left.is_empty() && stayed && life.story.iter().all(|step| step["held"] == true);
     Ok(json!({

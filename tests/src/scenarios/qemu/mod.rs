@@ -129,9 +129,5 @@ fn agrees(seen: &SeenExits) -> bool {
 
 /// Memory that the host could still give.
 fn available_kib() -> Result<u64> {
-    let text = sysfs::text("/proc/meminfo")?;
-    let mut lines = text.lines();
-    let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"));
-    let line = line.context("no MemAvailable")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
+    sysfs::field("/proc/meminfo", "MemAvailable")
 }

@@ -4,24 +4,22 @@
 //! has left hold up no frequency while that is paused, and end with it.
 
 use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use crate::harness::leftovers::leftovers;
+use crate::harness::leftovers::{left_soon, leftovers};
 use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, Qmp};
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
+use crate::harness::wait::SOON;
 use crate::scenarios::device::driver::follows;
 
 const QMP: [&str; 2] = ["/run/source.qmp", "/run/target.qmp"];
 const DISK: &str = "/run/snapshots.qcow2";
 const MOVES_BY: &str = "unix:/run/moves";
-/// In which what was requested is in force.
-const SOON: Duration = Duration::from_secs(1);
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -63,8 +61,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut source_left = leftovers()?;
     source_left.retain(|what| what.contains(&server));
     let target_said = next.quit()?;
-    sleep(SOON);
-    let left = leftovers()?;
+    let left = left_soon()?;
     Ok(json!({
         "held": loaded["held"] == true && migrated["held"] == true && follows.is_ok()
             && paused["held"] == true && source_left.is_empty() && left.is_empty(),

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
@@ -19,14 +18,12 @@ use crate::harness::policy::Policy;
 use crate::harness::systemctl::systemctl;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::qemu_at;
+use crate::harness::wait::{SOON, settled};
 
 const SERVICE: &str = "vcpufreq-serve@lab.service";
 const SOCKET_UNIT: &str = "vcpufreq-serve@lab.socket";
 const SOCKET: &str = "/run/vcpufreq-lab.sock";
 const CONFIG: &str = "/etc/vcpufreq";
-/// A unit's state is looked at so often, and so far apart.
-const LOOKS: u32 = 50;
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Files that are kept of a VM: memory, connection, and a doorbell for each vCPU.
 const KEPT: usize = 2;
 
@@ -113,13 +110,7 @@ fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
 
 /// A property of the service once it has this value, or in the end.
 fn until(property: &str, value: &str) -> Result<String> {
-    for _ in 0..LOOKS {
-        if show(property)? == value {
-            break;
-        }
-        sleep(LOOK_EVERY);
-    }
-    show(property)
+    settled(10 * SOON, || show(property), |now| now == value)
 }
 
 fn show(property: &str) -> Result<String> {

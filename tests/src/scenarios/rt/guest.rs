@@ -168,12 +168,7 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let scheduling: Vec<String> = (0..=2)
         .map(|vcpu| vm.scheduling(vcpu))
         .collect::<Result<_>>()?;
-    let status = sysfs::text(format!("/proc/{}/status", vm.pid()))?;
-    let locked: u64 = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmLck:"))
-        .and_then(|text| text.trim().trim_end_matches(" kB").parse().ok())
-        .context("no VmLck")?;
+    let locked: u64 = sysfs::field(format!("/proc/{}/status", vm.pid()), "VmLck")?;
     let bounds = [vcpus[0].cpu, vcpus[1].cpu, 0].map(|cpu| sysfs::text(bound_file(cpu)));
     let bounds = bounds.into_iter().collect::<Result<Vec<_>>>()?;
     let held = intruders.is_empty()
@@ -324,9 +319,5 @@ fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
 }
 
 fn huge_pages_free() -> Result<u64> {
-    let text = sysfs::text("/proc/meminfo")?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("HugePages_Free:"));
-    Ok(line.context("no HugePages_Free")?.trim().parse()?)
+    sysfs::field("/proc/meminfo", "HugePages_Free")
 }

@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_device::host::stat_field;
 
 use super::inventory::{State, changes, everything};
 use crate::harness::rt_command::{CONFIG, NOBODY, json_of, succeeded};
 use crate::harness::sysfs;
-use crate::harness::thread_facts::stat_field;
 
 const IRQBALANCE: &str = "irqbalance";
 /// Writing to its own `comm`, a process can have any name; then it waits for the end of its input.
@@ -46,7 +46,11 @@ impl Impostor {
     fn state(&self) -> Result<[String; 3]> {
         let dir = format!("/proc/{}", self.child.id());
         let stat = sysfs::text(format!("{dir}/stat"))?;
-        let field = |number| stat_field(&stat, number).map(str::to_owned);
+        let field = |number| {
+            stat_field(&stat, number)
+                .context("a short stat")
+                .map(str::to_owned)
+        };
         Ok([sysfs::text(format!("{dir}/comm"))?, field(40)?, field(41)?])
     }
 

@@ -5,10 +5,9 @@
 
 use std::path::Path;
 use std::process::Output;
-use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -17,12 +16,12 @@ use super::inventory::{bound_file, changes, everything};
 use crate::harness::rt_command::{output, succeeded};
 use crate::harness::sysfs;
 use crate::harness::vm::{self, BOOT, Setup, Vm};
+use crate::harness::wait::wait_until;
 
 /// A bound that both apply and the guest set, and no cpuset: its threads would keep restore off.
 const PROFILE: &str = "/run/bound.toml";
-/// How often to look whether something has come about, and how far apart: for 60 s.
-const TRIES: u32 = 600;
-const BETWEEN: Duration = Duration::from_millis(100);
+/// In which a guest has its vCPUs, and its guardian has cleaned up.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A guest that runs before apply, real-time or not; one that runs when restore comes. They need
 /// not boot for that, and end killed: what brings back their bounds is the same.
@@ -64,26 +63,16 @@ fn refused_beside(setup: &Setup, line: &[&str]) -> Result<Value> {
     let cpu = setup.pins.last().context("no pin")?.parse()?;
     let vm = Vm::start(setup)?;
     let pid = vm.pid();
-    let started = || vm.vcpu_tid(setup.pins.len() - 1).is_ok();
-    wait_until("a guest has its vCPUs", started)?;
+    let started = || Ok(vm.vcpu_tid(setup.pins.len() - 1).is_ok());
+    wait_until("a guest has its vCPUs", PATIENCE, started)?;
     let mut refused = refused(line, pid)?;
     refused["bound_us_meanwhile"] = sysfs::text(bound_file(cpu))?.into();
     vm.kill()?;
     let record = format!("/run/vcpufreq/{pid}.json");
-    wait_until("its guardian has cleaned up", || {
-        !Path::new(&record).exists()
+    wait_until("its guardian has cleaned up", PATIENCE, || {
+        Ok(!Path::new(&record).exists())
     })?;
     Ok(refused)
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
-    for _ in 0..TRIES {
-        if is_so() {
-            return Ok(());
-        }
-        sleep(BETWEEN);
-    }
-    bail!("{what}: not within {} s", TRIES / 10)
 }
 
 /// Whether `vcpufreq rt` refuses this because of process `pid`, and leaves all as it is.

@@ -14,6 +14,7 @@ use crate::harness::load::Load;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
+use crate::harness::wait::{SOON, settled};
 
 const KILLS: u32 = 50;
 /// Start-up takes about half a second of the emulated host.
@@ -57,15 +58,8 @@ fn kills(service: &Service) -> Result<Value> {
         child.kill()?;
         child.wait()?;
     }
-    let mut after = objects();
     // No VMM lives that could have to see to it.
-    for _ in 0..500 {
-        if after == before {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-        after = objects();
-    }
+    let after = settled(5 * SOON, || Ok(objects()), |now| *now == before)?;
     let policies = Policy::all()?;
     let cpus = policies.iter().flat_map(|policy| &policy.cpus);
     let sums = cpus.map(|cpu| sum_of(*cpu)).collect::<Result<Vec<_>>>()?;

@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 
@@ -113,13 +113,9 @@ fn one(plan: &Plan, end: End) -> Result<Value> {
 /// Waits until that clamp is the vCPU's; virtual ms that it took.
 fn until(vm: &Vm, vcpu: usize, clamp: (u32, u32)) -> Result<u128> {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(5) {
-        if vm.clamp(vcpu)? == clamp {
-            return Ok(start.elapsed().as_millis());
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    bail!("the clamp is {:?}, not {clamp:?}", vm.clamp(vcpu)?)
+    let now = vm.settled_clamp(vcpu, clamp)?;
+    ensure!(now == clamp, "the clamp is {now:?}, not {clamp:?}");
+    Ok(start.elapsed().as_millis())
 }
 
 /// By a program of somebody else's, loaded meanwhile.

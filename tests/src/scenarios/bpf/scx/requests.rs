@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::group::Group;
 use super::super::requests::exits;
+use super::super::sum::utilization;
 use super::super::tiny_vm::Deed;
 use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
 use super::service::{Service, said, scx};
@@ -246,7 +247,7 @@ fn beside_one(policy: &Policy, khz: u32) -> Result<(u32, Vec<u32>)> {
             let (watch, before) = watch(policy)?;
             let mut others = Vec::new();
             while ready.load(SeqCst) {
-                others.push(util_of(policy)?);
+                others.push(utilization(policy.cpu())?);
                 std::thread::sleep(Duration::from_millis(15));
             }
             anyhow::Ok((stop(watch)?, before, others))
@@ -298,16 +299,6 @@ fn settled(policy: &Policy) -> Result<(Vcpu, EventFd)> {
         vcpu.vm.run(short, |_, _| ())?;
     }
     Ok((vcpu, event))
-}
-
-/// Utilization of the pCPU.
-fn util_of(policy: &Policy) -> Result<u32> {
-    let text = sysfs::text("/sys/kernel/debug/sched/debug")?;
-    let root = format!("cfs_rq[{}]:/", policy.cpu());
-    let mut lines = text.lines().skip_while(|line| line.trim() != root);
-    let line = lines.find(|line| line.trim().starts_with(".util_avg"));
-    let number = line.and_then(|line| line.rsplit(':').next());
-    Ok(number.context("no util_avg")?.trim().parse()?)
 }
 
 /// Two VMs' vCPUs on one pCPU: each has asked, and both are runnable.

@@ -11,10 +11,11 @@ use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use vcpufreq_host_bpf::PINS;
 
+use super::super::ext_server::{STATE, until};
 use crate::harness::sysfs;
+use crate::harness::wait::{SOON, settled, wait_for, wait_until};
 
 pub const PROGRAM: &str = "/bin/vcpufreq";
-const STATE: &str = "/sys/kernel/sched_ext/state";
 const OPS: &str = "/sys/kernel/sched_ext/root/ops";
 const LOCK: &str = "/run/vcpufreq-scx";
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -53,16 +54,12 @@ impl Service {
         command.args(["scx", "start"]);
         let child = command.stderr(Stdio::piped()).spawn()?;
         let mut service = Self(child);
-        let start = Instant::now();
-        while said(&scx(&["status"])?).0 != Some(0) {
+        wait_until("a status of the service's", PATIENCE, || {
             if let Some(status) = service.0.try_wait()? {
                 bail!("the service ended with {status}: {}", service.text());
             }
-            if start.elapsed() > PATIENCE {
-                bail!("no status of the service's after {PATIENCE:?}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            Ok(said(&scx(&["status"])?).0 == Some(0))
+        })?;
         Ok(service)
     }
 
@@ -80,14 +77,8 @@ impl Service {
 
     /// Waits for its end; exit code, and what it wrote.
     pub fn ended(mut self) -> Result<(Option<i32>, String)> {
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok((status.code(), self.text()));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        bail!("the service has not ended after {PATIENCE:?}")
+        let status = wait_for("the service's end", PATIENCE, || Ok(self.0.try_wait()?))?;
+        Ok((status.code(), self.text()))
     }
 
     fn text(&mut self) -> String {
@@ -114,13 +105,8 @@ pub fn in_force() -> bool {
 /// Waits until the kernel has no scheduler; virtual ms that it took.
 pub fn disabled() -> Result<u128> {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if sysfs::text(STATE)? == "disabled" {
-            return Ok(start.elapsed().as_millis());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    bail!("sched_ext is {} after {PATIENCE:?}", sysfs::text(STATE)?)
+    until("disabled")?;
+    Ok(start.elapsed().as_millis())
 }
 
 /// What a pCPU's runnable vCPUs add to its utilization, as the service counts it.
@@ -140,13 +126,7 @@ pub fn left() -> Result<Vec<String>> {
         }
     }
     // The kernel frees them a moment later.
-    for _ in 0..200 {
-        if programs().is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    left.extend(programs());
+    left.extend(settled(2 * SOON, || Ok(programs()), Vec::is_empty)?);
     Ok(left)
 }
 
