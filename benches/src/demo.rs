@@ -96,7 +96,7 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
 /// What ended it before the table was complete, in one line.
 pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     undo::begin()?;
-    let machine = match BenchMachine::check(Some(args), None) {
+    let machine = match BenchMachine::check(Some(args), true, None) {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };

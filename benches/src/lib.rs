@@ -155,12 +155,18 @@ impl BenchArgs {
     /// The options of its guests, if one boots: the variant `host` needs none.
     #[must_use]
     pub fn guests(&self) -> Option<&GuestArgs> {
-        let mut asked = Variant::ALL
-            .iter()
-            .filter(|one| one.is_asked(&self.variant));
-        asked
-            .any(|one| *one != Variant::Host)
-            .then_some(&self.guest)
+        let boots = self.variants().any(|one| one != Variant::Host);
+        boots.then_some(&self.guest)
+    }
+
+    fn variants(&self) -> impl Iterator<Item = Variant> + Clone {
+        let all = Variant::ALL.into_iter();
+        all.filter(|one| one.is_asked(&self.variant))
+    }
+
+    /// Whether a guest has the bridge.
+    fn bridge(&self) -> bool {
+        self.variants().any(|one| one.bridge().is_some())
     }
 }
 
@@ -206,7 +212,8 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
     undo::begin()?;
     let scenarios = chosen(args)?;
-    let mut machine = match BenchMachine::check(args.guests(), trace::usable().err()) {
+    let mut machine = match BenchMachine::check(args.guests(), args.bridge(), trace::usable().err())
+    {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
@@ -218,8 +225,7 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     let mut report = BenchReport::new(&machine, args);
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
-        let asked = |one: &Variant| one.is_asked(&args.variant);
-        let variants = Variant::ALL.into_iter().filter(asked);
+        let variants = args.variants();
         let all = repeats(variants.clone(), &scenarios, args.repeats);
         eprintln!("vcpufreq: {all} repeats");
         let mut progress = Progress::new(args.repeats, all);
@@ -371,7 +377,7 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: where no guest boots, nothing of a guest is needed.
+    //! Promise: where no guest boots, nothing of a guest is needed, and without the bridge no uclamp.
     use clap::Parser;
 
     use super::*;
@@ -391,5 +397,15 @@ mod tests {
         assert!(!needs(&["--variant", "host"]));
         assert!(needs(&["--variant", "host", "--variant", "vm"]));
         assert!(needs(&[]));
+    }
+
+    #[test]
+    fn the_bridge_alone_needs_uclamp() {
+        let needs = |options: &[&str]| {
+            let words = ["bench"].iter().chain(options);
+            Bench::parse_from(words).args.bridge()
+        };
+        assert!(needs(&[]) && needs(&["--variant", "scx"]));
+        assert!(!needs(&["--variant", "host", "--variant", "vm"]));
     }
 }

@@ -2,9 +2,10 @@
 //! The host that is measured: its clusters, and what it lacks for measuring.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
+use vcpufreq_device::host::{HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available};
 
 use crate::GuestArgs;
 
@@ -96,12 +97,24 @@ pub struct GuestFiles {
 
 impl BenchMachine {
     /// Looks at the host; a line for each thing that it lacks, `tracing` among them, and what guests of
-    /// `args` need if there are any.
-    pub fn check(args: Option<&GuestArgs>, tracing: Option<String>) -> Result<Self, Vec<String>> {
-        let mut missing = Vec::new();
-        let root = HostRoot::default();
-        let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
-        missing.extend(tracing);
+    /// `args` need if there are any, with the bridge if so.
+    pub fn check(
+        args: Option<&GuestArgs>,
+        bridge: bool,
+        tracing: Option<String>,
+    ) -> Result<Self, Vec<String>> {
+        let uclamp = if bridge { uclamp_available() } else { Ok(()) };
+        let lacks = no_uclamp(uclamp).into_iter().chain(tracing).collect();
+        Self::at(&HostRoot::default(), args, lacks)
+    }
+
+    /// The host below `root`, if it lacks nothing, `missing` neither.
+    fn at(
+        root: &HostRoot,
+        args: Option<&GuestArgs>,
+        mut missing: Vec<String>,
+    ) -> Result<Self, Vec<String>> {
+        let clusters = clusters(root, &HostCpus::read(root), &mut missing);
         let guest = match args {
             Some(args) => guest_files(args, &mut missing),
             None => Some(GuestFiles::default()),
@@ -111,7 +124,7 @@ impl BenchMachine {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
                 kernel: text("proc/sys/kernel/osrelease"),
-                board: board(&root),
+                board: board(root),
                 guest,
                 speed_switch: None,
             }),
@@ -164,6 +177,12 @@ fn board(root: &HostRoot) -> String {
     let name = named.map(|name| name.trim_matches('\0').trim().to_owned());
     name.filter(|name| !name.is_empty())
         .unwrap_or("this host".to_owned())
+}
+
+/// The line of a kernel that can't put a request into force, in `doctor`'s words.
+fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
+    let error = uclamp.err()?;
+    Some(format!("uclamp is not available: {error}; {NEEDS_UCLAMP}"))
 }
 
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
@@ -293,6 +312,23 @@ mod tests {
         assert_eq!(clusters[1].cpus, [2, 3]);
         assert_eq!(clusters[1].uw(2_800_000), Some(1_760_000));
         assert_eq!(clusters[0].uw(600_000), None);
+    }
+
+    #[test]
+    fn a_kernel_without_uclamp_is_one_line_with_what_to_do() {
+        let root = host();
+        let check = |uclamp: io::Result<()>| {
+            let missing = no_uclamp(uclamp).into_iter().collect();
+            BenchMachine::at(&root.root(), None, missing)
+        };
+        assert!(check(Ok(())).is_ok());
+        let refused = check(Err(io::ErrorKind::Unsupported.into())).unwrap_err();
+        assert_eq!(
+            refused,
+            [
+                "uclamp is not available: unsupported; use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP"
+            ]
+        );
     }
 
     #[test]
