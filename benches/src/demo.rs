@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
 use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, floors};
 
+use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
 use crate::{Findings, GuestArgs, LACKS, lacks, print, undo, write};
@@ -105,6 +106,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
         return Ok(lacks(&without));
     }
     args.print_note();
+    let _governors = FreqLimits::governors(&machine)?;
     let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");

@@ -55,6 +55,7 @@ use clap::Args;
 use serde_json::Value;
 
 pub use demo::{DemoArgs, demo, try_opps};
+use freq_limits::FreqLimits;
 use machine::BenchMachine;
 pub use page::report as report_page;
 use progress::Progress;
@@ -223,6 +224,7 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     machine.speed_switch.clone_from(&args.speed_switch);
     machine.guest.qemu.clone_from(&args.qemu);
     let mut report = BenchReport::new(&machine, args);
+    let _governors = FreqLimits::governors(&machine)?;
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
         let variants = args.variants();

@@ -5,9 +5,14 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available};
+use vcpufreq_device::host::{
+    CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available,
+};
 
 use crate::GuestArgs;
+
+/// The governor that follows a load and its clamps.
+pub const SCHEDUTIL: &str = "schedutil";
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -23,6 +28,8 @@ pub struct Cluster {
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
+    /// Its governor; schedutil can be chosen where it is another.
+    pub governor: String,
     /// Where its frequency can be read.
     pub(super) cur_freq: PathBuf,
 }
@@ -202,12 +209,14 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         ) else {
             continue;
         };
-        if policy.governor != "schedutil" {
-            missing.push(format!(
-                "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone; write schedutil to its scaling_governor",
-                policy.id, policy.governor
-            ));
-        }
+        let choices = root.text(dir.join("scaling_available_governors"));
+        let file = root.path(dir.join("scaling_governor"));
+        let writable = File::options().write(true).open(file).map(drop);
+        missing.extend(stays_without_schedutil(
+            policy,
+            choices.as_deref(),
+            writable,
+        ));
         if min >= max {
             missing.push(format!(
                 "the frequency of cpufreq policy {} can't move: scaling_min_freq is {min} and scaling_max_freq {max}; write {} to the first and {} to the second",
@@ -218,6 +227,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
+            governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
             cpus: own,
             khz: (min, max),
@@ -229,6 +239,31 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     }
     found.sort_by_key(|cluster| (cluster.capacity, cluster.cpus.clone()));
     found
+}
+
+/// Why a policy that has another governor can't have schedutil meanwhile.
+fn stays_without_schedutil(
+    policy: &CpufreqPolicy,
+    choices: Option<&str>,
+    writable: io::Result<()>,
+) -> Option<String> {
+    if policy.governor == SCHEDUTIL {
+        return None;
+    }
+    let what = format!(
+        "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone",
+        policy.id, policy.governor
+    );
+    let mut choices = choices.unwrap_or_default().split_whitespace();
+    if choices.all(|name| name != SCHEDUTIL) {
+        return Some(format!(
+            "{what}, which is not among its governors; see vcpufreq doctor"
+        ));
+    }
+    let error = writable.err()?;
+    Some(format!(
+        "{what}; this user can't choose that ({error}): run as root, or write schedutil to its scaling_governor"
+    ))
 }
 
 fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
@@ -315,6 +350,27 @@ mod tests {
     }
 
     #[test]
+    fn another_governor_is_no_hindrance_where_schedutil_can_be_chosen() {
+        let host = host();
+        host.write(&format!("{POLICY}/scaling_governor"), "ondemand");
+        let choices = "ondemand performance schedutil";
+        host.write(&format!("{POLICY}/scaling_available_governors"), choices);
+        let (clusters, missing) = seen(&host);
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!(
+            [&clusters[0].governor, &clusters[1].governor],
+            [SCHEDUTIL, "ondemand"]
+        );
+        let policy = &HostCpus::read(&host.root()).policies[1];
+        let denied = Err(io::ErrorKind::PermissionDenied.into());
+        let line = stays_without_schedutil(policy, Some(choices), denied).unwrap();
+        assert!(
+            line.contains("policy 2") && line.contains("(permission denied): run as root"),
+            "{line}"
+        );
+    }
+
+    #[test]
     fn a_kernel_without_uclamp_is_one_line_with_what_to_do() {
         let root = host();
         let check = |uclamp: io::Result<()>| {
@@ -349,7 +405,7 @@ mod tests {
         );
         one(
             &|host| host.write(&format!("{POLICY}/scaling_governor"), "performance"),
-            ["policy 2", "write schedutil"],
+            ["policy 2", "not among its governors; see vcpufreq doctor"],
         );
         // As a bench leaves it that was killed while it held the frequency.
         one(

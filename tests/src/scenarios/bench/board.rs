@@ -26,6 +26,9 @@ const OUT: &str = "/run/board.json";
 const PAGE: &str = "/run/board.html";
 const USER: u32 = 1000;
 const DELEGATED: &str = "/sys/fs/cgroup/vms";
+const SCHEDUTIL: &str = "schedutil";
+/// The governor of one policy, as a board's kernel may have it.
+const OTHER: &str = "performance";
 /// It holds frequencies: there is something to put back.
 const HOLDS: [&str; 7] = bench_of("work.infer_small");
 const SIGNALS: [Signal; 4] = [
@@ -78,12 +81,17 @@ const fn bench_of(scenario: &str) -> [&str; 7] {
 }
 
 /// The demo's rows are those of all OPPs and right, without root too; a report has all its parts;
-/// and bench and demo leave nothing when a signal ends them.
+/// and bench and demo leave nothing when a signal ends them. They choose schedutil where another
+/// governor is, and put that back.
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let governor = format!("{}/scaling_governor", policy.path);
+    sysfs::write(&governor, OTHER)?;
     let before = state()?;
-    let demo = demo(&mut Command::new(PROGRAM), 0)?;
-    let without_root = demo_without_root()?;
+    let demo = demo(&mut Command::new(PROGRAM), (0, 1))?;
+    let without_root = demo_without_root(&governor)?;
     let report = report()?;
     let mut left = Vec::new();
     let (mut held_at_end, mut rt_app_at_end, mut kills) = (0, 0, 0);
@@ -110,6 +118,7 @@ pub fn run() -> Result<Value> {
             left.push(format!("{} heeded no signal", options[0]));
         }
     }
+    sysfs::write(&governor, SCHEDUTIL)?;
     let parts = [&demo, &without_root, &report];
     let held = parts.iter().all(|part| part["held"] == true);
     let at_work = held_at_end > 0 && rt_app_at_end > 0;
@@ -121,7 +130,7 @@ pub fn run() -> Result<Value> {
 }
 
 /// As a user with a delegated cgroup, as the page of the program has it.
-fn demo_without_root() -> Result<Value> {
+fn demo_without_root(governor: &str) -> Result<Value> {
     let start = format!("{DELEGATED}/start");
     let runtime = format!("/run/user/{USER}");
     sysfs::write(format!("{CGROUPS}/cgroup.subtree_control"), "+cpu")?;
@@ -136,20 +145,42 @@ fn demo_without_root() -> Result<Value> {
     }
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666))?;
     sysfs::write(format!("{start}/cgroup.procs"), std::process::id())?;
-    let mut command = Command::new(PROGRAM);
-    command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
+    let program = || {
+        let mut command = Command::new(PROGRAM);
+        command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
+        command
+    };
+    let refused = refused(&mut program());
+    sysfs::write(governor, SCHEDUTIL)?;
     // The program has BPF, and this user may not load it.
-    let result = demo(&mut command, 1);
+    let result = demo(&mut program(), (1, 0));
+    sysfs::write(governor, OTHER)?;
     sysfs::write(format!("{CGROUPS}/cgroup.procs"), std::process::id())?;
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o600))?;
     fs::remove_dir_all(runtime)?;
     fs::remove_dir(start)?;
     fs::remove_dir(DELEGATED)?;
-    result
+    let (mut result, refused) = (result?, refused?);
+    result["held"] = (result["held"] == true && refused["held"] == true).into();
+    result["refused"] = refused;
+    Ok(result)
 }
 
-/// Every OPP is right, and so many lines name a better path that the guest goes without.
-fn demo(command: &mut Command, notes: usize) -> Result<Value> {
+/// A user who can't choose schedutil gets a line about that, and exit code 2.
+fn refused(command: &mut Command) -> Result<Value> {
+    let output = command.arg("demo").output()?;
+    let said = text(&output.stderr);
+    let names = [OTHER, "run as root", "scaling_governor"];
+    let one_line = said.lines().count() == 1 && names.iter().all(|name| said.contains(name));
+    Ok(json!({
+        "held": one_line && output.status.code() == Some(2),
+        "exit_code": output.status.code(), "said": said,
+    }))
+}
+
+/// Every OPP is right. So many lines name a better path that the guest goes without, and so many
+/// governors.
+fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Value> {
     // Another user can't make a file there.
     fs::write(OUT, "")?;
     fs::set_permissions(OUT, fs::Permissions::from_mode(0o666))?;
@@ -172,17 +203,19 @@ fn demo(command: &mut Command, notes: usize) -> Result<Value> {
     };
     // By capacity, as the policies of these topologies are by number.
     let same = rows.len() == wanted.len() && rows.iter().zip(&wanted).all(|(one, is)| row(one, is));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     let said = text(&output.stderr);
-    let noted = said
-        .lines()
-        .filter(|line| line.contains("without the path bpf"));
-    let noted = noted.count() == notes;
+    let lines = |with: &str| said.lines().filter(|line| line.contains(with)).count();
+    let noted = lines("without the path bpf") == notes
+        && lines(&format!("{OTHER} → {SCHEDUTIL}")) == governors;
     Ok(json!({
         "held": output.status.success() && same && noted, "exit_code": output.status.code(),
         "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
         "rows": rows, "table": text(&output.stdout), "said": said,
     }))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
 /// A page with all parts, with a bench of one scenario, and without the host's name.
@@ -205,7 +238,7 @@ fn report() -> Result<Value> {
     Ok(json!({
         "held": whole && right && !private.contains(&true), "exit_code": output.status.code(), "host": report["host"],
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
-        "said": String::from_utf8_lossy(&output.stderr).trim(),
+        "said": text(&output.stderr),
     }))
 }
 
