@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
@@ -30,19 +30,23 @@ const SCHEDUTIL: &str = "schedutil";
 /// The governor of one policy, as a board's kernel may have it.
 const OTHER: &str = "performance";
 /// It holds frequencies: there is something to put back.
-const HOLDS: [&str; 7] = bench_of("work.infer_small");
+const HOLDS: [&str; 7] = bench_of("work.infer_small", "host");
+/// Its VMM and its load program end with it.
+const GUEST: [&str; 7] = bench_of("work.infer_small", "vm+bridge");
+/// SIGINT comes as a terminal sends it: to the process group.
 const SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGKILL,
     Signal::SIGHUP,
 ];
-/// Moments for bench, and for demo with its guest, in a span of time each.
-const OF_BENCH: (u32, Duration) = (12, Duration::from_millis(1300));
-const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
+/// Moments for bench, for bench with a guest, and for demo, in a span of time each.
+const OF_BENCH: (u32, Duration) = (8, Duration::from_millis(1300));
+const OF_GUEST: (u32, Duration) = (4, Duration::from_millis(5000));
+const OF_DEMO: (u32, Duration) = (6, Duration::from_millis(2800));
 /// Of bench from when rt-app has its folder.
 const OF_RT_APP: (u32, Duration) = (2, Duration::from_millis(300));
-const RT_APP: [&str; 7] = bench_of("periodic");
+const RT_APP: [&str; 7] = bench_of("periodic", "host");
 const RT_APP_FOLDER: &str = "vcpufreq-load-";
 /// It runs once the host has settled.
 const SETTLED: Duration = Duration::from_secs(30);
@@ -67,14 +71,14 @@ const STDERR: &str = "/run/board.err";
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A bench of one scenario, once, on the host alone.
-const fn bench_of(scenario: &str) -> [&str; 7] {
+/// A bench of one scenario on one variant, once.
+const fn bench_of(scenario: &'static str, variant: &'static str) -> [&'static str; 7] {
     [
         "bench",
         "--scenario",
         scenario,
         "--variant",
-        "host",
+        variant,
         "--repeats",
         "1",
     ]
@@ -98,14 +102,15 @@ pub fn run() -> Result<Value> {
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
         (&RT_APP, OF_RT_APP),
+        (&GUEST, OF_GUEST),
         (&["demo"], OF_DEMO),
         (&REPORT, OF_REPORT),
     ] {
         let mut by_itself = 0;
         for number in 0..moments {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
-            // In steps that visit every part, not in order.
-            let after = span / moments * (number * 5 % moments);
+            // In steps that visit every part, not in order. The first, a Ctrl-C, is not at the start.
+            let after = span / moments * ((number * 5 + 1) % moments);
             let by_cleanup = number / 4 % 2 == 0;
             let end = interrupted(options, (signal, after, by_cleanup), &before)?;
             held_at_end += u32::from(end.changes);
@@ -115,7 +120,7 @@ pub fn run() -> Result<Value> {
             left.extend(end.left);
         }
         if by_itself == 0 {
-            left.push(format!("{} heeded no signal", options[0]));
+            left.push(format!("{} heeded no signal", options.join(" ")));
         }
     }
     sysfs::write(&governor, SCHEDUTIL)?;
@@ -267,6 +272,7 @@ fn interrupted(
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(STDERR)?)
+        .process_group(0)
         .spawn()?;
     if options == RT_APP {
         until_rt_app()?;
@@ -276,7 +282,10 @@ fn interrupted(
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let runs = child.try_wait()?.is_none();
     // It may have ended by itself, which is as good.
-    let _ = kill(pid, signal);
+    let _ = match signal {
+        Signal::SIGINT => killpg(pid, signal),
+        _ => kill(pid, signal),
+    };
     let ended = waited(&mut child)?;
     sleep(SOON);
     let mut left: Vec<String> = match ended {
@@ -292,7 +301,7 @@ fn interrupted(
     }
     left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
-    let at = |one| format!("{} after {after:?}: {one}", signal.as_str());
+    let at = |one| format!("{options:?}, {} after {after:?}: {one}", signal.as_str());
     Ok(End {
         changes,
         rt_app,
