@@ -228,8 +228,11 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
         let variants = args.variants();
-        let all = repeats(variants.clone(), &scenarios, args.repeats);
-        eprintln!("vcpufreq: {all} repeats");
+        let (all, s) = repeats(variants.clone(), &scenarios, args.repeats);
+        eprintln!(
+            "vcpufreq: {all} repeats, about {}",
+            progress::time(s.into())
+        );
         let mut progress = Progress::new(args.repeats, all);
         for variant in variants {
             let so_far = (&mut report, &mut progress);
@@ -256,15 +259,18 @@ fn lacks(missing: &[String]) -> Option<Findings> {
     None
 }
 
-/// How many there are in all, if none fails.
+/// How many there are in all, if none fails, and the seconds that they take, about.
 fn repeats(
     variants: impl Iterator<Item = Variant>,
     scenarios: &[&Scenario],
     wanted: Option<u32>,
-) -> u32 {
+) -> (u32, u32) {
     let own = |variant| scenarios.iter().filter(move |one| one.is_for(variant));
-    let repeats = variants.flat_map(own).map(|one| one.repeats_of(wanted));
-    repeats.sum()
+    let each = variants.flat_map(own).map(|one| {
+        let repeats = one.repeats_of(wanted);
+        (repeats, repeats * one.about_s)
+    });
+    each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
 }
 
 /// Writes files. A signal waits until all are whole: none is there before, or half of one.
@@ -379,7 +385,8 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: where no guest boots, nothing of a guest is needed, and without the bridge no uclamp.
+    //! Promises: where no guest boots, nothing of a guest is needed, and without the bridge no uclamp;
+    //! the time that is announced is that of each repeat on each variant.
     use clap::Parser;
 
     use super::*;
@@ -399,6 +406,23 @@ mod tests {
         assert!(!needs(&["--variant", "host"]));
         assert!(needs(&["--variant", "host", "--variant", "vm"]));
         assert!(needs(&[]));
+    }
+
+    #[test]
+    fn the_time_of_all_repeats_is_announced() {
+        let of = |names: &[&str], wanted| {
+            let called = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
+            let scenarios: Vec<_> = SCENARIOS.iter().filter(called).collect();
+            repeats(
+                [Variant::Host, Variant::VmBridge].into_iter(),
+                &scenarios,
+                wanted,
+            )
+        };
+        assert_eq!(of(&["big-ramp"], None), (10, 40));
+        assert_eq!(of(&["big-ramp", "contended.infer50"], Some(2)), (8, 40));
+        // It is measured on the bridge alone, and at most three times.
+        assert_eq!(of(&["contended.steal_untold"], None), (3, 12));
     }
 
     #[test]
