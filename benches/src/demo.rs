@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -96,6 +96,7 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
 /// # Errors
 /// What ended it before the table was complete, in one line.
 pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
+    let begun = Instant::now();
     undo::begin()?;
     let machine = match BenchMachine::check(Some(args), true, None) {
         Ok(machine) => machine,
@@ -124,7 +125,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     let wrong = rows.iter().filter(|row| !row.right()).count();
     let report = json!({
         "held": wrong == 0, "board": machine.board, "host_kernel": machine.kernel,
-        "guest_kernel": kernel, "opps_checked": rows.len(), "opps_wrong": wrong,
+        "guest_kernel": kernel, "elapsed_s": begun.elapsed().as_secs(), "opps_checked": rows.len(), "opps_wrong": wrong,
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     Ok(Some(Findings {

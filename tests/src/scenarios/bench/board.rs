@@ -213,7 +213,8 @@ fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Val
     let noted = lines("without the path bpf") == notes
         && lines(&format!("{OTHER} → {SCHEDUTIL}")) == governors;
     Ok(json!({
-        "held": output.status.success() && same && noted, "exit_code": output.status.code(),
+        "held": output.status.success() && same && noted && report["elapsed_s"].is_u64(),
+        "exit_code": output.status.code(), "elapsed_s": report["elapsed_s"],
         "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
         "rows": rows, "table": text(&output.stdout), "said": said,
     }))
