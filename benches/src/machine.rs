@@ -131,7 +131,7 @@ impl BenchMachine {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
                 kernel: text("proc/sys/kernel/osrelease"),
-                board: board(root),
+                board: board(root).unwrap_or("this host".to_owned()),
                 guest,
                 speed_switch: None,
             }),
@@ -177,13 +177,18 @@ impl BenchMachine {
     }
 }
 
-/// The board's name: by the device tree, or by firmware that has none.
-fn board(root: &HostRoot) -> String {
-    let places = ["proc/device-tree/model", "sys/class/dmi/id/product_name"];
-    let named = places.iter().find_map(|path| root.text(path));
-    let name = named.map(|name| name.trim_matches('\0').trim().to_owned());
-    name.filter(|name| !name.is_empty())
-        .unwrap_or("this host".to_owned())
+/// The board's name: the device tree's model, or without one DMI's vendor and product.
+#[must_use]
+pub fn board(root: &HostRoot) -> Option<String> {
+    let text = |path: &str| {
+        let text = root.text(path)?.trim_matches('\0').trim().to_owned();
+        Some(text).filter(|text| !text.is_empty())
+    };
+    text("proc/device-tree/model").or_else(|| {
+        let dmi = ["sys_vendor", "product_name"].map(|name| format!("sys/class/dmi/id/{name}"));
+        let named: Vec<_> = dmi.iter().filter_map(|path| text(path)).collect();
+        (!named.is_empty()).then(|| named.join(" "))
+    })
 }
 
 /// The line of a kernel that can't put a request into force, in `doctor`'s words.
