@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
 use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, floors};
 
+use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
 use crate::{Findings, GuestArgs, LACKS, lacks, print, undo, write};
@@ -95,8 +96,9 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
 /// # Errors
 /// What ended it before the table was complete, in one line.
 pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
+    let begun = Instant::now();
     undo::begin()?;
-    let machine = match BenchMachine::check(Some(args), None) {
+    let machine = match BenchMachine::check(Some(args), true, None) {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
@@ -105,6 +107,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
         return Ok(lacks(&without));
     }
     args.print_note();
+    let _governors = FreqLimits::governors(&machine)?;
     let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
@@ -122,7 +125,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     let wrong = rows.iter().filter(|row| !row.right()).count();
     let report = json!({
         "held": wrong == 0, "board": machine.board, "host_kernel": machine.kernel,
-        "guest_kernel": kernel, "opps_checked": rows.len(), "opps_wrong": wrong,
+        "guest_kernel": kernel, "elapsed_s": begun.elapsed().as_secs(), "opps_checked": rows.len(), "opps_wrong": wrong,
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     Ok(Some(Findings {

@@ -59,6 +59,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::machine::SCHEDUTIL;
 
     fn cluster(opps_khz: &[u32]) -> Cluster {
         Cluster {
@@ -67,6 +68,7 @@ mod tests {
             khz: (opps_khz[0], opps_khz[opps_khz.len() - 1]),
             opps_khz: opps_khz.to_vec(),
             power: Vec::new(),
+            governor: SCHEDUTIL.to_owned(),
             cur_freq: PathBuf::new(),
         }
     }

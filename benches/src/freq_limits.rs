@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a scenario changes on the host while it is measured: the range that
-//! governors move in, and whether an emulated host's speed follows frequency.
+//! What is changed on the host while it is measured: governors that aren't schedutil, and by a
+//! scenario the range that they move in, and whether an emulated host's speed follows frequency.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::machine::BenchMachine;
+use crate::machine::{BenchMachine, SCHEDUTIL};
 use crate::scenario::{Hold, Scenario};
 use crate::undo::{self, RT_RUNTIME};
 
@@ -22,6 +22,25 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct FreqLimits(Vec<(PathBuf, String)>);
 
 impl FreqLimits {
+    /// Chooses schedutil where another governor is, and says so.
+    pub fn governors(machine: &BenchMachine) -> Result<Self> {
+        let mut held = Self::default();
+        let mut said = Vec::new();
+        for cluster in &machine.clusters {
+            if cluster.governor != SCHEDUTIL {
+                let path = cluster.cur_freq.with_file_name("scaling_governor");
+                held.set(path, SCHEDUTIL)?;
+                let (policy, governor) = (cluster.policy(), &cluster.governor);
+                said.push(format!("{policy} {governor} → {SCHEDUTIL}"));
+            }
+        }
+        if !said.is_empty() {
+            let said = said.join(", ");
+            eprintln!("vcpufreq: governors, put back at the end: {said}");
+        }
+        Ok(held)
+    }
+
     /// Holds frequencies, and the limit on real-time threads, where the scenario wants them.
     pub fn frequencies(scenario: &Scenario, machine: &BenchMachine) -> Result<Self> {
         let mut held = Self::default();
@@ -99,6 +118,7 @@ mod tests {
     //! What was changed is put back, and has to have been taken.
 
     use super::*;
+    use crate::measure_tests::machine;
 
     #[test]
     fn dropping_puts_back() {
@@ -110,6 +130,20 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "1800000");
         drop(held);
         assert_eq!(fs::read_to_string(&path).unwrap(), "600000");
+    }
+
+    #[test]
+    fn schedutil_is_chosen_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scaling_governor");
+        fs::write(&path, "ondemand\n").unwrap();
+        let mut machine = machine();
+        machine.clusters[1].governor = "ondemand".to_owned();
+        machine.clusters[1].cur_freq = dir.path().join("scaling_cur_freq");
+        let held = FreqLimits::governors(&machine).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), SCHEDUTIL);
+        drop(held);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ondemand");
     }
 
     #[test]

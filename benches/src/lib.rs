@@ -55,7 +55,9 @@ use clap::Args;
 use serde_json::Value;
 
 pub use demo::{DemoArgs, demo, try_opps};
+use freq_limits::FreqLimits;
 use machine::BenchMachine;
+pub use machine::board;
 pub use page::report as report_page;
 use progress::Progress;
 use report::BenchReport;
@@ -155,12 +157,18 @@ impl BenchArgs {
     /// The options of its guests, if one boots: the variant `host` needs none.
     #[must_use]
     pub fn guests(&self) -> Option<&GuestArgs> {
-        let mut asked = Variant::ALL
-            .iter()
-            .filter(|one| one.is_asked(&self.variant));
-        asked
-            .any(|one| *one != Variant::Host)
-            .then_some(&self.guest)
+        let boots = self.variants().any(|one| one != Variant::Host);
+        boots.then_some(&self.guest)
+    }
+
+    fn variants(&self) -> impl Iterator<Item = Variant> + Clone {
+        let all = Variant::ALL.into_iter();
+        all.filter(|one| one.is_asked(&self.variant))
+    }
+
+    /// Whether a guest has the bridge.
+    fn bridge(&self) -> bool {
+        self.variants().any(|one| one.bridge().is_some())
     }
 }
 
@@ -206,7 +214,8 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
     undo::begin()?;
     let scenarios = chosen(args)?;
-    let mut machine = match BenchMachine::check(args.guests(), trace::usable().err()) {
+    let mut machine = match BenchMachine::check(args.guests(), args.bridge(), trace::usable().err())
+    {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };
@@ -216,12 +225,15 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     machine.speed_switch.clone_from(&args.speed_switch);
     machine.guest.qemu.clone_from(&args.qemu);
     let mut report = BenchReport::new(&machine, args);
+    let _governors = FreqLimits::governors(&machine)?;
     {
         let trace = Trace::create(base).context("making a trace of the bench's own")?;
-        let asked = |one: &Variant| one.is_asked(&args.variant);
-        let variants = Variant::ALL.into_iter().filter(asked);
-        let all = repeats(variants.clone(), &scenarios, args.repeats);
-        eprintln!("vcpufreq: {all} repeats");
+        let variants = args.variants();
+        let (all, s) = repeats(variants.clone(), &scenarios, args.repeats);
+        eprintln!(
+            "vcpufreq: {all} repeats, about {}",
+            progress::time(s.into())
+        );
         let mut progress = Progress::new(args.repeats, all);
         for variant in variants {
             let so_far = (&mut report, &mut progress);
@@ -248,15 +260,18 @@ fn lacks(missing: &[String]) -> Option<Findings> {
     None
 }
 
-/// How many there are in all, if none fails.
+/// How many there are in all, if none fails, and the seconds that they take, about.
 fn repeats(
     variants: impl Iterator<Item = Variant>,
     scenarios: &[&Scenario],
     wanted: Option<u32>,
-) -> u32 {
+) -> (u32, u32) {
     let own = |variant| scenarios.iter().filter(move |one| one.is_for(variant));
-    let repeats = variants.flat_map(own).map(|one| one.repeats_of(wanted));
-    repeats.sum()
+    let each = variants.flat_map(own).map(|one| {
+        let repeats = one.repeats_of(wanted);
+        (repeats, repeats * one.about_s)
+    });
+    each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
 }
 
 /// Writes files. A signal waits until all are whole: none is there before, or half of one.
@@ -371,7 +386,8 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: where no guest boots, nothing of a guest is needed.
+    //! Promises: where no guest boots, nothing of a guest is needed, and without the bridge no uclamp;
+    //! the time that is announced is that of each repeat on each variant.
     use clap::Parser;
 
     use super::*;
@@ -391,5 +407,32 @@ mod tests {
         assert!(!needs(&["--variant", "host"]));
         assert!(needs(&["--variant", "host", "--variant", "vm"]));
         assert!(needs(&[]));
+    }
+
+    #[test]
+    fn the_time_of_all_repeats_is_announced() {
+        let of = |names: &[&str], wanted| {
+            let called = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
+            let scenarios: Vec<_> = SCENARIOS.iter().filter(called).collect();
+            repeats(
+                [Variant::Host, Variant::VmBridge].into_iter(),
+                &scenarios,
+                wanted,
+            )
+        };
+        assert_eq!(of(&["big-ramp"], None), (10, 40));
+        assert_eq!(of(&["big-ramp", "contended.infer50"], Some(2)), (8, 40));
+        // It is measured on the bridge alone, and at most three times.
+        assert_eq!(of(&["contended.steal_untold"], None), (3, 12));
+    }
+
+    #[test]
+    fn the_bridge_alone_needs_uclamp() {
+        let needs = |options: &[&str]| {
+            let words = ["bench"].iter().chain(options);
+            Bench::parse_from(words).args.bridge()
+        };
+        assert!(needs(&[]) && needs(&["--variant", "scx"]));
+        assert!(!needs(&["--variant", "host", "--variant", "vm"]));
     }
 }

@@ -2,11 +2,17 @@
 //! The host that is measured: its clusters, and what it lacks for measuring.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
+use vcpufreq_device::host::{
+    CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available,
+};
 
 use crate::GuestArgs;
+
+/// The governor that follows a load and its clamps.
+pub const SCHEDUTIL: &str = "schedutil";
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -22,6 +28,8 @@ pub struct Cluster {
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
+    /// Its governor; schedutil can be chosen where it is another.
+    pub governor: String,
     /// Where its frequency can be read.
     pub(super) cur_freq: PathBuf,
 }
@@ -96,12 +104,24 @@ pub struct GuestFiles {
 
 impl BenchMachine {
     /// Looks at the host; a line for each thing that it lacks, `tracing` among them, and what guests of
-    /// `args` need if there are any.
-    pub fn check(args: Option<&GuestArgs>, tracing: Option<String>) -> Result<Self, Vec<String>> {
-        let mut missing = Vec::new();
-        let root = HostRoot::default();
-        let clusters = clusters(&root, &HostCpus::read(&root), &mut missing);
-        missing.extend(tracing);
+    /// `args` need if there are any, with the bridge if so.
+    pub fn check(
+        args: Option<&GuestArgs>,
+        bridge: bool,
+        tracing: Option<String>,
+    ) -> Result<Self, Vec<String>> {
+        let uclamp = if bridge { uclamp_available() } else { Ok(()) };
+        let lacks = no_uclamp(uclamp).into_iter().chain(tracing).collect();
+        Self::at(&HostRoot::default(), args, lacks)
+    }
+
+    /// The host below `root`, if it lacks nothing, `missing` neither.
+    fn at(
+        root: &HostRoot,
+        args: Option<&GuestArgs>,
+        mut missing: Vec<String>,
+    ) -> Result<Self, Vec<String>> {
+        let clusters = clusters(root, &HostCpus::read(root), &mut missing);
         let guest = match args {
             Some(args) => guest_files(args, &mut missing),
             None => Some(GuestFiles::default()),
@@ -111,7 +131,7 @@ impl BenchMachine {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
                 kernel: text("proc/sys/kernel/osrelease"),
-                board: board(&root),
+                board: board(root).unwrap_or("this host".to_owned()),
                 guest,
                 speed_switch: None,
             }),
@@ -157,13 +177,24 @@ impl BenchMachine {
     }
 }
 
-/// The board's name: by the device tree, or by firmware that has none.
-fn board(root: &HostRoot) -> String {
-    let places = ["proc/device-tree/model", "sys/class/dmi/id/product_name"];
-    let named = places.iter().find_map(|path| root.text(path));
-    let name = named.map(|name| name.trim_matches('\0').trim().to_owned());
-    name.filter(|name| !name.is_empty())
-        .unwrap_or("this host".to_owned())
+/// The board's name: the device tree's model, or without one DMI's vendor and product.
+#[must_use]
+pub fn board(root: &HostRoot) -> Option<String> {
+    let text = |path: &str| {
+        let text = root.text(path)?.trim_matches('\0').trim().to_owned();
+        Some(text).filter(|text| !text.is_empty())
+    };
+    text("proc/device-tree/model").or_else(|| {
+        let dmi = ["sys_vendor", "product_name"].map(|name| format!("sys/class/dmi/id/{name}"));
+        let named: Vec<_> = dmi.iter().filter_map(|path| text(path)).collect();
+        (!named.is_empty()).then(|| named.join(" "))
+    })
+}
+
+/// The line of a kernel that can't put a request into force, in `doctor`'s words.
+fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
+    let error = uclamp.err()?;
+    Some(format!("uclamp is not available: {error}; {NEEDS_UCLAMP}"))
 }
 
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
@@ -183,12 +214,14 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         ) else {
             continue;
         };
-        if policy.governor != "schedutil" {
-            missing.push(format!(
-                "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone; write schedutil to its scaling_governor",
-                policy.id, policy.governor
-            ));
-        }
+        let choices = root.text(dir.join("scaling_available_governors"));
+        let file = root.path(dir.join("scaling_governor"));
+        let writable = File::options().write(true).open(file).map(drop);
+        missing.extend(stays_without_schedutil(
+            policy,
+            choices.as_deref(),
+            writable,
+        ));
         if min >= max {
             missing.push(format!(
                 "the frequency of cpufreq policy {} can't move: scaling_min_freq is {min} and scaling_max_freq {max}; write {} to the first and {} to the second",
@@ -199,6 +232,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
+            governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
             cpus: own,
             khz: (min, max),
@@ -210,6 +244,31 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     }
     found.sort_by_key(|cluster| (cluster.capacity, cluster.cpus.clone()));
     found
+}
+
+/// Why a policy that has another governor can't have schedutil meanwhile.
+fn stays_without_schedutil(
+    policy: &CpufreqPolicy,
+    choices: Option<&str>,
+    writable: io::Result<()>,
+) -> Option<String> {
+    if policy.governor == SCHEDUTIL {
+        return None;
+    }
+    let what = format!(
+        "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone",
+        policy.id, policy.governor
+    );
+    let mut choices = choices.unwrap_or_default().split_whitespace();
+    if choices.all(|name| name != SCHEDUTIL) {
+        return Some(format!(
+            "{what}, which is not among its governors; see vcpufreq doctor"
+        ));
+    }
+    let error = writable.err()?;
+    Some(format!(
+        "{what}; this user can't choose that ({error}): run as root, or write schedutil to its scaling_governor"
+    ))
 }
 
 fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles> {
@@ -296,6 +355,44 @@ mod tests {
     }
 
     #[test]
+    fn another_governor_is_no_hindrance_where_schedutil_can_be_chosen() {
+        let host = host();
+        host.write(&format!("{POLICY}/scaling_governor"), "ondemand");
+        let choices = "ondemand performance schedutil";
+        host.write(&format!("{POLICY}/scaling_available_governors"), choices);
+        let (clusters, missing) = seen(&host);
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!(
+            [&clusters[0].governor, &clusters[1].governor],
+            [SCHEDUTIL, "ondemand"]
+        );
+        let policy = &HostCpus::read(&host.root()).policies[1];
+        let denied = Err(io::ErrorKind::PermissionDenied.into());
+        let line = stays_without_schedutil(policy, Some(choices), denied).unwrap();
+        assert!(
+            line.contains("policy 2") && line.contains("(permission denied): run as root"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_kernel_without_uclamp_is_one_line_with_what_to_do() {
+        let root = host();
+        let check = |uclamp: io::Result<()>| {
+            let missing = no_uclamp(uclamp).into_iter().collect();
+            BenchMachine::at(&root.root(), None, missing)
+        };
+        assert!(check(Ok(())).is_ok());
+        let refused = check(Err(io::ErrorKind::Unsupported.into())).unwrap_err();
+        assert_eq!(
+            refused,
+            [
+                "uclamp is not available: unsupported; use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP"
+            ]
+        );
+    }
+
+    #[test]
     fn each_thing_in_the_way_is_a_line_with_what_to_do() {
         let one = |change: &dyn Fn(&FakeHost), words: [&str; 2]| {
             let host = host();
@@ -313,7 +410,7 @@ mod tests {
         );
         one(
             &|host| host.write(&format!("{POLICY}/scaling_governor"), "performance"),
-            ["policy 2", "write schedutil"],
+            ["policy 2", "not among its governors; see vcpufreq doctor"],
         );
         // As a bench leaves it that was killed while it held the frequency.
         one(

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use crate::load_log::Mark;
-use crate::machine::{BenchMachine, Cluster, GuestFiles};
+use crate::machine::{BenchMachine, Cluster, GuestFiles, SCHEDUTIL};
 use crate::metric::Metric;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
@@ -20,13 +20,14 @@ use crate::tracefs::{FrequencyEvent, Mmio, Switch};
 const LOAD: i32 = 99;
 
 /// CPU 0 is little, 1 is big.
-fn machine() -> BenchMachine {
+pub fn machine() -> BenchMachine {
     let cluster = |cpu, capacity, khz| Cluster {
         cpus: vec![cpu],
         capacity,
         khz,
         opps_khz: vec![khz.0, khz.1],
         power: vec![(khz.0, 100), (khz.1, 1000)],
+        governor: SCHEDUTIL.to_owned(),
         cur_freq: PathBuf::new(),
     };
     let file = PathBuf::new;

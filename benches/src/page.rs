@@ -344,12 +344,13 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_its_parts_and_the_bench() {
+    fn a_report_has_its_parts_and_the_bench_and_needs_no_network() {
         let bench = bench_report(&[row("host", Some(1000))]);
         let page = report(&[("demo", "a < b")], Some(&bench));
         for part in ["<h2>demo</h2>\n<pre>a &lt; b</pre>", "<svg", "</html>"] {
             assert!(page.contains(part), "{part}: {page}");
         }
+        assert!(!page.contains("http"), "{page}");
         assert!(!report(&[("demo", "a")], None).contains("<h1>bench"));
     }
 

@@ -124,7 +124,8 @@ impl Piped {
 }
 
 /// Has a process that is started get SIGTERM when this thread ends, however that comes about: a VMM
-/// tidies up then. It starts with no signal blocked.
+/// tidies up then. It starts with no signal blocked, and in a process group of its own: a terminal's
+/// Ctrl-C reaches this program alone. A child that it ended first would look like a failure.
 #[expect(unsafe_code, reason = "pre_exec runs between fork and exec")]
 pub fn end_with_this_thread(command: &mut Command) {
     let own = std::process::id();
@@ -137,6 +138,7 @@ pub fn end_with_this_thread(command: &mut Command) {
             _ => Err(std::io::ErrorKind::Interrupted.into()),
         }
     };
+    command.process_group(0);
     // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
     unsafe { command.pre_exec(ask) };
 }
@@ -198,8 +200,20 @@ pub fn child(pid: u32, name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: the words of a process that failed are there while its children live on.
+    //! Promises: the words of a process that failed are there while its children live on; what ends
+    //! with a thread is not in its process group.
+    use nix::unistd::{Pid, getpgid};
+
     use super::*;
+
+    #[test]
+    fn a_terminals_signal_does_not_reach_what_ends_with_a_thread() {
+        let mut command = Command::new("cat");
+        end_with_this_thread(&mut command);
+        let cat = Piped::start(&mut command).unwrap();
+        let pid = Pid::from_raw(i32::try_from(cat.pid()).unwrap());
+        assert_eq!(getpgid(Some(pid)), Ok(pid));
+    }
 
     #[test]
     fn last_words_do_not_wait_for_children() {

@@ -70,10 +70,14 @@ fn left(ahead: u32, measured: u32, elapsed: Duration) -> String {
     let Some(each) = elapsed.checked_div(measured) else {
         return String::new();
     };
-    let s = each.saturating_mul(ahead).as_secs();
+    format!(", {} left", time(each.saturating_mul(ahead).as_secs()))
+}
+
+/// Seconds as people read them: `40 s`, `6 min`.
+pub fn time(s: u64) -> String {
     match s {
-        0..60 => format!(", {s} s left"),
-        _ => format!(", {} min left", s.div_ceil(60)),
+        0..60 => format!("{s} s"),
+        _ => format!("{} min", s.div_ceil(60)),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::BenchArgs;
 use crate::bounds;
 use crate::derived;
 use crate::duty_cycle;
-use crate::machine::BenchMachine;
+use crate::machine::{BenchMachine, SCHEDUTIL};
 use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::residency;
@@ -49,7 +49,7 @@ impl BenchReport {
             })
             .collect();
         let conditions = json!({
-            "host_kernel": machine.kernel, "board": machine.board, "governor": "schedutil",
+            "host_kernel": machine.kernel, "board": machine.board, "governor": SCHEDUTIL,
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
             "path": args.guest.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity",

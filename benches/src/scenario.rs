@@ -40,6 +40,8 @@ pub struct Scenario {
     pub repeats: u32,
     /// Repeats at most.
     pub most: u32,
+    /// Seconds that a repeat takes, about, with the wake-ups before it.
+    pub about_s: u32,
     /// What is measured.
     pub metrics: &'static [Metric],
 }
@@ -59,6 +61,7 @@ pub const PLAIN: Scenario = Scenario {
     guest_file: None,
     repeats: 5,
     most: u32::MAX,
+    about_s: 4,
     metrics: &[],
 };
 

@@ -199,6 +199,7 @@ const fn contended_part(case: &'static str, beside: &'static str) -> Scenario {
 const fn contended_work(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         most: 3,
+        about_s: 6,
         metrics: &[Metric::Score, Metric::Energy],
         ..contended(case, steps, "pin={first} even=10000/417000/270")
     }
@@ -237,6 +238,7 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
         hold,
         speed: true,
         most,
+        about_s: 7,
         metrics: match hold {
             Hold::No => &[
                 Met(10),
@@ -259,6 +261,7 @@ const fn periodic(steps: &'static [&'static str], hold: Hold, most: u32) -> Scen
 const fn at_edge(steps: &'static [&'static str], hold: Hold, most: u32) -> Scenario {
     Scenario {
         case: "at_edge",
+        about_s: 4,
         metrics: match hold {
             Hold::No => &[Met(20), Met(60), Took(20), Took(60)],
             Hold::Min | Hold::Max => &[Steady(20), Steady(60)],

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{ignored_signals, stat_field};
+use vcpufreq_device::host::{HostRoot, ignored_signals, stat_field};
 
 use crate::tracefs::INSTANCES;
 
@@ -32,6 +32,7 @@ const RECORDS: &str = "/run/vcpufreq-bench";
 const SIGNALS: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
 const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
 const LIMITS: [&str; 2] = ["scaling_min_freq", "scaling_max_freq"];
+const GOVERNOR: &str = "scaling_governor";
 /// A trace instance that is being read can't be removed: so often, with a pause behind each.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
@@ -60,13 +61,14 @@ pub fn write(path: &Path, value: &str) -> Result<String> {
     let old = fs::read_to_string(path).with_context(failed)?;
     let old = old.trim().to_owned();
     changes.files.push((path.to_owned(), old.clone()));
-    changes.record()?;
-    let written = fs::write(path, value).with_context(failed);
+    let recorded = changes.record();
+    let written = recorded.and_then(|()| Ok(fs::write(path, value)?));
     if written.is_err() {
         changes.files.pop();
-        changes.record()?;
+        // A record that stays puts back what is there.
+        let _ = changes.record();
     }
-    written.map(|()| old)
+    written.map(|()| old).with_context(failed)
 }
 
 /// Writes back what [`write`] has returned.
@@ -151,10 +153,16 @@ fn on_signals() -> Result<()> {
 /// that couldn't be.
 #[must_use]
 pub fn undo_killed() -> (Vec<PathBuf>, Vec<String>) {
-    of_killed(Path::new(RECORDS), is_of_a_bench)
+    let root = HostRoot::default();
+    of_killed(Path::new(RECORDS), |path, old| {
+        is_of_a_bench(&root, path, old)
+    })
 }
 
-fn of_killed(records: &Path, trusted: fn(&Path) -> bool) -> (Vec<PathBuf>, Vec<String>) {
+fn of_killed(
+    records: &Path,
+    trusted: impl Fn(&Path, Option<&str>) -> bool,
+) -> (Vec<PathBuf>, Vec<String>) {
     let (mut done, mut left) = (Vec::new(), Vec::new());
     // Without root the folder can't be read, and it isn't there before the first bench.
     for entry in fs::read_dir(records).into_iter().flatten().flatten() {
@@ -175,8 +183,8 @@ fn of_killed(records: &Path, trusted: fn(&Path) -> bool) -> (Vec<PathBuf>, Vec<S
         match read(records, &path) {
             Ok(changes) if started(pid) == Some(changes.since) => (),
             Ok(mut changes) => {
-                changes.files.retain(|(file, _)| trusted(file));
-                changes.folders.retain(|folder| trusted(folder));
+                changes.files.retain(|(file, old)| trusted(file, Some(old)));
+                changes.folders.retain(|folder| trusted(folder, None));
                 let all = changes.paths();
                 left.extend(changes.undo());
                 let still = changes.paths();
@@ -191,14 +199,19 @@ fn of_killed(records: &Path, trusted: fn(&Path) -> bool) -> (Vec<PathBuf>, Vec<S
     (done, left)
 }
 
-/// Whether a bench changes such a file, or makes such a folder.
-fn is_of_a_bench(path: &Path) -> bool {
+/// Whether a bench changes such a file, in which `old` was, or makes such a folder.
+fn is_of_a_bench(root: &HostRoot, path: &Path, old: Option<&str>) -> bool {
+    let available = |governor: &str| {
+        let choices = root.text(path.with_file_name("scaling_available_governors"));
+        // A policy whose CPUs are off has no file: its governor is put back later.
+        choices.is_none_or(|all| all.split_whitespace().any(|name| name == governor))
+    };
     let of_policy = || {
         let below = path.strip_prefix(POLICIES).ok()?;
         let mut parts = below.iter().map(|part| part.to_string_lossy());
         let (policy, file) = (parts.next()?, parts.next()?);
-        let limit = LIMITS.iter().any(|name| file == *name);
-        Some(policy.starts_with("policy") && limit && parts.next().is_none())
+        let own = LIMITS.contains(&&*file) || file == GOVERNOR && available(old?);
+        Some(policy.starts_with("policy") && own && parts.next().is_none())
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let instance = path.parent() == Some(Path::new(INSTANCES)) && name.starts_with(INSTANCE);
@@ -319,6 +332,8 @@ mod tests {
     //! waits until files are whole.
     use std::sync::TryLockError;
 
+    use vcpufreq_device::fakes::FakeHost;
+
     use super::*;
 
     /// A number that no process has.
@@ -343,7 +358,7 @@ mod tests {
         let left = [(&*file, "600000"), (&*missing, "1"), (&*file, "700000")];
         let record = records.join(NONE);
         changes(&left, &folder).write(&record).unwrap();
-        let (done, left) = of_killed(&records, |_| true);
+        let (done, left) = of_killed(&records, |_, _| true);
         assert_eq!(done, [file.clone(), file.clone(), folder.clone()]);
         assert!(left[0].contains("none/none can't be set back"), "{left:?}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "600000");
@@ -351,7 +366,8 @@ mod tests {
         // What couldn't be undone is tried again, and nothing else.
         fs::write(&file, "900000").unwrap();
         fs::create_dir(dir.path().join("none")).unwrap();
-        assert_eq!(of_killed(&records, |_| true), (vec![missing], Vec::new()));
+        let done = of_killed(&records, |_, _| true);
+        assert_eq!(done, (vec![missing], Vec::new()));
         assert_eq!(fs::read_to_string(&file).unwrap(), "900000");
         assert!(!record.exists());
     }
@@ -363,30 +379,40 @@ mod tests {
         let mut own = changes(&[], dir.path());
         own.since = started(std::process::id()).unwrap();
         own.write(&record).unwrap();
-        assert_eq!(of_killed(dir.path(), |_| true), (Vec::new(), Vec::new()));
+        let done = of_killed(dir.path(), |_, _| true);
+        assert_eq!(done, (Vec::new(), Vec::new()));
         // The number of a process that started later is no longer the bench's.
         own.since -= 1;
         own.folders = vec!["/nowhere".into()];
         own.write(&record).unwrap();
-        assert_eq!(of_killed(dir.path(), |_| true).0.len(), 1);
+        assert_eq!(of_killed(dir.path(), |_, _| true).0.len(), 1);
     }
 
     #[test]
     fn a_record_changes_only_what_a_bench_changes() {
+        let host = FakeHost::empty();
+        let choices = format!("{POLICIES}/policy4/scaling_available_governors");
+        host.write(choices.trim_start_matches('/'), "ondemand schedutil\n");
+        let root = host.root();
+        let own = |path: &str| is_of_a_bench(&root, Path::new(path), Some("ondemand"));
         let good = [
             "/sys/devices/system/cpu/cpufreq/policy4/scaling_min_freq",
+            "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor",
             "/proc/sys/kernel/sched_rt_runtime_us",
             "/sys/kernel/tracing/instances/vcpufreq-bench-12",
         ];
-        assert!(good.iter().all(|path| is_of_a_bench(Path::new(path))));
+        assert!(good.iter().all(|path| own(path)));
         let bad = [
             "/etc/passwd",
-            "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor",
+            "/sys/devices/system/cpu/cpufreq/policy4/scaling_setspeed",
             "/sys/devices/system/cpu/cpufreq/policy4/../scaling_min_freq",
             "/sys/kernel/tracing/instances/others",
             "/sys/kernel/tracing/instances/vcpufreq-bench-1/../others",
         ];
-        assert!(!bad.iter().any(|path| is_of_a_bench(Path::new(path))));
+        assert!(!bad.iter().any(|path| own(path)));
+        for old in [Some("performance"), None] {
+            assert!(!is_of_a_bench(&root, Path::new(good[1]), old), "{old:?}");
+        }
     }
 
     #[test]
@@ -395,7 +421,7 @@ mod tests {
         let record = dir.path().join(NONE);
         changes(&[], dir.path()).write(&record).unwrap();
         fs::set_permissions(&record, Permissions::from_mode(0o622)).unwrap();
-        let (done, left) = of_killed(dir.path(), |_| true);
+        let (done, left) = of_killed(dir.path(), |_, _| true);
         assert!(
             done.is_empty() && left[0].contains("no bench's record"),
             "{left:?}"

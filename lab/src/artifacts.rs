@@ -12,6 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
+use crate::run::Driver;
 use crate::{board, debian, libvirt, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
@@ -66,8 +67,8 @@ pub struct Guest<'a> {
     pub libvirt: bool,
     /// Whether its disk is the guest's.
     pub disk: bool,
-    /// Whether it has kernel and modules where a board has them.
-    pub board: bool,
+    /// The driver of the guests of a host that has kernel and modules where a board has them.
+    pub board: Option<Driver>,
 }
 
 impl Artifacts {
@@ -129,13 +130,13 @@ impl Artifacts {
             };
             systemd::add(&mut archive, self.root.dir(), &units)?;
         }
-        if guest.board {
-            board::add(
-                &mut archive,
-                self.root.dir(),
-                &kernel,
-                &self.guest_driver(&kernel)?,
-            )?;
+        if let Some(driver) = guest.board {
+            let folder = match driver {
+                Driver::Ours => self.guest_driver(&kernel)?,
+                Driver::Mainline => kernel.mainline_driver(&self.cache, &self.root)?,
+            };
+            let file = folder.join(format!("{}.ko", driver.module()));
+            board::add(&mut archive, self.root.dir(), &kernel, &file)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;

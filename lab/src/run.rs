@@ -91,7 +91,8 @@ pub enum Driver {
 }
 
 impl Driver {
-    fn module(self) -> &'static str {
+    /// Its module's name.
+    pub fn module(self) -> &'static str {
         match self {
             Self::Ours => "vcpufreq_guest",
             Self::Mainline => "virtual-cpufreq",
@@ -304,7 +305,7 @@ impl Options {
             qemu: qemu::needed(self.vmm, scenarios),
             libvirt: libvirt::needed(scenarios),
             disk: guest_disk::needed(scenarios),
-            board: board::needed(scenarios),
+            board: board::needed(scenarios).then_some(self.driver),
         };
         let initrd = dir.join("initramfs");
         fs::write(

@@ -5,15 +5,20 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, report_page};
-use vcpufreq_device::host::{HostCpus, HostRoot, Pcpu};
+use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, board, report_page};
+use vcpufreq_device::host::{HostCpus, HostOpp, HostRoot, Pcpu};
 
-use crate::doctor::{self, facts::DoctorFacts};
+use crate::doctor::{
+    self,
+    facts::{DoctorFacts, EnergyModel},
+};
 use crate::host_guest::HostGuest;
 use crate::vm::layout::CPUFREQ_BASE;
 
 const PAGE: &str = "vcpufreq-report.html";
 const FILE: &str = "vcpufreq-report.json";
+/// No person's folder, and in commands that doctor names.
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Makes both, in the files of `--html` and `--out`, and names them on stderr. What fails is in the
 /// report: a board on which a guest can't run has one, too. Returns the exit code: 0, or 1 when a
@@ -23,7 +28,7 @@ const FILE: &str = "vcpufreq-report.json";
 /// When a file can't be written.
 pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> anyhow::Result<u8> {
     let findings = doctor::findings(facts);
-    let host = host(root);
+    let host = host(root, facts.energy_model);
     let folders = private_folders(args);
     let _guest = HostGuest::complete(root, &mut args.guest);
     let doctor = Findings {
@@ -71,20 +76,30 @@ fn files(host: &Value, [doctor, demo, bench]: [Findings; 3]) -> (Value, String) 
 }
 
 /// Folders that may name a person or a project, as the errors of a part do: of files that were
-/// named, of this program, and the user's own. The longest first.
+/// named, of this program, the user's own, and the cgroup. The longest first.
 fn private_folders(args: &BenchArgs) -> Vec<PathBuf> {
-    let GuestArgs { kernel, initrd, .. } = &args.guest;
-    let files = [kernel, initrd, &args.qemu, &args.out, &args.html];
-    let files = files.into_iter().flatten().cloned();
-    let files = files.chain(std::env::current_exe());
+    let GuestArgs {
+        kernel,
+        initrd,
+        guest_module,
+        cgroup_parent,
+        ..
+    } = &args.guest;
+    let files = [kernel, initrd, cgroup_parent];
+    let files = files.into_iter().chain([&args.qemu, &args.out, &args.html]);
+    let files = files.flatten().cloned().chain(std::env::current_exe());
+    // Options are behind the path.
+    let modules = guest_module.iter().filter_map(|one| one.split(' ').next());
+    let files = files.chain(modules.map(PathBuf::from));
     let files: Vec<_> = files
         .filter_map(|file| Some(file.parent()?.to_owned()))
         .collect();
     let own = std::env::var_os("HOME").map(PathBuf::from);
     let folders = files.into_iter().chain(own).chain(std::env::current_dir());
+    let folders = folders.chain(cgroup_parent.clone());
     // Neither the root nor the folder of a bare name.
     let mut folders: Vec<_> = folders
-        .filter(|folder| folder.file_name().is_some())
+        .filter(|folder| folder.file_name().is_some() && folder != Path::new(CGROUPS))
         .collect();
     folders.sort_by_key(|folder| std::cmp::Reverse(folder.as_os_str().len()));
     folders
@@ -140,8 +155,8 @@ fn failed(error: &anyhow::Error) -> Findings {
     }
 }
 
-/// The kernel, the board by its device tree, and its CPUs.
-fn host(root: &HostRoot) -> Value {
+/// The kernel and its energy model, the board, its CPUs and their policies.
+fn host(root: &HostRoot, energy_model: EnergyModel) -> Value {
     let cpus = HostCpus::read(root);
     let text = |path: &str| {
         let text = root.text(path)?;
@@ -157,16 +172,18 @@ fn host(root: &HostRoot) -> Value {
         })
     };
     let policies = cpus.policies.iter().map(|policy| {
-        let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
+        let opp = |opp: &HostOpp| json!({ "khz": opp.khz, "uv": opp.uv, "uw": opp.uw });
+        let opps: Vec<_> = policy.opps.iter().map(opp).collect();
         json!({
             "policy": policy.id, "cpus": policy.cpus.as_slice(), "driver": policy.driver,
-            "governor": policy.governor, "max_khz": policy.max_khz, "opps_khz": opps,
+            "governor": policy.governor, "max_khz": policy.max_khz, "opps": opps,
         })
     });
     json!({
         "kernel": text("proc/sys/kernel/osrelease"), "arch": std::env::consts::ARCH,
-        "model": text("proc/device-tree/model"),
+        "model": board(root),
         "compatible": text("proc/device-tree/compatible"),
+        "energy_model": energy_model,
         "policies": policies.collect::<Vec<_>>(),
         "cpus": cpus.cpus.iter().map(cpu).collect::<Vec<_>>(),
     })
@@ -197,7 +214,10 @@ mod tests {
     fn no_file_has_a_folder_that_could_name_a_person() {
         let line = ["vcpufreq", "report", "--kernel", "/srv/Jo Doe/Image"];
         let more = ["--initrd", "/srv/Jo Doe/acme/initrd", "--qemu", "qemu"];
-        let words = line.iter().chain(&more).map(OsString::from);
+        let module = ["--guest-module", "/Doe/acme.d/a.ko debug=1"];
+        let cgroup = ["--cgroup-parent", "/sys/fs/cgroup/Doe/acme.slice"];
+        let words = [&line[..], &more, &module, &cgroup].concat();
+        let words = words.into_iter().map(OsString::from);
         let Command::Report(args) = Cli::read(words.collect()).unwrap().command else {
             unreachable!("the command above")
         };
@@ -209,8 +229,12 @@ mod tests {
                     .any(|folder| own.as_ref().unwrap().starts_with(folder))
             );
         }
-        assert!(!folders.contains(&"".into()) && !folders.contains(&"/".into()));
-        let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image";
+        for other in ["", "/", CGROUPS] {
+            assert!(!folders.contains(&other.into()), "{other}");
+        }
+        let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image, load /Doe/acme.d/a.ko, \
+                   make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice";
+        let short = "can't read initrd and Image, load a.ko, make x in acme.slice";
         let [doctor, demo] = [1, 2].map(|_| failed(&anyhow::anyhow!(why)));
         let bench = Findings {
             json: json!({ "results": [], "failures": [{ "error": why }] }),
@@ -219,12 +243,8 @@ mod tests {
         let parts = [doctor, demo, bench].map(|part| without_folders(part, &folders));
         let (json, page) = files(&json!({}), parts);
         for text in [json.to_string(), page] {
-            assert_eq!(
-                text.matches("can't read initrd and Image").count(),
-                3,
-                "{text}"
-            );
-            assert!(!text.contains("Doe") && !text.contains("acme"), "{text}");
+            assert_eq!(text.matches(short).count(), 3, "{text}");
+            assert!(!text.contains("Doe"), "{text}");
         }
     }
 
@@ -233,10 +253,22 @@ mod tests {
         let fake = FakeHost::two_plus_two();
         fake.write("proc/device-tree/model", "A Board\0");
         fake.write("proc/sys/kernel/hostname", "secret");
-        let host = host(&fake.root());
+        fake.write("sys/class/dmi/id/sys_vendor", "Maker\n");
+        fake.write("sys/class/dmi/id/product_name", "Server\n");
+        fake.opp_node(0, &[(600_000, 650_000, 45_000)]);
+        let little = "sys/devices/system/cpu/cpufreq/policy0/scaling_available_frequencies";
+        fake.write(little, "600000");
+        let facts = |fake: &FakeHost| host(&fake.root(), EnergyModel::Domains(2));
+        let host = facts(&fake);
         assert_eq!(host["model"], "A Board");
+        let opp = json!({ "khz": 600_000, "uv": 650_000, "uw": 45_000 });
+        assert_eq!(host["policies"][0]["opps"], json!([opp]));
+        assert_eq!(host["policies"][0]["cpus"], json!([0, 1]));
+        assert_eq!(host["energy_model"], json!({ "domains": 2 }));
         assert_eq!(host["policies"].as_array().map(Vec::len), Some(2));
         assert_eq!(host["cpus"].as_array().map(Vec::len), Some(4));
         assert!(!host.to_string().contains("secret"));
+        fake.remove("proc/device-tree/model");
+        assert_eq!(facts(&fake)["model"], "Maker Server");
     }
 }

@@ -64,7 +64,9 @@ pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{
     SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
 };
-pub use thread_actuator::{ThreadActuator, clamp_current_thread_to_zero, uclamp_available};
+pub use thread_actuator::{
+    NEEDS_UCLAMP, ThreadActuator, clamp_current_thread_to_zero, uclamp_available,
+};
 pub(crate) use topology::CPUS;
 pub use topology::{policies, possible_pcpus, present_pcpus};
 

@@ -125,6 +125,9 @@ fn set_clamp(tid: Tid, clamp: Clamp) -> io::Result<()> {
     SchedAttr::clamp(clamp.min.get().into(), clamp.max.get().into()).set(tid)
 }
 
+/// What to do about a kernel without uclamp.
+pub const NEEDS_UCLAMP: &str = "use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP";
+
 /// Whether the running kernel has uclamp: a short-lived thread sets the clamp that it has anyway.
 ///
 /// # Errors

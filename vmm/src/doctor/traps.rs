@@ -3,7 +3,7 @@
 //! table in `docs/boards.md` are made from it.
 
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::CpufreqPolicy;
+use vcpufreq_device::host::{CpufreqPolicy, NEEDS_UCLAMP};
 
 use super::finding::{DoctorFinding, Level};
 use super::{floor, per_policy};
@@ -119,7 +119,7 @@ pub(super) const UCLAMP: Trap = Trap {
     cause: "the kernel has no uclamp",
     effect: "run needs --no-bridge, or --actuator none: then a guest reads what it gets, and its \
              requests are counted as not applicable",
-    change: "use a kernel with CONFIG_UCLAMP_TASK and CONFIG_UCLAMP_TASK_GROUP",
+    change: NEEDS_UCLAMP,
     kernel: "5.3; groups 5.4",
     found: |facts| {
         let error = facts.live.uclamp.as_ref().err()?;

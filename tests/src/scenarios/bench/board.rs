@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
@@ -26,20 +26,27 @@ const OUT: &str = "/run/board.json";
 const PAGE: &str = "/run/board.html";
 const USER: u32 = 1000;
 const DELEGATED: &str = "/sys/fs/cgroup/vms";
+const SCHEDUTIL: &str = "schedutil";
+/// The governor of one policy, as a board's kernel may have it.
+const OTHER: &str = "performance";
 /// It holds frequencies: there is something to put back.
-const HOLDS: [&str; 7] = bench_of("work.infer_small");
+const HOLDS: [&str; 7] = bench_of("work.infer_small", "host");
+/// Its VMM and its load program end with it.
+const GUEST: [&str; 7] = bench_of("work.infer_small", "vm+bridge");
+/// SIGINT comes as a terminal sends it: to the process group.
 const SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGKILL,
     Signal::SIGHUP,
 ];
-/// Moments for bench, and for demo with its guest, in a span of time each.
-const OF_BENCH: (u32, Duration) = (12, Duration::from_millis(1300));
-const OF_DEMO: (u32, Duration) = (7, Duration::from_millis(2800));
+/// Moments for bench, for bench with a guest, and for demo, in a span of time each.
+const OF_BENCH: (u32, Duration) = (8, Duration::from_millis(1300));
+const OF_GUEST: (u32, Duration) = (4, Duration::from_millis(5000));
+const OF_DEMO: (u32, Duration) = (6, Duration::from_millis(2800));
 /// Of bench from when rt-app has its folder.
 const OF_RT_APP: (u32, Duration) = (2, Duration::from_millis(300));
-const RT_APP: [&str; 7] = bench_of("periodic");
+const RT_APP: [&str; 7] = bench_of("periodic", "host");
 const RT_APP_FOLDER: &str = "vcpufreq-load-";
 /// It runs once the host has settled.
 const SETTLED: Duration = Duration::from_secs(30);
@@ -64,40 +71,46 @@ const STDERR: &str = "/run/board.err";
 /// A VMM tidies up once its bench has ended.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A bench of one scenario, once, on the host alone.
-const fn bench_of(scenario: &str) -> [&str; 7] {
+/// A bench of one scenario on one variant, once.
+const fn bench_of(scenario: &'static str, variant: &'static str) -> [&'static str; 7] {
     [
         "bench",
         "--scenario",
         scenario,
         "--variant",
-        "host",
+        variant,
         "--repeats",
         "1",
     ]
 }
 
 /// The demo's rows are those of all OPPs and right, without root too; a report has all its parts;
-/// and bench and demo leave nothing when a signal ends them.
+/// and bench and demo leave nothing when a signal ends them. They choose schedutil where another
+/// governor is, and put that back.
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let governor = format!("{}/scaling_governor", policy.path);
+    sysfs::write(&governor, OTHER)?;
     let before = state()?;
-    let demo = demo(&mut Command::new(PROGRAM), 0)?;
-    let without_root = demo_without_root()?;
+    let demo = demo(&mut Command::new(PROGRAM), (0, 1))?;
+    let without_root = demo_without_root(&governor)?;
     let report = report()?;
     let mut left = Vec::new();
     let (mut held_at_end, mut rt_app_at_end, mut kills) = (0, 0, 0);
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
         (&RT_APP, OF_RT_APP),
+        (&GUEST, OF_GUEST),
         (&["demo"], OF_DEMO),
         (&REPORT, OF_REPORT),
     ] {
         let mut by_itself = 0;
         for number in 0..moments {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
-            // In steps that visit every part, not in order.
-            let after = span / moments * (number * 5 % moments);
+            // In steps that visit every part, not in order. The first, a Ctrl-C, is not at the start.
+            let after = span / moments * ((number * 5 + 1) % moments);
             let by_cleanup = number / 4 % 2 == 0;
             let end = interrupted(options, (signal, after, by_cleanup), &before)?;
             held_at_end += u32::from(end.changes);
@@ -107,9 +120,10 @@ pub fn run() -> Result<Value> {
             left.extend(end.left);
         }
         if by_itself == 0 {
-            left.push(format!("{} heeded no signal", options[0]));
+            left.push(format!("{} heeded no signal", options.join(" ")));
         }
     }
+    sysfs::write(&governor, SCHEDUTIL)?;
     let parts = [&demo, &without_root, &report];
     let held = parts.iter().all(|part| part["held"] == true);
     let at_work = held_at_end > 0 && rt_app_at_end > 0;
@@ -120,8 +134,14 @@ pub fn run() -> Result<Value> {
     }))
 }
 
+/// The demo, as with another driver of the guest.
+pub fn demo_alone() -> Result<Value> {
+    mount_bpffs()?;
+    demo(&mut Command::new(PROGRAM), (0, 0))
+}
+
 /// As a user with a delegated cgroup, as the page of the program has it.
-fn demo_without_root() -> Result<Value> {
+fn demo_without_root(governor: &str) -> Result<Value> {
     let start = format!("{DELEGATED}/start");
     let runtime = format!("/run/user/{USER}");
     sysfs::write(format!("{CGROUPS}/cgroup.subtree_control"), "+cpu")?;
@@ -136,20 +156,42 @@ fn demo_without_root() -> Result<Value> {
     }
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666))?;
     sysfs::write(format!("{start}/cgroup.procs"), std::process::id())?;
-    let mut command = Command::new(PROGRAM);
-    command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
+    let program = || {
+        let mut command = Command::new(PROGRAM);
+        command.uid(USER).gid(USER).env("XDG_RUNTIME_DIR", &runtime);
+        command
+    };
+    let refused = refused(&mut program());
+    sysfs::write(governor, SCHEDUTIL)?;
     // The program has BPF, and this user may not load it.
-    let result = demo(&mut command, 1);
+    let result = demo(&mut program(), (1, 0));
+    sysfs::write(governor, OTHER)?;
     sysfs::write(format!("{CGROUPS}/cgroup.procs"), std::process::id())?;
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o600))?;
     fs::remove_dir_all(runtime)?;
     fs::remove_dir(start)?;
     fs::remove_dir(DELEGATED)?;
-    result
+    let (mut result, refused) = (result?, refused?);
+    result["held"] = (result["held"] == true && refused["held"] == true).into();
+    result["refused"] = refused;
+    Ok(result)
 }
 
-/// Every OPP is right, and so many lines name a better path that the guest goes without.
-fn demo(command: &mut Command, notes: usize) -> Result<Value> {
+/// A user who can't choose schedutil gets a line about that, and exit code 2.
+fn refused(command: &mut Command) -> Result<Value> {
+    let output = command.arg("demo").output()?;
+    let said = text(&output.stderr);
+    let names = [OTHER, "run as root", "scaling_governor"];
+    let one_line = said.lines().count() == 1 && names.iter().all(|name| said.contains(name));
+    Ok(json!({
+        "held": one_line && output.status.code() == Some(2),
+        "exit_code": output.status.code(), "said": said,
+    }))
+}
+
+/// Every OPP is right. So many lines name a better path that the guest goes without, and so many
+/// governors.
+fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Value> {
     // Another user can't make a file there.
     fs::write(OUT, "")?;
     fs::set_permissions(OUT, fs::Permissions::from_mode(0o666))?;
@@ -172,17 +214,20 @@ fn demo(command: &mut Command, notes: usize) -> Result<Value> {
     };
     // By capacity, as the policies of these topologies are by number.
     let same = rows.len() == wanted.len() && rows.iter().zip(&wanted).all(|(one, is)| row(one, is));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     let said = text(&output.stderr);
-    let noted = said
-        .lines()
-        .filter(|line| line.contains("without the path bpf"));
-    let noted = noted.count() == notes;
+    let lines = |with: &str| said.lines().filter(|line| line.contains(with)).count();
+    let noted = lines("without the path bpf") == notes
+        && lines(&format!("{OTHER} → {SCHEDUTIL}")) == governors;
     Ok(json!({
-        "held": output.status.success() && same && noted, "exit_code": output.status.code(),
+        "held": output.status.success() && same && noted && report["elapsed_s"].is_u64(),
+        "exit_code": output.status.code(), "elapsed_s": report["elapsed_s"],
         "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
         "rows": rows, "table": text(&output.stdout), "said": said,
     }))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
 /// A page with all parts, with a bench of one scenario, and without the host's name.
@@ -205,7 +250,7 @@ fn report() -> Result<Value> {
     Ok(json!({
         "held": whole && right && !private.contains(&true), "exit_code": output.status.code(), "host": report["host"],
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
-        "said": String::from_utf8_lossy(&output.stderr).trim(),
+        "said": text(&output.stderr),
     }))
 }
 
@@ -234,6 +279,7 @@ fn interrupted(
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(STDERR)?)
+        .process_group(0)
         .spawn()?;
     if options == RT_APP {
         until_rt_app()?;
@@ -243,7 +289,10 @@ fn interrupted(
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let runs = child.try_wait()?.is_none();
     // It may have ended by itself, which is as good.
-    let _ = kill(pid, signal);
+    let _ = match signal {
+        Signal::SIGINT => killpg(pid, signal),
+        _ => kill(pid, signal),
+    };
     let ended = waited(&mut child)?;
     sleep(SOON);
     let mut left: Vec<String> = match ended {
@@ -259,7 +308,7 @@ fn interrupted(
     }
     left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
-    let at = |one| format!("{} after {after:?}: {one}", signal.as_str());
+    let at = |one| format!("{options:?}, {} after {after:?}: {one}", signal.as_str());
     Ok(End {
         changes,
         rt_app,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A host whose kernel can't clamp: `vcpufreq doctor` reports that and what follows,
-//! `vcpufreq run` refuses, and with `--actuator none` a guest runs by the best path all the same. What it
+//! `vcpufreq run` and `vcpufreq demo` refuse, and with `--actuator none` a guest runs by the best path all the same. What it
 //! reads is true, and each of its requests is counted as not applicable.
 
 use std::process::Command;
@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::bad_input::refused;
+use crate::harness::leftovers::leftovers;
 use crate::harness::plan::{Plan, ask_for, cur_perf, let_load_decay, registers, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::stats::of as stats;
@@ -16,6 +17,7 @@ use crate::harness::vm::Setup;
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let (doctor_holds, doctor) = doctor()?;
+    let demo = demo()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let refused = refused(
@@ -57,13 +59,36 @@ pub fn run(plan: &Plan) -> Result<Value> {
         .all(|row| row["guest_reads"] == row["host_khz"]);
     let held = doctor_holds
         && refused["held"] == true
+        && demo["held"] == true
         && true_reads
         && reads[1]["guest_reads"] == policy.max()
         && after["path"] == "bpf"
         && counts == [Some(asked), Some(asked), Some(0)];
     Ok(json!({
-        "held": held, "doctor": doctor, "refused": refused, "path": after["path"], "asked": asked,
+        "held": held, "doctor": doctor, "refused": refused, "demo": demo, "path": after["path"], "asked": asked,
         "requests_not_applicable_applied": counts, "reads": reads, "vmm_said": said,
+    }))
+}
+
+/// Refuses before it starts a guest: exit code 2, and one line with what to do.
+fn demo() -> Result<Value> {
+    let files = [
+        "--kernel",
+        "/lab/guest-kernel",
+        "--initrd",
+        "/lab/guest-initramfs",
+    ];
+    let output = Command::new("/bin/vcpufreq")
+        .arg("demo")
+        .args(files)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let left = leftovers()?;
+    let names = ["vcpufreq: uclamp is not available", "CONFIG_UCLAMP_TASK"];
+    let one_line = said.lines().count() == 1 && names.iter().all(|name| said.contains(name));
+    Ok(json!({
+        "held": one_line && output.status.code() == Some(2) && left.is_empty(),
+        "exit_code": output.status.code(), "said": said, "left": left,
     }))
 }
 
