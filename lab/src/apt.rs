@@ -16,6 +16,8 @@ const KEYRINGS: &[&str] = &[
     "/usr/share/keyrings/debian-archive-keyring.gpg",
     "/usr/share/keyrings/debian-archive-keyring.pgp",
 ];
+/// The end of a line about what another distribution doesn't have.
+const ELSEWHERE: &str = "on another distribution use the Containerfile";
 
 /// apt with this machine's sources; its package lists are the machine's, or
 /// freshly fetched ones in a folder of ours.
@@ -56,7 +58,7 @@ impl Apt {
 
     /// Lines of a suite and its backports for an own list of sources.
     pub fn sources(&self, suite: &str) -> Result<[String; 2]> {
-        let (keys, mirror) = (keyring()?, &self.mirror);
+        let (keys, mirror) = (keyring(KEYRINGS)?, &self.mirror);
         let line = |suite: &str| format!("deb [signed-by={keys}] {mirror} {suite} main");
         Ok([line(suite), line(&format!("{suite}-backports"))])
     }
@@ -142,21 +144,23 @@ impl Apt {
             ])
             .arg("Created-By: Packages")
             .output()
-            .context("cannot run apt-get: the lab's set-up needs Debian 12 or 13; elsewhere use the Containerfile")?;
+            .with_context(|| {
+                format!("cannot run apt-get: the lab's set-up needs Debian 12 or 13; {ELSEWHERE}")
+            })?;
         Ok(debian_mirror(&String::from_utf8_lossy(&output.stdout)))
     }
 }
 
 /// The archive's keys on this machine.
-fn keyring() -> Result<&'static str> {
-    KEYRINGS
+fn keyring(places: &[&'static str]) -> Result<&'static str> {
+    places
         .iter()
         .find(|path| Path::new(path).exists())
         .copied()
         .with_context(|| {
             format!(
-                "no {}: install debian-archive-keyring",
-                KEYRINGS.join(" or ")
+                "no {}: install debian-archive-keyring; {ELSEWHERE}",
+                places.join(" or ")
             )
         })
 }
@@ -188,7 +192,7 @@ fn complaint(output: &Output) -> String {
 fn no_mirror(said: &str) -> String {
     format!(
         "apt knows no Debian mirror ({said}): the first run needs the network, and Debian 12 or \
-         13 with its archive among apt's sources"
+         13 with its archive among apt's sources; {ELSEWHERE}"
     )
 }
 
@@ -214,7 +218,7 @@ fn first_mirror(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     //! Promises: the mirror is Debian's own archive, whatever else apt has;
-    //! what apt complains about becomes one line.
+    //! what apt complains about becomes one line; another distribution's user reads what to use.
     use super::*;
 
     #[test]
@@ -233,6 +237,16 @@ mod tests {
     fn no_mirror_without_lists() {
         for targets in ["", "\n", "http://a.example/debian/  \n"] {
             assert_eq!(debian_mirror(targets), None, "{targets:?}");
+        }
+    }
+
+    // As on Ubuntu, whose apt has other archives and other keys.
+    #[test]
+    fn another_distribution_is_sent_to_the_containerfile() {
+        let keys = keyring(&["/nonexistent"]).unwrap_err().to_string();
+        for line in [no_mirror("apt-get complained of nothing"), keys] {
+            assert!(line.contains("use the Containerfile"), "{line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
         }
     }
 

@@ -6,7 +6,7 @@
 //! seen from inside the root: packages of one commit are the same to the byte. What cargo makes
 //! stays there for the next time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,21 @@ const ARCHIVE: &str = r#"
     xz --threads=1 --stdout "/tmp/$name.tar" >"$name.tar.xz"
 "#;
 
+/// The program is smaller than 10 MB, and its line tables are in the other package under its build ID.
+const CONTENTS: &str = r#"
+    set -e
+    packages=$1 program=$2 lines=$3
+    at=$(mktemp -d)
+    dpkg-deb --extract "$packages/$program" "$at"
+    dpkg-deb --extract "$packages/$lines" "$at"
+    size=$(stat --format=%s "$at/usr/bin/vcpufreq")
+    id=$(readelf --notes "$at/usr/bin/vcpufreq" | sed -n 's/^ *Build ID: \(..\)/\1\//p')
+    echo "$size bytes, build ID $id"
+    [ "$size" -lt 10000000 ]
+    readelf --sections --wide "$at/usr/lib/debug/.build-id/$id.debug" | grep ' \.debug_line '
+    rm -r "$at"
+"#;
+
 /// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean
 /// Debian trees, and with `twice` builds them once more from nothing; whether all held. For a
 /// `release` it makes none of crates with a known vulnerability.
@@ -72,6 +87,10 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     tell(&lintian);
     tried.push(lintian);
     let first = builder.collect()?;
+    for one in builder.contents(&first)? {
+        tell(&one);
+        tried.push(one);
+    }
     let packages = repo.join("out/packages");
     tried.extend(install_check::check(&cache, &packages)?);
     tried.extend(arm_check::check(&cache, &builder.root, repo, &packages)?);
@@ -165,6 +184,22 @@ impl Builder<'_> {
         Ok(Tried::new("packages: lintian", held, seen))
     }
 
+    /// All files were made, and the packages for each architecture have what they are for.
+    fn contents(&self, made: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Tried>> {
+        let mut tried = vec![complete(made)];
+        let packages = self.root.inside(&self.place)?;
+        for (architecture, _) in BUILDS {
+            let file = |package: &str| format!("{package}_{}_{architecture}.deb", version());
+            let mut check = self.root.command("sh");
+            check.args(["-c", CONTENTS, "sh", &packages]);
+            check.args([file("vcpufreq"), file("vcpufreq-dbgsym")]);
+            let (held, text) = child_output::output(&mut check)?;
+            let name = format!("{architecture}: below 10 MB, line tables apart");
+            tried.push(Tried::new(format!("packages: {name}"), held, || text));
+        }
+        Ok(tried)
+    }
+
     /// What was made, by name.
     fn made(&self) -> Result<BTreeMap<String, Vec<u8>>> {
         let of_packages = format!("_{}_", version());
@@ -193,6 +228,31 @@ impl Builder<'_> {
         }
         Ok(made)
     }
+}
+
+/// What a build has to make.
+fn expected() -> BTreeSet<String> {
+    let version = version();
+    let of_each = BUILDS.iter().flat_map(|(architecture, _)| {
+        [
+            format!("vcpufreq_{version}_{architecture}.deb"),
+            format!("vcpufreq-dbgsym_{version}_{architecture}.deb"),
+            format!("vcpufreq-{version}-{architecture}.tar.xz"),
+        ]
+    });
+    let modules = format!("vcpufreq-dkms_{version}_all.deb");
+    of_each.chain([modules]).collect()
+}
+
+/// Whether all that, and no more, was made.
+fn complete(made: &BTreeMap<String, Vec<u8>>) -> Tried {
+    let (expected, made) = (expected(), made.keys().cloned().collect());
+    let name = format!("packages: the {} files are there", expected.len());
+    let lack: Vec<_> = expected.difference(&made).map(String::as_str).collect();
+    let more: Vec<_> = made.difference(&expected).map(String::as_str).collect();
+    Tried::new(name, lack.is_empty() && more.is_empty(), || {
+        format!("missing: {}; besides: {}", lack.join(", "), more.join(", "))
+    })
 }
 
 /// Whether two builds made the same files with the same bytes.
@@ -258,7 +318,7 @@ fn copy_file(from: &Path, to: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     //! Promises: an unclean checkout is packaged as it is, without what is gone or ignored, and
-    //! with git's modes; files that differ are named.
+    //! with git's modes; files that differ, are missing or too many are named.
     use super::*;
     use crate::verdict::Verdict;
 
@@ -290,6 +350,19 @@ mod tests {
         let modes = ["kept", "new.sh", "new"].map(mode);
         assert_eq!(modes, [Some(0o644), Some(0o755), Some(0o644)]);
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn missing_files_are_named() {
+        let all = expected().into_iter().map(|name| (name, Vec::new()));
+        let mut made: BTreeMap<String, Vec<u8>> = all.collect();
+        assert_eq!(made.len(), 7);
+        assert_eq!(complete(&made).verdict, Verdict::Passed);
+        let gone = format!("vcpufreq-dbgsym_{}_arm64.deb", version());
+        made.remove(&gone);
+        made.insert("other.deb".to_owned(), Vec::new());
+        let seen = format!("missing: {gone}; besides: other.deb");
+        assert_eq!(complete(&made).verdict, Verdict::Failed(seen));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The packages on clean Debian systems for amd64: they install, their parts are there and run, DKMS
-//! builds the modules or passes over a kernel that is too old, and a purge leaves nothing.
+//! builds the modules or passes over a kernel that is too old, and a purge leaves nothing. After it
+//! the archive for other distributions runs in their place.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,21 +17,31 @@ use crate::verdict::{Tried, tell};
 const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 /// As seen inside a system.
 const PACKAGES: &str = "opt/packages";
+/// Which files come there, by the ends of their names.
+const TAKEN: [&str; 3] = ["_amd64.deb", "_all.deb", "-amd64.tar.xz"];
 
 const INSTALL: &str = "apt-get install --yes --no-install-recommends /opt/packages/*.deb";
 const PURGE: &str = "apt-get purge --yes vcpufreq vcpufreq-dkms";
 
+/// As howto.md has it.
+const UNPACK: &str = "tar -C / --strip-components=1 -xf /opt/packages/vcpufreq-*-amd64.tar.xz";
+const DOCTOR: &str = "
+    code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
+    head -n 1 /tmp/doctor | grep 'x86_64; run, demo, bench .* need arm64.* by qemu and serve'
+    rm /tmp/doctor
+";
+
 /// A name, and a script that fails when the promise is broken.
 const PARTS: [(&str, &str); 6] = [
+    ("doctor's first line lists what amd64 can't do", DOCTOR),
     (
-        "the program is smaller than 10 MB",
-        "stat -c %s /usr/bin/vcpufreq; [ $(stat -c %s /usr/bin/vcpufreq) -lt 10000000 ]",
-    ),
-    (
-        "doctor's first line lists what amd64 can't do",
-        "code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
-         head -n 1 /tmp/doctor | grep 'x86_64; run and bench need arm64.* by qemu and serve'
-         rm /tmp/doctor",
+        "the unit's command answers a scrape",
+        "cd /usr/share/doc/vcpufreq/examples
+         command=$(sed -n 's/^ExecStart=//p' vcpufreq-metrics@.service)
+         printf 'GET /metrics HTTP/1.1\\r\\n\\r\\n' | $command | tr -d '\\r' >/tmp/answer
+         head -n 1 /tmp/answer | grep -x 'HTTP/1.1 200 OK'
+         tail -n 1 /tmp/answer | grep -x '# EOF'
+         rm /tmp/answer",
     ),
     (
         "each command has its page, and three shells complete",
@@ -46,7 +57,9 @@ const PARTS: [(&str, &str); 6] = [
         "systemd takes the units",
         "cd /usr/lib/systemd/system
          systemd-analyze verify --man=no ./vcpufreq-scx.service ./vcpufreq@.service \
-             ./vcpufreq-serve@.socket ./vcpufreq-serve@.service 2>&1",
+             ./vcpufreq-serve@.socket ./vcpufreq-serve@.service \
+             /usr/share/doc/vcpufreq/examples/vcpufreq-metrics.socket \
+             /usr/share/doc/vcpufreq/examples/vcpufreq-metrics@.service 2>&1",
     ),
     (
         "pages and examples are there",
@@ -108,7 +121,7 @@ pub fn check(cache: &Cache, packages: &Path) -> Result<Vec<Tried>> {
         for file in fs::read_dir(packages)? {
             let file = file?.path();
             let name = file.to_string_lossy();
-            if name.ends_with("_amd64.deb") || name.ends_with("_all.deb") {
+            if TAKEN.iter().any(|end| name.ends_with(end)) {
                 system.take(&file, PACKAGES)?;
             }
         }
@@ -142,6 +155,8 @@ fn on(system: &CleanDebian) -> Result<Vec<(String, bool, String)>> {
     let left = differences(&before, &after);
     let name = "a purge leaves nothing".to_owned();
     news.push((name, left.is_empty(), left.join("; ")));
+    let (held, seen) = system.shell(&format!("{UNPACK}\n{DOCTOR}"))?;
+    news.push(("the archive's program runs".to_owned(), held, seen));
     Ok(news)
 }
 

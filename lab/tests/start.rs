@@ -113,7 +113,10 @@ fn with_an_old_cargo() {
 #[test]
 fn without_a_linker() {
     let programs = Programs::essential("cc").cargo();
-    assert_line(&programs.said("setup", "A", ""), "apt install gcc");
+    assert_line(
+        &programs.said("setup", "A", ""),
+        "install a C compiler (Debian: apt install gcc libc6-dev)",
+    );
 }
 
 #[test]

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises: each family is there once, with the samples of all VMs; what is unknown has no
 //! sample; buckets add up; the text is OpenMetrics to the letter, with its end mark; the
-//! dashboard's metrics exist.
+//! dashboard is JSON whose queries use metrics and variables that exist.
 
 use std::collections::BTreeSet;
+
+use serde_json::Value;
 
 use super::*;
 use crate::stats::PolicyTimes;
@@ -234,13 +236,41 @@ fn the_dashboard_asks_for_metrics_that_are_there() {
     let text = openmetrics(&[vm]);
     let there = strictly_read(&text).unwrap();
     let dashboard = include_str!("../../../docs/examples/grafana.json");
-    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
-    let words = dashboard.split(|c: char| !is_name(c));
-    let names: Vec<_> = words.filter(|word| word.starts_with("vcpufreq_")).collect();
-    assert!(names.len() > 5, "{names:?}");
-    for name in names {
-        assert!(there.contains(name), "{name}: {there:?}");
+    let dashboard: Value = serde_json::from_str(dashboard).unwrap();
+    let variables = list(&dashboard["templating"]["list"]);
+    let names: Vec<_> = variables.iter().map(|one| text_of(&one["name"])).collect();
+    let panels = list(&dashboard["panels"]);
+    assert!(panels.len() > 5, "{panels:?}");
+    let targets = panels.iter().flat_map(|panel| list(&panel["targets"]));
+    let queries = variables.iter().filter(|one| one["type"] == "query");
+    let queries = queries.map(|one| text_of(&one["query"]));
+    for query in targets
+        .map(|target| text_of(&target["expr"]))
+        .chain(queries)
+    {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let metrics = query.split(|c: char| !is_name(c));
+        let mut metrics = metrics.filter(|word| word.starts_with("vcpufreq_"));
+        let one = metrics.next().unwrap_or("no metric");
+        let absent = [one].into_iter().chain(metrics);
+        let absent: Vec<_> = absent.filter(|name| !there.contains(name)).collect();
+        assert!(absent.is_empty(), "{query}: {absent:?} of {there:?}");
+        let used = query.split('$').skip(1);
+        let used = used.filter_map(|rest| rest.split(|c| !is_name(c)).next());
+        for name in used.filter(|name| !name.starts_with("__")) {
+            assert!(names.contains(&name), "{query}: {names:?}");
+        }
     }
+}
+
+/// A list with something in it.
+fn list(value: &Value) -> &[Value] {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    list.unwrap_or_else(|| panic!("no list: {value}"))
+}
+
+fn text_of(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
 }
 
 #[test]

@@ -141,10 +141,11 @@ fn rate(before: &Stats, now: &Stats, count: impl Fn(&Stats) -> u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: what is drawn has the figures and the rates of the time
-    //! between two moments.
+    //! Promises: what is drawn has the figures, the rates and the times at OPPs between two
+    //! moments.
 
     use super::*;
+    use crate::stats::OppTime;
 
     fn at(at_ns: u64, requests: u64) -> Stats {
         let mut vcpu = VcpuStats {
@@ -175,6 +176,19 @@ mod tests {
         assert!(text.contains("1800.0"), "{text}");
         assert!(lines[1].ends_with(" REQ/S  EXITS/S"), "{text}");
         assert!(lines[2].ends_with(" 200      600"), "{text}");
+    }
+
+    #[test]
+    fn shares_of_the_time_at_each_opp_are_below_the_table() {
+        let ran = |at_ns, slow, fast| {
+            let mut stats = at(at_ns, 0);
+            let times = [(600_000, slow), (1_800_000, fast)];
+            stats.vcpus[0].requested = times.map(|(khz, us)| OppTime { khz, us }).into();
+            stats
+        };
+        let lines = lines(&ran(0, 700, 100), &ran(500_000_000, 701, 103));
+        let last = "requests of vCPU 0: 600.0 MHz 25.0 %, 1800.0 MHz 75.0 %";
+        assert_eq!(lines.last().map(String::as_str), Some(last));
     }
 
     #[test]

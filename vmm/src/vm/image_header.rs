@@ -16,6 +16,8 @@ pub const BLOCK: u64 = 2 << 20;
 
 const MAGIC: &[u8] = b"ARM\x64";
 const MAGIC_AT: usize = 56;
+/// What Android's `boot.img` begins with: a kernel, a ramdisk and their sizes in one file.
+const ANDROID: &[u8] = b"ANDROID!";
 /// What an x86 `bzImage` has where a boot loader looks for it.
 const X86: &[u8] = b"HdrS";
 const X86_AT: usize = 0x202;
@@ -54,6 +56,11 @@ impl ImageHeader {
         ensure!(
             head.get(X86_AT..X86_AT + X86.len()) != Some(X86),
             "is an x86 kernel (bzImage); give one for arm64"
+        );
+        ensure!(
+            !head.starts_with(ANDROID),
+            "is an Android boot image; take the kernel out, to out/kernel: \
+             unpack_bootimg --boot_img FILE (Debian: mkbootimg)"
         );
         check_len(head.len() as u64, HEADER_LEN as u64)?;
         ensure!(
@@ -194,6 +201,7 @@ pub mod tests {
             (with(FLAGS_AT, &[1]), "big-endian"),
             (with(IMAGE_SIZE_AT, &[0; 8]), "size in memory"),
             (with(TEXT_OFFSET_AT, &offset), "an offset of 0x200000"),
+            (with(0, ANDROID), "--boot_img FILE (Debian: mkbootimg)"),
             (size(&[0x7f; 512], 512).unwrap_err(), "isn't an arm64 Image"),
         ] {
             assert!(line.contains(name), "{line}");
