@@ -279,7 +279,7 @@ impl Vm {
     /// Resident memory in KiB of the VMM, or of what serves QEMU: a server and the VM's process.
     pub fn resident_kib(&self) -> Result<u64> {
         let all = [Some(self.program()), self.vm_process()];
-        let kib = |pid| sysfs::field(format!("/proc/{pid}/status"), "VmRSS");
+        let kib = |pid| sysfs::field::<u64>(format!("/proc/{pid}/status"), "VmRSS");
         all.into_iter().flatten().map(kib).sum()
     }
 
