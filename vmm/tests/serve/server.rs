@@ -45,7 +45,9 @@ impl Server {
     /// On a host with cpufreq, which this one may lack: its CPUs are a fake's.
     fn command(socket: &Path, host: &FakeHost) -> Command {
         let mut command = Command::new("unshare");
-        let mount = r#"mount --bind "$0" /sys/devices/system/cpu && exec "$@""#;
+        // A program in the background may have signals ignored.
+        let mount = r#"mount --bind "$0" /sys/devices/system/cpu &&
+            exec env --default-signal "$@""#;
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
         command.args([PROGRAM, "serve", "--socket"]).arg(socket);
@@ -178,10 +180,28 @@ impl Server {
         }
     }
 
-    pub fn end(mut self, signal: Signal) -> (ExitStatus, Vec<String>) {
+    pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.process.id()).unwrap();
         kill(Pid::from_raw(pid), signal).unwrap();
-        let status = self.process.wait().unwrap();
+    }
+
+    /// Whether it has a handler for this one.
+    pub fn catches(&self, signal: Signal) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let mut lines = status.lines();
+        let caught = lines.find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught >> (signal as i32 - 1) & 1 == 1
+    }
+
+    pub fn end(self, signal: Signal) -> (ExitStatus, Vec<String>) {
+        self.signal(signal);
+        self.output()
+    }
+
+    /// Waits for its end, and all that it says until then.
+    pub fn output(mut self) -> (ExitStatus, Vec<String>) {
+        let status = self.ended();
         (status, self.said.iter().collect())
     }
 }
