@@ -14,9 +14,11 @@
 //! - A vCPU that ends is served no longer: its thread's number may become another's.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - When the VMM ends, nothing is left.
+//! - Requests of a QEMU guest with this project's driver arrive, and the guest reads the answers.
 
 #![allow(clippy::unwrap_used)]
 
+mod guest;
 mod server;
 mod vmm;
 

@@ -25,7 +25,15 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{PATIENCE, vmm::Vmm, wait_until};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
+
+/// Of a VM with one vCPU.
+const ONE_VCPU: [&str; 4] = [
+    "--cpus=1",
+    "--pin=0=0",
+    "--table=0=500000,1000000",
+    "--capacity=0=1024",
+];
 
 pub struct Server {
     pub process: Child,
@@ -43,7 +51,7 @@ impl Drop for Server {
 
 impl Server {
     /// On a host with cpufreq, which this one may lack: its CPUs are a fake's.
-    fn command(socket: &Path, host: &FakeHost) -> Command {
+    fn command(socket: &Path, host: &FakeHost, vm: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         // A program in the background may have signals ignored.
         let mount = r#"mount --bind "$0" /sys/devices/system/cpu &&
@@ -51,14 +59,18 @@ impl Server {
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
         command.args([PROGRAM, "serve", "--socket"]).arg(socket);
-        command.args(["--cpus=1", "--pin=0=0", "--table=0=500000,1000000"]);
-        command.args(["--capacity=0=1024", "--actuator=none"]);
+        command.arg("--actuator=none").args(vm);
         command
     }
 
     pub fn start(socket: &Path) -> Self {
+        Self::start_for(socket, &ONE_VCPU)
+    }
+
+    /// The same for a VM that these options describe.
+    pub fn start_for(socket: &Path, vm: &[&str]) -> Self {
         let host = host();
-        Self::spawn(&mut Self::command(socket, &host), host)
+        Self::spawn(&mut Self::command(socket, &host, vm), host)
     }
 
     /// Starts a server as a service manager does, with `files` of these names.
@@ -73,7 +85,7 @@ impl Server {
             "export LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={names}\nexec \"$0\" \"$@\""
         );
         let host = host();
-        let served = Self::command(socket, &host);
+        let served = Self::command(socket, &host, &ONE_VCPU);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(served.get_program());
         shell.args(served.get_args()).env("NOTIFY_SOCKET", manager);
