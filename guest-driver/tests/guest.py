@@ -9,7 +9,7 @@ complete device when the table has one entry. A guest for x86-64 has no device
 tree, and devices of memory alone.
 
 Time in the guest follows the instructions that it runs, so that loads are as
-long on a busy machine as on an idle one.
+long on a busy machine as on an idle one. Its vCPUs have one thread then.
 """
 
 import os
@@ -25,10 +25,14 @@ REGS_SIZE = 0x100000
 STRIDE = 0x1000
 CPUS = 3
 
-ARM64 = {"emulator": ["qemu-system-aarch64", "-cpu", "neoverse-v1"],
+VIRTUAL_TIME = ["-icount", "shift=1,sleep=off"]
+ARM64 = {"emulator": ["qemu-system-aarch64", "-cpu", "neoverse-v1", *VIRTUAL_TIME],
          "board": "virt,gic-version=3", "console": "ttyAMA0", "busybox": "/usr/bin/busybox"}
-X86_64 = {"emulator": ["qemu-system-x86_64", "-cpu", "max"],
+X86_64 = {"emulator": ["qemu-system-x86_64", "-cpu", "max", *VIRTUAL_TIME],
           "board": "q35", "console": "ttyS0", "busybox": "/opt/amd64/busybox"}
+# A thread for each vCPU, as with KVM.
+X86_64_THREADS = {**X86_64, "emulator": ["qemu-system-x86_64", "-cpu", "max",
+                                         "-accel", "tcg,thread=multi"]}
 
 CUR_PERF, SET_PERF, PERFTBL_LEN, PERFTBL_SEL, PERFTBL_RD, PERF_DOMAIN = range(0, 24, 4)
 
@@ -69,8 +73,7 @@ class Guest:
     def _machine(self):
         return [
             *self.machine["emulator"], "-smp", str(CPUS),
-            "-m", str(RAM_SIZE >> 20), "-icount", "shift=1,sleep=off",
-            "-display", "none", "-monitor", "none",
+            "-m", str(RAM_SIZE >> 20), "-display", "none", "-monitor", "none",
             "-object", f"memory-backend-file,id=ram,size={RAM_SIZE},"
             f"mem-path={self.path}/ram,share=on",
         ]

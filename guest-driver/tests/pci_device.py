@@ -2,9 +2,10 @@
 """The driver on ivshmem-doorbell of the emulator, with the test as server.
 
 What has to hold: another program's ivshmem is left alone without a word; a
-memory that makes no sense is refused, with a message that says why; a request
-is a store and a ring for the policy's CPU; cur_perf, capacity and power of the
-device reach the scheduler, and go with the driver.
+memory that makes no sense is refused, with a message that says why; features
+that the driver does not know are ignored; a request is a store and a ring for
+the policy's CPU; cur_perf, capacity and power of the device reach the
+scheduler, and go with the driver.
 """
 
 import contextlib
@@ -13,10 +14,11 @@ import re
 from checks import (CPUFREQ, MAX, expect, expect_calm, expect_said, expect_speed, governor,
                     suspend, until, utilization)
 from guest import ARM64, CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, SET_PERF, X86_64, Guest
-from ivshmem import CAPACITY, MAGIC, PEER, PERFTBL, SIZE, VCPUS, VERSION, Memory
+from ivshmem import CAPACITY, FEATURES, MAGIC, PEER, PERFTBL, SIZE, VCPUS, VERSION, Memory
 
 BAR = 0x8000
 GONE = 2**32 - 1
+ALL_FEATURES = 2**32 - 1
 LEVELS = [600_000, 1_000_000, MAX]
 POWER = [100_000, 200_000, 900_000]
 CAPACITIES = [512, 512, 1024]
@@ -121,8 +123,9 @@ def on_x86_64(args):
 
 @contextlib.contextmanager
 def bound(args, machine):
-    """A guest whose driver has bound, and requests what its governors say."""
-    memory = Memory(args.folder, FIRST_SLOT, BAR, {})
+    """A guest whose driver has bound, and requests what its governors say. The driver does not know
+    the device's features."""
+    memory = Memory(args.folder, FIRST_SLOT, BAR, {FEATURES: ALL_FEATURES})
     for cpu in range(CPUS):
         memory.table(cpu, LEVELS, POWER)
         memory.page(cpu)[CUR_PERF] = MAX

@@ -9,9 +9,10 @@ tells; hotplug, suspend and removal withdraw requests and leave the system as it
 was; a second load works; an energy model is there if and only if the device
 tree's OPPs are the host's levels.
 
-usage: test_driver.py [--x86_64] KERNEL FOLDER MODULE.ko [FAKEHOST.ko]
-FOLDER is for the guest's memory and images, emptied afterwards. Needs dtc, cpio, and of the
-guest's architecture a qemu-system and a static busybox, at the path that guest.py has.
+usage: test_driver.py [--x86_64 | --served SOCKET] KERNEL FOLDER MODULE.ko [FAKEHOST.ko]
+Both options take a kernel for x86-64. The real server waits at SOCKET. FOLDER is for the
+guest's memory and images, emptied afterwards. Needs dtc, cpio, and of the guest's architecture
+a qemu-system and a static busybox, at the path that guest.py has.
 """
 
 import sys
@@ -19,6 +20,7 @@ import time
 import traceback
 
 import pci_device
+import served
 import tree_memory
 from checks import (CPUFREQ, MAX, busy, expect, expect_calm, expect_said, expect_speed, governor,
                     has_model, suspend, until, utilization)
@@ -317,17 +319,20 @@ TESTS = [
 ]
 # Of a kernel for x86-64.
 TESTS_X86_64 = [pci_device.on_x86_64]
+TESTS_SERVED = [served.requests_are_answered]
 
 
 class Arguments:
     def __init__(self, argv):
-        x86_64 = argv[1:2] == ["--x86_64"]
-        words = argv[2:] if x86_64 else argv[1:]
+        self.tests, words = TESTS, argv[1:]
+        if words[:1] == ["--x86_64"]:
+            self.tests, words = TESTS_X86_64, words[1:]
+        elif words[:1] == ["--served"]:
+            self.tests, self.socket, words = TESTS_SERVED, "".join(words[1:2]), words[2:]
         if len(words) < 3:
             print(__doc__, file=sys.stderr)
             sys.exit(2)
         self.kernel, self.folder, *self.modules = words
-        self.tests = TESTS_X86_64 if x86_64 else TESTS
 
 
 def main():

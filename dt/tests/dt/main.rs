@@ -7,6 +7,8 @@ mod blob;
 #[cfg(test)]
 mod capacity;
 #[cfg(test)]
+mod dtc;
+#[cfg(test)]
 mod facts;
 #[cfg(test)]
 mod merge;

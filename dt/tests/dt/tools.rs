@@ -4,10 +4,8 @@
 //! and they are the same tree, also when merged with QEMU's; Linux' bindings have nothing against the nodes
 //! in a guest's tree, and would have if something were misspelt.
 //!
-//! dtc is looked for on the PATH, then in the toolchain root that `VCPUFREQ_LAB_ROOT` names;
 //! `check-bindings` lists its own needs.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,51 +15,15 @@ use vcpufreq_dt::{Machine, Nodes, Seeds, dtb, dts, merge};
 use vcpufreq_dt::{write_cpufreq, write_cpus, write_opp_tables};
 
 use crate::blob::{read, read_resolved};
+use crate::dtc::{NO_DTC, compile, dtc, tree_of_qemu};
 use crate::samples::{all, little_big, machine};
-
-/// dtc here, or the root's run by the root's own loader.
-fn dtc() -> Option<Command> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    if env::split_paths(&path).any(|dir| dir.join("dtc").is_file()) {
-        return Some(Command::new("dtc"));
-    }
-    let root = PathBuf::from(env::var_os("VCPUFREQ_LAB_ROOT")?);
-    let libs = root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
-    let loader = fs::read_dir(&libs).ok()?.find_map(|entry| {
-        let path = entry.ok()?.path();
-        let name = path.file_name()?.to_str()?;
-        name.starts_with("ld-linux-").then_some(path)
-    })?;
-    let mut command = Command::new(loader);
-    command
-        .arg("--library-path")
-        .arg(libs)
-        .arg(root.join("usr/bin/dtc"));
-    Some(command)
-}
-
-/// Compiles a file to a blob; warnings are findings.
-fn compile(mut dtc: Command, form: &str, file: &Path) -> Vec<u8> {
-    let output = dtc
-        .args(["-I", form, "-O", "dtb"])
-        .arg(file)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && said.is_empty(),
-        "{}: {said}",
-        file.display()
-    );
-    output.stdout
-}
 
 #[test]
 fn dtc_takes_source_and_blob_for_the_same_tree() {
     let dir = tempfile::tempdir().unwrap();
     for (name, machine) in all() {
         let (Some(first), Some(second)) = (dtc(), dtc()) else {
-            println!("SKIP: no dtc on the PATH or in VCPUFREQ_LAB_ROOT");
+            println!("{NO_DTC}");
             return;
         };
         let blob = dtb(&machine).unwrap();
@@ -84,22 +46,17 @@ fn dtc_takes_source_and_blob_for_the_same_tree() {
 
 #[test]
 fn dtc_takes_what_is_merged_with_the_tree_of_qemu() {
-    let (Some(mut first), Some(second)) = (dtc(), dtc()) else {
-        println!("SKIP: no dtc on the PATH or in VCPUFREQ_LAB_ROOT");
+    let (Some(base), Some(dtc)) = (tree_of_qemu(), dtc()) else {
+        println!("{NO_DTC}");
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qemu-virt.dts");
-    // QEMU pads to 1 MiB; some of its nodes have no unit address for dtc's taste.
-    first.args(["-q", "-S", "0x100000"]);
-    let base = compile(first, "dts", &source);
-    assert_eq!(base.len(), 1 << 20);
     let machine = machine(little_big()).without_cpufreq();
     let merged = merge(&base, &machine, Seeds::Drop).unwrap();
     assert!(merged.len() < 8 << 10, "{} bytes", merged.len());
     let file = dir.path().join("dtb");
     fs::write(&file, &merged).unwrap();
-    assert_eq!(read(&compile(second, "dtb", &file)), read(&merged));
+    assert_eq!(read(&compile(dtc, "dtb", &file)), read(&merged));
     let tree = read_resolved(&merged);
     assert_eq!(tree["/cpus/cpu-map/cluster1/core1"]["cpu"], b"/cpus/cpu@3");
     assert_eq!(tree["/cpus/cpu@3"]["operating-points-v2"], b"/opp-table-1");

@@ -6,6 +6,9 @@
 //!   carries out what the guest has requested meanwhile.
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
 //! - With a service manager, it does so from the files that this one has kept.
+//! - Whichever signal ends a server, no pin is left.
+//! - A second server at the same socket, and one at another user's, is an error of one line that
+//!   leaves all as it was. Another user's VMM is a line too.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
 //! - A vCPU that ends is served no longer: its thread's number may become another's.
@@ -13,26 +16,32 @@
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
 //! - When the VMM ends, nothing is left.
+//! - Requests of a QEMU guest with this project's driver arrive, and the guest reads the answers.
 
 #![allow(clippy::unwrap_used)]
 
+mod guest;
 mod server;
 mod vmm;
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     os::{
         fd::OwnedFd,
-        unix::net::{UnixDatagram, UnixListener, UnixStream},
+        unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::{UnixDatagram, UnixListener, UnixStream},
+            process::ExitStatusExt,
+        },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
 
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, chown},
 };
 use server::{Server, heard};
 use tempfile::TempDir;
@@ -43,6 +52,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What a service manager calls the socket.
 const SOCKET: &str = "vcpufreq.socket";
 const GONE: u32 = u32::MAX;
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+/// The exit code of errors, as in --help.
+const ERROR: i32 = 2;
 
 /// Not a test of its own: the process that stands for a VMM.
 #[test]
@@ -74,6 +87,130 @@ fn skipped() -> bool {
         println!("SKIP: takes root and two pCPUs");
     }
     skipped
+}
+
+/// What process `pid` has left among the records.
+fn left(pid: u32) -> Vec<String> {
+    let names = fs::read_dir("/run/vcpufreq").into_iter().flatten();
+    let names = names.map(|file| file.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.starts_with(&format!("{pid}.")))
+        .collect()
+}
+
+/// Starts a server that can't have `socket`; the only line that it says. The socket stays.
+fn refusal_at(socket: &Path) -> String {
+    let before = fs::metadata(socket).unwrap();
+    let server = Server::start(socket);
+    let pid = server.process.id();
+    let (status, said) = server.output();
+    assert_eq!((status.code(), said.len()), (Some(ERROR), 1), "{said:?}");
+    assert_eq!(left(pid), [""; 0]);
+    let after = fs::metadata(socket).unwrap();
+    assert_eq!((after.ino(), after.uid()), (before.ino(), before.uid()));
+    said.concat()
+}
+
+#[test]
+fn whichever_signal_ends_it_no_pin_is_left() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (server, vmm) = Server::with_vmm(&socket);
+    server.end(Signal::SIGTERM);
+    for (signal, code) in [
+        (Signal::SIGHUP, Some(0)),
+        (Signal::SIGINT, Some(0)),
+        (Signal::SIGTERM, Some(0)),
+        (Signal::SIGQUIT, None),
+        (Signal::SIGUSR1, None),
+        (Signal::SIGSEGV, None),
+        (Signal::SIGKILL, None),
+    ] {
+        let server = Server::start(&socket);
+        server.hear("over");
+        wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+        let pid = server.process.id();
+        if signal == Signal::SIGSEGV {
+            // Rust's own handler takes one that is no fault, and leaves the next to the kernel.
+            server.signal(signal);
+            wait_until("the handler has gone", || !server.catches(signal));
+        }
+        let (status, said) = server.end(signal);
+        assert_eq!(status.code(), code, "{signal}: {said:?}");
+        let by = code.is_none().then_some(signal as i32);
+        assert_eq!(status.signal(), by, "{signal}");
+        wait_until("the pin is put back", || vmm.pcpus() > 1);
+        wait_until("no record is left", || left(pid).is_empty());
+    }
+    let server = Server::start(&socket);
+    server.hear("over");
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_second_server_at_the_socket_leaves_the_first_alone() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (server, vmm) = Server::with_vmm(&socket);
+    let line = refusal_at(&socket);
+    let refused = format!(
+        "vcpufreq: another server answers at {}; end it, or name another --socket",
+        socket.display()
+    );
+    assert_eq!(line, refused);
+    assert!(vmm.pcpus() == 1 && vmm.is_kept());
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn another_users_socket_stays_that_users() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    // No server answers there: were it this user's, it would give way.
+    drop(UnixListener::bind(&socket).unwrap());
+    chown(&socket, Some(NOBODY.into()), None).unwrap();
+    let line = refusal_at(&socket);
+    let stays = format!(
+        "'s socket is at {}; name another --socket",
+        socket.display()
+    );
+    assert!(line.ends_with(&stays), "{line}");
+}
+
+#[test]
+fn another_users_vmm_is_a_line() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let server = Server::start(&socket);
+    server.hear("waits at");
+    for path in [dir.path(), &socket] {
+        fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut vmm = Vmm::connect_as(&socket, NOBODY);
+    assert_eq!(vmm.answer(), "refused");
+    assert!(vmm.process.wait().unwrap().success() && socket.exists());
+    let [pid, own] = [&vmm.process, &server.process].map(std::process::Child::id);
+    let (status, said) = server.end(Signal::SIGTERM);
+    assert!(status.success() && said.len() == 1, "{said:?}");
+    let refused = format!("vcpufreq: a VMM isn't served: process {pid} is user ");
+    let next = "; to serve it, start serve with --user ";
+    assert!(
+        said[0].starts_with(&refused) && said[0].contains(next),
+        "{said:?}"
+    );
+    assert_eq!([left(pid), left(own)].concat(), [""; 0]);
 }
 
 #[test]
@@ -178,7 +315,7 @@ fn a_server_whose_worker_dies_ends() {
     let (_dir, socket) = socket();
     let (mut server, mut vmm) = Server::with_vmm(&socket);
     server.kill_worker();
-    assert_eq!(server.ended().code(), Some(2));
+    assert_eq!(server.ended().code(), Some(ERROR));
     server.hear("start the server again");
     assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, true));
     vmm.end();

@@ -25,7 +25,15 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{PATIENCE, vmm::Vmm, wait_until};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
+
+/// Of a VM with one vCPU.
+const ONE_VCPU: [&str; 4] = [
+    "--cpus=1",
+    "--pin=0=0",
+    "--table=0=500000,1000000",
+    "--capacity=0=1024",
+];
 
 pub struct Server {
     pub process: Child,
@@ -43,20 +51,26 @@ impl Drop for Server {
 
 impl Server {
     /// On a host with cpufreq, which this one may lack: its CPUs are a fake's.
-    fn command(socket: &Path, host: &FakeHost) -> Command {
+    fn command(socket: &Path, host: &FakeHost, vm: &[&str]) -> Command {
         let mut command = Command::new("unshare");
-        let mount = r#"mount --bind "$0" /sys/devices/system/cpu && exec "$@""#;
+        // A program in the background may have signals ignored.
+        let mount = r#"mount --bind "$0" /sys/devices/system/cpu &&
+            exec env --default-signal "$@""#;
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
         command.args([PROGRAM, "serve", "--socket"]).arg(socket);
-        command.args(["--cpus=1", "--pin=0=0", "--table=0=500000,1000000"]);
-        command.args(["--capacity=0=1024", "--actuator=none"]);
+        command.arg("--actuator=none").args(vm);
         command
     }
 
     pub fn start(socket: &Path) -> Self {
+        Self::start_for(socket, &ONE_VCPU)
+    }
+
+    /// The same for a VM that these options describe.
+    pub fn start_for(socket: &Path, vm: &[&str]) -> Self {
         let host = host();
-        Self::spawn(&mut Self::command(socket, &host), host)
+        Self::spawn(&mut Self::command(socket, &host, vm), host)
     }
 
     /// Starts a server as a service manager does, with `files` of these names.
@@ -71,7 +85,7 @@ impl Server {
             "export LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={names}\nexec \"$0\" \"$@\""
         );
         let host = host();
-        let served = Self::command(socket, &host);
+        let served = Self::command(socket, &host, &ONE_VCPU);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(served.get_program());
         shell.args(served.get_args()).env("NOTIFY_SOCKET", manager);
@@ -170,10 +184,28 @@ impl Server {
         }
     }
 
-    pub fn end(mut self, signal: Signal) -> (ExitStatus, Vec<String>) {
+    pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.process.id()).unwrap();
         kill(Pid::from_raw(pid), signal).unwrap();
-        let status = self.process.wait().unwrap();
+    }
+
+    /// Whether it has a handler for this one.
+    pub fn catches(&self, signal: Signal) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let mut lines = status.lines();
+        let caught = lines.find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught >> (signal as i32 - 1) & 1 == 1
+    }
+
+    pub fn end(self, signal: Signal) -> (ExitStatus, Vec<String>) {
+        self.signal(signal);
+        self.output()
+    }
+
+    /// Waits for its end, and all that it says until then.
+    pub fn output(mut self) -> (ExitStatus, Vec<String>) {
+        let status = self.ended();
         (status, self.said.iter().collect())
     }
 }

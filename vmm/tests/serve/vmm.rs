@@ -14,11 +14,12 @@ use std::{
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
-    unistd::Pid,
+    unistd::{Pid, geteuid, setuid},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
+const USER: &str = "VCPUFREQ_TEST_USER";
 /// Of vCPU 0's page.
 const CUR_PERF: u64 = 0x1000;
 const SET_PERF: u64 = 0x1004;
@@ -28,6 +29,9 @@ pub fn stand_for_one() {
     let Some(socket) = env::var_os(SOCKET) else {
         return;
     };
+    if let Ok(user) = env::var(USER) {
+        setuid(user.parse::<u32>().unwrap().into()).unwrap();
+    }
     let (end, vcpu_ends) = channel::<()>();
     let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
     vcpu.spawn(move || vcpu_ends.recv()).unwrap();
@@ -76,9 +80,15 @@ pub struct Vmm {
 
 impl Vmm {
     pub fn connect(socket: &Path) -> Self {
+        Self::connect_as(socket, geteuid().as_raw())
+    }
+
+    /// One of another user. It starts as this one, whose the test program may be alone.
+    pub fn connect_as(socket: &Path, user: u32) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "vmm_process", "--nocapture"])
             .env(SOCKET, socket)
+            .env(USER, user.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

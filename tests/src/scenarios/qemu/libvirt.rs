@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A domain of libvirt's, started as a person would: `serve`, its device tree by `dt --merge`, and
-//! XML with `<shmem>`. libvirt makes the vCPUs' cgroups and pins them; the server clamps those, on
-//! every OPP, and puts them back. That they aren't there at first is no alarm. No access leaves KVM
-//! for userspace. A domain that is saved and restored has its requests again.
+//! XML with the `<shmem>` of docs/examples/libvirt.xml. libvirt makes the vCPUs' cgroups and pins
+//! them; the server clamps those, on every OPP, and puts them back. That they aren't there at first
+//! is no alarm. No access leaves KVM for userspace. A domain that is saved and restored has its
+//! requests again.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -41,6 +42,8 @@ const ENDS: Duration = Duration::from_secs(60);
 /// pipe, which it gets of a compressed one.
 const QEMU_CONF: &str = "stdio_handler = \"file\"\nsave_image_format = \"gzip\"\n";
 const LIBVIRTD_CONF: &str = "/run/libvirtd.conf";
+/// The XML that a person starts from.
+const EXAMPLE: &str = include_str!("../../../../docs/examples/libvirt.xml");
 const DOMAIN: &str = "/run/lab.xml";
 const SAVED: &str = "/run/lab.saved";
 const BASE: &str = "/run/base.dtb";
@@ -256,18 +259,38 @@ fn prepare(setup: &Setup) -> Result<()> {
             nix::sys::stat::Mode::from_bits_truncate(0o666),
         )?;
     }
-    fs::write(DOMAIN, domain(setup))?;
+    fs::write(DOMAIN, domain(setup)?)?;
     Ok(())
 }
 
-/// Its XML, as in docs/qemu.md.
-fn domain(setup: &Setup) -> String {
+/// The example's device, for so many vCPUs and this host's server.
+fn shmem(vcpus: usize) -> Result<String> {
+    const END: &str = "</shmem>";
+    let start = EXAMPLE.find("<shmem").context("no <shmem>")?;
+    let end = EXAMPLE.find(END).context("no </shmem>")? + END.len();
+    let mut device = EXAMPLE[start..end].to_owned();
+    for (of_example, here) in [
+        ("path='/run/vcpufreq-NAME.sock'", format!("path='{SOCKET}'")),
+        ("vectors='2'", format!("vectors='{vcpus}'")),
+    ] {
+        ensure!(
+            device.contains(of_example),
+            "no {of_example} in the example"
+        );
+        device = device.replace(of_example, &here);
+    }
+    Ok(device)
+}
+
+/// Its XML.
+fn domain(setup: &Setup) -> Result<String> {
     let vcpus = setup.pins.len();
+    let shmem = shmem(vcpus)?;
     let pins = setup.pins.iter().enumerate();
     let pins: String = pins
         .map(|(vcpu, pcpus)| format!("<vcpupin vcpu='{vcpu}' cpuset='{pcpus}'/>"))
         .collect();
-    format!(
+    Ok(format!(
         "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>lab</name>
   <memory unit='MiB'>256</memory>
@@ -286,11 +309,7 @@ fn domain(setup: &Setup) -> String {
     <emulator>{QEMU}</emulator>
     <controller type='usb' model='none'/>
     <serial type='pipe'><source path='{CONSOLE}'/></serial>
-    <shmem name='vcpufreq' role='master'>
-      <model type='ivshmem-doorbell'/>
-      <server path='{SOCKET}'/>
-      <msi vectors='{vcpus}' ioeventfd='on'/>
-    </shmem>
+    {shmem}
     <memballoon model='none'/>
   </devices>
   <qemu:override>
@@ -300,7 +319,7 @@ fn domain(setup: &Setup) -> String {
   </qemu:override>
 </domain>
 "
-    )
+    ))
 }
 
 /// The domain, booted; the shell around it, and libvirt's process.
@@ -326,4 +345,22 @@ fn end(mut vm: Vm, libvirt: u32) -> Result<String> {
     sleep(SOON);
     kill(Pid::from_raw(libvirt.try_into()?), Signal::SIGTERM)?;
     vm.finish(0)
+}
+
+#[cfg(test)]
+mod tests {
+    //! The page and its example have one device, and the scenario tries that.
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../../docs/qemu.md");
+
+    #[test]
+    fn the_page_the_example_and_the_scenario_have_one_device() {
+        let bare = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let here = shmem(2).unwrap().replace(SOCKET, "/run/vcpufreq-NAME.sock");
+        for text in [PAGE, EXAMPLE] {
+            assert!(bare(text).contains(&bare(&here)), "{here}");
+        }
+        assert!(shmem(4).unwrap().contains("vectors='4'"));
+    }
 }

@@ -53,7 +53,11 @@ mod tests {
 
     #[test]
     fn threads_are_told_by_their_names() {
-        for names in [["CPU 0/KVM", "CPU 1/KVM"], ["vcpu0", "vcpu1"]] {
+        for names in [
+            ["CPU 0/KVM", "CPU 1/KVM"],
+            ["CPU 0/TCG", "CPU 1/TCG"],
+            ["vcpu0", "vcpu1"],
+        ] {
             let host = host(&[
                 (7, "qemu-system-aar"),
                 (9, names[1]),

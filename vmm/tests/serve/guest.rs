@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest of the real QEMU with the real driver: that of guest-driver/tests, in the toolchain root
+//! that `VCPUFREQ_LAB_ROOT` names.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{
+    server::{PROGRAM, Server},
+    skipped, socket,
+};
+
+/// The guest's CPUs, as guest-driver/tests/served.py has them.
+const VM: [&str; 4] = [
+    "--cpus=3",
+    "--table=0-2=600000,1000000,2000000",
+    "--capacity=0-2=1024",
+    "--cur-perf=request",
+];
+/// In the root, with the checkout and a folder in it: builds the driver, and boots the guest.
+const BOOT: &str = r#"
+    set -e
+    root=$1 src=$2 folder=$3 release=$4
+    mount --bind "$src" "$root/src"
+    mount --bind "$folder" "$root/mnt"
+    mount --rbind /dev "$root/dev"
+    mount --rbind /proc "$root/proc"
+    mount -t tmpfs tmpfs "$root/tmp"
+    exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -ec '
+        cp -r /src/guest-driver /src/abi /src/module.mk /tmp
+        exec make --silent -C /tmp/guest-driver test-served ARCH=x86 CROSS_COMPILE= MO=/tmp/out \
+            KDIR="/lib/modules/$0/build" KERNEL="/opt/amd64/vmlinuz-$0" SOCKET=/mnt/vm
+    ' "$release"
+"#;
+
+/// The root, and the release of its kernel for x86-64; else what is missing.
+fn root() -> Result<(PathBuf, String), &'static str> {
+    let root = env::var_os("VCPUFREQ_LAB_ROOT").ok_or("toolchain root; set VCPUFREQ_LAB_ROOT")?;
+    let root = PathBuf::from(root);
+    if !root.join("usr/bin/qemu-system-x86_64").exists() {
+        return Err("QEMU for x86-64 in VCPUFREQ_LAB_ROOT");
+    }
+    let kernels = fs::read_dir(root.join("opt/amd64")).into_iter().flatten();
+    let release = kernels.flatten().find_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        name.strip_prefix("vmlinuz-").map(str::to_owned)
+    });
+    let release = release.ok_or("kernel for x86-64 in VCPUFREQ_LAB_ROOT")?;
+    match root
+        .join(format!("lib/modules/{release}/build"))
+        .is_symlink()
+    {
+        true => Ok((root, release)),
+        false => Err("headers of the kernel for x86-64 in VCPUFREQ_LAB_ROOT"),
+    }
+}
+
+fn stats(server: &Server) -> Value {
+    let stats = Command::new(PROGRAM)
+        .args(["stats", "--json", &server.process.id().to_string()])
+        .output()
+        .unwrap();
+    serde_json::from_slice(&stats.stdout).unwrap()
+}
+
+#[test]
+fn a_guest_of_qemu_requests_and_reads_the_answer() {
+    if skipped() {
+        return;
+    }
+    let (root, release) = match root() {
+        Ok(root) => root,
+        Err(missing) => return println!("SKIP: no {missing}"),
+    };
+    let (dir, socket) = socket();
+    let server = Server::start_for(&socket, &VM);
+    server.hear("waits at");
+    let mut guest = Command::new("unshare")
+        .args(["--mount", "sh", "-c", BOOT, "sh"])
+        .arg(root)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .args([dir.path().as_os_str(), release.as_ref()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = BufReader::new(guest.stdout.take().unwrap());
+    let mut said = stdout.lines().map_while(Result::ok);
+    let mut lines = Vec::new();
+    while lines.last().is_none_or(|line| line != "@answered") {
+        let line = said.next().unwrap_or_else(|| panic!("{lines:#?}"));
+        lines.push(line);
+    }
+    let stats = stats(&server);
+    // The end of its input.
+    drop(guest.stdin.take());
+    lines.extend(said);
+    assert!(guest.wait().unwrap().success(), "{lines:#?}");
+    for (vcpu, khz, requests) in [(0, 2_000_000, 1), (1, 1_000_000, 3), (2, 2_000_000, 1)] {
+        let vcpu = &stats["vcpus"][vcpu];
+        assert_eq!(
+            (&vcpu["asks_khz"], &vcpu["gets_khz"]),
+            (&khz.into(), &khz.into()),
+            "{vcpu}"
+        );
+        // A doorbell that comes late announces a request that the server has found.
+        assert!(
+            vcpu["counts"]["requests"].as_u64() >= Some(requests),
+            "{vcpu}"
+        );
+        assert_eq!(vcpu["path"], "shm", "{vcpu}");
+    }
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
