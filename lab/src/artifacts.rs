@@ -66,8 +66,8 @@ pub struct Guest<'a> {
     pub libvirt: bool,
     /// Whether its disk is the guest's.
     pub disk: bool,
-    /// Whether it has kernel and modules where a board has them.
-    pub board: bool,
+    /// The guests' driver, a module's name, where the host has kernel and modules as a board has them.
+    pub board: Option<&'a str>,
 }
 
 impl Artifacts {
@@ -129,13 +129,16 @@ impl Artifacts {
             };
             systemd::add(&mut archive, self.root.dir(), &units)?;
         }
-        if guest.board {
-            board::add(
-                &mut archive,
-                self.root.dir(),
-                &kernel,
-                &self.guest_driver(&kernel)?,
-            )?;
+        if let Some(module) = guest.board {
+            let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
+            let folders = [self.guest_driver(&kernel)?, mainline];
+            let mut files = folders
+                .map(|folder| folder.join(format!("{module}.ko")))
+                .into_iter();
+            let file = files
+                .find(|file| file.exists())
+                .context(module.to_owned())?;
+            board::add(&mut archive, self.root.dir(), &kernel, &file)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;

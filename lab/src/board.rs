@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A host as a board has it, for the programs that look for their guest's parts themselves: the
-//! image and the packed modules of Debian's kernel, the guest driver where DKMS puts it, and
-//! depmod's lists.
+//! image and the packed modules of Debian's kernel, a guest driver where DKMS puts it, and depmod's
+//! lists.
 
 use std::fs;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::kernel::Kernel;
 /// The scenario that needs it.
 const SCENARIO: &str = "board";
 const GOVERNOR: &str = "kernel/drivers/cpufreq/cpufreq_userspace.ko.xz";
-const DRIVER: &str = "updates/dkms/vcpufreq_guest.ko";
 
 /// Whether a run of these scenarios needs it.
 pub fn needed(scenarios: &[String]) -> bool {
-    scenarios.iter().any(|name| name == SCENARIO)
+    let mut names = scenarios.iter().filter_map(|name| name.split(':').next());
+    names.any(|name| name == SCENARIO)
 }
 
 /// Adds them to the initial file system of a host that runs this kernel, whose root has its
-/// packages; `driver` has the guest driver for it.
+/// packages; `driver` is the guest driver's file for it.
 pub fn add(archive: &mut Initramfs, root: &Path, kernel: &Kernel, driver: &Path) -> Result<()> {
     let release = &kernel.release;
     let read =
@@ -31,8 +31,9 @@ pub fn add(archive: &mut Initramfs, root: &Path, kernel: &Kernel, driver: &Path)
     let modules = format!("lib/modules/{release}");
     let packed = read(&root.join("usr").join(&modules).join(GOVERNOR))?;
     archive.file(&format!("{modules}/{GOVERNOR}"), &packed)?;
-    let own = read(&driver.join("vcpufreq_guest.ko"))?;
-    archive.file(&format!("{modules}/{DRIVER}"), &own)?;
-    let list = format!("{GOVERNOR}:\n{DRIVER}:\n");
+    let name = driver.file_name().context("a module's name")?;
+    let own = format!("updates/dkms/{}", name.display());
+    archive.file(&format!("{modules}/{own}"), &read(driver)?)?;
+    let list = format!("{GOVERNOR}:\n{own}:\n");
     archive.file(&format!("{modules}/modules.dep"), list.as_bytes())
 }

@@ -136,6 +136,10 @@ const BOOTS: &[Boot] = &[
     // Its host has kernel and modules where a board has them.
     boot(Short, 105, "2+2", &["board"]),
     Boot {
+        driver: Mainline,
+        ..boot(Long, 40, "2+2", &["board:demo"])
+    },
+    Boot {
         host: Rt,
         guest: Rt,
         ..boot(Short, 85, "2+2", &["rt-settings"])

@@ -304,7 +304,7 @@ impl Options {
             qemu: qemu::needed(self.vmm, scenarios),
             libvirt: libvirt::needed(scenarios),
             disk: guest_disk::needed(scenarios),
-            board: board::needed(scenarios),
+            board: board::needed(scenarios).then(|| self.driver.module()),
         };
         let initrd = dir.join("initramfs");
         fs::write(

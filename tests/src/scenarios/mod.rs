@@ -46,6 +46,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "boot" => device::basics::boot(plan),
         "governor" => device::basics::governor(plan),
         "board" => bench::board::run(),
+        "board:demo" => bench::board::demo_alone(),
         "capacity" => device::basics::capacity(plan),
         "opps-exact" => device::opps::exact(plan),
         "opps-floor" => device::opps::floor(plan),

@@ -134,6 +134,12 @@ pub fn run() -> Result<Value> {
     }))
 }
 
+/// The demo, as with another driver of the guest.
+pub fn demo_alone() -> Result<Value> {
+    mount_bpffs()?;
+    demo(&mut Command::new(PROGRAM), (0, 0))
+}
+
 /// As a user with a delegated cgroup, as the page of the program has it.
 fn demo_without_root(governor: &str) -> Result<Value> {
     let start = format!("{DELEGATED}/start");
