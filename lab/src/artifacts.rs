@@ -12,7 +12,6 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
-use crate::run::Driver;
 use crate::{board, debian, libvirt, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
@@ -67,8 +66,8 @@ pub struct Guest<'a> {
     pub libvirt: bool,
     /// Whether its disk is the guest's.
     pub disk: bool,
-    /// The driver of the guests of a host that has kernel and modules where a board has them.
-    pub board: Option<Driver>,
+    /// The guests' driver, a module's name, where the host has kernel and modules as a board has them.
+    pub board: Option<&'a str>,
 }
 
 impl Artifacts {
@@ -130,12 +129,15 @@ impl Artifacts {
             };
             systemd::add(&mut archive, self.root.dir(), &units)?;
         }
-        if let Some(driver) = guest.board {
-            let folder = match driver {
-                Driver::Ours => self.guest_driver(&kernel)?,
-                Driver::Mainline => kernel.mainline_driver(&self.cache, &self.root)?,
-            };
-            let file = folder.join(format!("{}.ko", driver.module()));
+        if let Some(module) = guest.board {
+            let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
+            let folders = [self.guest_driver(&kernel)?, mainline];
+            let mut files = folders
+                .map(|folder| folder.join(format!("{module}.ko")))
+                .into_iter();
+            let file = files
+                .find(|file| file.exists())
+                .context(module.to_owned())?;
             board::add(&mut archive, self.root.dir(), &kernel, &file)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;

@@ -91,8 +91,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// Its module's name.
-    pub fn module(self) -> &'static str {
+    fn module(self) -> &'static str {
         match self {
             Self::Ours => "vcpufreq_guest",
             Self::Mainline => "virtual-cpufreq",
@@ -305,7 +304,7 @@ impl Options {
             qemu: qemu::needed(self.vmm, scenarios),
             libvirt: libvirt::needed(scenarios),
             disk: guest_disk::needed(scenarios),
-            board: board::needed(scenarios).then_some(self.driver),
+            board: board::needed(scenarios).then(|| self.driver.module()),
         };
         let initrd = dir.join("initramfs");
         fs::write(

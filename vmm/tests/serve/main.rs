@@ -146,6 +146,7 @@ fn whichever_signal_ends_it_no_pin_is_left() {
     }
     let server = Server::start(&socket);
     server.hear("over");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
     vmm.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
