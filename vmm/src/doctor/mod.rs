@@ -5,6 +5,7 @@
 
 pub mod board;
 pub mod facts;
+pub mod features;
 mod finding;
 mod floor;
 pub mod traps;
@@ -99,8 +100,9 @@ fn kvm(facts: &DoctorFacts) -> DoctorFinding {
     if missing.is_empty() || facts.arch != "aarch64" {
         return DoctorFinding::good("kvm", what, "guests can run");
     }
+    let needed = features::STOLEN_TIME.needs();
     DoctorFinding::limit("kvm", what, format!("without {}", missing.join(", ")))
-        .change("use a newer kernel: stolen time needs Linux 5.10 with CONFIG_SCHED_INFO")
+        .change(format!("use a newer kernel: stolen time needs {needed}"))
 }
 
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.

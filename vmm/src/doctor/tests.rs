@@ -545,11 +545,12 @@ fn protected_mode_is_no_advice_where_kvm_lacks_something() {
 }
 
 #[test]
-fn the_page_has_the_table_of_traps() {
+fn the_page_has_the_tables_of_parts_and_traps() {
     let page = include_str!("../../../docs/boards.md");
-    let table = traps::table();
-    assert!(
-        page.contains(&table),
-        "docs/boards.md has another table than:\n{table}"
-    );
+    for table in [features::table(), traps::table()] {
+        assert!(
+            page.contains(&table),
+            "docs/boards.md has another table than:\n{table}"
+        );
+    }
 }
