@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The library as another VMM gets it: packaged, and unpacked away from this workspace, its
-//! example runs on real KVM.
+//! The crates as another VMM gets them: packaged, and unpacked away from this workspace, they
+//! compile, and the library's example runs on real KVM.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,8 +25,25 @@ fn unpacked(folder: &Path, name: &str) -> PathBuf {
     folder.join(name)
 }
 
+/// Compiles the unpacked crate `at`. No registry has the library: it is the unpacked one too.
+fn check(at: &Path, library: &Path) {
+    let library = library.to_str().expect("UTF-8");
+    let patch = format!("patch.crates-io.vcpufreq-device.path={library:?}");
+    let target = at.with_file_name("target");
+    let target = target.to_str().expect("UTF-8");
+    let words = [
+        "check",
+        "--offline",
+        "--config",
+        &patch,
+        "--target-dir",
+        target,
+    ];
+    cargo(&words, at);
+}
+
 #[test]
-fn the_packaged_library_runs_its_example() {
+fn the_packaged_crates_compile_and_the_library_runs_its_example() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = dir.path().to_str().expect("UTF-8");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -59,7 +76,9 @@ fn the_packaged_library_runs_its_example() {
     let made = made.output().expect("make");
     assert!(made.status.success(), "{made:?}");
     for other in ["vcpufreq-dt", "vcpufreq-rt"] {
-        assert!(unpacked(other).join("LICENSES/Apache-2.0.txt").exists());
+        let at = unpacked(other);
+        assert!(at.join("LICENSES/Apache-2.0.txt").exists());
+        check(&at, &unpacked("vcpufreq-device"));
     }
     let test = [
         "test",

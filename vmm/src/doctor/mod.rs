@@ -5,6 +5,7 @@
 
 pub mod board;
 pub mod facts;
+pub mod features;
 mod finding;
 mod floor;
 pub mod traps;
@@ -56,7 +57,8 @@ fn architecture(facts: &DoctorFacts) -> DoctorFinding {
     if arch == "aarch64" {
         return DoctorFinding::good("architecture", arch, "arm64 Linux guests run here");
     }
-    let why = "run and bench need arm64; guests of QEMU and libvirt work by qemu and serve";
+    let why = "run, demo, bench and report's guests need arm64; guests of QEMU and libvirt work by \
+               qemu and serve";
     DoctorFinding::limit("architecture", arch, why)
         .change("for run use an arm64 host, or the emulated one (make lab-shell)")
 }
@@ -98,8 +100,9 @@ fn kvm(facts: &DoctorFacts) -> DoctorFinding {
     if missing.is_empty() || facts.arch != "aarch64" {
         return DoctorFinding::good("kvm", what, "guests can run");
     }
+    let needed = features::STOLEN_TIME.needs();
     DoctorFinding::limit("kvm", what, format!("without {}", missing.join(", ")))
-        .change("use a newer kernel: stolen time needs Linux 5.10 with CONFIG_SCHED_INFO")
+        .change(format!("use a newer kernel: stolen time needs {needed}"))
 }
 
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.
