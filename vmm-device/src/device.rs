@@ -29,7 +29,7 @@ use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, WriteReg};
-use crate::sample_order::Looks;
+use crate::sample_order::SampleOrder;
 use crate::units::{DomainId, Khz, VcpuId};
 use residency::Residency;
 
@@ -69,7 +69,7 @@ pub(crate) struct Vcpu {
     pub selected: AtomicU32,
     /// cur_perf as last learned, kHz; never 0.
     pub cur_perf: AtomicU32,
-    looks: Looks,
+    samples: SampleOrder,
     domain: usize,
     /// Pays for the requests that this vCPU writes.
     bucket: Bucket,
@@ -337,7 +337,7 @@ impl Vcpu {
         Self {
             selected: AtomicU32::new(0),
             cur_perf: AtomicU32::new(spec.table.max().0),
-            looks: Looks::default(),
+            samples: SampleOrder::default(),
             domain: domains.partition_point(|id| *id < spec.domain),
             bucket: Bucket::default(),
             counters: Counters::default(),

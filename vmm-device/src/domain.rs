@@ -51,7 +51,7 @@ pub(crate) struct Domain {
     /// The holder of the lock won't look for newer requests again.
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
-    held: AtomicBool,
+    deferred: AtomicBool,
     /// Pays for requests of unknown writers.
     pub bucket: Bucket,
 }
@@ -63,7 +63,7 @@ impl Domain {
             newest: Newest::default(),
             in_force: Mutex::new(None),
             last_round: AtomicBool::new(false),
-            held: AtomicBool::new(false),
+            deferred: AtomicBool::new(false),
             bucket: Bucket::default(),
         }
     }
@@ -71,12 +71,12 @@ impl Domain {
     /// Leaves the newest request to [`Domain::take_deferred`].
     pub fn defer(&self) {
         // Not a store: loom can't tell the order of a store and a swap.
-        self.held.swap(true, SeqCst);
+        self.deferred.swap(true, SeqCst);
     }
 
-    /// The request that waits for a token, if one does; it is not held any more.
+    /// The request that waits for a token, if one does; it is no longer deferred.
     pub fn take_deferred(&self) -> Option<Request> {
-        if !self.held.swap(false, SeqCst) {
+        if !self.deferred.swap(false, SeqCst) {
             return None;
         }
         self.newest.peek().filter(|_| self.newest.is_pending())

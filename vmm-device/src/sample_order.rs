@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The order of the looks at a vCPU's frequency.
+//! The order of the samples of a vCPU's frequency.
 //!
-//! Several threads may look at once: the vCPU, the maintenance thread, the one that sees events of
-//! frequencies. What a look has found is stored unless a later look has stored before it: so a page
-//! never goes back to a frequency that has changed since.
+//! Several threads may sample at the same time: the vCPU, the maintenance thread, the thread that
+//! receives frequency events. A sample is stored unless a later one has been stored before it. So
+//! a page never returns to a frequency that has changed since.
 
 #![forbid(unsafe_code)]
 
@@ -12,25 +12,25 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::sync::{AtomicU64, Mutex};
 
-/// The looks at one vCPU.
+/// The samples of one vCPU.
 #[derive(Debug, Default)]
-pub struct Looks {
+pub struct SampleOrder {
     begun: AtomicU64,
-    /// The latest one that has stored what it found.
+    /// The latest sample that has been stored.
     stored: Mutex<u64>,
 }
 
-impl Looks {
-    /// Begins a look, before the host is asked; returns its number.
+impl SampleOrder {
+    /// Begins a sample, before the host is read; returns its number.
     pub fn begin(&self) -> u64 {
         self.begun.fetch_add(1, SeqCst) + 1
     }
 
-    /// Ends `look` with `store`, unless a later look has stored. `store` makes no host call.
-    pub fn end(&self, look: u64, store: impl FnOnce()) {
+    /// Ends `sample` with `store`, unless a later one has stored. `store` makes no host call.
+    pub fn end(&self, sample: u64, store: impl FnOnce()) {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        if *stored < look {
-            *stored = look;
+        if *stored < sample {
+            *stored = sample;
             store();
         }
     }

@@ -33,7 +33,7 @@ use loom::thread;
 
 use domain::{Domain, Request};
 use limit::{Bucket, Limit, RateLimit};
-use sample_order::Looks;
+use sample_order::SampleOrder;
 use units::{DomainId, Khz, VcpuId};
 
 /// A domain, and its host.
@@ -225,20 +225,20 @@ pub fn a_bucket_loses_no_charge() {
     });
 }
 
-/// A thread looks at a vCPU's frequency while it changes, another one after it has changed.
+/// A thread samples a vCPU's frequency while it changes, another one after it has changed.
 pub fn a_page_has_the_frequency_of_the_latest_look() {
     model(3, || {
-        let host = Arc::new((Looks::default(), AtomicU32::new(1), AtomicU32::new(1)));
-        let look = |host: &(Looks, AtomicU32, AtomicU32)| {
-            let (looks, khz, page) = host;
-            let look = looks.begin();
+        let host = Arc::new((SampleOrder::default(), AtomicU32::new(1), AtomicU32::new(1)));
+        let sample = |host: &(SampleOrder, AtomicU32, AtomicU32)| {
+            let (order, khz, page) = host;
+            let number = order.begin();
             let found = khz.load(Relaxed);
-            looks.end(look, || page.store(found, Relaxed));
+            order.end(number, || page.store(found, Relaxed));
         };
         let other = host.clone();
-        let other = thread::spawn(move || look(&other));
+        let other = thread::spawn(move || sample(&other));
         host.1.store(2, Relaxed);
-        look(&host);
+        sample(&host);
         other.join().expect("no panic");
         assert_eq!(host.2.load(Relaxed), 2, "kHz in the page");
     });

@@ -36,18 +36,18 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     fn cur_perf(&self, vcpu: VcpuId, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        let look = page.looks.begin();
-        let told = match self.config.visibility {
+        let sample = page.samples.begin();
+        let shown = match self.config.visibility {
             CurPerfVisibility::Exact => self.learn(vcpu, spec),
             CurPerfVisibility::Table => self
                 .learn(vcpu, spec)
                 .map(|khz| policy::nearest_entry(spec, khz)),
             CurPerfVisibility::Request => Ok(self.asked(spec, page)),
         };
-        match told {
+        match shown {
             Ok(khz) => {
                 let mut before = khz.0;
-                page.looks.end(look, || {
+                page.samples.end(sample, || {
                     before = page.cur_perf.swap(khz.0, Relaxed);
                     self.show(vcpu, ReadReg::CurPerf, khz.0);
                 });

@@ -58,19 +58,19 @@ pub enum PathError {
 }
 
 /// Adds the failed action to an error.
-pub trait Doing<T> {
+pub trait Context<T> {
     /// The value, or an error with the action that failed.
-    fn doing(self, what: &'static str) -> Result<T, PathError>;
+    fn context(self, what: &'static str) -> Result<T, PathError>;
 }
 
-impl<T> Doing<T> for io::Result<T> {
-    fn doing(self, what: &'static str) -> Result<T, PathError> {
+impl<T> Context<T> for io::Result<T> {
+    fn context(self, what: &'static str) -> Result<T, PathError> {
         self.map_err(|error| PathError::Refused { what, error })
     }
 }
 
-impl<T> Doing<T> for Option<T> {
-    fn doing(self, what: &'static str) -> Result<T, PathError> {
+impl<T> Context<T> for Option<T> {
+    fn context(self, what: &'static str) -> Result<T, PathError> {
         self.ok_or(PathError::Missing(what))
     }
 }

@@ -9,7 +9,7 @@ use std::thread::{Builder, JoinHandle, park_timeout, sleep};
 use std::time::{Duration, Instant};
 
 use crate::kvm::confinement::{BridgeThread, Confinement};
-use crate::kvm::error::{Doing, PathError};
+use crate::kvm::error::{Context, PathError};
 use crate::kvm::event_stats::EventStats;
 use crate::{Actuator, Device, host, host::SysfsSource};
 
@@ -64,7 +64,7 @@ impl MaintenanceThread {
             }
         };
         let thread = Builder::new().name("maintenance".to_owned());
-        let thread = thread.spawn(keep).doing("can't start a thread")?;
+        let thread = thread.spawn(keep).context("can't start a thread")?;
         stats.wake_when_limited(thread.thread().clone());
         Ok(Self { stop, thread })
     }

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{BridgeDevice, GuestFacts};
 use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
-use crate::kvm::error::{Doing, PathError};
+use crate::kvm::error::{Context, PathError};
 use crate::kvm::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker,
     WorkerParts, WriteOrder, freshness,
@@ -53,7 +53,7 @@ impl IoeventfdPath {
         let config = device.config();
         let vcpus = u16::try_from(config.vcpus.len())
             .ok()
-            .doing("too many vCPUs")?;
+            .context("too many vCPUs")?;
         let bells = bells(config)?;
         let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
         diagnostics.explain(&order(trace.as_ref().err()));
@@ -155,7 +155,7 @@ fn bells(config: &DeviceConfig) -> Result<Vec<EntryBell>, PathError> {
         if let entries @ [_, _, ..] = spec.table.entries() {
             for khz in entries.iter().map(|khz| khz.0) {
                 let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-                let event = event.doing("can't make an eventfd for each table entry")?;
+                let event = event.context("can't make an eventfd for each table entry")?;
                 bells.push(EntryBell {
                     vcpu,
                     khz,
@@ -189,7 +189,7 @@ fn pending(
     let pending = pending.map(|bells| DomainWrites::new(bells, write_order.clone()));
     let pending = pending
         .collect::<Result<Vec<_>, _>>()
-        .doing("can't watch the guest's requests")?;
+        .context("can't watch the guest's requests")?;
     let of_vcpu = config.vcpus.iter();
     let of_vcpu = of_vcpu.map(|spec| domains.partition_point(|id| *id < spec.domain));
     Ok(PendingWrites::new(pending, of_vcpu.collect()))

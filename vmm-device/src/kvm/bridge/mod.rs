@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::kvm::{
     confinement::Confinement,
     diagnostics::Diagnostics,
-    error::{Doing, PathError},
+    error::{Context, PathError},
     event_stats::EventStats,
     host_watch::HostWatch,
     hotplug::Hotplug,
@@ -295,7 +295,7 @@ impl BridgeInner {
             return Ok(None);
         };
         let pages = PageMapping::new(size, plan.clean);
-        let pages = Arc::new(pages.doing("can't map the register pages")?);
+        let pages = Arc::new(pages.context("can't map the register pages")?);
         self.show(Box::new(pages.clone()), Some(pages))?;
         self.start_ioeventfd().map(Some)
     }
@@ -308,7 +308,7 @@ impl BridgeInner {
     ) -> Result<(), PathError> {
         let vcpus = u16::try_from(self.tids.len())
             .ok()
-            .doing("too many vCPUs")?;
+            .context("too many vCPUs")?;
         self.device
             .attach_pages(RegisterPages::new(memory, vcpus)?)?;
         if let Some(pages) = pages {
@@ -320,7 +320,7 @@ impl BridgeInner {
 
     /// Starts the path `ioeventfd` on the pages that there are.
     fn start_ioeventfd(&self) -> Result<KvmOffload, PathError> {
-        let pages = self.pages.get().doing("no register pages")?.clone();
+        let pages = self.pages.get().context("no register pages")?.clone();
         let (path, offload) =
             IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
         self.on_bus

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use super::perf::{PerfEvent, Read, Whose};
 use super::tracepoint_text;
 use crate::host::{HostRoot, Tid};
-use crate::kvm::error::{Doing, PathError};
+use crate::kvm::error::{Context, PathError};
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 
 /// Knows which value was written last.
@@ -75,11 +75,11 @@ impl MmioTrace {
     /// when perf_event_open(2) refuses the calling thread: `EACCES` or `EPERM` without CAP_PERFMON.
     pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> Result<Self, PathError> {
         let text = |name| tracepoint_text(host, TRACEPOINT, name);
-        let id = text("id").doing("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
+        let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
         let fields = Fields::of(&text("format").unwrap_or_default(), base)?;
         let end = base + size;
         let trace = Self {
-            id: id.parse().ok().doing("kvm:kvm_mmio has no number")?,
+            id: id.parse().ok().context("kvm:kvm_mmio has no number")?,
             fields,
             // KVM_TRACE_MMIO_WRITE
             filter: format!("type == 2 && len == 4 && gpa >= {base:#x} && gpa < {end:#x}"),
@@ -92,7 +92,7 @@ impl MmioTrace {
 
     fn open(&self, tid: Tid) -> Result<PerfEvent, PathError> {
         PerfEvent::recording(self.id, Whose::Thread(tid), &self.filter)
-            .doing("perf events aren't permitted (CAP_PERFMON)")
+            .context("perf events aren't permitted (CAP_PERFMON)")
     }
 
     /// Records the writes of the thread of `vcpu`.
@@ -149,7 +149,7 @@ impl FakeTrace {
     /// # Errors
     /// As [`MmioTrace::new`].
     pub fn new(threads: u16, format: &str, base: u64) -> Result<Self, PathError> {
-        let event = |_| Ok(OnceLock::from(PerfEvent::of_no_event().doing("no ring")?));
+        let event = |_| Ok(OnceLock::from(PerfEvent::of_no_event().context("no ring")?));
         let rings: Result<Vec<_>, PathError> = (0..threads).map(event).collect();
         Ok(Self {
             trace: MmioTrace {
@@ -180,8 +180,8 @@ impl Fields {
     /// As the tracepoint's file `format` has them.
     fn of(format: &str, base: u64) -> Result<Self, PathError> {
         Ok(Self {
-            gpa: offset(format, "gpa").doing("kvm:kvm_mmio has no gpa")?,
-            value: offset(format, "val").doing("kvm:kvm_mmio has no val")?,
+            gpa: offset(format, "gpa").context("kvm:kvm_mmio has no gpa")?,
+            value: offset(format, "val").context("kvm:kvm_mmio has no val")?,
             base,
         })
     }

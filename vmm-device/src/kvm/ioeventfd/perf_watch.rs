@@ -17,7 +17,7 @@ use super::tracepoint_text;
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid};
 use crate::kvm::confinement::{BridgeThread, Confinement};
-use crate::kvm::error::{Doing, PathError};
+use crate::kvm::error::{Context, PathError};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
 
@@ -51,7 +51,7 @@ impl PerfWatch {
         pcpus: Vec<u32>,
         (vcpus, kick, confinement): (u16, Option<c_int>, &Arc<dyn Confinement>),
     ) -> Result<Self, PathError> {
-        tracepoint(host).doing("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
+        tracepoint(host).context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
         let watch = Self {
             epoll: epoll.clone(),
             host: host.clone(),
@@ -95,7 +95,7 @@ impl PerfWatch {
         let event = self.confinement.frequency_event(&self.host, pcpu);
         let event = match event.and_then(PerfEvent::of_file) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
-            event => event.doing("perf events aren't permitted (CAP_PERFMON)")?,
+            event => event.context("perf events aren't permitted (CAP_PERFMON)")?,
         };
         hear(&self.epoll, &event)?;
         Ok(Some(event))
@@ -115,10 +115,10 @@ impl PerfWatch {
     /// has ended), `EMFILE`, or `ENOSPC` of epoll_ctl(2). The thread isn't watched then: the worker
     /// looks at its period.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
-        let event = PerfEvent::migrations(tid).doing("migrations can't be watched")?;
+        let event = PerfEvent::migrations(tid).context("migrations can't be watched")?;
         if let Some(kick) = self.kick {
             let signalled = event.signal(tid, kick);
-            signalled.doing("migrations can't be signalled")?;
+            signalled.context("migrations can't be signalled")?;
         }
         hear(&self.epoll, &event)?;
         if let Some(slot) = self.threads.get(vcpu.index()) {
@@ -160,7 +160,7 @@ fn hear(epoll: &Epoll, event: &PerfEvent) -> Result<(), PathError> {
     let when = EpollEvent::new(EventSet::IN, CHANGED);
     epoll
         .ctl(ControlOperation::Add, event.fd(), when)
-        .doing("can't watch a perf event")
+        .context("can't watch a perf event")
 }
 
 /// How soon cur_perf is true again by `path`.

@@ -21,7 +21,7 @@ use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use crate::kvm::budget::Budget;
 use crate::kvm::confinement::{BridgeThread, Confinement};
-use crate::kvm::error::{Doing, PathError};
+use crate::kvm::error::{Context, PathError};
 use crate::{Actuator, Device, Events, Source, VcpuId, host};
 
 /// Requests may take one part in this many of the time.
@@ -63,15 +63,15 @@ impl Worker {
         plan: WorkerParts<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
     ) -> Result<Self, PathError> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        let stop = Arc::new(event().doing("can't make an eventfd")?);
-        let lost = Arc::new(event().doing("can't make an eventfd")?);
-        let turns = Turns::new(plan, &stop).doing("can't watch the guest's requests")?;
+        let stop = Arc::new(event().context("can't make an eventfd")?);
+        let lost = Arc::new(event().context("can't make an eventfd")?);
+        let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
         let epoll = turns.epoll.clone();
         let last_words = LastWords(lost.clone());
         let thread = Builder::new().name("requests".to_owned());
         let thread = thread
             .spawn(move || last_words.unless_stopped(|| turns.run()))
-            .doing("can't start the thread that carries out requests")?;
+            .context("can't start the thread that carries out requests")?;
         Ok(Self {
             stop,
             lost,
