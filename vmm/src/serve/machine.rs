@@ -239,6 +239,8 @@ impl Starting<'_> {
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
             put_back_of_dead(&StateDir::of_user()?, &HostRoot::default(), warn)?;
+            // From now on the VM is this server's.
+            takeover::keep(self.vmm, self.shared)?;
         }
         self.describe()?;
         let (served, pid) = (self.served, self.vmm.pid());

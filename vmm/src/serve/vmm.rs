@@ -26,7 +26,7 @@ pub struct Vmm {
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
     pub stream: Option<Connection>,
-    /// The socket that it has connected to, by which the next server finds it.
+    /// Its server's socket, by which the next server finds it.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<Shared>,
@@ -134,7 +134,7 @@ impl Vmm {
         })
     }
 
-    /// One that a server before this one has served.
+    /// One that a server before the one at `socket` has served.
     pub fn taken_over(process: OwnedFd, pid: u32, socket: PathBuf, shared: Shared) -> Self {
         Self {
             process,

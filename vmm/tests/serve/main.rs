@@ -5,6 +5,8 @@
 //! - A server that is killed leaves no pin; the next one takes the VM over, pins its vCPUs anew, and
 //!   carries out what the guest has requested meanwhile.
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
+//! - A `vcpufreq qemu` that is killed leaves its VM to a server for that process, and afterwards to
+//!   the next one at this server's socket. Meanwhile no other server gets it.
 //! - With a service manager, it does so from the files that this one has kept.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
@@ -99,7 +101,7 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
     let server = Server::start(&socket);
     server.hear("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
-    let file = PathBuf::from(format!("/run/vcpufreq/{}.vm", vmm.process.id()));
+    let file = PathBuf::from(format!("/run/vcpufreq/{}.vm", vmm.pid));
     vmm.end();
     server.hear("has ended");
     assert!(!file.exists());
@@ -110,25 +112,53 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
 }
 
 #[test]
+fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let (mut prefix, mut vmm) = Server::before_vmm(dir.path());
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    let early = Server::start_for(&socket, vmm.pid);
+    early.hear(&format!("process {} serves it", prefix.process.id()));
+    early.end(Signal::SIGTERM);
+    assert!(vmm.pcpus() == 1 && vmm.is_kept());
+    prefix.process.kill().unwrap();
+    prefix.ended();
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
+    vmm.ask("request 700000");
+
+    let mut first = Server::start_for(&socket, vmm.pid);
+    first.hear("over");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+    first.process.kill().unwrap();
+    first.ended();
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
+    let server = Server::start(&socket);
+    server.hear("over");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+    vmm.end();
+    let totals = server.hear("has ended");
+    assert!(totals.contains("requests 1,") && !vmm.is_kept(), "{totals}");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
 fn a_second_vmm_is_refused_while_the_first_is_served() {
     if skipped() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, first) = Server::with_vmm(&socket);
+    let (server, mut first) = Server::with_vmm(&socket);
     let mut second = Vmm::connect(&socket);
     assert_eq!(second.answer(), "refused");
     let line = server.hear("isn't served");
-    let [first_pid, second_pid] =
-        [&first, &second].map(|vmm| format!("process {}", vmm.process.id()));
+    let [first_pid, second_pid] = [&first, &second].map(|vmm| format!("process {}", vmm.pid));
     assert!(
         line.contains(&first_pid) && line.contains(&second_pid),
         "{line}"
     );
-    assert_eq!(
-        (first.pcpus(), second.process.wait().unwrap().success()),
-        (1, true)
-    );
+    assert_eq!((first.pcpus(), second.ended()), (1, true));
     first.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
@@ -143,7 +173,7 @@ fn a_vmm_without_vcpus_is_not_waited_for() {
     let server = Server::start(&socket);
     server.hear("waits at");
     let _stray = UnixStream::connect(&socket).unwrap();
-    let vmm = Vmm::served_at(&socket);
+    let mut vmm = Vmm::served_at(&socket);
     let line = server.hear("isn't served");
     assert!(line.contains("at the same socket"), "{line}");
     vmm.end();
@@ -193,7 +223,7 @@ fn a_service_manager_keeps_the_files() {
     assert_eq!(heard(&manager).0, "READY=1");
     let mut vmm = Vmm::connect(&socket);
     let (message, mut files) = heard(&manager);
-    let stored = format!("vm-{}", vmm.process.id());
+    let stored = format!("vm-{}", vmm.pid);
     let name = format!("FDNAME={stored}");
     assert_eq!((message, files.len()), (format!("FDSTORE=1\n{name}"), 3));
     assert_eq!(vmm.answer(), "served");

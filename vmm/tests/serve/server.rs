@@ -23,7 +23,11 @@ use nix::{
 use vcpufreq_device::fakes::FakeHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use super::{PATIENCE, vmm::Vmm, wait_until};
+use super::{
+    PATIENCE,
+    vmm::{Vmm, qemu_in},
+    wait_until,
+};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 
@@ -43,20 +47,44 @@ impl Drop for Server {
 
 impl Server {
     /// On a host with cpufreq, which this one may lack: its CPUs are a fake's.
-    fn command(socket: &Path, host: &FakeHost) -> Command {
+    fn command(of: &str, host: &FakeHost) -> Command {
         let mut command = Command::new("unshare");
         let mount = r#"mount --bind "$0" /sys/devices/system/cpu && exec "$@""#;
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
-        command.args([PROGRAM, "serve", "--socket"]).arg(socket);
-        command.args(["--cpus=1", "--pin=0=0", "--table=0=500000,1000000"]);
-        command.args(["--capacity=0=1024", "--actuator=none"]);
+        command.args([PROGRAM, of, "--cpus=1", "--pin=0=0"]);
+        command.args(["--table=0=500000,1000000", "--capacity=0=1024"]);
+        command.arg("--actuator=none");
+        command
+    }
+
+    fn serve_at(socket: &Path, host: &FakeHost) -> Command {
+        let mut command = Self::command("serve", host);
+        command.arg("--socket").arg(socket);
         command
     }
 
     pub fn start(socket: &Path) -> Self {
         let host = host();
-        Self::spawn(&mut Self::command(socket, &host), host)
+        Self::spawn(&mut Self::serve_at(socket, &host), host)
+    }
+
+    /// One of this process alone.
+    pub fn start_for(socket: &Path, pid: u32) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host);
+        Self::spawn(command.arg(format!("--pid={pid}")), host)
+    }
+
+    /// `vcpufreq qemu`, with a VMM that it serves.
+    pub fn before_vmm(dir: &Path) -> (Self, Vmm) {
+        let host = host();
+        let mut command = Self::command("qemu", &host);
+        command.arg("--").arg(qemu_in(dir));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut prefix = Self::spawn(&mut command, host);
+        let vmm = Vmm::of_qemu(&mut prefix.process);
+        (prefix, vmm)
     }
 
     /// Starts a server as a service manager does, with `files` of these names.
@@ -71,7 +99,7 @@ impl Server {
             "export LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={names}\nexec \"$0\" \"$@\""
         );
         let host = host();
-        let served = Self::command(socket, &host);
+        let served = Self::serve_at(socket, &host);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(served.get_program());
         shell.args(served.get_args()).env("NOTIFY_SOCKET", manager);

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A process that stands for a VMM: it connects, has a thread named as QEMU's, and keeps what it is
 //! sent.
+#![expect(unsafe_code, reason = "a descriptor by number")]
 
 use std::{
     env, fs,
     io::{BufRead, BufReader, Write},
-    os::unix::{fs::FileExt, net::UnixStream},
-    path::Path,
+    os::{
+        fd::FromRawFd,
+        unix::{
+            fs::{FileExt, PermissionsExt},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc::channel,
     thread,
@@ -14,24 +21,26 @@ use std::{
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
+    sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
+/// The number of the socket, for one that `vcpufreq qemu` starts.
+const FD: &str = "VCPUFREQ_TEST_FD";
 /// Of vCPU 0's page.
 const CUR_PERF: u64 = 0x1000;
 const SET_PERF: u64 = 0x1004;
 
 /// What that process does; nothing in any other one.
 pub fn stand_for_one() {
-    let Some(socket) = env::var_os(SOCKET) else {
+    let Some(stream) = connection() else {
         return;
     };
     let (end, vcpu_ends) = channel::<()>();
     let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
     vcpu.spawn(move || vcpu_ends.recv()).unwrap();
-    let stream = UnixStream::connect(socket).unwrap();
     let mut files = Vec::new();
     // Version, number, memory, the server's doorbell, the guest's interrupt.
     for _ in 0..5 {
@@ -62,14 +71,42 @@ pub fn stand_for_one() {
                 end.send(()).unwrap();
                 println!("@ending");
             }
+            ("tell", "pid") => println!("@{}", std::process::id()),
             ("read", at) => println!("@{}", word(at.parse().unwrap())),
             other => panic!("{other:?}"),
         }
     }
 }
 
+/// Its connection to the server, if this process is to stand for a VMM.
+fn connection() -> Option<UnixStream> {
+    if let Ok(number) = env::var(FD) {
+        let number = number.parse().unwrap();
+        // SAFETY: `vcpufreq qemu` has left it open for this process alone.
+        return Some(unsafe { UnixStream::from_raw_fd(number) });
+    }
+    let socket = env::var_os(SOCKET)?;
+    Some(UnixStream::connect(socket).unwrap())
+}
+
+/// A program in `dir` that stands for QEMU before such a process.
+pub fn qemu_in(dir: &Path) -> PathBuf {
+    let program = dir.join("qemu");
+    let itself = env::current_exe().unwrap();
+    let script = format!(
+        "#!/bin/sh\nfor word; do case $word in socket,*fd=*) {FD}=${{word##*fd=}};; esac; done\n\
+         export {FD}\nexec {} --exact vmm_process --nocapture\n",
+        itself.display()
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
 pub struct Vmm {
-    pub process: Child,
+    pub pid: u32,
+    /// Unless `vcpufreq qemu` is its parent.
+    process: Option<Child>,
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
@@ -84,10 +121,24 @@ impl Vmm {
             .spawn()
             .unwrap();
         Self {
+            pid: process.id(),
             ask: process.stdin.take().unwrap(),
             answers: BufReader::new(process.stdout.take().unwrap()),
-            process,
+            process: Some(process),
         }
+    }
+
+    /// That of a `vcpufreq qemu`, which serves it.
+    pub fn of_qemu(prefix: &mut Child) -> Self {
+        let mut vmm = Self {
+            pid: 0,
+            ask: prefix.stdin.take().unwrap(),
+            answers: BufReader::new(prefix.stdout.take().unwrap()),
+            process: None,
+        };
+        assert_eq!(vmm.answer(), "served");
+        vmm.pid = vmm.ask("tell pid").parse().unwrap();
+        vmm
     }
 
     /// One that is served.
@@ -120,7 +171,7 @@ impl Vmm {
 
     /// The pCPUs that the vCPU may run on.
     pub fn pcpus(&self) -> usize {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap();
         let vcpu = tasks.flatten().find(|task| {
             let name = fs::read_to_string(task.path().join("comm"));
             name.is_ok_and(|name| name == "CPU 0/KVM\n")
@@ -133,11 +184,19 @@ impl Vmm {
 
     /// Whether a later server can take it over.
     pub fn is_kept(&self) -> bool {
-        Path::new(&format!("/run/vcpufreq/{}.vm", self.process.id())).exists()
+        Path::new(&format!("/run/vcpufreq/{}.vm", self.pid)).exists()
     }
 
-    pub fn end(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+    /// Kills it, if it doesn't end by itself.
+    pub fn end(&mut self) {
+        let pid = Pid::from_raw(self.pid.try_into().unwrap());
+        kill(pid, Signal::SIGKILL).unwrap();
+        self.ended();
+    }
+
+    /// Waits for its end; whether that was with 0.
+    pub fn ended(&mut self) -> bool {
+        let process = self.process.as_mut();
+        process.is_some_and(|process| process.wait().unwrap().success())
     }
 }
