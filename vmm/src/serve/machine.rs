@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One virtual machine that is served: from the VMM's connection to its end.
 
-use std::{cell::Cell, os::fd::BorrowedFd, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
@@ -12,7 +17,7 @@ use vcpufreq_device::{
     },
     kvm::{
         Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats, Offered, Unconfined,
-        shm::ShmBackend,
+        shm::{AllVcpus, ShmBackend},
     },
 };
 use vmm_sys_util::eventfd::EventFd;
@@ -26,7 +31,7 @@ use crate::{
         host_changes::{HostChanges, put_back_of_dead},
         state::{StateDir, VmmRecord, owner_of},
     },
-    message::warn,
+    message::{chain, warn},
     run::bridge::{Stderr, answer_stats, observe},
     stats::{StatsServer, TimeInState},
     sys,
@@ -42,6 +47,8 @@ pub struct ServedVm {
     vmm: Vmm,
     shared: Shared,
     lost: Arc<EventFd>,
+    all: AllVcpus,
+    is_paused: bool,
     bridge: Bridge,
     stats: Option<StatsServer>,
     events: Option<EventWriter>,
@@ -107,6 +114,8 @@ impl ServedVm {
                 vmm,
                 shared,
                 lost: parts.lost,
+                all: parts.all,
+                is_paused: false,
                 no_groups: parts.no_groups,
                 stats: answer_stats(parts.bridge.handle(), times, None),
                 bridge: parts.bridge,
@@ -137,6 +146,45 @@ impl ServedVm {
     /// The VMM's process.
     pub fn pid(&self) -> u32 {
         self.vmm.pid()
+    }
+
+    /// QEMU's control socket, if the server has one.
+    pub fn control(&self) -> Option<BorrowedFd<'_>> {
+        self.vmm.control.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Hears QEMU at its control socket: a guest that is paused has no request until it goes on, and
+    /// one that was reset has none. A connection that is lost is a warning.
+    pub fn hear(&mut self) {
+        let Some(qmp) = &mut self.vmm.control else {
+            return;
+        };
+        let (is_reset, is_paused) = match qmp.hear() {
+            Ok(is_reset) => (is_reset, qmp.is_paused()),
+            Err(error) => {
+                let is_ending = qmp.is_ending();
+                self.vmm.control = None;
+                // It is lost when QEMU ends, too.
+                if !is_ending && !self.vmm.gone_within(ENDING) {
+                    let (pid, why) = (self.pid(), chain(&error));
+                    warn(&format!(
+                        "process {pid}: its control socket is lost, and with it pauses and resets: {why}"
+                    ));
+                }
+                (false, false)
+            }
+        };
+        // The driver of the new boot comes later than this.
+        if is_reset {
+            self.bridge.handle().reset();
+        }
+        if is_paused != self.is_paused {
+            self.is_paused = is_paused;
+            match is_paused {
+                true => self.all.withdraw(),
+                false => self.all.carry_out(),
+            }
+        }
     }
 
     /// Looks for what no file tells.
@@ -225,6 +273,7 @@ struct Starting<'a> {
 /// What is made once the changes are on record.
 struct Parts {
     lost: Arc<EventFd>,
+    all: AllVcpus,
     bridge: Bridge,
     events: Option<EventWriter>,
     no_groups: Cell<Option<String>>,
@@ -322,7 +371,7 @@ impl Starting<'_> {
         let Shared { memory, bells } = self.shared.clone();
         let backend =
             ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
-        let (lost, all) = (backend.lost(), backend.doorbell_of_all());
+        let (lost, all) = (backend.lost(), backend.all_vcpus());
         let config = BridgeConfig {
             base: 0,
             pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
@@ -354,12 +403,13 @@ impl Starting<'_> {
         }
         let lost = lost.get().cloned().context("the bridge has no worker")?;
         // What a server before this one was asked for.
-        all.write(1).context("the worker can't be woken")?;
+        all.carry_out();
         let by_default = served.actuator == ActuatorChoice::Auto;
         let no_groups = by_default && chosen.kind == ActuatorKind::Thread;
         Ok(Parts {
             no_groups: Cell::new(no_groups.then(|| chosen.reason.clone())),
             lost,
+            all,
             bridge,
             events,
         })

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_device::kvm::shm::{SharedMemory, hand_over, refuse};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::qmp::Qmp;
 use crate::sys;
 
 /// A VMM that has connected, or was taken over.
@@ -30,6 +31,8 @@ pub struct Vmm {
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<Shared>,
+    /// Its control socket, by which its threads were found.
+    pub control: Option<Qmp>,
 }
 
 /// What a VMM and its server both have.
@@ -116,6 +119,7 @@ impl Vmm {
             stream: Some(stream),
             socket: Some(socket),
             inherited: None,
+            control: None,
         })
     }
 
@@ -131,6 +135,7 @@ impl Vmm {
             stream: Some(stream),
             socket: None,
             inherited: None,
+            control: None,
         })
     }
 
@@ -142,6 +147,7 @@ impl Vmm {
             stream: None,
             socket: Some(socket),
             inherited: Some(shared),
+            control: None,
         }
     }
 

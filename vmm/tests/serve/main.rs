@@ -7,6 +7,8 @@
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
 //! - A `vcpufreq qemu` that is killed leaves its VM to a server for that process, and afterwards to
 //!   the next one at this server's socket. Meanwhile no other server gets it.
+//! - While QEMU reports by its control socket that the VM is paused, the VM's request is withdrawn. A
+//!   VM that is reset has none. If the control socket is lost, the VM is served on.
 //! - With a service manager, it does so from the files that this one has kept.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
@@ -21,6 +23,7 @@ mod vmm;
 
 use std::{
     fs::File,
+    io::Write as _,
     os::{
         fd::OwnedFd,
         unix::net::{UnixDatagram, UnixListener, UnixStream},
@@ -140,6 +143,50 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
     vmm.end();
     let totals = server.hear("has ended");
     assert!(totals.contains("requests 1,") && !vmm.is_kept(), "{totals}");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Server::start_by(&socket, &path);
+    server.hear("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let (mut qmp, _) = listener.accept().unwrap();
+    let thread = vmm.vcpu();
+    let mut report = |line: &str| writeln!(qmp, "{line}").unwrap();
+    report("{\"QMP\": {}}\n{\"return\": {}}");
+    report(&format!(
+        "{{\"return\": [{{\"cpu-index\": 0, \"thread-id\": {thread}}}]}}"
+    ));
+    report("{\"return\": {\"running\": true}}");
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    let asks = |khz| wait_until("it is the request", || server.asked() == khz);
+    vmm.ask("request 700000");
+    asks(Some(700_000));
+    report("{\"event\": \"STOP\"}");
+    asks(None);
+    // As by a snapshot that is loaded.
+    vmm.ask("request 800000");
+    report("{\"event\": \"RESUME\"}");
+    asks(Some(800_000));
+    report("{\"event\": \"RESET\"}");
+    asks(None);
+    assert_eq!(vmm.set_perf(), 0);
+    vmm.ask("request 500000");
+    asks(Some(500_000));
+    report("{\"event\": \"STOP\"}");
+    asks(None);
+    drop(qmp);
+    server.hear("control socket is lost");
+    asks(Some(500_000));
+    vmm.end();
+    server.hear("has ended");
     server.end(Signal::SIGTERM);
 }
 

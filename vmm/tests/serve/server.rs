@@ -20,6 +20,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use vcpufreq_device::fakes::FakeHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -74,6 +75,13 @@ impl Server {
         let host = host();
         let mut command = Self::serve_at(socket, &host);
         Self::spawn(command.arg(format!("--pid={pid}")), host)
+    }
+
+    /// One that finds threads by the control socket at `qmp`.
+    pub fn start_by(socket: &Path, qmp: &Path) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host);
+        Self::spawn(command.arg("--qmp").arg(qmp), host)
     }
 
     /// `vcpufreq qemu`, with a VMM that it serves.
@@ -143,6 +151,15 @@ impl Server {
         let server = Self::start(socket);
         server.hear("waits at");
         (server, Vmm::served_at(socket))
+    }
+
+    /// The request of its VM that is in force, kHz.
+    pub fn asked(&self) -> Option<u64> {
+        let pid = self.process.id().to_string();
+        let mut stats = Command::new(PROGRAM);
+        let stats = stats.args(["stats", &pid, "--json"]).output().unwrap();
+        let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
+        stats["vcpus"][0]["asks_khz"].as_u64()
     }
 
     /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll

@@ -169,15 +169,24 @@ impl Vmm {
         self.ask(&format!("read {CUR_PERF}")).parse().unwrap()
     }
 
-    /// The pCPUs that the vCPU may run on.
-    pub fn pcpus(&self) -> usize {
+    /// The thread of its vCPU.
+    pub fn vcpu(&self) -> Pid {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap();
         let vcpu = tasks.flatten().find(|task| {
             let name = fs::read_to_string(task.path().join("comm"));
             name.is_ok_and(|name| name == "CPU 0/KVM\n")
         });
-        let tid = vcpu.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        let allowed = sched_getaffinity(Pid::from_raw(tid)).unwrap();
+        let tid = vcpu.unwrap().file_name();
+        Pid::from_raw(tid.to_str().unwrap().parse().unwrap())
+    }
+
+    pub fn set_perf(&mut self) -> u32 {
+        self.ask(&format!("read {SET_PERF}")).parse().unwrap()
+    }
+
+    /// The pCPUs that the vCPU may run on.
+    pub fn pcpus(&self) -> usize {
+        let allowed = sched_getaffinity(self.vcpu()).unwrap();
         let count = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true));
         count.count()
     }
