@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use vcpufreq_device::kvm::MmioDevice as _;
 use vcpufreq_device::kvm::fuzzing::ShmRequests;
 use vcpufreq_device::kvm::ioeventfd::RequestQueue as _;
-use vcpufreq_device::kvm::shm::{SharedMemory, ShmRegion};
+use vcpufreq_device::kvm::shm::{AllVcpus, SharedMemory, ShmRegion};
 use vcpufreq_device::{MmioRegion, VcpuId};
 use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -90,7 +90,7 @@ struct Server {
     requests: ShmRequests,
     region: ShmRegion,
     bells: Arc<[EventFd]>,
-    all: Arc<EventFd>,
+    all: AllVcpus,
     /// What the guest's loads and stores reach.
     guest: MmapRegion,
 }
@@ -103,7 +103,7 @@ impl Server {
         let file = FileOffset::new(File::from(file), 0);
         let bell = || EventFd::new(nix::libc::EFD_NONBLOCK).expect("an eventfd");
         let bells: Arc<[EventFd]> = VCPUS.map(|_| bell()).into();
-        let all = Arc::new(bell());
+        let all = AllVcpus::new().expect("an eventfd");
         Self {
             requests: ShmRequests::new(memory.clone(), bells.clone(), all.clone()),
             region: ShmRegion::new(memory, Arc::new(MmioRegion::new(device.clone()))),
@@ -192,7 +192,7 @@ fn step(server: &Server, model: &mut Model, (what, vcpu, offset, value): (u8, us
             server.check_described();
         }
         6 => {
-            let _ = server.all.write(1);
+            server.all.carry_out();
             requests.drain_one(VCPUS.len(), device);
             let asking = |vcpu: &usize| model.requested[*vcpu] != 0;
             let asking: Vec<_> = (0..VCPUS.len()).filter(asking).collect();

@@ -226,6 +226,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             page.selected.store(0, Relaxed);
             self.show_selected(vcpu);
         }
+        self.withdraw();
+    }
+
+    /// Takes all requests back.
+    pub fn withdraw(&self) {
         for domain in &self.domains {
             if let Some(newest) = domain.newest().filter(Request::asks) {
                 let khz = Khz(0);

@@ -19,8 +19,10 @@ const SUFFIX: &str = ".vm";
 pub struct KeptVm {
     /// The VMM.
     pub vmm: Owner,
-    /// The socket that it has connected to.
-    pub socket: PathBuf,
+    /// The server that has served it last.
+    pub server: Owner,
+    /// That server's socket; none if it was `vcpufreq qemu`.
+    pub socket: Option<PathBuf>,
     /// Device and inode of its memory.
     pub memory: (u64, u64),
     /// The `eventfd-id` of each vCPU's doorbell.
@@ -123,7 +125,8 @@ mod tests {
         let dir = StateDir::at(host.root().path(ROOT_DIR));
         let vm = KeptVm {
             vmm: owner_of(&host.root(), 7).unwrap(),
-            socket: "/run/a".into(),
+            server: owner_of(&host.root(), 7).unwrap(),
+            socket: Some("/run/a".into()),
             memory: (1, 2),
             bells: vec![8, 9],
         };

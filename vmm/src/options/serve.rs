@@ -34,8 +34,8 @@ pub struct ListenArgs {
     /// The process that is served; others are refused
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
-    /// QEMU's control socket (-qmp), which tells the vCPUs' threads [default:
-    /// by the threads' names]
+    /// QEMU's control socket (-qmp), which tells the vCPUs' threads, pauses
+    /// and resets [default: by the threads' names]
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
 }

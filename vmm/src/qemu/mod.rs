@@ -31,7 +31,7 @@ use crate::{
     options::serve::QemuArgs,
     serve::{
         Connection, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm,
-        Vmm, wait,
+        Vmm, forget, wait,
     },
 };
 use command::QemuCommand;
@@ -166,8 +166,9 @@ impl Supervisor<'_> {
     }
 }
 
+/// Also of a QEMU that goes on: this program waits for it, and no other server takes it over.
 fn end(machine: ServedVm) -> anyhow::Result<()> {
-    machine.end().map(drop)
+    machine.end().map(|vmm| forget(&vmm))
 }
 
 /// A terminal sends its signals to QEMU too; twice does no harm.

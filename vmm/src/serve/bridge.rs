@@ -11,12 +11,16 @@ use vcpufreq_device::{
     host::{self, HostActuator, SysfsSource, Tid},
     kvm::{
         Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered,
-        Unconfined, shm::ShmBackend,
+        Unconfined,
+        shm::{AllVcpus, ShmBackend},
     },
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{ERROR, Served, Shared, vm_process::ServerEnd};
+use super::{
+    ERROR, Served, Shared,
+    vm_process::{Next, Order, ServerEnd},
+};
 use crate::{
     config::resolve,
     events::{EventReport, EventWriter},
@@ -53,6 +57,7 @@ struct Running {
     stats: Option<StatsServer>,
     events: Option<EventWriter>,
     lost: Arc<EventFd>,
+    all: AllVcpus,
 }
 
 impl BridgePlan<'_> {
@@ -74,11 +79,16 @@ impl BridgePlan<'_> {
             confined.sandbox.enter_last(self.limits())?;
         }
         server.ready()?;
-        if !server.wait(sys::file_of(&running.lost))? {
-            // The thread has ended in a panic, which was reported.
-            std::process::exit(ERROR.into());
+        loop {
+            match server.next(sys::file_of(&running.lost))? {
+                // The thread has ended in a panic, which was reported.
+                Next::Lost => std::process::exit(ERROR.into()),
+                Next::End => return end(running),
+                Next::Order(Order::CarryOut) => running.all.carry_out(),
+                Next::Order(Order::Withdraw) => running.all.withdraw(),
+                Next::Order(Order::StartAnew) => running.bridge.handle().reset(),
+            }
         }
-        end(running)
     }
 
     fn sandbox(&self) -> anyhow::Result<Option<Sandbox>> {
@@ -111,7 +121,7 @@ impl BridgePlan<'_> {
         let Shared { memory, bells } = self.shared.clone();
         let backend =
             ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
-        let (lost, all) = (backend.lost(), backend.doorbell_of_all());
+        let (lost, all) = (backend.lost(), backend.all_vcpus());
         let confinement: Arc<dyn Confinement> = match confined {
             Some(confined) => confined.clone(),
             None => Arc::new(Unconfined),
@@ -135,7 +145,7 @@ impl BridgePlan<'_> {
         self.take_threads(&bridge)?;
         let lost = lost.get().cloned().context("the bridge has no worker")?;
         // What a server before this one was asked for.
-        all.write(1).context("the worker can't be woken")?;
+        all.carry_out();
         let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
         let times = TimeInState::start(&served.host, pins);
         Ok(Running {
@@ -143,6 +153,7 @@ impl BridgePlan<'_> {
             bridge,
             events,
             lost,
+            all,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use std::{
     cell::Cell,
-    os::fd::{AsRawFd as _, BorrowedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     time::Duration,
 };
 
@@ -17,8 +17,12 @@ use vcpufreq_device::{
 };
 
 use super::{
-    Served, Shared, Vmm, bridge::BridgePlan, groups::SeenGroups, takeover, threads::FoundThreads,
-    vm_process::VmProcess,
+    Served, Shared, Vmm,
+    bridge::BridgePlan,
+    groups::SeenGroups,
+    takeover,
+    threads::FoundThreads,
+    vm_process::{Order, VmProcess},
 };
 use crate::{
     config::resolve,
@@ -26,7 +30,7 @@ use crate::{
         host_changes::{HostChanges, put_back_of_dead},
         state::{StateDir, VmmRecord, owner_of},
     },
-    message::warn,
+    message::{chain, warn},
 };
 
 /// How long a VMM may take to take what it is sent.
@@ -39,6 +43,7 @@ pub struct ServedVm {
     vmm: Vmm,
     shared: Shared,
     process: VmProcess,
+    is_paused: bool,
     changes: HostChanges,
     groups: Option<SeenGroups>,
     /// Why its vCPUs have no cgroups, until that is reported.
@@ -97,6 +102,7 @@ impl ServedVm {
                 vmm,
                 shared,
                 process: parts.process,
+                is_paused: false,
                 changes: parts.changes,
                 groups: parts.groups,
                 no_groups: parts.no_groups,
@@ -126,6 +132,45 @@ impl ServedVm {
     /// The VMM's process.
     pub fn pid(&self) -> u32 {
         self.vmm.pid()
+    }
+
+    /// QEMU's control socket, if the server has one.
+    pub fn control(&self) -> Option<BorrowedFd<'_>> {
+        self.vmm.control.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Hears QEMU at its control socket: a guest that is paused has no request until it goes on, and
+    /// one that was reset has none. A connection that is lost is a warning.
+    pub fn hear(&mut self) {
+        let Some(qmp) = &mut self.vmm.control else {
+            return;
+        };
+        let (is_reset, is_paused) = match qmp.hear() {
+            Ok(is_reset) => (is_reset, qmp.is_paused()),
+            Err(error) => {
+                let is_ending = qmp.is_ending();
+                self.vmm.control = None;
+                // It is lost when QEMU ends, too.
+                if !is_ending && !self.vmm.gone_within(ENDING) {
+                    let (pid, why) = (self.pid(), chain(&error));
+                    warn(&format!(
+                        "process {pid}: its control socket is lost, and with it pauses and resets: {why}"
+                    ));
+                }
+                (false, false)
+            }
+        };
+        // The driver of the new boot comes later than this.
+        if is_reset {
+            self.process.send(Order::StartAnew);
+        }
+        if is_paused != self.is_paused {
+            self.is_paused = is_paused;
+            self.process.send(match is_paused {
+                true => Order::Withdraw,
+                false => Order::CarryOut,
+            });
+        }
     }
 
     /// Looks for what no file tells.
@@ -199,6 +244,8 @@ impl Starting<'_> {
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
             put_back_of_dead(&StateDir::of_user()?, &HostRoot::default(), warn)?;
+            // From now on the VM is this server's.
+            takeover::keep(self.vmm, self.shared)?;
         }
         self.describe()?;
         let (served, pid) = (self.served, self.vmm.pid());

@@ -47,6 +47,7 @@ pub use refusals::Refusals;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
+pub use takeover::forget;
 pub use vmm::{Connection, Shared, Vmm};
 
 /// The exit code when a VM is left without its bridge.
@@ -87,10 +88,9 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     // Before any thread is made, so that all of them leave the signals alone.
     let signals = EndSignals::take().context("can't wait for signals")?;
     let path = listen.socket.as_deref();
-    let socket = Socket::open(path, allowed.clone(), &mut handed.files)?;
+    let socket = Socket::open(path, allowed, &mut handed.files)?;
     warn(&served.likeness);
-    let mut taken_over = takeover::find(socket.path(), served.vcpus.len(), &handed.files)?;
-    taken_over.retain(|vmm| allowed.is_pid(vmm.pid()));
+    let taken_over = takeover::find(&socket, served.vcpus.len(), &handed.files)?;
     takeover::discard_ended(&handed.names)?;
     // A VM that was taken over has copies of its files.
     drop(handed);

@@ -169,7 +169,11 @@ impl PendingVmms {
                 "it has ended".to_owned()
             } else {
                 match threads {
-                    Ok(Some(threads)) => return Some((self.all.remove(index).vmm, threads)),
+                    Ok(Some(threads)) => {
+                        let mut found = self.all.remove(index);
+                        found.vmm.control = found.qmp.and_then(|asked| asked.qmp.ok());
+                        return Some((found.vmm, threads));
+                    }
                     Err(error) => chain(&error),
                     Ok(None) if candidate.is_idle(&served.host) => {
                         candidate.lacks(served.vcpus.len())

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which threads run a VM's vCPUs, by QEMU's control socket (QMP). QEMU before 11 names its threads
-//! with `-name debug-threads=on` only.
+//! QEMU's control socket (QMP): which threads run a VM's vCPUs, and whether they run. QEMU before 11
+//! names its threads with `-name debug-threads=on` only.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
     path::{Path, PathBuf},
 };
 
@@ -13,16 +16,46 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use serde::Deserialize;
 use vcpufreq_device::host::{HostRoot, Tid};
 
-/// QEMU carries out the second once it has carried out the first.
-const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n";
+/// QEMU carries out each once it has carried out the one before.
+const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n\
+    {\"execute\":\"query-status\"}\n";
 /// More than QEMU writes of 512 vCPUs.
 const MOST: usize = 1 << 20;
 
-/// A question to QEMU that it may not have answered yet.
+/// More than a line has behind that answer: the VM's status, or an event.
+const LINE: usize = 64 << 10;
+
+/// A connection to QEMU, and a question that it may not have answered yet.
 pub struct Qmp {
     path: PathBuf,
     stream: UnixStream,
     said: Vec<u8>,
+    paused: bool,
+    ending: bool,
+}
+
+/// A line behind the answer.
+#[derive(Deserialize)]
+struct Notice {
+    event: Option<VmEvent>,
+    #[serde(rename = "return")]
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum VmEvent {
+    Stop,
+    Resume,
+    Reset,
+    Shutdown,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    running: bool,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +107,8 @@ impl Qmp {
             path: path.to_owned(),
             stream,
             said: Vec::new(),
+            paused: false,
+            ending: false,
         })
     }
 
@@ -112,6 +147,51 @@ impl Qmp {
         format!("{path} doesn't answer; disconnect other programs from it, or correct --qmp")
     }
 
+    /// Whether QEMU has paused the VM, as far as it was heard.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether QEMU has reported that it ends. To give its memory back may take it long.
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// Hears on, behind [`Self::vcpu_threads`]; whether the VM was reset. It reads once: what QEMU
+    /// writes beyond that is the next call's.
+    ///
+    /// # Errors
+    /// When QEMU has closed the connection, or writes something else than QMP.
+    pub fn hear(&mut self) -> anyhow::Result<bool> {
+        let mut part = [0; 4096];
+        match self.stream.read(&mut part) {
+            Ok(0) => bail!("QEMU has closed the connection"),
+            Ok(read) => self.said.extend_from_slice(&part[..read]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        let end = self.said.iter().rposition(|byte| *byte == b'\n');
+        let whole: Vec<_> = self.said.drain(..end.map_or(0, |end| end + 1)).collect();
+        if self.said.len() > LINE {
+            bail!("a line of QEMU's has no end");
+        }
+        let mut is_reset = false;
+        for line in whole.split_inclusive(|byte| *byte == b'\n') {
+            let notice: Notice = serde_json::from_slice(line).context("this isn't QMP")?;
+            match notice.event {
+                Some(VmEvent::Stop) => self.paused = true,
+                Some(VmEvent::Resume) => self.paused = false,
+                Some(VmEvent::Reset) => is_reset = true,
+                Some(VmEvent::Shutdown) => self.ending = true,
+                Some(VmEvent::Other) | None => {}
+            }
+            if let Some(Status { running }) = notice.status {
+                self.paused = !running;
+            }
+        }
+        Ok(is_reset)
+    }
+
     fn answer(&mut self) -> anyhow::Result<Option<Vec<Cpu>>> {
         let mut part = [0; 4096];
         loop {
@@ -127,12 +207,15 @@ impl Qmp {
         }
         // The last one may not have come whole.
         let lines = self.said.split_inclusive(|byte| *byte == b'\n');
+        let mut read = 0;
         for line in lines.filter(|line| line.ends_with(b"\n")) {
+            read += line.len();
             let line: QmpLine = serde_json::from_slice(line).context("this isn't QMP")?;
             if let Some(Refusal { desc }) = line.error {
                 bail!("QEMU doesn't list its vCPUs: {desc}");
             }
             if let Some(Answer::Cpus(cpus)) = line.answer {
+                self.said.drain(..read);
                 return Ok(Some(cpus));
             }
         }
@@ -140,9 +223,16 @@ impl Qmp {
     }
 }
 
+impl AsFd for Qmp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    //! What QEMU writes in parts is put together, and what isn't this VM's is refused.
+    //! What QEMU writes in parts is put together, and what isn't this VM's is refused. A peer that
+    //! isn't QEMU costs a bounded memory.
     use std::os::unix::net::UnixListener;
 
     use vcpufreq_device::fakes::FakeHost;
@@ -182,6 +272,69 @@ mod tests {
         let none = Ok(None);
         let all = Ok(Some(vec![8, 9]));
         assert_eq!(found, [none.clone(), none.clone(), none.clone(), none, all]);
+    }
+
+    /// Connected, and QEMU's end.
+    fn connected() -> (Qmp, UnixStream) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qmp = Qmp::ask(&path).unwrap();
+        (qmp, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn pauses_and_resets_are_heard() {
+        let (mut qmp, mut qemu) = connected();
+        // Each part, whether the VM is paused then, and whether it was reset.
+        for (part, heard) in [
+            ("", (false, false)),
+            (
+                "{\"return\": {\"running\": false, \"status\": \"paused\"}}\r\n",
+                (true, false),
+            ),
+            (
+                "{\"event\": \"RESUME\", \"timestamp\": {}}\r\n{\"ev",
+                (false, false),
+            ),
+            ("ent\": \"STOP\"}\r\n", (true, false)),
+            (
+                "{\"event\": \"RTC_CHANGE\", \"data\": {}}\r\n",
+                (true, false),
+            ),
+            (
+                "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\r\n",
+                (true, false),
+            ),
+            (
+                "{\"event\": \"RESET\"}\r\n{\"event\": \"RESUME\"}\r\n",
+                (false, true),
+            ),
+        ] {
+            qemu.write_all(part.as_bytes()).unwrap();
+            let is_reset = qmp.hear().unwrap();
+            assert_eq!((qmp.is_paused(), is_reset), heard, "{part}");
+        }
+        qemu.write_all(b"{\"event\": \"SHUTDOWN\"}\n").unwrap();
+        assert!(!qmp.is_ending() && qmp.hear().is_ok() && qmp.is_ending());
+        drop(qemu);
+        assert!(qmp.hear().is_err());
+    }
+
+    #[test]
+    fn what_is_no_event_ends_the_hearing() {
+        let (mut qmp, mut qemu) = connected();
+        qemu.write_all(b"[[[[\n").unwrap();
+        assert!(qmp.hear().unwrap_err().to_string().contains("isn't QMP"));
+        let (mut qmp, mut qemu) = connected();
+        let error = loop {
+            qemu.write_all(&[b'['; 4096]).unwrap();
+            if let Err(error) = qmp.hear() {
+                break error;
+            }
+            assert!(qmp.said.len() <= LINE);
+        };
+        assert!(error.to_string().contains("no end"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //! The server at work: VMMs come to its socket, the first that has its vCPUs is served, and others
 //! are refused until that one ends.
 
-use std::{os::fd::AsFd, time::Instant};
+use std::{
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
 use vcpufreq_device::host::Tid;
 
@@ -11,6 +14,10 @@ use super::{
     Vmm, WORKER_DIED, wait,
 };
 use crate::message::{chain, warn};
+
+/// How often QEMU is heard at most: one that writes without an end neither keeps the server busy nor
+/// lets others wait.
+const HEAR_EVERY: Duration = Duration::from_millis(10);
 
 /// What is there as long as the server.
 pub struct Server {
@@ -80,11 +87,11 @@ impl Server {
             None
         };
         loop {
-            let machine = match ServedVm::start(&self.served, vmm, threads) {
+            let mut machine = match ServedVm::start(&self.served, vmm, threads) {
                 Ok(machine) => machine,
                 Err(error) => return failed(error),
             };
-            let why = self.until_end(&machine, refusals);
+            let why = self.until_end(&mut machine, refusals);
             vmm = match machine.end() {
                 Ok(vmm) => vmm,
                 // The record has what is left. The guardian puts it back when this process ends.
@@ -103,14 +110,11 @@ impl Server {
     }
 
     /// Waits for the end of a VMM, and refuses others meanwhile.
-    fn until_end(&self, machine: &ServedVm, refusals: &mut Refusals) -> nix::Result<End> {
-        let files: Vec<_> = [machine.lost()]
-            .into_iter()
-            .chain(machine.ends())
-            .chain([self.socket.as_fd()])
-            .collect();
-        let others = files.len() - 1;
+    fn until_end(&self, machine: &mut ServedVm, refusals: &mut Refusals) -> nix::Result<End> {
         let mut next_look = Instant::now() + LOOK_EVERY;
+        // What came with the answer about threads.
+        machine.hear();
+        let mut next_hearing = Instant::now();
         loop {
             let now = Instant::now();
             if now >= next_look {
@@ -120,7 +124,18 @@ impl Server {
                     Fate::Ended => return Ok(End::Vm),
                 }
             }
-            match wait(&self.signals, &files, Some(next_look - now))? {
+            let until = match next_hearing > now {
+                true => next_look.min(next_hearing),
+                false => next_look,
+            };
+            let control = machine.control().filter(|_| now >= next_hearing);
+            let mut files = vec![machine.lost()];
+            files.extend(machine.ends());
+            let ends = files.len();
+            files.extend(control);
+            let others = files.len();
+            files.push(self.socket.as_fd());
+            match wait(&self.signals, &files, Some(until - now))? {
                 Ready::Nothing => {}
                 Ready::File(0) => {
                     warn(WORKER_DIED);
@@ -132,6 +147,10 @@ impl Server {
                         Ok(other) => other_is_served(other.pid(), machine.pid()),
                         Err(error) => not_served(error),
                     });
+                }
+                Ready::File(index) if index == ends => {
+                    machine.hear();
+                    next_hearing = now + HEAR_EVERY;
                 }
                 // A VMM sends nothing: it has closed the connection, or has ended.
                 Ready::File(_) => return Ok(End::Vm),

@@ -146,6 +146,11 @@ impl Socket {
         &self.path
     }
 
+    /// Whose VMM may connect.
+    pub fn allowed(&self) -> &Allowed {
+        &self.allowed
+    }
+
     /// Takes the VMM that has connected.
     pub fn accept(&self) -> anyhow::Result<Vmm> {
         let (stream, _) = self

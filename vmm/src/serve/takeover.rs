@@ -22,6 +22,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     manager,
+    socket::Socket,
     vmm::{Connection, Shared, Vmm},
 };
 use crate::{
@@ -43,22 +44,21 @@ fn store_name(pid: u32) -> String {
     format!("{STORED}{pid}")
 }
 
-/// Lets a later server take `vmm` over, which is about to get `shared`.
+/// Lets a later server take `vmm` over, which has `shared` or is about to get it.
 ///
 /// # Errors
 /// When procfs doesn't show the VMM, the kernel doesn't number eventfds (before Linux 5.2), or the
 /// record can't be written.
 pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
-    let Some(socket) = &vmm.socket else {
-        return Ok(());
-    };
+    let host = HostRoot::default();
     let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
     let bells = shared.bells.iter();
     let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())));
     let bells: Option<Vec<_>> = bells.collect();
     StateDir::of_user()?.write_vm(&KeptVm {
-        vmm: owner_of(&HostRoot::default(), vmm.pid())?,
-        socket: socket.clone(),
+        vmm: owner_of(&host, vmm.pid())?,
+        server: owner_of(&host, std::process::id())?,
+        socket: vmm.socket.clone(),
         memory: (memory.dev(), memory.ino()),
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
     })
@@ -82,12 +82,13 @@ pub fn store(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
 
 /// No later server takes `vmm` over. It has ended, or has lost its device or a vCPU.
 pub fn forget(vmm: &Vmm) {
-    if vmm.socket.is_none() {
-        return;
-    }
+    let discard = || match vmm.socket {
+        Some(_) => manager::discard(&store_name(vmm.pid())),
+        None => Ok(()),
+    };
     let done = StateDir::of_user()
         .and_then(|dir| Ok(dir.remove_vm(vmm.pid())?))
-        .and_then(|()| manager::discard(&store_name(vmm.pid())));
+        .and_then(|()| discard());
     if let Err(error) = done {
         warn(&chain(&error));
     }
@@ -106,17 +107,20 @@ pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
     ended.try_for_each(|name| manager::discard(name))
 }
 
-/// The VMMs that have connected to `socket` of an earlier server of VMs of `vcpus` vCPUs, and run.
-/// Each that can't be taken over is a warning.
+/// The VMMs that have connected to `socket` of an earlier server of VMs of `vcpus` vCPUs, and run;
+/// and that of a `vcpufreq qemu`, if it is the only process that `socket` allows. Each that can't be
+/// taken over is a warning.
 ///
 /// # Errors
 /// When the records can't be read.
-pub fn find(socket: &Path, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<Vmm>> {
-    let host = HostRoot::default();
-    let mut kept = StateDir::of_user()?.kept(&host)?;
-    kept.retain(|vm| vm.socket == socket);
+pub fn find(socket: &Socket, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<Vmm>> {
+    let mut kept = StateDir::of_user()?.kept(&HostRoot::default())?;
+    kept.retain(|vm| match &vm.socket {
+        Some(path) => path == socket.path() && socket.allowed().is_pid(vm.vmm.pid),
+        None => socket.allowed().pid == Some(vm.vmm.pid),
+    });
     let taken = kept.into_iter().filter_map(|vm| {
-        let taken = take_over(&host, &vm, vcpus, handed);
+        let taken = take_over(socket, &vm, vcpus, handed);
         let pid = vm.vmm.pid;
         let failed = |error: &anyhow::Error| {
             warn(&format!("process {pid} isn't taken over: {}", chain(error)));
@@ -127,11 +131,17 @@ pub fn find(socket: &Path, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<V
 }
 
 fn take_over(
-    host: &HostRoot,
+    socket: &Socket,
     vm: &KeptVm,
     vcpus: usize,
     handed: &[OwnedFd],
 ) -> anyhow::Result<Vmm> {
+    let host = HostRoot::default();
+    let host = KernelHost::from(&host);
+    // At a socket no two servers can be.
+    if vm.socket.is_none() && vm.server.status(&host) == OwnerStatus::InUse {
+        bail!("process {} serves it", vm.server.pid);
+    }
     let count = vm.bells.len();
     if count != vcpus {
         bail!("it has {count} vCPUs; start the server with --cpus {count}");
@@ -139,7 +149,7 @@ fn take_over(
     let pid = vm.vmm.pid;
     let process = sys::pidfd_open(pid).context("it can't be watched")?;
     // The number was still its own when the file was opened.
-    if vm.vmm.status(&KernelHost::from(host)) != OwnerStatus::InUse {
+    if vm.vmm.status(&host) != OwnerStatus::InUse {
         bail!("it has ended");
     }
     let files = match Files::among(vm, handed)? {
@@ -152,7 +162,7 @@ fn take_over(
         file.try_clone()
             .map(|file| Connection::resumed(file.into()))
     });
-    let mut vmm = Vmm::taken_over(process, pid, vm.socket.clone(), shared);
+    let mut vmm = Vmm::taken_over(process, pid, socket.path().to_owned(), shared);
     vmm.stream = stream.transpose().context("no more open files")?;
     Ok(vmm)
 }
@@ -284,7 +294,8 @@ mod tests {
         let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())).unwrap());
         let vm = KeptVm {
             vmm: owner_of(&host, pid).unwrap(),
-            socket: "/run/a".into(),
+            server: owner_of(&host, pid).unwrap(),
+            socket: None,
             memory: id_of(&shared),
             bells: bells.collect(),
         };

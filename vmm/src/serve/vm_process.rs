@@ -3,7 +3,7 @@
 //! rights by then.
 //!
 //! ```text
-//! server ── fork ──▶ bridge ─▶ sandbox ─▶ "ready" ─▶ requests ... ◀─ end of file ─▶ counts
+//! server ── fork ──▶ bridge ─▶ sandbox ─▶ "ready" ─▶ requests ... ◀─ orders, end of file ─▶ counts
 //! ```
 //! The server keeps record, guardian and the VMM's connection. The kernel kills the process when
 //! the server ends.
@@ -14,7 +14,7 @@ use std::{
     fs, io,
     net::Shutdown,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::net::UnixDatagram,
     },
     panic::{AssertUnwindSafe, catch_unwind},
@@ -29,15 +29,16 @@ use nix::{
     sys::{
         prctl::set_pdeathsig,
         signal::{Signal, kill},
+        socket::{MsgFlags, send},
         wait::{WaitStatus, waitpid},
     },
-    unistd::{ForkResult, Pid, close, fork, getpid, getppid},
+    unistd::{ForkResult, Pid, close, fork, getpid, getppid, read},
 };
 
 use super::ERROR;
 use crate::{
     message::{chain, warn},
-    sys::{message_sockets, uninterrupted},
+    sys::{message_sockets, pidfd_open, uninterrupted},
 };
 
 /// The message that the bridge is in force. Another one instead is an error's text, and the one
@@ -51,6 +52,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// The process, seen from the server.
 pub struct VmProcess {
     pid: Pid,
+    /// Readable when it has ended.
+    process: OwnedFd,
     socket: UnixDatagram,
     is_waited_for: bool,
 }
@@ -61,9 +64,35 @@ pub struct ServerEnd {
     is_ready: Cell<bool>,
 }
 
+/// What the server has the process do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Carry out what each vCPU has requested.
+    CarryOut,
+    /// Withdraw all requests until [`Self::CarryOut`].
+    Withdraw,
+    /// Begin with a guest that starts anew.
+    StartAnew,
+}
+
+impl Order {
+    const ALL: [Self; 3] = [Self::CarryOut, Self::Withdraw, Self::StartAnew];
+}
+
+/// What a process does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// No thread carries out requests any more.
+    Lost,
+    /// The server wants this done.
+    Order(Order),
+    /// The bridge is to end.
+    End,
+}
+
 impl VmProcess {
     /// Forks, and has `bridge` run in the new process, with the sockets of `keep` alone. It calls
-    /// [`ServerEnd::ready`], and at [`ServerEnd::wait`]'s return ends and returns what it counted.
+    /// [`ServerEnd::ready`], and at [`Next::End`] ends and returns what it counted.
     ///
     /// # Errors
     /// What `bridge` returned before it was ready; when this process has other threads, or as
@@ -95,6 +124,8 @@ impl VmProcess {
                 drop(other);
                 let process = Self {
                     pid: child,
+                    process: pidfd_open(child.as_raw().cast_unsigned())
+                        .context("the VM's process can't be watched")?,
                     socket: own,
                     is_waited_for: false,
                 };
@@ -116,7 +147,18 @@ impl VmProcess {
 
     /// A file that is readable when the process has ended.
     pub fn lost(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.process.as_fd()
+    }
+
+    /// Gives it an order.
+    pub fn send(&self, order: Order) {
+        // Fails for a process that has died, or has many orders before it: it carries out no request
+        // either then.
+        let _ = send(
+            self.socket.as_raw_fd(),
+            &[order as u8],
+            MsgFlags::MSG_DONTWAIT,
+        );
     }
 
     /// Has it end its bridge, and waits for that; what the bridge has counted.
@@ -126,10 +168,9 @@ impl VmProcess {
     pub fn end(mut self) -> anyhow::Result<String> {
         // Fails for one that has died.
         let _ = self.socket.shutdown(Shutdown::Write);
-        self.socket.set_read_timeout(Some(ENDS_WITHIN))?;
-        let mut message = [0; MESSAGE];
-        let bytes = uninterrupted(|| self.socket.recv(&mut message));
-        if bytes.is_err() {
+        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        let within = PollTimeout::try_from(ENDS_WITHIN).unwrap_or(PollTimeout::MAX);
+        if uninterrupted(|| Ok(poll(&mut ended, within)?))? == 0 {
             self.kill();
         }
         match self.wait()? {
@@ -138,8 +179,10 @@ impl VmProcess {
             WaitStatus::Signaled(_, signal, _) => bail!("its process was ended by {signal}"),
             status => bail!("its process has ended: {status:?}"),
         }
+        let mut message = [0; MESSAGE];
+        let bytes = uninterrupted(|| self.socket.recv(&mut message))?;
         // A guest may have taken the process over: no text of its choice goes to a terminal.
-        let text = String::from_utf8_lossy(&message[..bytes?]).into_owned();
+        let text = String::from_utf8_lossy(&message[..bytes]).into_owned();
         let is_plain = |char: char| char.is_ascii_alphanumeric() || [' ', ','].contains(&char);
         ensure!(text.chars().all(is_plain), "its process sent no counts");
         Ok(text)
@@ -181,19 +224,25 @@ impl ServerEnd {
         self.socket.send(READY).map(drop)
     }
 
-    /// Waits until the server ends it; false when `lost` is readable before.
+    /// Waits for what comes next; `lost` is readable when no thread carries out requests any more.
     ///
     /// # Errors
     /// As poll(2).
-    pub fn wait(&self, lost: BorrowedFd<'_>) -> nix::Result<bool> {
+    pub fn next(&self, lost: BorrowedFd<'_>) -> anyhow::Result<Next> {
         let files = [lost, self.socket.as_fd()];
         let mut files = files.map(|file| PollFd::new(file, PollFlags::POLLIN));
-        loop {
-            match poll(&mut files, PollTimeout::NONE) {
-                Err(Errno::EINTR) => {}
-                waited => return waited.map(|_| files[0].any() != Some(true)),
-            }
+        while let Err(error) = poll(&mut files, PollTimeout::NONE) {
+            ensure!(error == Errno::EINTR, error);
         }
+        if files[0].any() == Some(true) {
+            return Ok(Next::Lost);
+        }
+        let mut order = [0];
+        // recv(2) is no call of a confined thread.
+        let bytes = uninterrupted(|| Ok(read(&self.socket, &mut order)?))?;
+        let mut all = Order::ALL.into_iter();
+        let order = all.find(|known| bytes == 1 && *known as u8 == order[0]);
+        Ok(order.map_or(Next::End, Next::Order))
     }
 }
 
@@ -211,20 +260,20 @@ fn in_process(
             ensure!(getppid() == server, "the server has ended");
             close_others(keep)
         });
-    let send = |text: &str| {
+    let report = |text: &str| {
         // If the server has ended, it is of no use.
         let _ = end.socket.send(&text.as_bytes()[..text.len().min(MESSAGE)]);
     };
     match begun.and_then(|()| bridge(end)) {
         Ok(counts) => {
-            send(&counts);
+            report(&counts);
             0
         }
         Err(why) => {
             let text = chain(&why);
             match end.is_ready.get() {
                 true => warn(&text),
-                false => send(&text),
+                false => report(&text),
             }
             ERROR
         }

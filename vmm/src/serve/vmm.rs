@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_device::kvm::shm::{SharedMemory, hand_over, refuse};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::qmp::Qmp;
 use crate::sys;
 
 /// A VMM that has connected, or was taken over.
@@ -26,10 +27,12 @@ pub struct Vmm {
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
     pub stream: Option<Connection>,
-    /// The socket that it has connected to, by which the next server finds it.
+    /// Its server's socket, by which the next server finds it.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<Shared>,
+    /// Its control socket, by which its threads were found.
+    pub control: Option<Qmp>,
 }
 
 /// What a VMM and its server both have.
@@ -116,6 +119,7 @@ impl Vmm {
             stream: Some(stream),
             socket: Some(socket),
             inherited: None,
+            control: None,
         })
     }
 
@@ -131,10 +135,11 @@ impl Vmm {
             stream: Some(stream),
             socket: None,
             inherited: None,
+            control: None,
         })
     }
 
-    /// One that a server before this one has served.
+    /// One that a server before the one at `socket` has served.
     pub fn taken_over(process: OwnedFd, pid: u32, socket: PathBuf, shared: Shared) -> Self {
         Self {
             process,
@@ -142,6 +147,7 @@ impl Vmm {
             stream: None,
             socket: Some(socket),
             inherited: Some(shared),
+            control: None,
         }
     }
 

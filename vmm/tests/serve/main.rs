@@ -5,6 +5,10 @@
 //! - A server that is killed leaves no pin; the next one takes the VM over, pins its vCPUs anew, and
 //!   carries out what the guest has requested meanwhile.
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
+//! - A `vcpufreq qemu` that is killed leaves its VM to a server for that process, and afterwards to
+//!   the next one at this server's socket. Meanwhile no other server gets it.
+//! - While QEMU reports by its control socket that the VM is paused, the VM's request is withdrawn. A
+//!   VM that is reset has none. If the control socket is lost, the VM is served on.
 //! - With a service manager, it does so from the files that this one has kept.
 //! - Whichever signal ends a server, no pin is left.
 //! - A second server at the same socket, and one at another user's, is an error of one line that
@@ -26,6 +30,7 @@ mod vmm;
 
 use std::{
     fs::{self, File, Permissions},
+    io::Write as _,
     os::{
         fd::OwnedFd,
         unix::{
@@ -117,7 +122,7 @@ fn whichever_signal_ends_it_no_pin_is_left() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, vmm) = Server::with_vmm(&socket);
+    let (server, mut vmm) = Server::with_vmm(&socket);
     server.end(Signal::SIGTERM);
     for (signal, code) in [
         (Signal::SIGHUP, Some(0)),
@@ -158,7 +163,7 @@ fn a_second_server_at_the_socket_leaves_the_first_alone() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, vmm) = Server::with_vmm(&socket);
+    let (server, mut vmm) = Server::with_vmm(&socket);
     let line = refusal_at(&socket);
     let refused = format!(
         "vcpufreq: another server answers at {}; end it, or name another --socket",
@@ -201,8 +206,8 @@ fn another_users_vmm_is_a_line() {
     }
     let mut vmm = Vmm::connect_as(&socket, NOBODY);
     assert_eq!(vmm.answer(), "refused");
-    assert!(vmm.process.wait().unwrap().success() && socket.exists());
-    let [pid, own] = [&vmm.process, &server.process].map(std::process::Child::id);
+    assert!(vmm.ended() && socket.exists());
+    let [pid, own] = [vmm.pid, server.process.id()];
     let (status, said) = server.end(Signal::SIGTERM);
     assert!(status.success() && said.len() == 1, "{said:?}");
     let refused = format!("vcpufreq: a VMM isn't served: process {pid} is user ");
@@ -242,7 +247,7 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
     let server = Server::start(&socket);
     server.hear("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
-    let file = PathBuf::from(format!("/run/vcpufreq/{}.vm", vmm.process.id()));
+    let file = PathBuf::from(format!("/run/vcpufreq/{}.vm", vmm.pid));
     vmm.end();
     server.hear("has ended");
     assert!(!file.exists());
@@ -253,25 +258,97 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
 }
 
 #[test]
+fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let (mut prefix, mut vmm) = Server::before_vmm(dir.path());
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    let early = Server::start_for_process(&socket, vmm.pid);
+    early.hear(&format!("process {} serves it", prefix.process.id()));
+    early.end(Signal::SIGTERM);
+    assert!(vmm.pcpus() == 1 && vmm.is_kept());
+    prefix.process.kill().unwrap();
+    prefix.ended();
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
+    vmm.ask("request 700000");
+
+    let mut first = Server::start_for_process(&socket, vmm.pid);
+    first.hear("over");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+    first.process.kill().unwrap();
+    first.ended();
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
+    let server = Server::start(&socket);
+    server.hear("over");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+    vmm.end();
+    let totals = server.hear("has ended");
+    assert!(totals.contains("requests 1,") && !vmm.is_kept(), "{totals}");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Server::start_by(&socket, &path);
+    server.hear("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let (mut qmp, _) = listener.accept().unwrap();
+    let thread = vmm.vcpu();
+    let mut report = |line: &str| writeln!(qmp, "{line}").unwrap();
+    report("{\"QMP\": {}}\n{\"return\": {}}");
+    report(&format!(
+        "{{\"return\": [{{\"cpu-index\": 0, \"thread-id\": {thread}}}]}}"
+    ));
+    report("{\"return\": {\"running\": true}}");
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    let asks = |khz| wait_until("it is the request", || server.asked() == khz);
+    vmm.ask("request 700000");
+    asks(Some(700_000));
+    report("{\"event\": \"STOP\"}");
+    asks(None);
+    // As by a snapshot that is loaded.
+    vmm.ask("request 800000");
+    report("{\"event\": \"RESUME\"}");
+    asks(Some(800_000));
+    report("{\"event\": \"RESET\"}");
+    asks(None);
+    assert_eq!(vmm.set_perf(), 0);
+    vmm.ask("request 500000");
+    asks(Some(500_000));
+    report("{\"event\": \"STOP\"}");
+    asks(None);
+    drop(qmp);
+    server.hear("control socket is lost");
+    asks(Some(500_000));
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
 fn a_second_vmm_is_refused_while_the_first_is_served() {
     if skipped() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, first) = Server::with_vmm(&socket);
+    let (server, mut first) = Server::with_vmm(&socket);
     let mut second = Vmm::connect(&socket);
     assert_eq!(second.answer(), "refused");
     let line = server.hear("isn't served");
-    let [first_pid, second_pid] =
-        [&first, &second].map(|vmm| format!("process {}", vmm.process.id()));
+    let [first_pid, second_pid] = [&first, &second].map(|vmm| format!("process {}", vmm.pid));
     assert!(
         line.contains(&first_pid) && line.contains(&second_pid),
         "{line}"
     );
-    assert_eq!(
-        (first.pcpus(), second.process.wait().unwrap().success()),
-        (1, true)
-    );
+    assert_eq!((first.pcpus(), second.ended()), (1, true));
     first.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
@@ -286,7 +363,7 @@ fn a_vmm_without_vcpus_is_not_waited_for() {
     let server = Server::start(&socket);
     server.hear("waits at");
     let _stray = UnixStream::connect(&socket).unwrap();
-    let vmm = Vmm::served_at(&socket);
+    let mut vmm = Vmm::served_at(&socket);
     let line = server.hear("isn't served");
     assert!(line.contains("at the same socket"), "{line}");
     vmm.end();
@@ -345,7 +422,7 @@ fn what_reads_a_guests_requests_has_no_rights() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, vmm) = Server::with_vmm(&socket);
+    let (server, mut vmm) = Server::with_vmm(&socket);
     let process = format!("/proc/{}", server.vm_process());
     let tasks = fs::read_dir(format!("{process}/task")).unwrap().flatten();
     let mut names = Vec::new();
@@ -392,7 +469,7 @@ fn a_service_manager_keeps_the_files() {
     assert_eq!(heard(&manager).0, "READY=1");
     let mut vmm = Vmm::connect(&socket);
     let (message, mut files) = heard(&manager);
-    let stored = format!("vm-{}", vmm.process.id());
+    let stored = format!("vm-{}", vmm.pid);
     let name = format!("FDNAME={stored}");
     assert_eq!((message, files.len()), (format!("FDSTORE=1\n{name}"), 3));
     assert_eq!(vmm.answer(), "served");

@@ -20,10 +20,15 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use vcpufreq_device::fakes::FakeHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use super::{PATIENCE, vmm::Vmm, wait_until};
+use super::{
+    PATIENCE,
+    vmm::{Vmm, qemu_in},
+    wait_until,
+};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 
@@ -51,15 +56,20 @@ impl Drop for Server {
 
 impl Server {
     /// On a host with cpufreq, which this one may lack: its CPUs are a fake's.
-    fn command(socket: &Path, host: &FakeHost, vm: &[&str]) -> Command {
+    fn command(of: &str, host: &FakeHost, vm: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         // A program in the background may have signals ignored.
         let mount = r#"mount --bind "$0" /sys/devices/system/cpu &&
             exec env --default-signal "$@""#;
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
-        command.args([PROGRAM, "serve", "--socket"]).arg(socket);
-        command.arg("--actuator=none").args(vm);
+        command.args([PROGRAM, of, "--actuator=none"]).args(vm);
+        command
+    }
+
+    fn serve_at(socket: &Path, host: &FakeHost, vm: &[&str]) -> Command {
+        let mut command = Self::command("serve", host, vm);
+        command.arg("--socket").arg(socket);
         command
     }
 
@@ -70,7 +80,32 @@ impl Server {
     /// The same for a VM that these options describe.
     pub fn start_for(socket: &Path, vm: &[&str]) -> Self {
         let host = host();
-        Self::spawn(&mut Self::command(socket, &host, vm), host)
+        Self::spawn(&mut Self::serve_at(socket, &host, vm), host)
+    }
+
+    /// One of this process alone.
+    pub fn start_for_process(socket: &Path, pid: u32) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        Self::spawn(command.arg(format!("--pid={pid}")), host)
+    }
+
+    /// One that finds threads by the control socket at `qmp`.
+    pub fn start_by(socket: &Path, qmp: &Path) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        Self::spawn(command.arg("--qmp").arg(qmp), host)
+    }
+
+    /// `vcpufreq qemu`, with a VMM that it serves.
+    pub fn before_vmm(dir: &Path) -> (Self, Vmm) {
+        let host = host();
+        let mut command = Self::command("qemu", &host, &ONE_VCPU);
+        command.arg("--").arg(qemu_in(dir));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut prefix = Self::spawn(&mut command, host);
+        let vmm = Vmm::of_qemu(&mut prefix.process);
+        (prefix, vmm)
     }
 
     /// Starts a server as a service manager does, with `files` of these names.
@@ -85,7 +120,7 @@ impl Server {
             "export LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={names}\nexec \"$0\" \"$@\""
         );
         let host = host();
-        let served = Self::command(socket, &host, &ONE_VCPU);
+        let served = Self::serve_at(socket, &host, &ONE_VCPU);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(served.get_program());
         shell.args(served.get_args()).env("NOTIFY_SOCKET", manager);
@@ -145,6 +180,15 @@ impl Server {
                 && of(*pid, "cmdline").is_ok_and(|line| line == command)
         });
         found.expect("a VM's process")
+    }
+
+    /// The request of its VM that is in force, kHz.
+    pub fn asked(&self) -> Option<u64> {
+        let pid = self.process.id().to_string();
+        let mut stats = Command::new(PROGRAM);
+        let stats = stats.args(["stats", &pid, "--json"]).output().unwrap();
+        let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
+        stats["vcpus"][0]["asks_khz"].as_u64()
     }
 
     /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A process that stands for a VMM: it connects, has a thread named as QEMU's, and keeps what it is
 //! sent.
+#![expect(unsafe_code, reason = "a descriptor by number")]
 
 use std::{
     env, fs,
     io::{BufRead, BufReader, Write},
-    os::unix::{fs::FileExt, net::UnixStream},
-    path::Path,
+    os::{
+        fd::FromRawFd,
+        unix::{
+            fs::{FileExt, PermissionsExt},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc::channel,
     thread,
@@ -14,28 +21,37 @@ use std::{
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
+    sys::signal::{Signal, kill},
     unistd::{Pid, geteuid, setuid},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
 const USER: &str = "VCPUFREQ_TEST_USER";
+/// The number of the socket, for one that `vcpufreq qemu` starts.
+const FD: &str = "VCPUFREQ_TEST_FD";
 /// Of vCPU 0's page.
 const CUR_PERF: u64 = 0x1000;
 const SET_PERF: u64 = 0x1004;
 
 /// What that process does; nothing in any other one.
 pub fn stand_for_one() {
-    let Some(socket) = env::var_os(SOCKET) else {
-        return;
-    };
     if let Ok(user) = env::var(USER) {
         setuid(user.parse::<u32>().unwrap().into()).unwrap();
     }
+    let Some(stream) = connection() else {
+        return;
+    };
     let (end, vcpu_ends) = channel::<()>();
     let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
-    vcpu.spawn(move || vcpu_ends.recv()).unwrap();
-    let stream = UnixStream::connect(socket).unwrap();
+    let (begin, vcpu_begins) = channel();
+    let run = move || {
+        begin.send(()).unwrap();
+        vcpu_ends.recv()
+    };
+    vcpu.spawn(run).unwrap();
+    // It has its name then.
+    vcpu_begins.recv().unwrap();
     let mut files = Vec::new();
     // Version, number, memory, the server's doorbell, the guest's interrupt.
     for _ in 0..5 {
@@ -66,14 +82,42 @@ pub fn stand_for_one() {
                 end.send(()).unwrap();
                 println!("@ending");
             }
+            ("tell", "pid") => println!("@{}", std::process::id()),
             ("read", at) => println!("@{}", word(at.parse().unwrap())),
             other => panic!("{other:?}"),
         }
     }
 }
 
+/// Its connection to the server, if this process is to stand for a VMM.
+fn connection() -> Option<UnixStream> {
+    if let Ok(number) = env::var(FD) {
+        let number = number.parse().unwrap();
+        // SAFETY: `vcpufreq qemu` has left it open for this process alone.
+        return Some(unsafe { UnixStream::from_raw_fd(number) });
+    }
+    let socket = env::var_os(SOCKET)?;
+    Some(UnixStream::connect(socket).unwrap())
+}
+
+/// A program in `dir` that stands for QEMU before such a process.
+pub fn qemu_in(dir: &Path) -> PathBuf {
+    let program = dir.join("qemu");
+    let itself = env::current_exe().unwrap();
+    let script = format!(
+        "#!/bin/sh\nfor word; do case $word in socket,*fd=*) {FD}=${{word##*fd=}};; esac; done\n\
+         export {FD}\nexec {} --exact vmm_process --nocapture\n",
+        itself.display()
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
 pub struct Vmm {
-    pub process: Child,
+    pub pid: u32,
+    /// Unless `vcpufreq qemu` is its parent.
+    process: Option<Child>,
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
@@ -94,10 +138,24 @@ impl Vmm {
             .spawn()
             .unwrap();
         Self {
+            pid: process.id(),
             ask: process.stdin.take().unwrap(),
             answers: BufReader::new(process.stdout.take().unwrap()),
-            process,
+            process: Some(process),
         }
+    }
+
+    /// That of a `vcpufreq qemu`, which serves it.
+    pub fn of_qemu(prefix: &mut Child) -> Self {
+        let mut vmm = Self {
+            pid: 0,
+            ask: prefix.stdin.take().unwrap(),
+            answers: BufReader::new(prefix.stdout.take().unwrap()),
+            process: None,
+        };
+        assert_eq!(vmm.answer(), "served");
+        vmm.pid = vmm.ask("tell pid").parse().unwrap();
+        vmm
     }
 
     /// One that is served.
@@ -128,26 +186,43 @@ impl Vmm {
         self.ask(&format!("read {CUR_PERF}")).parse().unwrap()
     }
 
-    /// The pCPUs that the vCPU may run on.
-    pub fn pcpus(&self) -> usize {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+    /// The thread of its vCPU.
+    pub fn vcpu(&self) -> Pid {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap();
         let vcpu = tasks.flatten().find(|task| {
             let name = fs::read_to_string(task.path().join("comm"));
             name.is_ok_and(|name| name == "CPU 0/KVM\n")
         });
-        let tid = vcpu.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        let allowed = sched_getaffinity(Pid::from_raw(tid)).unwrap();
+        let tid = vcpu.unwrap().file_name();
+        Pid::from_raw(tid.to_str().unwrap().parse().unwrap())
+    }
+
+    pub fn set_perf(&mut self) -> u32 {
+        self.ask(&format!("read {SET_PERF}")).parse().unwrap()
+    }
+
+    /// The pCPUs that the vCPU may run on.
+    pub fn pcpus(&self) -> usize {
+        let allowed = sched_getaffinity(self.vcpu()).unwrap();
         let count = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true));
         count.count()
     }
 
     /// Whether a later server can take it over.
     pub fn is_kept(&self) -> bool {
-        Path::new(&format!("/run/vcpufreq/{}.vm", self.process.id())).exists()
+        Path::new(&format!("/run/vcpufreq/{}.vm", self.pid)).exists()
     }
 
-    pub fn end(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+    /// Kills it, if it doesn't end by itself.
+    pub fn end(&mut self) {
+        let pid = Pid::from_raw(self.pid.try_into().unwrap());
+        kill(pid, Signal::SIGKILL).unwrap();
+        self.ended();
+    }
+
+    /// Waits for its end; whether that was with 0.
+    pub fn ended(&mut self) -> bool {
+        let process = self.process.as_mut();
+        process.is_some_and(|process| process.wait().unwrap().success())
     }
 }

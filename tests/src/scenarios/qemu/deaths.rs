@@ -42,8 +42,8 @@ const REQUESTS: u64 = 2_000;
 const BOUND_NS: u64 = 100_000;
 /// The clamp of a vCPU without a server.
 const FREE: (u32, u32) = (0, 1024);
-/// The name of the file for QEMU's device tree ends so.
-const UNGUARDED: &str = ".dtb.new";
+/// Files that have no guardian: QEMU's device tree, and the record by which a server takes a VM over.
+const UNGUARDED: [&str; 3] = [".dtb.new", ".vm", ".vm.new"];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Victim {
@@ -105,8 +105,7 @@ fn soon(is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
     settled(SOON, is_so, |so| *so)
 }
 
-/// What is left of one that was killed early. One that waits for QEMU's device tree has made nothing
-/// but a file for that, which has no guardian: `cleanup` removes it, and is run for nothing else.
+/// What is left of one that was killed early.
 fn early(setup: &Setup, round: u32) -> Result<Vec<String>> {
     let mut vm = Vm::start(setup)?;
     sleep(drawn(round, MOMENTS));
@@ -120,13 +119,9 @@ fn early(setup: &Setup, round: u32) -> Result<Vec<String>> {
     if victim == Victim::Both {
         vm.take().map(Vm::kill).transpose()?;
     }
-    let left = left_soon()?.into_iter();
-    let (unguarded, mut left): (Vec<_>, Vec<_>) = left.partition(|it| it.ends_with(UNGUARDED));
-    if !unguarded.is_empty() {
-        Command::new("/bin/vcpufreq").arg("cleanup").output()?;
-        left.extend(leftovers()?);
-    }
+    let mut left = left_of_server()?;
     vm.map(Vm::kill).transpose()?;
+    left.extend(left_after_cleanup()?);
     Ok(left)
 }
 
@@ -167,8 +162,8 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
     if victim != Victim::Qemu {
         vm.kill_prefix()?;
     }
-    let left = if victim == Victim::Server {
-        let left = left_soon()?;
+    let mut left = if victim == Victim::Server {
+        let left = left_of_server()?;
         let after = clamps(&vm, policies)?;
         let goes_on = goes_on(&mut vm)?;
         without = json!({
@@ -178,8 +173,14 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
         left
     } else {
         vm.kill()?;
-        left_soon()?
+        match victim {
+            Victim::Both => left_of_server()?,
+            _ => left_soon()?,
+        }
     };
+    if victim != Victim::Qemu {
+        left.extend(left_after_cleanup()?);
+    }
     Ok(json!({
         "held": clamped && without["held"] == true && left.is_empty(),
         "killed": format!("{victim:?}"), "clamped": clamped, "without": without, "left": left,
@@ -224,12 +225,21 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> 
     }))
 }
 
-/// What is left soon of a server whose guest goes on, but for what the next server finds that by.
+/// What is left soon of a server, but for [`UNGUARDED`] files.
 fn left_of_server() -> Result<Vec<String>> {
     let look = || {
         let mut left = leftovers()?;
-        left.retain(|what| !what.ends_with(".vm"));
+        left.retain(|what| !UNGUARDED.iter().any(|end| what.ends_with(end)));
         Ok(left)
+    };
+    settled(SOON, look, Vec::is_empty)
+}
+
+/// What `cleanup` leaves, once both have ended.
+fn left_after_cleanup() -> Result<Vec<String>> {
+    let look = || {
+        Command::new("/bin/vcpufreq").arg("cleanup").output()?;
+        leftovers()
     };
     settled(SOON, look, Vec::is_empty)
 }

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{DOORBELL, ring};
 use super::memory::SharedMemory;
-use super::requests::ShmRequests;
+use super::requests::{AllVcpus, ShmRequests};
 use crate::host::Tid;
 use crate::kvm::bridge::{
     AccessPath, Backend, BridgeDevice, GuestFacts, RunningBackend, VcpuSnapshot,
@@ -30,7 +30,7 @@ pub const SHM: &str = "shm";
 pub struct ShmBackend {
     memory: Arc<SharedMemory>,
     bells: Arc<[EventFd]>,
-    all: Arc<EventFd>,
+    all: AllVcpus,
     lost: Arc<OnceLock<Arc<EventFd>>>,
     /// KVM has a part of it: the guest is this process'.
     own_guest: bool,
@@ -42,11 +42,10 @@ impl ShmBackend {
     /// # Errors
     /// `EMFILE` or `ENFILE`: no more open files.
     pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>) -> io::Result<Self> {
-        let all = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self {
             memory,
             bells,
-            all: Arc::new(all),
+            all: AllVcpus::new()?,
             lost: Arc::default(),
             own_guest: false,
         })
@@ -87,10 +86,9 @@ impl ShmBackend {
         })
     }
 
-    /// Written to, it has what each vCPU has requested carried out: a request of before there was
-    /// a server, or of a server before this one.
+    /// What a server has the worker do for all vCPUs.
     #[must_use]
-    pub fn doorbell_of_all(&self) -> Arc<EventFd> {
+    pub fn all_vcpus(&self) -> AllVcpus {
         self.all.clone()
     }
 

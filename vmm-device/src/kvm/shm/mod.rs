@@ -26,6 +26,7 @@ pub use ivshmem::{hand_over, refuse};
 pub use layout::{DOORBELL_PAGE, size};
 pub use memory::SharedMemory;
 pub use region::ShmRegion;
+pub use requests::AllVcpus;
 #[cfg(feature = "fuzzing")]
 pub use requests::ShmRequests;
 pub use threads::vcpu_threads;

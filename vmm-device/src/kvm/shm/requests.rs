@@ -10,7 +10,9 @@
 
 #![expect(unsafe_code, reason = "preadv2 has no safe wrapper")]
 
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,12 +25,50 @@ use crate::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, WriteReg};
 /// How often the memory is looked at. A guest that has stored a request rings sooner.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
+/// What a server has the worker do for all vCPUs.
+#[derive(Clone)]
+pub struct AllVcpus {
+    bell: Arc<EventFd>,
+    paused: Arc<AtomicBool>,
+}
+
+impl AllVcpus {
+    /// They run.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE`: no more open files.
+    pub fn new() -> io::Result<Self> {
+        let bell = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        Ok(Self {
+            bell: Arc::new(bell),
+            paused: Arc::default(),
+        })
+    }
+
+    /// Has what each vCPU has requested carried out: a request of before there was a server, of a
+    /// server before this one, or of before a pause.
+    pub fn carry_out(&self) {
+        self.tell(false);
+    }
+
+    /// The VMM has paused them: has their requests withdrawn. None is carried out until
+    /// [`Self::carry_out`].
+    pub fn withdraw(&self) {
+        self.tell(true);
+    }
+
+    fn tell(&self, paused: bool) {
+        self.paused.store(paused, SeqCst);
+        // Fails when the counter is full only, and then the worker hears it anyway.
+        let _ = self.bell.write(1);
+    }
+}
+
 /// The worker's queue of a guest's requests.
 pub struct ShmRequests {
     memory: Arc<SharedMemory>,
     bells: Arc<[EventFd]>,
-    /// The server's own doorbell, for all vCPUs.
-    all: Arc<EventFd>,
+    all: AllVcpus,
     /// Locked while a request is carried out. The vCPU whose doorbell has announced it: if the worker
     /// dies meanwhile, [`Self::drain`] carries it out again.
     answering: Mutex<Option<VcpuId>>,
@@ -60,9 +100,9 @@ impl LastRequest {
 }
 
 impl ShmRequests {
-    /// Reads requests from `memory`, when a doorbell rings: a vCPU's own in `bells`, or the common
-    /// one, `all`.
-    pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: Arc<EventFd>) -> Self {
+    /// Reads requests from `memory`, when a doorbell rings: a vCPU's own in `bells`, or the server's
+    /// for all, `all`.
+    pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: AllVcpus) -> Self {
         let vcpus = vec![LastRequest::default(); usize::from(memory.vcpus())];
         let next = Instant::now() + LOOK_EVERY;
         Self {
@@ -100,7 +140,7 @@ impl ShmRequests {
         answering.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out a request of `vcpu`.
+    /// Carries out a request of `vcpu`, unless that is paused.
     fn carry_out<A: Actuator, S: Source, E: Events>(
         &self,
         (vcpu, requested): (VcpuId, u32),
@@ -109,7 +149,9 @@ impl ShmRequests {
         if let Some(seen) = self.looks().vcpus.get_mut(vcpu.index()) {
             (seen.carried_out, seen.found) = (requested, None);
         }
-        device.write(vcpu, WriteReg::SetPerf, requested);
+        if !self.all.paused.load(SeqCst) {
+            device.write(vcpu, WriteReg::SetPerf, requested);
+        }
     }
 
     fn looks(&self) -> MutexGuard<'_, Looks> {
@@ -150,8 +192,11 @@ impl ShmRequests {
         left.collect()
     }
 
-    /// Carries out what each vCPU has requested, if any has.
+    /// Carries out what each vCPU has requested, if any has; withdraws it while they are paused.
     fn carry_out_all<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
+        if self.all.paused.load(SeqCst) {
+            return device.withdraw();
+        }
         for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
             let requested = self.memory.requested(vcpu);
             if requested != 0 {
@@ -178,12 +223,12 @@ fn rings(bell: &EventFd) -> Option<u64> {
 
 impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmRequests {
     fn fds(&self) -> Vec<RawFd> {
-        let all = self.bells.iter().chain([&*self.all]);
+        let all = self.bells.iter().chain([&*self.all.bell]);
         all.map(AsRawFd::as_raw_fd).collect()
     }
 
     fn drain_one(&self, index: usize, device: &Device<A, S, E>) {
-        if index == self.bells.len() && self.all.read().is_ok() {
+        if index == self.bells.len() && self.all.bell.read().is_ok() {
             let _alone = self.answering();
             return self.carry_out_all(device);
         }
@@ -258,7 +303,7 @@ mod tests {
             memory.store_request(VcpuId(vcpu), 500);
         }
         bells[1].write(2).unwrap();
-        let requests = ShmRequests::new(memory, bells, Arc::new(bell()));
+        let requests = ShmRequests::new(memory, bells, AllVcpus::new().unwrap());
         let (actuator, source) = (RecordingActuator::default(), FixedSource::default());
         let device = Device::new(config, actuator, source, NoEvents).unwrap();
         (requests, device)
@@ -306,11 +351,35 @@ mod tests {
     }
 
     #[test]
+    fn a_paused_guest_has_no_request_until_it_goes_on() {
+        let (requests, device) = rung();
+        let answer_all = || {
+            (0..=2).for_each(|index| requests.drain_one(index, &device));
+            [0, 1].map(|vcpu| {
+                let status = device.domain_status(VcpuId(vcpu)).unwrap();
+                status.asked.map(|khz| khz.0)
+            })
+        };
+        requests.all.carry_out();
+        assert_eq!(answer_all(), [Some(500); 2]);
+        requests.all.withdraw();
+        assert_eq!(answer_all(), [None; 2]);
+        // A doorbell of before the pause, and memory that is replaced meanwhile.
+        requests.bells[1].write(1).unwrap();
+        requests.memory.store_request(VcpuId(0), 1000);
+        (0..3).for_each(|_| requests.look(&device));
+        assert_eq!(answer_all(), [None; 2]);
+        requests.all.carry_out();
+        assert_eq!(answer_all(), [Some(1000), Some(500)]);
+    }
+
+    #[test]
     fn a_request_of_replaced_memory_is_found_at_the_second_look() {
         let device = fake_device(1, NullActuator);
         let memory = Arc::new(SharedMemory::new(1).unwrap());
         let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let queue = ShmRequests::new(memory.clone(), [bell()].into(), Arc::new(bell()));
+        let all = AllVcpus::new().unwrap();
+        let queue = ShmRequests::new(memory.clone(), [bell()].into(), all);
         let look = || {
             queue.looks().next = Instant::now();
             queue.finish(&device);
