@@ -203,19 +203,19 @@ impl ServedVm {
     /// When a cgroup, clamp or pin can't be put back, which stays in the record, or when the events
     /// file is not complete. The bridge has ended all the same.
     pub fn end(self) -> anyhow::Result<Vmm> {
+        let counts = self.process.end();
+        self.shared.memory.say_gone();
+        let undone = self.changes.undo();
         let has_ended = self.threads.have_ended();
         let gone = self.vmm.gone_within(if has_ended { ENDING } else { 0 });
+        if gone || has_ended {
+            takeover::forget(&self.vmm);
+        }
         let what = match (gone, has_ended) {
             (true, _) => "has ended",
             (_, true) => "has ended a vCPU",
             _ => "goes on",
         };
-        let counts = self.process.end();
-        self.shared.memory.say_gone();
-        let undone = self.changes.undo();
-        if gone || has_ended {
-            takeover::forget(&self.vmm);
-        }
         undone?;
         warn(&format!("process {} {what}: {}", self.vmm.pid(), counts?));
         Ok(self.vmm.inheriting(self.shared))
