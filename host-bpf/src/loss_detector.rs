@@ -19,7 +19,7 @@ pub(crate) struct LossDetector {
     in_vain: u32,
     /// The writes that these looks found.
     missed: u64,
-    /// The kernel's count of misses before these looks.
+    /// The kernel's count of misses at the last look before these.
     skipped: u64,
 }
 
@@ -46,11 +46,11 @@ impl LossDetector {
         if alive {
             (self.in_vain, self.missed) = (0, 0);
         }
-        if missed == 0 {
+        if missed == 0 && self.in_vain > 0 {
             return false;
         }
         let skipped = skipped().unwrap_or(self.skipped);
-        if alive {
+        if missed == 0 || alive {
             self.skipped = skipped;
             return false;
         }
@@ -85,6 +85,16 @@ mod tests {
             assert!(!detector.add(3, seen, || Some(0)));
             assert!(!detector.add(3, seen, || Some(0)));
         }
+    }
+
+    #[test]
+    fn misses_of_other_vms_in_the_past_explain_nothing() {
+        let mut detector = LossDetector::new(0);
+        for skipped in 1..100 {
+            assert!(!detector.add(0, 5, || Some(skipped)));
+        }
+        assert!(!detector.add(1, 5, || Some(99)));
+        assert!(detector.add(1, 5, || Some(99)));
     }
 
     #[test]

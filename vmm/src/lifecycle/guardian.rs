@@ -13,7 +13,7 @@
 use std::{
     io::{self, IsTerminal, Read, Write},
     net::Shutdown,
-    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Stdio},
@@ -112,15 +112,6 @@ impl Guardian {
         socket.end();
         // It can't fail for a child that hasn't been waited for.
         let _ = child.wait();
-    }
-}
-
-impl AsRawFd for GuardianSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_raw_fd()
     }
 }
 

@@ -19,8 +19,9 @@ const SUFFIX: &str = ".vm";
 pub struct KeptVm {
     /// The VMM.
     pub vmm: Owner,
-    /// The server that has served it last.
-    pub server: Owner,
+    /// The server that has served it last; servers of 0.1 don't record it.
+    #[serde(default)]
+    pub server: Option<Owner>,
     /// That server's socket; none if it was `vcpufreq qemu`.
     pub socket: Option<PathBuf>,
     /// Device and inode of its memory.
@@ -125,7 +126,7 @@ mod tests {
         let dir = StateDir::at(host.root().path(ROOT_DIR));
         let vm = KeptVm {
             vmm: owner_of(&host.root(), 7).unwrap(),
-            server: owner_of(&host.root(), 7).unwrap(),
+            server: Some(owner_of(&host.root(), 7).unwrap()),
             socket: Some("/run/a".into()),
             memory: (1, 2),
             bells: vec![8, 9],

@@ -102,7 +102,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let confined = sandbox.map(|sandbox| {
         Arc::new(Confined {
             sandbox,
-            guardian: changes.guardian().socket(),
+            guardian: Some(changes.guardian().socket()),
         })
     });
     let still = applied.as_ref().map(|applied| applied.check_still(&kernel));

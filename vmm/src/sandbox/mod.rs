@@ -213,8 +213,8 @@ impl Sandbox {
 pub struct Confined {
     /// Where the threads go.
     pub sandbox: Arc<Sandbox>,
-    /// Where that is asked.
-    pub guardian: Arc<GuardianSocket>,
+    /// Where that is asked; `None`: a thread that was confined gets nothing more.
+    pub guardian: Option<Arc<GuardianSocket>>,
 }
 
 impl Confinement for Confined {
@@ -227,9 +227,10 @@ impl Confinement for Confined {
 
     fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
         // While the bridge starts, the main thread has its rights.
-        match CONFINED.get() {
-            true => self.guardian.frequency_event(pcpu),
-            false => frequency_event(host, pcpu),
+        match &self.guardian {
+            _ if !CONFINED.get() => frequency_event(host, pcpu),
+            Some(guardian) => guardian.frequency_event(pcpu),
+            None => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
 }

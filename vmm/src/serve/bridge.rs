@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The bridge of a served VM, in the VM's process: set up with the server's rights, and confined
-//! before the guest runs.
+//! The bridge of a served VM, in the VM's process: set up with the server's rights, then confined.
 
 use std::sync::Arc;
 
@@ -25,7 +24,6 @@ use crate::{
     config::resolve,
     events::{EventReport, EventWriter},
     kernel_version::host_headroom,
-    lifecycle::guardian::GuardianSocket,
     message::warn,
     run::bridge::{Stderr, answer_stats, observe},
     sandbox::{Confined, Limits, Sandbox},
@@ -45,9 +43,7 @@ pub struct BridgePlan<'a> {
     pub shared: Shared,
     /// The VMM's threads that run vCPUs.
     pub threads: &'a [Tid],
-    /// Which keeps the server's rights.
-    pub guardian: Arc<GuardianSocket>,
-    /// Requests go to these threads themselves, which are another user's.
+    /// Whether clamps are set on these threads, which may be another user's.
     pub clamps_threads: bool,
 }
 
@@ -70,7 +66,7 @@ impl BridgePlan<'_> {
         let confined = self.sandbox()?.map(|sandbox| {
             Arc::new(Confined {
                 sandbox: Arc::new(sandbox),
-                guardian: self.guardian.clone(),
+                guardian: None,
             })
         });
         let running = self.start(actuator, confined.as_ref())?;

@@ -3,7 +3,7 @@
 
 use std::{
     cell::Cell,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     time::Duration,
 };
 
@@ -182,6 +182,7 @@ impl ServedVm {
             Fate::Moved
         } else {
             self.warn_of_no_groups();
+            self.threads.pin_again();
             Fate::Same
         }
     }
@@ -200,8 +201,8 @@ impl ServedVm {
     /// over, or served again.
     ///
     /// # Errors
-    /// When a cgroup, clamp or pin can't be put back, which stays in the record, or when the events
-    /// file is not complete. The bridge has ended all the same.
+    /// When a cgroup, clamp or pin can't be put back, which stays in the record. The bridge has ended
+    /// all the same.
     pub fn end(self) -> anyhow::Result<Vmm> {
         let counts = self.process.end();
         self.shared.memory.say_gone();
@@ -217,7 +218,11 @@ impl ServedVm {
             _ => "goes on",
         };
         undone?;
-        warn(&format!("process {} {what}: {}", self.vmm.pid(), counts?));
+        let pid = self.vmm.pid();
+        match counts {
+            Ok(counts) => warn(&format!("process {pid} {what}: {counts}")),
+            Err(error) => warn(&format!("process {pid} {what}, and {}", chain(&error))),
+        }
         Ok(self.vmm.inheriting(self.shared))
     }
 }
@@ -255,7 +260,7 @@ impl Starting<'_> {
         let groups = SeenGroups::look(&served.host, pid, threads);
         let chosen = choose(served, pid, threads)?;
         let changes = HostChanges::begin(self.record(&chosen, &borrowed)?, warn)?;
-        let begun = self.begin(&chosen, threads, &borrowed, &changes);
+        let begun = self.begin(&chosen, threads, &borrowed);
         let made = begun.and_then(|process| {
             if !taken_over {
                 self.hand_over()?;
@@ -324,9 +329,15 @@ impl Starting<'_> {
         chosen: &Chosen,
         threads: &[Tid],
         borrowed: &FoundThreads,
-        changes: &HostChanges,
     ) -> anyhow::Result<VmProcess> {
         let served = self.served;
+        let clamps_threads = chosen.kind == ActuatorKind::Thread;
+        if clamps_threads && served.options.bridge.multi_tenant {
+            bail!(
+                "--multi-tenant takes a cgroup for each vCPU: its process would keep the right to \
+                 schedule any thread"
+            );
+        }
         let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
         // The server's cgroups, which are on record by its number.
         let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains)
@@ -341,10 +352,10 @@ impl Starting<'_> {
             vmm: self.vmm.pid(),
             shared: self.shared.clone(),
             threads,
-            guardian: changes.guardian().socket(),
-            clamps_threads: chosen.kind == ActuatorKind::Thread,
+            clamps_threads,
         };
-        let keep = [plan.guardian.as_raw_fd()];
+        let bells = self.shared.bells.iter().map(AsRawFd::as_raw_fd);
+        let keep: Vec<_> = bells.chain([self.shared.memory.fd()]).collect();
         VmProcess::start(&keep, |server| plan.run(actuator, server))
     }
 

@@ -47,6 +47,8 @@ struct Notice {
 enum VmEvent {
     Stop,
     Resume,
+    /// After a suspend to memory; no RESUME comes with it.
+    Wakeup,
     Reset,
     Shutdown,
     #[serde(other)]
@@ -180,7 +182,7 @@ impl Qmp {
             let notice: Notice = serde_json::from_slice(line).context("this isn't QMP")?;
             match notice.event {
                 Some(VmEvent::Stop) => self.paused = true,
-                Some(VmEvent::Resume) => self.paused = false,
+                Some(VmEvent::Resume | VmEvent::Wakeup) => self.paused = false,
                 Some(VmEvent::Reset) => is_reset = true,
                 Some(VmEvent::Shutdown) => self.ending = true,
                 Some(VmEvent::Other) | None => {}
@@ -298,6 +300,8 @@ mod tests {
                 (false, false),
             ),
             ("ent\": \"STOP\"}\r\n", (true, false)),
+            ("{\"event\": \"WAKEUP\"}\r\n", (false, false)),
+            ("{\"event\": \"STOP\"}\r\n", (true, false)),
             (
                 "{\"event\": \"RTC_CHANGE\", \"data\": {}}\r\n",
                 (true, false),

@@ -57,7 +57,7 @@ pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
     let bells: Option<Vec<_>> = bells.collect();
     StateDir::of_user()?.write_vm(&KeptVm {
         vmm: owner_of(&host, vmm.pid())?,
-        server: owner_of(&host, std::process::id())?,
+        server: Some(owner_of(&host, std::process::id())?),
         socket: vmm.socket.clone(),
         memory: (memory.dev(), memory.ino()),
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
@@ -139,8 +139,9 @@ fn take_over(
     let host = HostRoot::default();
     let host = KernelHost::from(&host);
     // At a socket no two servers can be.
-    if vm.socket.is_none() && vm.server.status(&host) == OwnerStatus::InUse {
-        bail!("process {} serves it", vm.server.pid);
+    let mut server = vm.server.iter().filter(|_| vm.socket.is_none());
+    if let Some(server) = server.find(|server| server.status(&host) == OwnerStatus::InUse) {
+        bail!("process {} serves it", server.pid);
     }
     let count = vm.bells.len();
     if count != vcpus {
@@ -294,7 +295,7 @@ mod tests {
         let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())).unwrap());
         let vm = KeptVm {
             vmm: owner_of(&host, pid).unwrap(),
-            server: owner_of(&host, pid).unwrap(),
+            server: None,
             socket: None,
             memory: id_of(&shared),
             bells: bells.collect(),

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::host::{BorrowedThread, HostRoot, Tid};
+use vcpufreq_device::host::{self, BorrowedThread, HostRoot, Tid};
 
 use super::Served;
 use crate::sys;
@@ -15,6 +15,8 @@ use crate::sys;
 pub struct FoundThreads {
     host: HostRoot,
     borrowed: Vec<BorrowedThread>,
+    /// The pCPUs that each is pinned to; empty: any.
+    pins: Vec<(Tid, Vec<u32>)>,
     /// Of each thread one that is readable when it has ended; none before Linux 6.9.
     ends: Vec<OwnedFd>,
 }
@@ -25,7 +27,8 @@ impl FoundThreads {
     /// # Errors
     /// When one has ended.
     pub fn look(served: &Served, pid: u32, threads: &[Tid]) -> anyhow::Result<Self> {
-        let pinned = served.vcpus.iter().map(|vcpu| !vcpu.pin.is_empty());
+        let pins = served.vcpus.iter().map(|vcpu| vcpu.pin.clone());
+        let pinned = pins.clone().map(|pcpus| !pcpus.is_empty());
         let borrowed = threads.iter().zip(pinned).map(|(tid, pinned)| {
             BorrowedThread::look(&served.host, pid, *tid, pinned)
                 .with_context(|| format!("its thread {tid} can't be looked at"))
@@ -35,6 +38,7 @@ impl FoundThreads {
         let threads = Self {
             host: served.host.clone(),
             borrowed,
+            pins: threads.iter().copied().zip(pins).collect(),
             ends: ends.collect::<Result<_, _>>().unwrap_or_default(),
         };
         // The files are of the threads that were looked at.
@@ -52,6 +56,16 @@ impl FoundThreads {
     /// Files of which one is readable when a thread has ended.
     pub fn ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ends.iter().map(AsFd::as_fd)
+    }
+
+    /// Pins those again that run elsewhere, as after their pCPUs were offline.
+    pub fn pin_again(&self) {
+        for (tid, pcpus) in self.pins.iter().filter(|(_, pcpus)| !pcpus.is_empty()) {
+            if host::is_within(*tid, pcpus).is_ok_and(|within| !within) {
+                // Fails while all of them are offline; the bridge reports that.
+                let _ = host::pin(*tid, pcpus);
+            }
+        }
     }
 
     /// Whether one has ended.

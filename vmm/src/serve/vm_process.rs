@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process of a served VM: it alone reads what a guest writes, and has none of the server's
-//! rights by then.
+//! The process of a served VM: it alone carries out what a guest requests. It gives up the server's
+//! rights before it reports that the bridge is in force. The guest runs earlier only if another
+//! server has served it, or with `--qmp`; then each thread that reads its memory is confined first.
 //!
 //! ```text
 //! server ── fork ──▶ bridge ─▶ sandbox ─▶ "ready" ─▶ requests ... ◀─ orders, end of file ─▶ counts
@@ -41,20 +42,28 @@ use crate::{
     sys::{message_sockets, pidfd_open, uninterrupted},
 };
 
-/// The message that the bridge is in force. Another one instead is an error's text, and the one
-/// after it is what the bridge has counted.
+/// The message that the bridge is in force. If it can't be, an error's text comes instead. The next
+/// message, the last one, is what the bridge has counted.
 const READY: &[u8] = b"\0";
 /// More than a message has bytes.
 const MESSAGE: usize = 4096;
-/// How long the process may take to end its bridge.
+/// How long the process may take to start its bridge.
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
+/// How long it may take to end that.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The process, seen from the server.
 pub struct VmProcess {
-    pid: Pid,
-    /// Readable when it has ended.
-    process: OwnedFd,
+    // Dropped first: the process ends at the end of its file.
     socket: UnixDatagram,
+    /// Readable when it has ended.
+    ended: OwnedFd,
+    child: Child,
+}
+
+/// A child that is killed and waited for when it is dropped.
+struct Child {
+    pid: Pid,
     is_waited_for: bool,
 }
 
@@ -91,12 +100,12 @@ pub enum Next {
 }
 
 impl VmProcess {
-    /// Forks, and has `bridge` run in the new process, with the sockets of `keep` alone. It calls
+    /// Forks, and has `bridge` run in the new process, with `keep` of the sockets, eventfds and shared memories that are open. It calls
     /// [`ServerEnd::ready`], and at [`Next::End`] ends and returns what it counted.
     ///
     /// # Errors
-    /// What `bridge` returned before it was ready; when this process has other threads, or as
-    /// fork(2). No process is left then.
+    /// What `bridge` returned before it was ready; when that takes a minute; when this process has
+    /// other threads, or as fork(2). No process is left then.
     pub fn start(
         keep: &[RawFd],
         bridge: impl FnOnce(&ServerEnd) -> anyhow::Result<String>,
@@ -122,12 +131,15 @@ impl VmProcess {
             }
             ForkResult::Parent { child } => {
                 drop(other);
-                let process = Self {
+                let child = Child {
                     pid: child,
-                    process: pidfd_open(child.as_raw().cast_unsigned())
-                        .context("the VM's process can't be watched")?,
-                    socket: own,
                     is_waited_for: false,
+                };
+                let ended = pidfd_open(child.pid.as_raw().cast_unsigned());
+                let process = Self {
+                    socket: own,
+                    ended: ended.context("the VM's process can't be watched")?,
+                    child,
                 };
                 process.hear_ready()?;
                 Ok(process)
@@ -137,8 +149,9 @@ impl VmProcess {
 
     fn hear_ready(&self) -> anyhow::Result<()> {
         let mut message = [0; MESSAGE];
+        self.socket.set_read_timeout(Some(STARTS_WITHIN))?;
         let bytes = uninterrupted(|| self.socket.recv(&mut message));
-        match &message[..bytes.context("can't hear from the VM's process")?] {
+        match &message[..bytes.context("its process doesn't start the bridge")?] {
             READY => Ok(()),
             [] => bail!("its process has died"),
             text => bail!("{}", String::from_utf8_lossy(text)),
@@ -147,7 +160,7 @@ impl VmProcess {
 
     /// A file that is readable when the process has ended.
     pub fn lost(&self) -> BorrowedFd<'_> {
-        self.process.as_fd()
+        self.ended.as_fd()
     }
 
     /// Gives it an order.
@@ -168,29 +181,33 @@ impl VmProcess {
     pub fn end(mut self) -> anyhow::Result<String> {
         // Fails for one that has died.
         let _ = self.socket.shutdown(Shutdown::Write);
-        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        let mut ended = [PollFd::new(self.ended.as_fd(), PollFlags::POLLIN)];
         let within = PollTimeout::try_from(ENDS_WITHIN).unwrap_or(PollTimeout::MAX);
         if uninterrupted(|| Ok(poll(&mut ended, within)?))? == 0 {
-            self.kill();
+            self.child.kill()?;
         }
-        match self.wait()? {
+        match self.child.wait()? {
             WaitStatus::Exited(_, 0) => {}
             WaitStatus::Exited(..) => bail!("its process could not end its bridge"),
             WaitStatus::Signaled(_, signal, _) => bail!("its process was ended by {signal}"),
             status => bail!("its process has ended: {status:?}"),
         }
         let mut message = [0; MESSAGE];
-        let bytes = uninterrupted(|| self.socket.recv(&mut message))?;
+        self.socket.set_nonblocking(true)?;
+        let bytes = uninterrupted(|| self.socket.recv(&mut message));
+        let bytes = bytes.context("its process sent no counts")?;
         // A guest may have taken the process over: no text of its choice goes to a terminal.
         let text = String::from_utf8_lossy(&message[..bytes]).into_owned();
         let is_plain = |char: char| char.is_ascii_alphanumeric() || [' ', ','].contains(&char);
         ensure!(text.chars().all(is_plain), "its process sent no counts");
         Ok(text)
     }
+}
 
-    fn kill(&self) {
-        // It is a child that wasn't waited for: the number is its own.
-        let _ = kill(self.pid, Signal::SIGKILL);
+impl Child {
+    /// It wasn't waited for: the number is its own.
+    fn kill(&self) -> nix::Result<()> {
+        kill(self.pid, Signal::SIGKILL)
     }
 
     fn wait(&mut self) -> nix::Result<WaitStatus> {
@@ -204,10 +221,10 @@ impl VmProcess {
     }
 }
 
-impl Drop for VmProcess {
+impl Drop for Child {
     fn drop(&mut self) {
-        if !self.is_waited_for {
-            self.kill();
+        // Without CAP_KILL it is another user's: it ends by itself, and nothing waits for it.
+        if !self.is_waited_for && self.kill().is_ok() {
             // It can't fail for a child that hasn't been waited for.
             let _ = self.wait();
         }
@@ -280,8 +297,8 @@ fn in_process(
     }
 }
 
-/// Closes what gives power over others: sockets, processes, signals. What else is open belongs to
-/// this VM.
+/// Closes what gives power over others: sockets, processes, signals, and what VMs share that wait
+/// for the server.
 fn close_others(keep: &[RawFd]) -> anyhow::Result<()> {
     let open = fs::read_dir("/proc/self/fd").context("can't list the open files")?;
     let numbers = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok());
@@ -289,7 +306,7 @@ fn close_others(keep: &[RawFd]) -> anyhow::Result<()> {
     for number in numbers {
         let name = fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
         let name = name.to_string_lossy();
-        let kinds = ["socket:", "pidfd", "[signalfd]"];
+        let kinds = ["socket:", "pidfd", "[signalfd]", "[eventfd]", "/memfd:"];
         let is_others = number > libc::STDERR_FILENO && !keep.contains(&number);
         if is_others && kinds.iter().any(|kind| name.contains(kind)) {
             // Its owner is the server's, and is never dropped here.
