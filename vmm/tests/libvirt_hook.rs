@@ -5,7 +5,7 @@
 //! - A domain as in the example has its socket started before it, and stopped after its end.
 //! - Nothing is done for a domain without the device, for one with another server, or at other times.
 //! - A device tree beside which QEMU's own lies is made anew. If that fails, the tree stays, and the
-//!   domain starts.
+//!   domain starts, unless QEMU's own is newer.
 //! - If the socket can't be started, libvirt is told not to start the domain.
 
 #![allow(clippy::unwrap_used)]
@@ -15,6 +15,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
@@ -140,6 +141,13 @@ fn a_tree_is_made_of_qemus_own() {
     assert!(failed.said.contains("stays as it is"), "{}", failed.said);
     assert_eq!(fs::read_to_string(&tree).unwrap(), "made");
     assert!(!host.path().join("guest.dtb.new").exists());
+
+    let base = fs::File::options().write(true).open(&base);
+    let later = SystemTime::now() + Duration::from_secs(60);
+    base.unwrap().set_modified(later).unwrap();
+    let stale = host.call("NAME", PREPARE, &xml);
+    assert_eq!((stale.code, stale.calls.len()), (1, 0));
+    assert!(stale.said.contains("is older than"), "{}", stale.said);
 }
 
 #[test]

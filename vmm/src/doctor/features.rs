@@ -43,7 +43,7 @@ pub const ALL: [Feature; 16] = [
     of("guest: `vcpufreq_guest`", "6.12", &["CPU_FREQ", "MODULES"]),
     of("guest: the kernel's driver", "6.13", &["CPUFREQ_VIRT"]),
     STOLEN_TIME,
-    of("`serve`, `qemu`", "5.3", &["EVENTFD"]),
+    of("`serve`, `qemu`", "5.8", &["EVENTFD"]),
     of("real-time partition", "6.7", &["CPUSETS"]),
 ];
 
