@@ -7,7 +7,7 @@
 //! ```
 //! The VMM waits for its memory until all is in place: no request comes too early. It goes on when
 //! the server ends or is killed, and the next server takes it over. A process of its own, without
-//! rights, carries the VM's requests out; the server reads nothing that a guest writes.
+//! rights, carries out the VM's requests.
 
 mod bridge;
 mod groups;
