@@ -194,7 +194,7 @@ impl Vm {
     /// SIGKILL, and waits for the process to be gone.
     pub fn kill(mut self) -> Result<()> {
         if self.behind_prefix {
-            self.kill_behind();
+            self.kill_behind()?;
             return self.child.finish(ANSWER).map(drop);
         }
         self.child.kill()
@@ -208,12 +208,14 @@ impl Vm {
         Ok(())
     }
 
-    fn kill_behind(&self) {
-        let pid = behind(self.program()).or(self.vmm);
-        if let Some(pid) = pid.and_then(|pid| i32::try_from(pid).ok()) {
+    /// Between QEMU for the device tree and QEMU for the guest there is none for a moment.
+    fn kill_behind(&self) -> Result<()> {
+        let find = || Ok(behind(self.program()).or(self.vmm));
+        if let Some(pid) = settled(SOON, find, Option::is_some)? {
             // It may have ended.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL);
         }
+        Ok(())
     }
 
     /// Waits for a console line with this beginning.
@@ -313,7 +315,7 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         if self.behind_prefix {
-            self.kill_behind();
+            let _ = self.kill_behind();
         }
     }
 }
