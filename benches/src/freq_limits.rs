@@ -29,6 +29,12 @@ impl FreqLimits {
         for cluster in &machine.clusters {
             if cluster.governor != SCHEDUTIL {
                 let path = cluster.cur_freq.with_file_name("scaling_governor");
+                let policy = path.parent().unwrap_or(&path);
+                // They are put back after the governor, which makes their files.
+                for file in undo::settings_of(policy, &cluster.governor) {
+                    let old = undo::keep(&file)?;
+                    held.0.push((file, old));
+                }
                 held.set(path, SCHEDUTIL)?;
                 let (policy, governor) = (cluster.policy(), &cluster.governor);
                 said.push(format!("{policy} {governor} → {SCHEDUTIL}"));
@@ -36,7 +42,7 @@ impl FreqLimits {
         }
         if !said.is_empty() {
             let said = said.join(", ");
-            eprintln!("vcpufreq: governors, put back at the end: {said}");
+            undo::say(&format!("governors, put back at the end: {said}"));
         }
         Ok(held)
     }
@@ -88,12 +94,15 @@ impl FreqLimits {
 impl Drop for FreqLimits {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
-            let back = undo::put_back(&path, &old);
-            if let Err(error) = back.and_then(|()| taken(&path, &old)) {
-                eprintln!(
-                    "vcpufreq: {} could not be set back ({error:#}); write {old} to it",
-                    path.display()
-                );
+            let back = match undo::put_back(&path, &old) {
+                Ok(true) => taken(&path, &old),
+                back => back.map(drop),
+            };
+            if let Err(error) = back {
+                let path = path.display();
+                undo::say(&format!(
+                    "{path} could not be set back ({error:#}); write {old} to it"
+                ));
             }
         }
     }

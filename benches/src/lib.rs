@@ -57,7 +57,7 @@ use serde_json::Value;
 pub use demo::{DemoArgs, demo, try_opps};
 use freq_limits::FreqLimits;
 use machine::BenchMachine;
-pub use machine::board;
+pub use machine::{RT_RECORD, board};
 pub use page::report as report_page;
 use progress::Progress;
 use report::BenchReport;

@@ -13,6 +13,8 @@ use crate::GuestArgs;
 
 /// The governor that follows a load and its clamps.
 pub const SCHEDUTIL: &str = "schedutil";
+/// The record of `vcpufreq rt apply`, as `vcpufreq_rt` has it.
+pub const RT_RECORD: &str = "run/vcpufreq-rt/rt.json";
 
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
@@ -199,6 +201,7 @@ fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
 
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
     let online = cpus.online();
+    let has_profile = root.path(RT_RECORD).exists();
     let mut found = Vec::new();
     for policy in &cpus.policies {
         let own: Vec<u32> = policy.cpus.and(&online).into_iter().collect();
@@ -220,7 +223,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         missing.extend(stays_without_schedutil(
             policy,
             choices.as_deref(),
-            writable,
+            (writable, has_profile),
         ));
         if min >= max {
             missing.push(format!(
@@ -250,10 +253,17 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
 fn stays_without_schedutil(
     policy: &CpufreqPolicy,
     choices: Option<&str>,
-    writable: io::Result<()>,
+    (writable, has_profile): (io::Result<()>, bool),
 ) -> Option<String> {
     if policy.governor == SCHEDUTIL {
         return None;
+    }
+    if has_profile {
+        return Some(format!(
+            "cpufreq policy {} has the governor '{}' by a real-time profile; run vcpufreq rt restore \
+             first",
+            policy.id, policy.governor
+        ));
     }
     let what = format!(
         "cpufreq policy {} has the governor '{}', and a load moves the frequency under schedutil alone",
@@ -368,11 +378,26 @@ mod tests {
         );
         let policy = &HostCpus::read(&host.root()).policies[1];
         let denied = Err(io::ErrorKind::PermissionDenied.into());
-        let line = stays_without_schedutil(policy, Some(choices), denied).unwrap();
+        let line = stays_without_schedutil(policy, Some(choices), (denied, false)).unwrap();
         assert!(
             line.contains("policy 2") && line.contains("(permission denied): run as root"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_real_time_profiles_governor_stays() {
+        let host = host();
+        host.write(&format!("{POLICY}/scaling_governor"), "performance");
+        let choices = "performance schedutil";
+        host.write(&format!("{POLICY}/scaling_available_governors"), choices);
+        host.write(RT_RECORD, "");
+        let (_, missing) = seen(&host);
+        assert!(
+            missing[0].contains("'performance' by a real-time profile"),
+            "{missing:?}"
+        );
+        assert_eq!(missing.len(), 1);
     }
 
     #[test]

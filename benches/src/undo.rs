@@ -7,19 +7,23 @@
 //! in it only what a bench changes.
 
 use std::fs::{self, File, Permissions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{HostRoot, ignored_signals, stat_field};
+use vcpufreq_device::host::{ignored_signals, stat_field};
 
+use crate::machine::SCHEDUTIL;
 use crate::tracefs::INSTANCES;
 
 /// What real-time threads may have of each second, in µs.
@@ -29,10 +33,19 @@ pub const INSTANCE: &str = "vcpufreq-bench-";
 
 /// A file for each bench that runs: the name is its process.
 const RECORDS: &str = "/run/vcpufreq-bench";
-const SIGNALS: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
+/// Below the records: the bench that runs has it locked.
+const LOCK: &str = "lock";
+const SIGNALS: [Signal; 4] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+];
 const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
 const LIMITS: [&str; 2] = ["scaling_min_freq", "scaling_max_freq"];
 const GOVERNOR: &str = "scaling_governor";
+/// What the governor userspace was set to.
+const SETSPEED: &str = "scaling_setspeed";
 /// A trace instance that is being read can't be removed: so often, with a pause behind each.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
@@ -71,14 +84,60 @@ pub fn write(path: &Path, value: &str) -> Result<String> {
     written.map(|()| old).with_context(failed)
 }
 
-/// Writes back what [`write`] has returned.
-pub fn put_back(path: &Path, old: &str) -> Result<()> {
+/// Records what is in a file that a change will lose; returns that.
+pub fn keep(path: &Path) -> Result<String> {
     let mut changes = changes();
-    fs::write(path, old)?;
+    let old = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let old = old.trim().to_owned();
+    changes.files.push((path.to_owned(), old.clone()));
+    changes.record()?;
+    Ok(old)
+}
+
+/// Writes back what [`write`] or [`keep`] has returned; false where that is another's by now.
+pub fn put_back(path: &Path, old: &str) -> Result<bool> {
+    let mut changes = changes();
+    let written = write_back(path, old)?;
     if let Some(at) = changes.files.iter().rposition(|(file, _)| file == path) {
         changes.files.remove(at);
     }
-    changes.record()
+    changes.record()?;
+    Ok(written)
+}
+
+/// Leaves a governor alone that somebody has chosen meanwhile, and the settings of one that isn't
+/// there.
+fn write_back(path: &Path, old: &str) -> io::Result<bool> {
+    if path.file_name().is_some_and(|name| name == GOVERNOR)
+        && fs::read_to_string(path)?.trim() != SCHEDUTIL
+    {
+        return Ok(false);
+    }
+    match fs::write(path, old) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && is_of_a_governor(path) => {
+            Ok(false)
+        }
+        written => written.map(|()| true),
+    }
+}
+
+/// What the kernel forgets when a policy leaves its governor, `governor`: files that can be written.
+pub fn settings_of(policy: &Path, governor: &str) -> Vec<PathBuf> {
+    let shared = policy.parent().map(|all| all.join(governor));
+    let folders = shared.into_iter().chain([policy.join(governor)]);
+    let files = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    let files = files.map(|entry| entry.path());
+    let mut files: Vec<_> = files
+        .chain((governor == "userspace").then(|| policy.join(SETSPEED)))
+        .filter(|file| fs::metadata(file).is_ok_and(|found| found.mode() & 0o200 != 0))
+        .collect();
+    files.sort();
+    files
+}
+
+/// A line for the user. If stderr is gone, what follows is as important.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "vcpufreq: {line}");
 }
 
 /// Makes something in a folder that isn't there yet.
@@ -112,16 +171,43 @@ fn changes() -> MutexGuard<'static, Changes> {
 /// program. To be called before other threads are started; again it does nothing.
 ///
 /// # Errors
-/// The kernel's.
+/// When another one runs; the kernel's.
 pub fn begin() -> Result<()> {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if BEGUN.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
+    alone()?;
     for left in undo_killed().1 {
-        eprintln!("vcpufreq: {left}");
+        say(&left);
     }
     on_signals().context("waiting for signals")
+}
+
+/// Keeps another bench from this host, whose governors and limits it would measure and put back.
+/// A user without the right to change these has no lock.
+fn alone() -> Result<()> {
+    static LOCKED: OnceLock<Flock<File>> = OnceLock::new();
+    let folder = Path::new(RECORDS);
+    let opened = make_records(folder).and_then(|()| Ok(File::create(folder.join(LOCK))?));
+    let Ok(file) = opened else {
+        return Ok(());
+    };
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => {
+            // To be called once.
+            let _ = LOCKED.set(lock);
+            Ok(())
+        }
+        Err((_, Errno::EWOULDBLOCK)) => bail!("another demo or bench runs; wait for its end"),
+        Err((_, error)) => Err(error).context("locking the records of benches"),
+    }
+}
+
+fn make_records(folder: &Path) -> Result<()> {
+    let failed = || format!("making {}", folder.display());
+    fs::create_dir_all(folder).with_context(failed)?;
+    fs::set_permissions(folder, Permissions::from_mode(0o700)).with_context(failed)
 }
 
 fn on_signals() -> Result<()> {
@@ -143,7 +229,7 @@ fn on_signals() -> Result<()> {
                     "ended by {signal}; the host's settings are as before"
                 ));
             }
-            left.iter().for_each(|line| eprintln!("vcpufreq: {line}"));
+            left.iter().for_each(|line| say(line));
             std::process::exit(128 + signal as i32);
         })?;
     Ok(())
@@ -153,10 +239,7 @@ fn on_signals() -> Result<()> {
 /// that couldn't be.
 #[must_use]
 pub fn undo_killed() -> (Vec<PathBuf>, Vec<String>) {
-    let root = HostRoot::default();
-    of_killed(Path::new(RECORDS), |path, old| {
-        is_of_a_bench(&root, path, old)
-    })
+    of_killed(Path::new(RECORDS), is_of_a_bench)
 }
 
 fn of_killed(
@@ -200,22 +283,41 @@ fn of_killed(
 }
 
 /// Whether a bench changes such a file, in which `old` was, or makes such a folder.
-fn is_of_a_bench(root: &HostRoot, path: &Path, old: Option<&str>) -> bool {
-    let available = |governor: &str| {
-        let choices = root.text(path.with_file_name("scaling_available_governors"));
-        // A policy whose CPUs are off has no file: its governor is put back later.
-        choices.is_none_or(|all| all.split_whitespace().any(|name| name == governor))
-    };
+fn is_of_a_bench(path: &Path, old: Option<&str>) -> bool {
     let of_policy = || {
         let below = path.strip_prefix(POLICIES).ok()?;
         let mut parts = below.iter().map(|part| part.to_string_lossy());
         let (policy, file) = (parts.next()?, parts.next()?);
-        let own = LIMITS.contains(&&*file) || file == GOVERNOR && available(old?);
+        // The kernel refuses a name that no governor has.
+        let own = LIMITS.contains(&&*file) || file == GOVERNOR && is_plain(old?);
         Some(policy.starts_with("policy") && own && parts.next().is_none())
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let instance = path.parent() == Some(Path::new(INSTANCES)) && name.starts_with(INSTANCE);
-    path == Path::new(RT_RUNTIME) || instance || of_policy() == Some(true)
+    path == Path::new(RT_RUNTIME)
+        || instance
+        || of_policy() == Some(true)
+        || is_of_a_governor(path) && old.is_some()
+}
+
+/// `POLICIES/GOVERNOR/NAME`, `POLICIES/policyN/GOVERNOR/NAME`, or the speed of userspace.
+fn is_of_a_governor(path: &Path) -> bool {
+    let Ok(below) = path.strip_prefix(POLICIES) else {
+        return false;
+    };
+    let parts: Option<Vec<&str>> = below.iter().map(|part| part.to_str()).collect();
+    let is_policy = |part: &str| part.starts_with("policy");
+    match parts.as_deref() {
+        Some([policy, SETSPEED]) => is_policy(policy),
+        Some([governor, name]) => !is_policy(governor) && is_plain(governor) && is_plain(name),
+        Some([policy, governor, name]) => is_policy(policy) && is_plain(governor) && is_plain(name),
+        _ => false,
+    }
+}
+
+fn is_plain(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    !name.is_empty() && name.bytes().all(is_part)
 }
 
 /// Reads a record that root or this user alone could have written.
@@ -261,7 +363,7 @@ impl Changes {
             .into_iter()
             .rev()
             .filter(|(path, old)| {
-                let written = fs::write(path, old);
+                let written = write_back(path, old);
                 if let Err(error) = &written {
                     left.push(format!(
                         "{} can't be set back ({error}); write {old} to it",
@@ -303,9 +405,7 @@ impl Changes {
                 _ => Ok(()),
             };
         }
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(folder).with_context(failed)?;
-        fs::set_permissions(folder, Permissions::from_mode(0o700)).with_context(failed)?;
+        make_records(path.parent().unwrap_or(Path::new("/")))?;
         let new = path.with_extension("new");
         let file = File::create(&new).with_context(failed)?;
         file.set_permissions(Permissions::from_mode(0o600))
@@ -331,8 +431,6 @@ mod tests {
     //! record changes only what a bench changes, and counts only if others couldn't write it. A signal
     //! waits until files are whole.
     use std::sync::TryLockError;
-
-    use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
 
@@ -390,29 +488,63 @@ mod tests {
 
     #[test]
     fn a_record_changes_only_what_a_bench_changes() {
-        let host = FakeHost::empty();
-        let choices = format!("{POLICIES}/policy4/scaling_available_governors");
-        host.write(choices.trim_start_matches('/'), "ondemand schedutil\n");
-        let root = host.root();
-        let own = |path: &str| is_of_a_bench(&root, Path::new(path), Some("ondemand"));
+        let own = |path: &&str| is_of_a_bench(Path::new(path), Some("ondemand"));
+        let policy = "/sys/devices/system/cpu/cpufreq/policy4";
         let good = [
-            "/sys/devices/system/cpu/cpufreq/policy4/scaling_min_freq",
-            "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor",
-            "/proc/sys/kernel/sched_rt_runtime_us",
-            "/sys/kernel/tracing/instances/vcpufreq-bench-12",
+            format!("{policy}/scaling_min_freq"),
+            format!("{policy}/scaling_governor"),
+            format!("{policy}/scaling_setspeed"),
+            format!("{policy}/ondemand/up_threshold"),
+            "/sys/devices/system/cpu/cpufreq/ondemand/up_threshold".to_owned(),
+            "/proc/sys/kernel/sched_rt_runtime_us".to_owned(),
+            "/sys/kernel/tracing/instances/vcpufreq-bench-12".to_owned(),
         ];
-        assert!(good.iter().all(|path| own(path)));
+        assert!(good.iter().all(|path| own(&&**path)));
         let bad = [
             "/etc/passwd",
-            "/sys/devices/system/cpu/cpufreq/policy4/scaling_setspeed",
+            "/sys/devices/system/cpu/cpufreq/policy4/energy_performance_preference",
             "/sys/devices/system/cpu/cpufreq/policy4/../scaling_min_freq",
+            "/sys/devices/system/cpu/cpufreq/../cpu0/online",
+            "/sys/devices/system/cpu/cpufreq/policy4/stats/../reset",
             "/sys/kernel/tracing/instances/others",
             "/sys/kernel/tracing/instances/vcpufreq-bench-1/../others",
         ];
-        assert!(!bad.iter().any(|path| own(path)));
-        for old in [Some("performance"), None] {
-            assert!(!is_of_a_bench(&root, Path::new(good[1]), old), "{old:?}");
+        assert!(!bad.iter().any(own));
+        for old in [Some("a b"), Some(""), None] {
+            assert!(!is_of_a_bench(Path::new(&good[1]), old), "{old:?}");
         }
+    }
+
+    #[test]
+    fn a_governor_that_somebody_has_chosen_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(GOVERNOR);
+        for (now, after) in [(SCHEDUTIL, "ondemand"), ("performance", "performance")] {
+            fs::write(&file, format!("{now}\n")).unwrap();
+            assert_eq!(write_back(&file, "ondemand").unwrap(), now != after);
+            assert_eq!(fs::read_to_string(&file).unwrap().trim(), after);
+        }
+    }
+
+    #[test]
+    fn a_governors_settings_are_those_that_can_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = dir.path().join("policy0");
+        for (folder, name, mode) in [
+            (dir.path().join("ondemand"), "up_threshold", 0o644),
+            (dir.path().join("ondemand"), "sampling_rate_min", 0o444),
+            (policy.join("ondemand"), "sampling_rate", 0o644),
+            (policy.join("conservative"), "down_threshold", 0o644),
+            (policy.clone(), SETSPEED, 0o644),
+        ] {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(name), "1").unwrap();
+            fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        let found = settings_of(&policy, "ondemand");
+        let all = ["ondemand/up_threshold", "policy0/ondemand/sampling_rate"];
+        assert_eq!(found, all.map(|file| dir.path().join(file)));
+        assert_eq!(settings_of(&policy, "userspace"), [policy.join(SETSPEED)]);
     }
 
     #[test]

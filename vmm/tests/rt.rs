@@ -219,3 +219,8 @@ fn shipped_profiles_are_printed() {
     assert!(stdout(&one).contains("rt-runtime-us = -1"));
     assert_eq!(program(&["rt", "profiles", "nope"]).status.code(), Some(2));
 }
+
+#[test]
+fn a_bench_looks_for_the_profiles_record() {
+    assert_eq!(format!("/{}", vcpufreq_bench::RT_RECORD), vcpufreq_rt::PATH);
+}
