@@ -33,8 +33,6 @@ pub const INSTANCE: &str = "vcpufreq-bench-";
 
 /// A file for each bench that runs: the name is its process.
 const RECORDS: &str = "/run/vcpufreq-bench";
-/// Below the records: the bench that runs has it locked.
-const LOCK: &str = "lock";
 const SIGNALS: [Signal; 4] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -189,7 +187,7 @@ pub fn begin() -> Result<()> {
 fn alone() -> Result<()> {
     static LOCKED: OnceLock<Flock<File>> = OnceLock::new();
     let folder = Path::new(RECORDS);
-    let opened = make_records(folder).and_then(|()| Ok(File::create(folder.join(LOCK))?));
+    let opened = make_records(folder).and_then(|()| Ok(File::open(folder)?));
     let Ok(file) = opened else {
         return Ok(());
     };

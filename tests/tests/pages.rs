@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The pages of this repository:
+//! The pages of this repository, those that git knows where it has a history:
 //! - each relative link leads to a file, and one with `#` to a heading of a page
 //! - all but the changelog have at most 16,000 words, without the tables that `make figures` writes
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const WORDS: usize = 16_000;
 
 #[test]
 fn each_link_leads_somewhere() {
     let mut checked = 0;
-    for page in pages(&root()) {
+    for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         for link in links(&text) {
             let why = dead(&page, &text, link);
@@ -24,7 +25,7 @@ fn each_link_leads_somewhere() {
 
 #[test]
 fn pages_are_short() {
-    let pages = pages(&root());
+    let pages = pages();
     let counted = pages.iter().filter(|page| !page.ends_with("CHANGELOG.md"));
     let words = counted.map(|page| words(&fs::read_to_string(page).expect("a page")));
     let words: usize = words.sum();
@@ -53,8 +54,30 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Without someone's notes beside the sources, unless there is no git to ask.
+fn pages() -> Vec<PathBuf> {
+    known_to_git().unwrap_or_else(|| pages_below(&root()))
+}
+
+fn known_to_git() -> Option<Vec<PathBuf>> {
+    // Not that of a folder above, which may know none of these.
+    if !root().join(".git").exists() {
+        return None;
+    }
+    let mut git = Command::new("git");
+    let listed = git.current_dir(root()).args(["ls-files", "-z", "*.md"]);
+    let output = listed.output().ok()?;
+    let names = String::from_utf8(output.stdout).ok()?;
+    let paths = names.split_terminator('\0').map(|name| root().join(name));
+    // A removed page is listed until that is committed.
+    output
+        .status
+        .success()
+        .then(|| paths.filter(|path| path.exists()).collect())
+}
+
 /// All pages below a folder, but for what is built or hidden.
-fn pages(folder: &Path) -> Vec<PathBuf> {
+fn pages_below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -64,7 +87,7 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
         // Not a link to one: its pages would count twice.
         if entry.file_type().expect("a type").is_dir() {
             if !name.starts_with('.') && !["target", "out"].contains(&name) {
-                found.extend(pages(&path));
+                found.extend(pages_below(&path));
             }
         } else if name.ends_with(".md") {
             found.push(path);

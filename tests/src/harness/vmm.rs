@@ -52,6 +52,8 @@ pub struct Setup {
     pub silent: bool,
     /// Memory in MiB, when the usual isn't enough.
     pub mem_mib: Option<u32>,
+    /// QEMU gives the guest no PMU, as `vcpufreq run`: KVM saves and restores it at each exit.
+    pub no_pmu: bool,
 }
 
 impl Setup {
@@ -189,7 +191,8 @@ fn qemu(setup: &Setup) -> Command {
     let mut command = Command::new(QEMU);
     command
         .args(["-accel", "kvm", "-machine", "virt,gic-version=3"])
-        .args(["-cpu", "host", "-smp", &vcpus.to_string()])
+        .args(["-cpu", if setup.no_pmu { "host,pmu=off" } else { "host" }])
+        .args(["-smp", &vcpus.to_string()])
         .args(["-m", &setup.mem_mib(), "-nodefaults", "-display", "none"])
         .args(["-kernel", KERNEL, "-initrd", INITRD])
         .args(["-append", &setup.cmdline("console=ttyAMA0 ")])

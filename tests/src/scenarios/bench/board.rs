@@ -99,6 +99,7 @@ pub fn run() -> Result<Value> {
     let report = report()?;
     let mut left = Vec::new();
     let (mut held_at_end, mut rt_app_at_end, mut kills) = (0, 0, 0);
+    let mut governor_at_end = 0;
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
         (&RT_APP, OF_RT_APP),
@@ -114,6 +115,7 @@ pub fn run() -> Result<Value> {
             let by_cleanup = number / 4 % 2 == 0;
             let end = interrupted(options, (signal, after, by_cleanup), &before)?;
             held_at_end += u32::from(end.changes);
+            governor_at_end += u32::from(end.governor);
             rt_app_at_end += u32::from(end.rt_app);
             by_itself += u32::from(end.by_itself);
             kills += 1;
@@ -126,11 +128,13 @@ pub fn run() -> Result<Value> {
     sysfs::write(&governor, SCHEDUTIL)?;
     let parts = [&demo, &without_root, &report];
     let held = parts.iter().all(|part| part["held"] == true);
-    let at_work = held_at_end > 0 && rt_app_at_end > 0;
+    let at_work = held_at_end > 0 && governor_at_end > 0 && rt_app_at_end > 0;
     Ok(json!({
         "held": held && left.is_empty() && at_work,
         "demo": demo, "without_root": without_root, "report": report, "kills": kills,
-        "ended_with_changes_on_the_host": held_at_end, "ended_beside_rt_app": rt_app_at_end, "left": left,
+        "ended_with_changes_on_the_host": held_at_end,
+        "ended_with_another_governor": governor_at_end,
+        "ended_beside_rt_app": rt_app_at_end, "left": left,
     }))
 }
 
@@ -258,6 +262,8 @@ fn report() -> Result<Value> {
 struct End {
     /// There was something to put back.
     changes: bool,
+    /// A governor among it: a trace instance or a record alone is there for longer.
+    governor: bool,
     /// rt-app had its folder.
     rt_app: bool,
     /// The program ended itself.
@@ -285,7 +291,10 @@ fn interrupted(
         until_rt_app()?;
     }
     sleep(after);
-    let (changes, rt_app) = (state()? != *before, !rt_app_folders()?.is_empty());
+    let (now, rt_app) = (state()?, !rt_app_folders()?.is_empty());
+    let governor = differences(before, &now)
+        .iter()
+        .any(|one| one.contains("/scaling_governor: "));
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let runs = child.try_wait()?.is_none();
     // It may have ended by itself, which is as good.
@@ -310,7 +319,8 @@ fn interrupted(
     left.extend(leftovers()?);
     let at = |one| format!("{options:?}, {} after {after:?}: {one}", signal.as_str());
     Ok(End {
-        changes,
+        changes: now != *before,
+        governor,
         rt_app,
         by_itself: ended.is_some_and(|status| status.signal().is_none()),
         left: left.into_iter().map(at).collect(),

@@ -34,6 +34,7 @@ impl Measured {
     pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
         let setup = Setup {
             silent: true,
+            no_pmu: true,
             vmm: if path == QEMU {
                 Vmm::Qemu
             } else {
