@@ -212,8 +212,8 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
-    undo::begin()?;
     let scenarios = chosen(args)?;
+    undo::begin()?;
     let mut machine = match BenchMachine::check(args.guests(), args.bridge(), trace::usable().err())
     {
         Ok(machine) => machine,

@@ -3,8 +3,13 @@
 //! clear line for each cause. That it measures is shown in the lab.
 
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+/// One at a time: a bench refuses to run beside another.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn bench(options: &[&str]) -> Output {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
         .arg("bench")
         .args(options)

@@ -107,7 +107,7 @@ fn many_at_once(lives: &HostBpf) -> Result<(bool, Value)> {
     ready.context("the VMs didn't start")?;
     lives.sweep();
     // The kernel frees them after a grace period.
-    let after = settled(2 * SOON, || Ok(objects()), |now| *now == before)?;
+    let after = settled(10 * SOON, || Ok(objects()), |now| *now == before)?;
     let held = after == before && with.0 >= before.0 + VMS;
     let row = json!({
         "vms": VMS, "before": format!("{before:?}"), "with": format!("{with:?}"),
@@ -170,7 +170,7 @@ pub fn kill() -> Result<Value> {
         lives.sweep();
         Ok(objects())
     };
-    let after = settled(SOON, look, |now| *now == before)?;
+    let after = settled(5 * SOON, look, |now| *now == before)?;
     let (at_once_held, at_once) = many_at_once(&lives)?;
     drop(lives);
     console_commands::unload_host_module()?;

@@ -59,7 +59,7 @@ fn kills(service: &Service) -> Result<Value> {
         child.wait()?;
     }
     // No VMM lives that could have to see to it.
-    let after = settled(5 * SOON, || Ok(objects()), |now| *now == before)?;
+    let after = settled(10 * SOON, || Ok(objects()), |now| *now == before)?;
     let policies = Policy::all()?;
     let cpus = policies.iter().flat_map(|policy| &policy.cpus);
     let sums = cpus.map(|cpu| sum_of(*cpu)).collect::<Result<Vec<_>>>()?;
