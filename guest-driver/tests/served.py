@@ -35,7 +35,7 @@ def answer(guest, cpu):
 
 
 def requests_are_answered(args):
-    """The guest stays until the end of the input, for who looks at the server."""
+    """The guest stays until the end of the input, so that the server can be looked at."""
     with Guest(args.kernel, args.modules, args.folder, "", [Device(args.socket)],
                X86_64_THREADS) as guest:
         guest.run("busybox insmod /vcpufreq_guest.ko")

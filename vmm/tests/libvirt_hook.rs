@@ -6,7 +6,7 @@
 //! - Nothing is done for a domain without the device, for one with another server, or at other times.
 //! - A device tree beside which QEMU's own lies is made anew. If that fails, the tree stays, and the
 //!   domain starts, unless QEMU's own is newer.
-//! - If the socket can't be started, libvirt is told not to start the domain.
+//! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
 
 #![allow(clippy::unwrap_used)]
 

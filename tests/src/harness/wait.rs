@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// In which a VMM or a server has done its part, and nothing is left of one that has ended.
+/// How long a VMM or a server may take to do its part, or to leave nothing behind when it has ended.
 pub const SOON: Duration = Duration::from_secs(1);
 /// Between two looks.
 const SHORTEST: Duration = Duration::from_millis(1);

@@ -181,7 +181,7 @@ fn demo_without_root(governor: &str) -> Result<Value> {
     Ok(result)
 }
 
-/// A user who can't choose schedutil gets a line about that, and exit code 2.
+/// A user without the right to choose schedutil gets a line about that, and exit code 2.
 fn refused(command: &mut Command) -> Result<Value> {
     let output = command.arg("demo").output()?;
     let said = text(&output.stderr);
