@@ -106,8 +106,10 @@ impl StateDir {
         self.0.join(format!("{pid}.json"))
     }
 
-    /// An empty file for process `pid` alone. What a killed process left of it is removed as an
-    /// unfinished record is.
+    /// An empty file for process `pid` alone, in which QEMU writes its device tree. QEMU makes a
+    /// file beside it and renames that one: its name has a dot and six characters more
+    /// (g_file_set_contents). What a killed process left of either is removed as an unfinished
+    /// record is.
     ///
     /// # Errors
     /// As [`OwnDir::make`], [`OwnDir::remove`] and [`OwnDir::create`].
@@ -342,6 +344,22 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     remove_all(&[path])
 }
 
+/// Removes the file of [`StateDir::scratch`], and what a killed QEMU left beside it.
+///
+/// # Errors
+/// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::remove`].
+pub fn remove_scratch(path: &Path) -> io::Result<()> {
+    let Some(dir) = directory_of(path)? else {
+        return Ok(());
+    };
+    let names = dir.names()?.into_iter();
+    for name in names.filter(|name| name.starts_with(name_of(path))) {
+        dir.remove(&name)?;
+    }
+    dir.leave();
+    Ok(())
+}
+
 /// Removes these files of one directory, and that when nothing else is in it.
 fn remove_all(paths: &[&Path]) -> io::Result<()> {
     let Some(dir) = paths.first().map(|path| directory_of(path)).transpose()? else {
@@ -365,19 +383,26 @@ fn unfinished(path: &Path) -> PathBuf {
     path.with_extension("json.new")
 }
 
-/// Whether a file is a record whose writer was killed, or is at it.
+/// What the name of a file says of it: a record, or a file that its process hasn't finished.
+fn parts(path: &Path) -> Option<(u32, bool)> {
+    let (pid, kind) = path.file_name()?.to_str()?.split_once('.')?;
+    let unfinished = match kind {
+        "json" => false,
+        "json.new" | "dtb.new" => true,
+        beside if beside.starts_with("dtb.new.") => true,
+        _ => return None,
+    };
+    Some((pid.parse().ok()?, unfinished))
+}
+
+/// Whether a file is a record or a device tree whose writer was killed, or is at it.
 pub fn is_unfinished(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "new")
+    parts(path).is_some_and(|(_, unfinished)| unfinished)
 }
 
 /// The process that a record is of, by its name; also of an unfinished one.
 pub fn pid_of(path: &Path) -> Option<u32> {
-    let name = path.file_name()?.to_str()?;
-    let number = name
-        .strip_suffix(".json")
-        .or(name.strip_suffix(".json.new"))
-        .or(name.strip_suffix(".dtb.new"))?;
-    number.parse().ok()
+    parts(path).map(|(pid, _)| pid)
 }
 
 #[cfg(test)]

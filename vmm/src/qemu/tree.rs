@@ -114,7 +114,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     qemu.args(command.of_tree()).arg("-machine").arg(dump);
     let ran = run(&mut qemu, DUMP_WITHIN);
     let tree = fs::read(&file);
-    state::remove_file(&file).context("can't remove QEMU's device tree")?;
+    state::remove_scratch(&file).context("can't remove QEMU's device tree")?;
     ran?;
     tree.context("can't read QEMU's device tree")
 }

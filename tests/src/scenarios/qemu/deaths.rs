@@ -229,7 +229,7 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> 
 fn left_of_server() -> Result<Vec<String>> {
     let look = || {
         let mut left = leftovers()?;
-        left.retain(|what| !UNGUARDED.iter().any(|end| what.ends_with(end)));
+        left.retain(|what| !UNGUARDED.iter().any(|part| what.contains(part)));
         Ok(left)
     };
     settled(SOON, look, Vec::is_empty)
