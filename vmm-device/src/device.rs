@@ -10,11 +10,9 @@
 
 #![forbid(unsafe_code)]
 
-mod counts;
+pub(crate) mod counts;
 mod reads;
 mod residency;
-
-pub use counts::DomainStatus;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -31,7 +29,7 @@ use crate::ports::{Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, WriteReg};
 use crate::sample_order::SampleOrder;
 use crate::units::{DomainId, Khz, VcpuId};
-use residency::Residency;
+use residency::{Residency, entry_of, us};
 
 /// A virtual cpufreq device of 1 to 512 vCPUs.
 #[derive(Debug)]
@@ -93,7 +91,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let vcpus = config.vcpus.iter().map(|spec| Vcpu::new(spec, &numbers));
         let clock = Time(Box::new(Monotonic::default()));
         Ok(Self {
-            residency: residency::of(&config, &clock),
+            residency: residency::of(&config, clock.0.now_ns()),
             vcpus: vcpus.collect(),
             domains: numbers.iter().copied().map(Domain::new).collect(),
             limit: config
@@ -113,7 +111,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     #[must_use]
     pub fn with_clock(self, clock: impl Clock + 'static) -> Self {
         let clock = Time(Box::new(clock));
-        let residency = residency::of(&self.config, &clock);
+        let residency = residency::of(&self.config, clock.0.now_ns());
         Self {
             residency,
             clock,
@@ -289,6 +287,16 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             self.in_force_since(request.vcpu, khz, now);
             in_force
         });
+    }
+
+    fn in_force_since(&self, vcpu: VcpuId, khz: Khz, since_ns: u64) {
+        let index = vcpu.index();
+        let (Some(spec), Some(page)) = (self.config.vcpus.get(index), self.vcpus.get(index)) else {
+            return;
+        };
+        if let Some(residency) = self.residency.get(page.domain) {
+            residency.change(entry_of(&spec.table, khz), us(since_ns));
+        }
     }
 
     fn publish(&self, domain: &Domain, request: Request) {

@@ -70,7 +70,7 @@ mod units;
 
 pub use config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, Headroom, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
-pub use device::{Device, DomainStatus};
+pub use device::{Device, counts::DomainStatus};
 pub use domain::ROUNDS;
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit, VM_DOMAINS};

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is counted of a device, by it and by what serves it, and where its vCPUs stand.
+//! What is counted and timed of a device, by it and by what serves it, and where its vCPUs stand.
 
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::Device;
+use super::residency::us;
 use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
 use crate::domain::Request;
 use crate::policy::Clamp;
@@ -121,6 +123,30 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
             cur_perf: Khz(page.cur_perf.load(Relaxed)),
         })
+    }
+
+    /// For each entry of the table of `vcpu`, how long a request of its domain for that entry was in
+    /// force since the device was made, and before these for 0 kHz how long none was. The times add
+    /// up to the device's age. A value between two entries counts as the higher one. `None` when
+    /// there is no such vCPU.
+    ///
+    /// The time of a change is the clock's when the request arrived, in µs.
+    #[must_use]
+    pub fn requested_for(&self, vcpu: VcpuId) -> Option<Vec<(Khz, Duration)>> {
+        let spec = self.config.vcpus.get(vcpu.index())?;
+        let domain = self.vcpus.get(vcpu.index())?.domain;
+        let us = self.residency.get(domain)?.at(us(self.clock.0.now_ns()));
+        let entries = std::iter::once(&Khz(0)).chain(spec.table.entries());
+        let times = us.into_iter().map(Duration::from_micros);
+        Some(entries.copied().zip(times).collect())
+    }
+
+    /// The request of the domain of `vcpu` has been `khz` for `age`; 0 is none. For a path that
+    /// carries requests out beside this device. Does nothing when there is no such vCPU.
+    pub fn carried_out(&self, vcpu: VcpuId, khz: Khz, age: Duration) {
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let since_ns = self.clock.0.now_ns().saturating_sub(age);
+        self.in_force_since(vcpu, khz, since_ns);
     }
 
     /// Accesses to the padding behind the last vCPU's page.

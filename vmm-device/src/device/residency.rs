@@ -7,13 +7,10 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::Duration;
 
-use super::{Device, Time};
 use crate::config::DeviceConfig;
-use crate::ports::{Actuator, Events, Source};
 use crate::table::PerfTable;
-use crate::units::{DomainId, Khz, VcpuId};
+use crate::units::{DomainId, Khz};
 
 /// How often a reader tries to find no thread in the middle of a change.
 const ATTEMPTS: u32 = 100;
@@ -84,9 +81,9 @@ fn unpack(open: u64) -> (u64, usize) {
     (open >> ENTRY_BITS, index.into())
 }
 
-/// For each domain of a device whose times are of `clock`.
-pub(super) fn of(config: &DeviceConfig, clock: &Time) -> Box<[Residency]> {
-    let now = us(clock.0.now_ns());
+/// For each domain of a device that is made at `now_ns`.
+pub(super) fn of(config: &DeviceConfig, now_ns: u64) -> Box<[Residency]> {
+    let now = us(now_ns);
     let of_domain = |domain: DomainId| {
         let mut members = config.vcpus.iter();
         let member = members.find(|spec| spec.domain == domain);
@@ -96,7 +93,7 @@ pub(super) fn of(config: &DeviceConfig, clock: &Time) -> Box<[Residency]> {
 }
 
 /// The entry of a request: the host rounds up to one. 0 is no request.
-fn entry_of(table: &PerfTable, khz: Khz) -> usize {
+pub(super) fn entry_of(table: &PerfTable, khz: Khz) -> usize {
     let entries = table.entries();
     match khz {
         Khz(0) => 0,
@@ -104,43 +101,7 @@ fn entry_of(table: &PerfTable, khz: Khz) -> usize {
     }
 }
 
-impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
-    /// For each entry of the table of `vcpu`, how long a request of its domain for that entry was in
-    /// force since the device was made, and before these for 0 kHz how long none was. The times add
-    /// up to the device's age. A value between two entries counts as the higher one. `None` when
-    /// there is no such vCPU.
-    ///
-    /// The time of a change is the clock's when the request arrived, in µs.
-    #[must_use]
-    pub fn requested_for(&self, vcpu: VcpuId) -> Option<Vec<(Khz, Duration)>> {
-        let spec = self.config.vcpus.get(vcpu.index())?;
-        let domain = self.vcpus.get(vcpu.index())?.domain;
-        let us = self.residency.get(domain)?.at(us(self.clock.0.now_ns()));
-        let entries = std::iter::once(&Khz(0)).chain(spec.table.entries());
-        let times = us.into_iter().map(Duration::from_micros);
-        Some(entries.copied().zip(times).collect())
-    }
-
-    /// The request of the domain of `vcpu` has been `khz` for `age`; 0 is none. For a path that
-    /// carries requests out beside this device. Does nothing when there is no such vCPU.
-    pub fn carried_out(&self, vcpu: VcpuId, khz: Khz, age: Duration) {
-        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-        let since_ns = self.clock.0.now_ns().saturating_sub(age);
-        self.in_force_since(vcpu, khz, since_ns);
-    }
-
-    pub(super) fn in_force_since(&self, vcpu: VcpuId, khz: Khz, since_ns: u64) {
-        let index = vcpu.index();
-        let (Some(spec), Some(page)) = (self.config.vcpus.get(index), self.vcpus.get(index)) else {
-            return;
-        };
-        if let Some(residency) = self.residency.get(page.domain) {
-            residency.change(entry_of(&spec.table, khz), us(since_ns));
-        }
-    }
-}
-
-fn us(ns: u64) -> u64 {
+pub(super) fn us(ns: u64) -> u64 {
     ns / 1000
 }
 
