@@ -7,7 +7,7 @@
 //! source of `cur_perf`.
 
 use super::opp_node::{self, HostOpp};
-use super::topology::CPUS;
+use super::root::CPUS;
 use super::{CpuList, HostRoot, energy_model, topology};
 
 /// The highest capacity. Also the capacity of a host that reports none: its CPUs are alike.

@@ -31,14 +31,12 @@ mod partition;
 mod placement;
 mod proc_text;
 mod raised_groups;
+mod root;
 mod source;
 mod sys;
 mod text;
 mod thread_actuator;
 mod topology;
-
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 pub use adopted_groups::AdoptedGroups;
 pub use borrowed_thread::BorrowedThread;
@@ -60,6 +58,8 @@ pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use proc_text::{effective_clamp, ignored_signals, proc_field, stat_field};
 pub use raised_groups::RaisedGroups;
+pub(crate) use root::CPUS;
+pub use root::HostRoot;
 pub use source::{PcpuTop, SourceSetupError, SysfsSource};
 pub use sys::{
     SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
@@ -67,49 +67,4 @@ pub use sys::{
 pub use thread_actuator::{
     NEEDS_UCLAMP, ThreadActuator, clamp_current_thread_to_zero, uclamp_available,
 };
-pub(crate) use topology::CPUS;
 pub use topology::{policies, possible_pcpus, present_pcpus};
-
-/// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostRoot(PathBuf);
-
-impl HostRoot {
-    /// A directory that stands for `/`.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self(root.into())
-    }
-
-    /// The directory of all pCPUs.
-    pub(crate) fn cpus(&self) -> PathBuf {
-        self.0.join(CPUS)
-    }
-
-    /// The directory of the calling process in procfs.
-    pub(crate) fn own_process(&self) -> PathBuf {
-        self.0.join("proc/self")
-    }
-
-    /// `path` below the root; a leading slash is ignored.
-    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        self.0.join(path.strip_prefix("/").unwrap_or(path))
-    }
-
-    /// The trimmed text of a file; `None` if it can't be read.
-    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        let text = std::fs::read_to_string(self.path(path)).ok()?;
-        Some(text.trim().to_owned())
-    }
-
-    /// The number or list in a file; `None` if it can't be read or is no such thing.
-    pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
-        self.text(path)?.parse().ok()
-    }
-}
-
-impl Default for HostRoot {
-    fn default() -> Self {
-        Self(PathBuf::from("/"))
-    }
-}

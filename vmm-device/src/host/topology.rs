@@ -6,10 +6,8 @@
 
 use std::fs;
 
-use super::{CpuList, HostRoot};
-
-/// The host's CPUs in sysfs, below a [`HostRoot`].
-pub(crate) const CPUS: &str = "sys/devices/system/cpu";
+use super::cpu_list::CpuList;
+use super::root::{CPUS, HostRoot};
 
 /// The pCPUs that this host can have.
 #[must_use]
