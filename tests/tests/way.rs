@@ -33,12 +33,12 @@ const FROM_WORKER: &[Step] = &[
         "drain_one",
     ),
     (
-        "vmm-device/src/kvm/ioeventfd/mod.rs",
+        "vmm-device/src/kvm/ioeventfd/pending_writes.rs",
         "drain_one",
         "drain_locked",
     ),
     (
-        "vmm-device/src/kvm/ioeventfd/mod.rs",
+        "vmm-device/src/kvm/ioeventfd/pending_writes.rs",
         "drain_locked",
         "drain",
     ),

@@ -8,8 +8,7 @@
 
 use std::sync::OnceLock;
 
-use super::perf::{PerfEvent, Read, Whose};
-use super::tracepoint_text;
+use super::perf::{PerfEvent, Read, Whose, tracepoint_text};
 use crate::host::{HostRoot, Tid};
 use crate::kvm::error::{Context, PathError};
 use crate::{REG_SET_PERF, REGION_STRIDE, VcpuId};

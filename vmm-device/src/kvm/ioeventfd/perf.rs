@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! perf events of the kernel's own: their system calls and rings, and nothing
+//! perf events of the kernel's own: their system calls, rings and tracepoints, and nothing
 //! of what they are for. The only unsafe code of the path.
 //!
 //! A ring is written backward and never full: the newest record is at its
@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
-use crate::host::Tid;
+use crate::host::{HostRoot, Tid};
 
 const TYPE_SOFTWARE: u32 = 1;
 const TYPE_TRACEPOINT: u32 = 2;
@@ -71,6 +71,12 @@ struct Attr {
 
 const ATTR_SIZE: u32 = 112;
 const _: () = assert!(size_of::<Attr>() == 112);
+
+/// The kernel's file of a tracepoint (`group/event`), if it can be read.
+pub fn tracepoint_text(host: &HostRoot, tracepoint: &str, file: &str) -> Option<String> {
+    let path = format!("sys/kernel/tracing/events/{tracepoint}/{file}");
+    host.text(path)
+}
 
 /// Whose events.
 #[derive(Clone, Copy, Debug)]

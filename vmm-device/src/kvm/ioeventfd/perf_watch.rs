@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::perf::{PerfEvent, Whose};
-use super::tracepoint_text;
+use super::perf::{PerfEvent, Whose, tracepoint_text};
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid};
 use crate::kvm::confinement::{BridgeThread, Confinement};

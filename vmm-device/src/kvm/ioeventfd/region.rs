@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::PendingWrites;
+use super::pending_writes::PendingWrites;
 use crate::kvm::mmio_device::MmioDevice;
 use crate::{Actuator, Device, Events, REG_SET_PERF, REGION_STRIDE, Source, VcpuId};
 

@@ -6,7 +6,7 @@
 //! worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
 //! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::RequestQueue;
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use crate::kvm::budget::Budget;
@@ -30,6 +29,21 @@ const SHARE: u32 = 20;
 const FINISH: Duration = Duration::from_millis(1);
 /// Events of one turn; further ones are the next turn's.
 const TURN: usize = 64;
+
+/// Where a worker finds the requests of a guest, for a device `D`.
+pub trait RequestQueue<D>: Send + Sync {
+    /// What is readable when requests wait, by index.
+    fn fds(&self) -> Vec<RawFd>;
+
+    /// Carries out what waits behind file `index`.
+    fn drain_one(&self, index: usize, device: &D);
+
+    /// Goes on where requests were left.
+    fn finish(&self, device: &D);
+
+    /// Whether requests were left.
+    fn is_unfinished(&self) -> bool;
+}
 
 /// What the worker is made of.
 pub struct WorkerParts<A, S, E> {
