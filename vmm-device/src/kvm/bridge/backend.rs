@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{BridgeDevice, GuestFacts, VcpuSnapshot};
+use super::guest::{BridgeDevice, GuestFacts};
+use super::snapshot::VcpuSnapshot;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
 use crate::kvm::mmio_device::MmioDevice;

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{BridgeInner, BridgeSnapshot};
+use super::inner::BridgeInner;
+use super::snapshot::BridgeSnapshot;
 use crate::VcpuId;
 use crate::host::Tid;
 use crate::kvm::error::PathError;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BridgeDevice, GuestFacts};
+use super::guest::{BridgeDevice, GuestFacts};
 use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Context, PathError};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A bridge learns of pCPUs that come online or go offline while its guest runs.
 
-use super::BridgeInner;
+use super::inner::BridgeInner;
 
 impl BridgeInner {
     /// Learns what is new of pCPUs that have come or gone.

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a bridge shares with its handles, and how one path takes the place of another.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::backend::{Offered, RunningBackend};
+use super::config::BridgeConfig;
+use super::guest::{BridgeDevice, GuestFacts};
+use super::ioeventfd::{IoeventfdPath, IoeventfdPlan};
+use crate::host::Tid;
+use crate::kvm::diagnostics::Diagnostics;
+use crate::kvm::error::{Context, PathError};
+use crate::kvm::mmio_device::{MmioDevice, SwappableDevice};
+use crate::kvm::offload::{KvmOffload, SlotMemory};
+use crate::kvm::page_mapping::PageMapping;
+use crate::{PageMemory, RegisterPages, VcpuId};
+
+/// What is shared by the virtual machine, the stats and the end.
+pub struct BridgeInner {
+    pub device: Arc<BridgeDevice>,
+    pub guest: GuestFacts,
+    pub diagnostics: Arc<dyn Diagnostics>,
+    /// The device on the bus, and what accesses get to that exit.
+    region: Arc<dyn MmioDevice>,
+    pub on_bus: Arc<SwappableDevice>,
+    pub tids: Box<[OnceLock<Tid>]>,
+    path: Mutex<CurrentPath>,
+    /// cur_perf in the pages is the device's to keep true.
+    pub keeps_pages: AtomicBool,
+    /// The pages that the guest sees, once it sees any.
+    pages: OnceLock<Arc<dyn SlotMemory>>,
+    ioeventfd: Option<IoeventfdPlan>,
+}
+
+/// The path in use, and the one that was lost.
+#[derive(Default)]
+pub struct CurrentPath {
+    pub backend: Option<NamedBackend>,
+    pub ioeventfd: Option<IoeventfdPath>,
+    pub lost: Option<NamedBackend>,
+}
+
+pub type NamedBackend = (&'static str, Box<dyn RunningBackend>);
+
+impl BridgeInner {
+    pub fn new(
+        device: &Arc<BridgeDevice>,
+        region: Arc<dyn MmioDevice>,
+        config: &BridgeConfig,
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            guest: GuestFacts {
+                base: config.base,
+                all_pinned: config.pins.iter().all(|pin| !pin.is_empty()),
+                pcpus_of_vcpus: config.pins.concat(),
+                rt_pcpus: config.rt_pcpus.clone(),
+                threads: Arc::default(),
+                state: Arc::default(),
+                kick: config.kick,
+                confinement: config.confinement.clone(),
+            },
+            diagnostics: diagnostics.clone(),
+            on_bus: Arc::new(SwappableDevice::new(region.clone())),
+            region,
+            tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
+            path: Mutex::default(),
+            keeps_pages: AtomicBool::new(false),
+            pages: OnceLock::new(),
+            ioeventfd: config.ioeventfd,
+        })
+    }
+
+    pub fn active(&self) -> MutexGuard<'_, CurrentPath> {
+        // A thread that panicked left a path that runs, or none.
+        self.path.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn vcpus(&self) -> impl Iterator<Item = VcpuId> + use<> {
+        let count = u16::try_from(self.tids.len()).unwrap_or(u16::MAX);
+        (0..count).map(VcpuId)
+    }
+
+    /// The thread of a vCPU, while the guest has one.
+    pub fn thread(&self, vcpu: VcpuId) -> Option<Tid> {
+        let running = vcpu.0 < self.guest.threads.load(Relaxed);
+        let tid = self.tids.get(vcpu.index()).filter(|_| running)?;
+        tid.get().copied()
+    }
+
+    pub fn start_best(
+        &self,
+        backends: &[Offered],
+        size: u64,
+    ) -> Result<Option<KvmOffload>, PathError> {
+        for Offered { backend, required } in backends {
+            let name = backend.name();
+            match backend.start(&self.device, &self.guest, &self.diagnostics) {
+                Ok((path, offload)) => {
+                    self.show(path.memory(), offload.as_ref().map(|kvm| kvm.pages.clone()))?;
+                    self.on_bus.exchange(path.region(self.region.clone()));
+                    self.keeps_pages.store(!path.keeps_cur_perf(), Relaxed);
+                    self.active().backend = Some((name, path));
+                    return Ok(offload);
+                }
+                Err(why) => {
+                    if let Some(required) = required.clone() {
+                        let error = why;
+                        return Err(PathError::Required { required, error });
+                    }
+                    self.diagnostics.warn(&format!(
+                        "not by the path {name}, but by the next one: {why}; see vcpufreq doctor"
+                    ));
+                }
+            }
+        }
+        let Some(plan) = self.ioeventfd else {
+            return Ok(None);
+        };
+        let pages = PageMapping::new(size, plan.clean);
+        let pages = Arc::new(pages.context("can't map the register pages")?);
+        self.show(Box::new(pages.clone()), Some(pages))?;
+        self.start_ioeventfd().map(Some)
+    }
+
+    /// Has the device store what guests read in `memory`, too.
+    fn show(
+        &self,
+        memory: Box<dyn PageMemory>,
+        pages: Option<Arc<dyn SlotMemory>>,
+    ) -> Result<(), PathError> {
+        let vcpus = u16::try_from(self.tids.len())
+            .ok()
+            .context("too many vCPUs")?;
+        self.device
+            .attach_pages(RegisterPages::new(memory, vcpus)?)?;
+        if let Some(pages) = pages {
+            // They are set once, at the start.
+            let _ = self.pages.set(pages);
+        }
+        Ok(())
+    }
+
+    /// Starts the path `ioeventfd` on the pages that there are.
+    fn start_ioeventfd(&self) -> Result<KvmOffload, PathError> {
+        let pages = self.pages.get().context("no register pages")?.clone();
+        let (path, offload) =
+            IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
+        self.on_bus
+            .exchange(path.region(self.region.clone(), &self.device));
+        for (vcpu, tid) in self.vcpus().zip(&self.tids) {
+            if let Some(tid) = tid.get() {
+                path.register_thread(vcpu, *tid);
+            }
+        }
+        self.active().ioeventfd = Some(path);
+        self.keeps_pages.store(true, Relaxed);
+        Ok(offload)
+    }
+
+    pub fn ioeventfd_lost(&self, path: IoeventfdPath) {
+        self.keeps_pages.store(false, Relaxed);
+        path.drain(&self.device);
+        self.on_bus.exchange(self.region.clone());
+        path.stop(&self.device);
+        self.diagnostics.warn(
+            "the thread that carries out requests has died: each access exits to the VMM from \
+             now on; restart the guest for the path ioeventfd",
+        );
+    }
+
+    /// Hands over to the path `ioeventfd`, or to the exit.
+    pub fn backend_lost(&self, (name, path): NamedBackend) -> Option<KvmOffload> {
+        self.on_bus.exchange(self.region.clone());
+        let why = path.hand_over();
+        self.active().lost = Some((name, path));
+        let next = self.ioeventfd.map(|_| self.start_ioeventfd());
+        let (next, how) = match next {
+            Some(Ok(next)) => (Some(next), "by the path ioeventfd".to_owned()),
+            Some(Err(error)) => (None, format!("by exits to the VMM ({error})")),
+            None => (None, "by exits to the VMM".to_owned()),
+        };
+        self.diagnostics.warn(&format!(
+            "the path {name} is lost, {why}: accesses go on {how}; restart the guest for \
+             the path {name}"
+        ));
+        next
+    }
+}
