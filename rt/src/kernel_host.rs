@@ -31,6 +31,11 @@ impl KernelHost {
         Self(HostRoot::at(root))
     }
 
+    /// The host below `root`; without one, the running one.
+    pub(crate) fn at_or_running(root: Option<&Path>) -> Self {
+        root.map_or_else(Self::default, Self::at)
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.0.path(path)
     }

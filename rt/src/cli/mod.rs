@@ -5,19 +5,17 @@
 //! stderr warnings. The program prints an error and ends with exit code 2.
 
 mod args;
+mod output;
 mod report;
 mod text;
 
-use std::{
-    io::{self, Write},
-    path::Path,
-};
-
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub use args::{RtArgs, RtCommand};
 use args::{Wanted, profiles};
+use output::Changes;
+pub use output::print;
 pub use report::ReportArgs;
 
 use crate::{
@@ -49,24 +47,8 @@ pub fn run(command: &RtCommand) -> anyhow::Result<u8> {
     }
 }
 
-/// Prints a result.
-///
-/// # Errors
-/// When stdout takes no more.
-pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let mut output = io::stdout();
-    output
-        .write_all(text.as_ref())
-        .and_then(|()| output.flush())
-        .context("can't write to stdout; check where it goes")
-}
-
-fn host(root: Option<&Path>) -> KernelHost {
-    root.map_or_else(KernelHost::default, KernelHost::at)
-}
-
 fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = host(args.root.as_deref());
+    let host = KernelHost::at_or_running(args.root.as_deref());
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     if args.json {
@@ -76,45 +58,6 @@ fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
         print(text::plan(&plan, &wanted.profile_name))?;
     }
     Ok(u8::from(!plan.unseen.is_empty()))
-}
-
-/// Prints changes as they are made, or collects them for JSON. A closed stdout doesn't stop what has
-/// begun.
-struct Changes {
-    json: bool,
-    made: Vec<Value>,
-}
-
-impl Changes {
-    fn new(json: bool) -> Self {
-        let made = Vec::new();
-        Self { json, made }
-    }
-
-    fn add(&mut self, name: &str, old: &str, new: &str) {
-        if self.json {
-            self.made
-                .push(json!({ "name": name, "old": old, "new": new }));
-        } else {
-            let _ = writeln!(io::stdout(), "{name}: {old} → {new}");
-        }
-    }
-
-    /// Ends the output; the exit code.
-    fn end(self, refused: &[(String, String)], mut report: Value) -> anyhow::Result<u8> {
-        for (name, why) in refused {
-            eprintln!("vcpufreq: {name}: {why}");
-        }
-        if self.json {
-            report["changes"] = self.made.into();
-            let pairs = refused.iter();
-            report["refused"] = pairs
-                .map(|(name, why)| json!({ "name": name, "why": why }))
-                .collect();
-            print(format!("{report:#}\n"))?;
-        }
-        Ok(u8::from(!refused.is_empty()))
-    }
 }
 
 fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
@@ -172,7 +115,7 @@ fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> 
 }
 
 fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = host(args.root.as_deref());
+    let host = KernelHost::at_or_running(args.root.as_deref());
     let wanted = named_or_applied(args, &host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     let checked = check(&host, &plan, &wanted.profile);

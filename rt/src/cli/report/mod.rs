@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    cli::{host, print},
+    cli::print,
     host::Look as _,
     kernel_host::KernelHost,
     measure::{self, Beside, Conditions, LatencyReport, Load, Run, Test, TestPlace, Verdict},
@@ -27,7 +27,7 @@ use shell::Shell;
 /// Why there is no report: a program that is missing, CPUs that don't fit, a test or load that
 /// failed, a signal.
 pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
-    let host = host(args.root.as_deref());
+    let host = KernelHost::at_or_running(args.root.as_deref());
     let wanted = args.wanted(&host)?;
     let guest = args.guest(&wanted.cpus)?;
     let running = Running::default();
