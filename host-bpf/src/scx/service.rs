@@ -12,7 +12,8 @@ use std::time::Duration;
 use libbpf_rs::{Link, MapCore as _, Object};
 use vcpufreq_device::host::proc_field;
 
-use super::{BPFFS, LAYOUT, OFF, ON, STARTING, ScxError, control, pin_error};
+use super::error::{BPFFS, ScxError, pin_error};
+use super::pins::{LAYOUT, OFF, ON, STARTING, STATE, control};
 use crate::error::BpfError;
 use crate::hooks;
 use crate::layout::{ControlEntry, PINS};
@@ -22,8 +23,6 @@ use crate::objects::{self, SCX};
 use crate::pins::{CONTROL, OTHERS, SHARED, pin_of};
 use crate::probe::probe;
 
-/// What sched_ext does now.
-pub(super) const STATE: &str = "/sys/kernel/sched_ext/state";
 /// The scheduler that it does it with.
 const OPS: &str = "/sys/kernel/sched_ext/root/ops";
 /// The scheduler's name, in the object and in `OPS`.
