@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
 use libbpf_rs::query::{MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore as _, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{ErrorKind, MapCore as _, MapHandle, MapType, libbpf_sys};
 
-use super::{BY_SLOT, Found, Hooks, Ids, PROGRAMS, SLOTS, has_ended, map_id};
+use super::names::{BY_SLOT, PROGRAMS, SLOTS};
+use super::set::{Found, Hooks, Ids, map_id};
 use crate::error::BpfError;
 use crate::libbpf_log::refused;
 
@@ -75,6 +76,11 @@ pub(super) fn free_ended(
         owners[slot].store(0, SeqCst);
     }
     taken
+}
+
+/// Whether the VMM has ended whose own map has this number.
+pub(super) fn has_ended(number: u32) -> bool {
+    MapHandle::from_map_id(number).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Has the hooks call none of the programs of a slot.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo, ProgInfoIter};
 use libbpf_rs::{MapCore as _, MapHandle, MapType};
 
-use super::{MAPS, PROGRAMS};
+use super::names::{MAPS, PROGRAMS};
 use crate::layout::SlotsEntry;
 
 /// Of [`MAPS`].
