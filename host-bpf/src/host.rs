@@ -7,10 +7,10 @@ mod clamps;
 mod gone;
 mod pcpus;
 
-pub use clamps::ApplyOutcome;
 use gone::Gone;
-pub use gone::sweep;
+pub use gone::{WarningSink, sweep};
 
+use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -19,10 +19,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
-use std::{fmt, io};
 
 use libbpf_rs::MapCore as _;
-use vcpufreq_device::{Khz, PageMemory, Util, VcpuId};
+use vcpufreq_device::{Clamp, Khz, PageMemory, Util, VcpuId};
 
 use crate::error::BpfError;
 use crate::event;
@@ -66,23 +65,6 @@ pub struct VmConfig {
     pub warn: WarningSink,
 }
 
-/// Gets a line for the user.
-#[derive(Clone)]
-pub struct WarningSink(Arc<dyn Fn(&str) + Send + Sync>);
-
-impl WarningSink {
-    /// Calls `warn`.
-    pub fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(warn))
-    }
-}
-
-impl fmt::Debug for WarningSink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WarningSink")
-    }
-}
-
 /// A VM's register pages: what a read-only memory slot shows its guest. Valid as long as the
 /// [`HostBpf`] that they are of.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +84,21 @@ pub struct LatestRequest {
     pub count: u32,
     /// When, in ns of CLOCK_MONOTONIC.
     pub at_ns: u64,
+}
+
+/// The outcome of applying a domain's clamp: one, even if the guest has changed its request
+/// meanwhile. `E` is the host's error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApplyOutcome<E> {
+    /// This is in force.
+    InForce(Clamp),
+    /// This could not be put into force: the next request tries again.
+    Failed(Clamp, E),
+    /// There was nothing to apply: the domain's clamp has been tried already.
+    Nothing,
+    /// This is in force, but the guest changes its request too fast to follow: apply again, after
+    /// other domains had their turn.
+    Changing(Clamp),
 }
 
 /// The pages as the device stores to them. cur_perf is the programs': what the device stores there
@@ -378,6 +375,17 @@ impl HostBpf {
     fn programs(&self) -> std::sync::MutexGuard<'_, Loaded> {
         // A thread that panicked left them as they were.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostBpf {
+    fn drop(&mut self) {
+        self.detach();
+        let programs = self.programs();
+        let (ids, hooks) = (programs.ids(), programs.dispatcher().ids_of_last());
+        drop(programs);
+        self.gone.ids = ids;
+        self.gone.hooks = hooks;
     }
 }
 

@@ -11,7 +11,7 @@ use libbpf_rs::{MapCore as _, MapFlags};
 use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
 use vcpufreq_device::{Clamp, Khz, ROUNDS, Util, VcpuId, clamp};
 
-use super::{HostBpf, LatestRequest, index};
+use super::{ApplyOutcome, HostBpf, LatestRequest, index};
 use crate::error::BpfError;
 use crate::event::WorkerRequest;
 use crate::layout::{DomainEntry, NO_CLAMP};
@@ -20,21 +20,6 @@ use crate::scx::{ScxError, ScxPins};
 
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;
-
-/// The outcome of applying a domain's clamp: one, even if the guest has changed its request
-/// meanwhile. `E` is the host's error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApplyOutcome<E> {
-    /// This is in force.
-    InForce(Clamp),
-    /// This could not be put into force: the next request tries again.
-    Failed(Clamp, E),
-    /// There was nothing to apply: the domain's clamp has been tried already.
-    Nothing,
-    /// This is in force, but the guest changes its request too fast to follow: apply again, after
-    /// other domains had their turn.
-    Changing(Clamp),
-}
 
 impl HostBpf {
     /// Applies a waiting request by `apply`. If the guest has changed its request meanwhile,

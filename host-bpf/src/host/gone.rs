@@ -8,12 +8,13 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
 use libbpf_rs::{MapHandle, Program};
 
-use super::{HostBpf, WarningSink};
 use crate::dispatch::{self, Ids};
 
 /// How often to look, and how many times: grace periods take tens of ms.
@@ -22,12 +23,29 @@ const LOOKS: u32 = 400;
 /// The same for the hooks, which another VM may have joined since.
 const HOOK_LOOKS: u32 = 100;
 
-/// Waits for these when it is dropped, which is after all else of its [`HostBpf`].
+/// Gets a line for the user.
+#[derive(Clone)]
+pub struct WarningSink(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl WarningSink {
+    /// Calls `warn`.
+    pub fn new(warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(warn))
+    }
+}
+
+impl fmt::Debug for WarningSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WarningSink")
+    }
+}
+
+/// Waits for these when it is dropped, which is after all else of its [`HostBpf`](super::HostBpf).
 #[derive(Debug)]
 pub(super) struct Gone {
-    ids: Ids,
+    pub ids: Ids,
     /// The hooks, when this was the last VM.
-    hooks: Ids,
+    pub hooks: Ids,
     warn: WarningSink,
 }
 
@@ -79,16 +97,5 @@ impl Drop for Gone {
             "the kernel still lists {programs} BPF programs and {maps} maps of this guest; they are \
              detached, and nothing of the guest runs in them"
         ));
-    }
-}
-
-impl Drop for HostBpf {
-    fn drop(&mut self) {
-        self.detach();
-        let programs = self.programs();
-        let (ids, hooks) = (programs.ids(), programs.dispatcher().ids_of_last());
-        drop(programs);
-        self.gone.ids = ids;
-        self.gone.hooks = hooks;
     }
 }
