@@ -26,9 +26,10 @@ use vcpufreq_device::kvm::{
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{BpfPages, HostBpf, HostModule, ScxPins, VmConfig, WarningSink, probe as probe_host};
+use crate::{
+    BpfPages, HostBpf, HostModule, ScxError, ScxPins, VmConfig, WarningSink, probe as probe_host,
+};
 pub use memory::give_back_freed;
-use scx::Scx;
 use setup::{by, open_module, pcpus, policies};
 
 /// How the path `bpf` would work here, or why it doesn't.
@@ -96,6 +97,24 @@ struct Shared {
     stop: AtomicBool,
     /// Held while a clamp is put into force.
     applying: Mutex<()>,
+}
+
+/// The service's maps, for requests as targets of its scheduler.
+struct Scx {
+    pins: ScxPins,
+    /// It was seen to be gone.
+    left: AtomicBool,
+}
+
+impl Scx {
+    /// Those that the VM's programs have: the service may have been started again since it was
+    /// found.
+    fn of(host: &HostBpf) -> Result<Self, ScxError> {
+        Ok(Self {
+            pins: host.scx()?,
+            left: AtomicBool::new(false),
+        })
+    }
 }
 
 /// A vCPU, as far as the programs don't know it, and the device doesn't count it.

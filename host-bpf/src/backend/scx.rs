@@ -1,32 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The service's scheduler as long as it is in force, and clamps in its place from then on.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::Shared;
-use crate::{HostBpf, ScxError, ScxPins};
 
 /// How often to look whether the scheduler is gone: clamps follow within twice that.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-
-/// The service's maps.
-pub(super) struct Scx {
-    pins: ScxPins,
-    /// It was seen to be gone.
-    left: AtomicBool,
-}
-
-impl Scx {
-    /// Those that the VM's programs have: the service may have been started again since it was
-    /// found.
-    pub(super) fn of(host: &HostBpf) -> Result<Self, ScxError> {
-        Ok(Self {
-            pins: host.scx()?,
-            left: AtomicBool::new(false),
-        })
-    }
-}
 
 impl Shared {
     /// Puts what a domain wants into force by the scheduler; `false`: that is for clamps.
