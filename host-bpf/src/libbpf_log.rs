@@ -41,9 +41,8 @@ mod capture {
     use libbpf_rs::{PrintLevel, set_print};
 
     use crate::error::BpfError;
+    use crate::libbpf_log::reason;
     use crate::{hooks, objects};
-
-    use super::reason;
 
     /// One at a time: libbpf's way to print is the process's.
     static LOADING: Mutex<()> = Mutex::new(());
