@@ -8,6 +8,7 @@ pub mod facts;
 pub mod features;
 mod finding;
 mod floor;
+mod policies;
 pub mod traps;
 
 use std::collections::BTreeSet;
@@ -23,7 +24,7 @@ use crate::{
     path::{self, Needs, Offer, Path, PathChoice},
     vm::probe::KvmFacts,
 };
-use vcpufreq_device::host::CpufreqPolicy;
+use policies::per_policy;
 
 /// All findings of a host.
 pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
@@ -209,21 +210,6 @@ fn cgroup(facts: &DoctorFacts) -> DoctorFinding {
              --cgroup-parent",
         ),
     }
-}
-
-/// `CPUs 0-3: NAME, CPUs 4-7: OTHER`
-fn per_policy(policies: &[CpufreqPolicy], value: impl Fn(&CpufreqPolicy) -> &str) -> String {
-    let mut groups: Vec<(String, CpuList)> = Vec::new();
-    for policy in policies {
-        match groups.iter_mut().find(|(name, _)| name == value(policy)) {
-            Some((_, cpus)) => *cpus = cpus.or(&policy.cpus),
-            None => groups.push((value(policy).to_owned(), policy.cpus.clone())),
-        }
-    }
-    let texts = groups
-        .iter()
-        .map(|(name, cpus)| format!("{name} (CPUs {cpus})"));
-    texts.collect::<Vec<_>>().join(", ")
 }
 
 fn drivers(facts: &DoctorFacts) -> DoctorFinding {

@@ -6,7 +6,8 @@ use vcpufreq_device::Headroom;
 use vcpufreq_device::host::{CpufreqPolicy, NEEDS_UCLAMP};
 
 use super::finding::{DoctorFinding, Level};
-use super::{floor, per_policy};
+use super::floor;
+use super::policies::per_policy;
 use crate::doctor::facts::DoctorFacts;
 use crate::vm::gic::Gic;
 

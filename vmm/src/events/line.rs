@@ -4,7 +4,22 @@
 use serde::Serialize;
 use vcpufreq_device::{Clamp, DomainId, Event, VcpuId, kvm::HostChange};
 
-use super::{Stamped, What};
+/// An event with when and where it happened.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamped {
+    pub t_ns: u64,
+    pub tid: i32,
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// Of a guest's access.
+    Event(Event),
+    /// Not caused by a guest's access.
+    Host(HostChange),
+}
 
 /// A line of the file. The order of the fields is the order in the line.
 #[derive(Serialize)]

@@ -28,7 +28,7 @@ use vcpufreq_device::{
     kvm::{EventSink, HostChange},
 };
 
-use self::line::EventLine;
+use self::line::{EventLine, Stamped, What};
 use crate::sandbox::{Sandbox, ThreadClass};
 
 /// Events that the queue holds: at 64 to 100 bytes, 4 to 7 MB, taken at the
@@ -37,23 +37,6 @@ const QUEUE_LEN: usize = 1 << 16;
 
 /// How often the writer looks. The queue lasts for 3 million events a second.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// An event with when and where it happened.
-#[derive(Clone, Copy, Debug)]
-struct Stamped {
-    t_ns: u64,
-    tid: i32,
-    what: What,
-}
-
-/// What happened.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    /// Of a guest's access.
-    Event(Event),
-    /// Not caused by a guest's access.
-    Host(HostChange),
-}
 
 /// The vCPU threads' end of the queue.
 #[derive(Debug)]

@@ -190,6 +190,18 @@ fn opp_written(opp: &DeTable<'_>) -> String {
 }
 
 #[cfg(test)]
+impl RunArgs {
+    /// The options of a config file.
+    pub fn of_toml(text: &str) -> Self {
+        use clap::FromArgMatches;
+        let flags = parse(text).unwrap();
+        let command = Self::augment_args(Command::new("run").no_binary_name(true));
+        let matches = command.try_get_matches_from(flags.iter().map(|flag| &flag.text));
+        Self::from_arg_matches(&matches.unwrap()).unwrap()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     //! A key stands for the flag of its name; an unknown key and a wrong value are named with their
     //! line.

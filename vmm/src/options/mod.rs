@@ -268,18 +268,6 @@ pub struct VcpuArgs {
     pub rt: Vec<PerVcpu<RtPolicy>>,
 }
 
-#[cfg(test)]
-impl RunArgs {
-    /// The options of a config file.
-    pub fn of_toml(text: &str) -> Self {
-        use clap::{Command, FromArgMatches};
-        let flags = file::parse(text).unwrap();
-        let command = Self::augment_args(Command::new("run").no_binary_name(true));
-        let matches = command.try_get_matches_from(flags.iter().map(|flag| &flag.text));
-        Self::from_arg_matches(&matches.unwrap()).unwrap()
-    }
-}
-
 impl VcpuArgs {
     /// The largest number of a vCPU that an option of this kind is for.
     #[must_use]

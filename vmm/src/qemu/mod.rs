@@ -8,19 +8,16 @@
 //! QEMU inherits its end of the pair and the tree as open files: a killed program leaves no file.
 
 mod command;
+mod inherited;
 mod tree;
 
 use std::{
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::{net::UnixStream, process::ExitStatusExt},
-    },
+    os::unix::{net::UnixStream, process::ExitStatusExt},
     process::{Child, Command, ExitStatus},
 };
 
 use anyhow::Context;
 use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -35,6 +32,7 @@ use crate::{
     },
 };
 use command::QemuCommand;
+use inherited::device;
 use tree::Tree;
 
 const WORKER_DIED: &str =
@@ -86,28 +84,6 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
 
 fn not_served(error: anyhow::Error) {
     warn(&format!("the VM isn't served: {}", chain(&error)));
-}
-
-/// The options that carry the bridge.
-fn device(socket: &UnixStream, vcpus: usize) -> anyhow::Result<[String; 6]> {
-    let number = inherited(socket)?;
-    Ok([
-        // The names of threads tell the vCPUs.
-        "-name".to_owned(),
-        "debug-threads=on".to_owned(),
-        "-chardev".to_owned(),
-        format!("socket,id=vcpufreq,fd={number}"),
-        "-device".to_owned(),
-        // Without master=on QEMU refuses snapshots and migration.
-        format!("ivshmem-doorbell,master=on,chardev=vcpufreq,vectors={vcpus}"),
-    ])
-}
-
-/// Leaves `file` open in the programs that this one starts; its number there.
-fn inherited(file: impl AsFd) -> anyhow::Result<i32> {
-    let file = file.as_fd();
-    fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).context("can't hand a file to QEMU")?;
-    Ok(file.as_raw_fd())
 }
 
 /// What is done while QEMU runs.

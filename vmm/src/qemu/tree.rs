@@ -17,7 +17,7 @@ use vcpufreq_dt::Seeds;
 
 use super::{
     command::{Described, QemuCommand},
-    inherited,
+    inherited::inherited,
 };
 use crate::{
     config::topology,

@@ -13,6 +13,7 @@ mod files;
 mod filters;
 mod identity;
 mod limits;
+mod thread_class;
 
 use std::cell::Cell;
 use std::io;
@@ -33,33 +34,7 @@ use crate::options::SandboxArgs;
 use files::{Files, Support};
 use identity::Identity;
 pub use limits::Limits;
-
-/// What a thread of the VMM is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ThreadClass {
-    /// Starts, watches and ends the guest.
-    Main,
-    /// Runs a vCPU.
-    Vcpu,
-    /// Carries out requests.
-    Requests,
-    /// Watches the host.
-    Maintenance,
-    /// Answers to `vcpufreq stats`.
-    Stats,
-    /// Writes the events file.
-    Events,
-}
-
-/// Every class.
-pub const CLASSES: [ThreadClass; 6] = [
-    ThreadClass::Main,
-    ThreadClass::Vcpu,
-    ThreadClass::Requests,
-    ThreadClass::Maintenance,
-    ThreadClass::Stats,
-    ThreadClass::Events,
-];
+pub use thread_class::{CLASSES, ThreadClass};
 
 thread_local! {
     /// Whether the thread has given up its rights.
