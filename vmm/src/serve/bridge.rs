@@ -17,8 +17,8 @@ use vcpufreq_device::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ERROR, Served, Shared,
-    vm_process::{Next, Order, ServerEnd},
+    Served, Shared,
+    vm_process::{ERROR, Next, Order, ServerEnd},
 };
 use crate::{
     config::resolve,

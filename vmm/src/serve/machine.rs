@@ -35,6 +35,8 @@ use crate::{
 
 /// How long a VMM may take to take what it is sent.
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+/// How often a VM is looked at for what no file tells.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.
 const ENDING: u16 = 100;
 

@@ -10,10 +10,13 @@ use std::{
 use vcpufreq_device::host::Tid;
 
 use super::{
-    ERROR, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, Socket,
-    Vmm, WORKER_DIED, wait,
+    EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, Socket, Vmm,
+    vm_process::ERROR, wait,
 };
 use crate::message::{chain, warn};
+
+/// The message when no process answers the doorbells any more.
+const WORKER_DIED: &str = "the process that carries out requests has died; start the server again";
 
 /// How often QEMU is heard at most: one that writes without an end neither keeps the server busy nor
 /// lets others wait.

@@ -36,11 +36,13 @@ use nix::{
     unistd::{ForkResult, Pid, close, fork, getpid, getppid, read},
 };
 
-use super::ERROR;
 use crate::{
     message::{chain, warn},
     sys::{message_sockets, pidfd_open, uninterrupted},
 };
+
+/// The exit code when a VM is left without its bridge.
+pub const ERROR: u8 = 2;
 
 /// The message that the bridge is in force. If it can't be, an error's text comes instead. The next
 /// message, the last one, is what the bridge has counted.

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What is served, checked before a VMM connects.
+
+use anyhow::{Context, bail};
+use vcpufreq_device::host::{ActuatorChoice, HostCpus, HostRoot};
+
+use crate::{
+    config::{VcpuConfig, likeness::Likeness, resolve},
+    message::warn,
+    options::{ActuatorWish, serve::ServedArgs},
+    sandbox::Sandbox,
+    sys,
+};
+
+/// What is served, checked.
+pub struct Served {
+    pub(super) options: ServedArgs,
+    /// Its vCPUs.
+    pub vcpus: Vec<VcpuConfig>,
+    /// What they were made like, in a line.
+    pub likeness: String,
+    /// How requests reach the host's scheduler.
+    pub(super) actuator: ActuatorChoice,
+    pub(super) host: HostRoot,
+}
+
+impl Served {
+    /// How many vCPUs it has.
+    ///
+    /// # Errors
+    /// More than a device has.
+    pub fn count(&self) -> anyhow::Result<u16> {
+        u16::try_from(self.vcpus.len()).context("too many vCPUs")
+    }
+
+    /// Checks everything that can be checked without a VMM.
+    ///
+    /// # Errors
+    /// The first rule that is broken, in one line.
+    pub fn check(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
+        if let Err(error) = sys::raise_open_files() {
+            warn(&format!(
+                "can't raise the limit of open files ({error}); VMs of many vCPUs may not be served"
+            ));
+        }
+        if options.vcpus.no_bridge || !options.vcpus.rt.is_empty() {
+            bail!("a VM of another program has neither --no-bridge nor --rt; leave them out");
+        }
+        if options.bridge.actuator == ActuatorWish::Scx {
+            bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
+        }
+        options.bridge.check_multi_tenant()?;
+        let multi_tenant = options.bridge.multi_tenant;
+        options.sandbox.check_multi_tenant(multi_tenant)?;
+        // Each VM has its own; what the host lacks is reported once.
+        Sandbox::by(options.sandbox, warn)?;
+        let count = resolve::vcpu_count(&options.vcpus)?;
+        let cpus = HostCpus::read(&host);
+        let vcpus = resolve::vcpus(&options.vcpus, &cpus, count)?;
+        Ok(Self {
+            actuator: resolve::actuator_choice(&options.bridge)?,
+            likeness: Likeness::of(&options.vcpus, &cpus, count).text(&vcpus),
+            options,
+            vcpus,
+            host,
+        })
+    }
+}
