@@ -9,35 +9,14 @@
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _};
 
-use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::{CpuList, HostRoot, policies};
 
-use super::{Stats, VcpuStats};
+use super::snapshot::{OppTime, PolicyTimes, Stats, VcpuStats};
 
 /// What a file of sysfs has at most.
 const PAGE: usize = 4096;
 /// A unit of `time_in_state`, in µs.
 const TICK_US: u64 = 10_000;
-
-/// A time at an OPP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OppTime {
-    /// The OPP, kHz; 0 where nothing was requested.
-    pub khz: u32,
-    /// How long, µs.
-    pub us: u64,
-}
-
-/// How long the pCPUs of a cpufreq policy ran at each OPP since the start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PolicyTimes {
-    /// Its number, as in `policy4`.
-    pub policy: u32,
-    /// Its pCPUs, as `4-7`.
-    pub cpus: String,
-    /// In the kernel's order.
-    pub opps: Vec<OppTime>,
-}
 
 /// The kernel's times, and how they were at the start.
 #[derive(Debug)]
