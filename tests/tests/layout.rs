@@ -169,7 +169,7 @@ fn traits_that_others_wrap_have_no_default_methods() {
         ("KvmVm", "vmm-device/src/kvm/offload.rs"),
         ("Backend", "vmm-device/src/kvm/bridge/backend.rs"),
         ("RunningBackend", "vmm-device/src/kvm/bridge/backend.rs"),
-        ("Hooks", "vmm/src/vm/mod.rs"),
+        ("Hooks", "vmm/src/vm/environment.rs"),
     ];
     for (of, file) in traits {
         let text = fs::read_to_string(root.join(file)).expect(file);

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use anyhow::{anyhow, bail};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, VmFd};
 use serde::Serialize;
@@ -16,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::gic::Gic;
 use super::layout::CPUFREQ_BASE;
-use super::{arch, open_kvm, sys};
+use super::{arch, sys};
 
 /// `KVM_CAP_STEAL_TIME` of `linux/kvm.h`, which kvm-ioctls has no name for.
 const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
@@ -74,8 +75,40 @@ impl KvmFacts {
     }
 }
 
+/// Checks that the KVM device at `path` can have a guest with so much memory; the guest's is opened
+/// when all else is there.
+///
+/// # Errors
+/// What is wrong with the device or the memory.
+pub fn check_kvm(path: &Path, mem_mib: u64) -> anyhow::Result<()> {
+    let kvm = open_kvm(path)?;
+    let version = kvm.get_api_version();
+    if version != KvmFacts::API_VERSION {
+        bail!(
+            "{} is no usable KVM device (API version {version}, not {}); give one with --kvm-device, usually /dev/kvm",
+            path.display(),
+            KvmFacts::API_VERSION
+        );
+    }
+    arch::check_memory(&kvm, mem_mib)
+}
+
+/// Opens the KVM device at `path`.
+pub fn open_kvm(path: &Path) -> anyhow::Result<Kvm> {
+    open(path).map_err(|source| {
+        let next = match source.kind() {
+            io::ErrorKind::NotFound => {
+                "this host has no KVM: load its module or turn virtualization on in its firmware"
+            }
+            io::ErrorKind::PermissionDenied => "join the group that owns it, usually kvm",
+            _ => "run vcpufreq doctor",
+        };
+        anyhow!("can't open {}: {source}; {next}", path.display())
+    })
+}
+
 /// Opens the KVM device at `path`, which any file may be.
-pub(super) fn open(path: &Path) -> io::Result<Kvm> {
+fn open(path: &Path) -> io::Result<Kvm> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     Kvm::new_with_path(&name).map_err(|error| io::Error::from_raw_os_error(error.errno()))
 }

@@ -16,9 +16,11 @@ use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, Output, WarningHandler, Writer};
+use super::environment::{VmEnvironment, attach_cpufreq};
 use super::machine::Bootable;
+use super::run_report::{ExitReason, RunReport};
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use super::{ExitReason, RunReport, VmEnvironment, attach_cpufreq, layout, sys};
+use super::{layout, sys};
 
 /// Why the vCPUs were stopped.
 enum Ended {

@@ -21,26 +21,10 @@ use vcpufreq_device::host::{Tid, pin};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
+use super::arch;
 use super::bus::{Bus, accesses_are_of};
-use super::{Hooks, arch};
-
-/// Why a vCPU no longer runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VcpuEnd {
-    /// Its machine stopped it.
-    Stopped,
-    /// It has halted for good: nothing can wake it (x86-64 without an
-    /// interrupt controller).
-    Halted,
-    /// The guest has turned itself off.
-    PowerOff,
-    /// The guest wants to start again.
-    Reset,
-    /// The guest reports that it has crashed.
-    Crashed,
-    /// KVM can't go on; the text is its report.
-    Failed(String),
-}
+use super::environment::Hooks;
+pub use super::vcpu_end::VcpuEnd;
 
 /// What a vCPU thread is given at each start of the guest.
 pub struct VcpuStart {

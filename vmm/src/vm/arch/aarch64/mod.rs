@@ -17,13 +17,14 @@ use linux_loader::loader::{KernelLoader, PE};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::bus::Bus;
-use super::exit::is_undecoded;
-use super::gic::Gic;
-use super::machine::{Bootable, KvmGuest};
-use super::memory::{Memory, Region};
-use super::vcpu::VcpuEnd;
-use super::{LinuxGuest, VmSpec, layout};
+use crate::vm::bus::Bus;
+use crate::vm::exit::is_undecoded;
+use crate::vm::gic::Gic;
+use crate::vm::guest::{LinuxGuest, VmSpec};
+use crate::vm::layout;
+use crate::vm::machine::{Bootable, KvmGuest};
+use crate::vm::memory::{Memory, Region};
+use crate::vm::vcpu_end::VcpuEnd;
 pub use coherence::device_loads_see_caches;
 
 impl Bootable for LinuxGuest<'_> {

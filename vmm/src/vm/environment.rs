@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the virtual machine gets from the rest of the program.
+
+use std::sync::Arc;
+
+use vcpufreq_device::VcpuId;
+use vcpufreq_device::host::Tid;
+use vcpufreq_device::kvm::KvmOffload;
+
+use super::bus::{Bus, MmioDevice};
+use super::console_output::ConsoleEnd;
+use super::layout::CPUFREQ_BASE;
+
+/// What the rest of the program does at certain moments of a virtual machine. No method has a
+/// default: hooks that wrap others would lose what they don't forward.
+pub trait Hooks: Send + Sync {
+    /// Called once on each vCPU's thread, before it is pinned: here it may be
+    /// moved to where it is allowed to be.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_vcpu_thread_start(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
+
+    /// Called once on each vCPU's thread, which is pinned already and hasn't
+    /// run guest code; `tid` is its id in the kernel. The thread stays the
+    /// same over resets of the guest.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
+
+    /// Called once on the thread that runs the virtual machine, when the vCPUs' threads are there
+    /// and what the guest needs of files is open. No guest code has run.
+    ///
+    /// # Errors
+    /// Any; the virtual machine isn't started then.
+    fn on_set_up(&self) -> anyhow::Result<()>;
+
+    /// Called on a vCPU's thread, before it runs guest code on another pCPU than
+    /// before.
+    fn on_vcpu_moved(&self, vcpu: VcpuId);
+
+    /// Called when the guest resets, before it boots again; no vCPU runs.
+    fn on_reset(&self);
+
+    /// Called when no thread answers the doorbells of a [`KvmOffload`] any more, after KVM's part
+    /// of it was removed. The device gets all accesses from now on. Writes that were signalled
+    /// before are still unanswered. What KVM shall do instead, if anything.
+    fn on_path_lost(&self) -> Option<Arc<KvmOffload>>;
+
+    /// Called when the guest has ended, before the vCPU threads end.
+    fn on_end(&self);
+
+    /// Something that the user should know and that doesn't end anything: the
+    /// cause and the next step, in one line.
+    fn on_warning(&self, text: &str);
+}
+
+/// What the virtual machine gets from the rest of the program.
+pub struct VmEnvironment {
+    /// What happens at which moment.
+    pub hooks: Arc<dyn Hooks>,
+    /// The vcpufreq registers, if the guest gets them.
+    pub cpufreq: Option<Cpufreq>,
+    /// What is at the other end of the guest's console.
+    pub console: ConsoleEnd,
+}
+
+/// The vcpufreq registers, or what is in their place, at [`CPUFREQ_BASE`].
+pub struct Cpufreq {
+    /// What answers an access that exits.
+    pub device: Arc<dyn MmioDevice>,
+    /// Bytes of the region.
+    pub size: u64,
+    /// What KVM answers itself; all exits without it.
+    pub offload: Option<Arc<KvmOffload>>,
+}
+
+/// Puts the devices that every guest has on a bus.
+pub fn attach_cpufreq(bus: &mut Bus, host: &VmEnvironment) -> anyhow::Result<()> {
+    match &host.cpufreq {
+        Some(Cpufreq { device, size, .. }) => bus.insert(CPUFREQ_BASE, *size, device.clone()),
+        None => Ok(()),
+    }
+}
