@@ -15,10 +15,12 @@ use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
 use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, floors};
 
+use crate::args::GuestArgs;
+use crate::findings::{Findings, LACKS, lacks, print, write};
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
-use crate::{Findings, GuestArgs, LACKS, lacks, print, undo, write};
+use crate::undo;
 
 /// A new clamp is in force at the scheduler's next event, at the latest a tick later.
 const TICKS: Duration = Duration::from_millis(40);

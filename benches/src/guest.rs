@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use vcpufreq_device::host::SCHED_DEBUG;
 use vcpufreq_load::work::pin_thread;
 
-use crate::GuestArgs;
+use crate::args::GuestArgs;
 use crate::load_client::LoadClient;
 use crate::machine::BenchMachine;
 use crate::piped::{child, threads};

@@ -11,6 +11,7 @@
 //! One clock measures all: the host's. The page counts how many times are the
 //! host's within a tick; which bound a figure has to meet is the reader's.
 
+mod args;
 mod bounds;
 mod chart;
 mod demo;
@@ -18,6 +19,7 @@ mod derived;
 mod duty_cycle;
 mod energy;
 pub mod figures;
+mod findings;
 mod freq_limits;
 mod guest;
 mod load_client;
@@ -48,13 +50,12 @@ pub mod tracefs;
 mod undo;
 mod variant;
 
-use std::path::{Path, PathBuf};
-
 use anyhow::Context;
-use clap::Args;
-use serde_json::Value;
 
+pub use args::{BenchArgs, GuestArgs};
 pub use demo::{DemoArgs, demo, try_opps};
+pub use findings::{Findings, write};
+use findings::{LACKS, lacks, print};
 use freq_limits::FreqLimits;
 use machine::BenchMachine;
 pub use machine::{RT_RECORD, board};
@@ -68,120 +69,6 @@ use trace::Trace;
 pub use undo::undo_killed;
 use variant::Variant;
 pub use vcpufreq_load::{IO_DEVICE, NAME as LOAD, NULL_BLK, run as load};
-
-/// Options of the guests that `bench` and `demo` boot.
-#[derive(Debug, Args)]
-pub struct GuestArgs {
-    /// The guest's kernel, as --kernel of vcpufreq run [default: this host's]
-    #[arg(long, value_name = "FILE", requires = "initrd")]
-    pub kernel: Option<PathBuf>,
-    /// The guest's initial ramdisk; vcpufreq-load is /bin/vcpufreq-load in it [default: made in
-    /// memory, of this program and the modules of this host's kernel]
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    pub initrd: Option<PathBuf>,
-    /// A module in the guest's ramdisk and its options, loaded in this order; may be repeated
-    #[arg(long, value_name = "PATH[ OPTION...]", requires = "initrd")]
-    pub guest_module: Vec<String>,
-    /// More words for the guest's command line
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        default_value = ""
-    )]
-    pub guest_cmdline: String,
-    /// How the guest's accesses reach the device, as --path of vcpufreq run
-    #[arg(long, value_name = "PATH", default_value = "auto")]
-    pub path: String,
-    /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
-    #[arg(long, value_name = "DIR")]
-    pub cgroup_parent: Option<PathBuf>,
-    /// The guest is made of this host's parts.
-    #[arg(skip)]
-    pub of_host: bool,
-    /// Why it can't be made of them, if so.
-    #[arg(skip)]
-    pub lacks: Option<String>,
-    /// A line on a better path that the guests go without, if so.
-    #[arg(skip)]
-    pub note: Option<String>,
-}
-
-/// Options of `bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// Those of its guests.
-    #[command(flatten)]
-    pub guest: GuestArgs,
-    /// Guests of this QEMU, behind vcpufreq qemu with the bridge, in place of vcpufreq run's; its
-    /// path is its own
-    #[arg(long, value_name = "FILE", conflicts_with = "path")]
-    pub qemu: Option<PathBuf>,
-    /// How a request becomes a clamp, as --clamp of vcpufreq run
-    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = ["floor", "exact"])]
-    pub clamp: String,
-    /// Measure this scenario alone, or as NAME.CASE one case of it; may be repeated
-    #[arg(long, value_name = "NAME")]
-    pub scenario: Vec<String>,
-    /// Measure on this variant alone; may be repeated [default: host, vm, vm+bridge]
-    #[arg(long, value_name = "VARIANT")]
-    pub variant: Vec<Variant>,
-    /// Times that each scenario is measured, unless it has a lower maximum [default: 5; 9 for
-    /// work's io]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub repeats: Option<u32>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Write a page with a chart of each scenario, which needs no network
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Where 1 switches on an emulated host's speed model, for scenarios of fixed work
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub speed_switch: Option<PathBuf>,
-    /// How far a ramp of the guest with the bridge may be from the host's, in us
-    #[arg(long, value_name = "US", hide = true, default_value_t = bounds::TWO_TICKS_US)]
-    pub within_us: u64,
-}
-
-impl GuestArgs {
-    /// Prints what the guests go without.
-    fn print_note(&self) {
-        if let Some(note) = &self.note {
-            eprintln!("vcpufreq: {note}");
-        }
-    }
-}
-
-impl BenchArgs {
-    /// The options of its guests, if one boots: the variant `host` needs none.
-    #[must_use]
-    pub fn guests(&self) -> Option<&GuestArgs> {
-        let boots = self.variants().any(|one| one != Variant::Host);
-        boots.then_some(&self.guest)
-    }
-
-    fn variants(&self) -> impl Iterator<Item = Variant> + Clone {
-        let all = Variant::ALL.into_iter();
-        all.filter(|one| one.is_asked(&self.variant))
-    }
-
-    /// Whether a guest has the bridge.
-    fn bridge(&self) -> bool {
-        self.variants().any(|one| one.bridge().is_some())
-    }
-}
-
-/// What a command found.
-#[derive(Debug)]
-pub struct Findings {
-    /// For programs.
-    pub json: Value,
-    /// For people.
-    pub text: String,
-    /// 0, or 1 when something isn't as it should be.
-    pub exit_code: u8,
-}
 
 /// Measures, and reports: [`measure()`], with the files of `--out` and `--html`, and the text on
 /// stdout. Returns the exit code.
@@ -249,17 +136,6 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     }))
 }
 
-/// The exit code on a host that lacks something.
-const LACKS: u8 = 2;
-
-/// Names what a host lacks, a line each.
-fn lacks(missing: &[String]) -> Option<Findings> {
-    for line in missing {
-        eprintln!("vcpufreq: {line}");
-    }
-    None
-}
-
 /// How many there are in all, if none fails, and the seconds that they take, about.
 fn repeats(
     variants: impl Iterator<Item = Variant>,
@@ -272,26 +148,6 @@ fn repeats(
         (repeats, repeats * one.about_s)
     });
     each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
-}
-
-/// Writes files. A signal waits until all are whole: none is there before, or half of one.
-///
-/// # Errors
-/// When one can't be written.
-pub fn write<'a>(files: impl IntoIterator<Item = (&'a Path, String)>) -> anyhow::Result<()> {
-    let _undisturbed = undo::undisturbed();
-    for (path, text) in files {
-        std::fs::write(path, text)
-            .with_context(|| format!("can't write {}; name another file", path.display()))?;
-    }
-    Ok(())
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("can't write to stdout; check where it goes")
 }
 
 /// What was measured, and how much of all that is.
@@ -386,28 +242,8 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: where no guest boots, nothing of a guest is needed, and without the bridge no uclamp;
-    //! the time that is announced is that of each repeat on each variant.
-    use clap::Parser;
-
+    //! Promises: the time that is announced is that of each repeat on each variant.
     use super::*;
-
-    #[derive(Parser)]
-    struct Bench {
-        #[command(flatten)]
-        args: BenchArgs,
-    }
-
-    #[test]
-    fn the_variant_host_needs_nothing_of_a_guest() {
-        let needs = |options: &[&str]| {
-            let words = ["bench"].iter().chain(options);
-            Bench::parse_from(words).args.guests().is_some()
-        };
-        assert!(!needs(&["--variant", "host"]));
-        assert!(needs(&["--variant", "host", "--variant", "vm"]));
-        assert!(needs(&[]));
-    }
 
     #[test]
     fn the_time_of_all_repeats_is_announced() {
@@ -424,15 +260,5 @@ mod tests {
         assert_eq!(of(&["big-ramp", "contended.infer50"], Some(2)), (8, 40));
         // It is measured on the bridge alone, and at most three times.
         assert_eq!(of(&["contended.steal_untold"], None), (3, 12));
-    }
-
-    #[test]
-    fn the_bridge_alone_needs_uclamp() {
-        let needs = |options: &[&str]| {
-            let words = ["bench"].iter().chain(options);
-            Bench::parse_from(words).args.bridge()
-        };
-        assert!(needs(&[]) && needs(&["--variant", "scx"]));
-        assert!(!needs(&["--variant", "host", "--variant", "vm"]));
     }
 }

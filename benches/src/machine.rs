@@ -9,7 +9,7 @@ use vcpufreq_device::host::{
     CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available,
 };
 
-use crate::GuestArgs;
+use crate::args::GuestArgs;
 
 /// The governor that follows a load and its clamps.
 pub const SCHEDUTIL: &str = "schedutil";

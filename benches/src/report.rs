@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use crate::BenchArgs;
+use crate::args::BenchArgs;
 use crate::bounds;
 use crate::derived;
 use crate::duty_cycle;

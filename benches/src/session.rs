@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::now_ns;
 
-use crate::BenchArgs;
+use crate::args::BenchArgs;
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::load_client::LoadClient;

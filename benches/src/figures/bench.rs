@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{head, row};
+use super::markdown::{head, row};
 use crate::report_json::{
     VARIANTS, cell, find, metrics as metrics_of, number, scenarios, unit, with_unit,
 };

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{head, row};
+use super::markdown::{head, row};
 use crate::report_json::rows;
 
 /// What makes the figure of all reports of a scenario.

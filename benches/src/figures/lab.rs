@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{head, row};
+use super::markdown::{head, row};
 use crate::report_json::{cell, find, number, rows};
 
 /// A busy vCPU's requests, each once: the request, the host's frequency, the guest's read.

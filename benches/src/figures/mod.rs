@@ -9,6 +9,7 @@ mod bench;
 mod holds;
 mod kvm;
 mod lab;
+mod markdown;
 mod paths;
 mod paths_report;
 mod peers;
@@ -165,18 +166,6 @@ fn replaced(page: &str, tables: &BTreeMap<&str, String>) -> Result<String> {
         text += &format!("<!-- figures:{name} -->\n{table}{END}{after}");
     }
     Ok(text)
-}
-
-/// A row of a table.
-fn row(cells: impl IntoIterator<Item = String>) -> String {
-    let cells: Vec<String> = cells.into_iter().collect();
-    format!("| {} |\n", cells.join(" | "))
-}
-
-/// The head of a table: names, and the line below them.
-fn head(names: &[&str]) -> String {
-    let names = names.iter().map(|name| (*name).to_owned());
-    format!("{}|{}\n", row(names.clone()), "---|".repeat(names.len()))
 }
 
 #[cfg(test)]

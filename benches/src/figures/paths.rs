@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{head, kvm, paths_report, row};
+use super::markdown::{head, row};
+use super::{kvm, paths_report};
 use crate::report_json::rows;
 
 /// All paths, in the order of the table.

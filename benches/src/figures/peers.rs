@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use super::{head, paths::ns, row};
+use super::markdown::{head, row};
+use super::paths::ns;
 use crate::report_json::rows;
 
 /// A figure as people read it, and what it is compared by: less is better.

@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use super::{head, lab::result, row};
+use super::lab::result;
+use super::markdown::{head, row};
 use crate::report_json::{number, rows};
 
 /// cyclictest on a vCPU that drives its frequency, and beside governor performance before and after.
