@@ -12,12 +12,13 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostBpf, HostModule};
 
 use super::group::Group;
+use super::programs::{BASE, histogram, like, start};
 use super::scx::{Service, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use super::vcpu::own_clamp;
-use super::{BASE, Policy, like, start};
 use crate::harness::dips::{Dips, LIGHT_US, dips};
 use crate::harness::machine::mount_bpffs;
+use crate::harness::policy::Policy;
 use crate::harness::sys::{set_clamp, set_deadline, set_fifo_priority, set_policy_of};
 use crate::harness::trace::Trace;
 use crate::harness::{console_commands, load, sysfs};
@@ -194,7 +195,7 @@ fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
         dips: dips(policy, &run.requests, &seen, LIGHT_US),
         missed: run.missed,
         exits: run.exits,
-        clamp_after_ns: after.map_or(Value::Null, |after| super::histogram(&after.after_ns)),
+        clamp_after_ns: after.map_or(Value::Null, |after| histogram(&after.after_ns)),
     })
 }
 

@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::HostBpf;
 
+use super::programs::{BASE, like, start};
 use super::tiny_vm::{Deed, TinyVm};
 use super::vcpu::{FROM_KHZ, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, stores};
-use super::{BASE, Policy, like, start};
 use crate::harness::load;
+use crate::harness::policy::Policy;
 
 pub fn run() -> Result<Value> {
     let (pages_hold, pages) = all_pages()?;

@@ -11,8 +11,9 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
 use super::group::Group;
+use super::programs::{BASE, like, start};
 use super::tiny_vm::{Deed, Outcome, TinyVm};
-use super::{BASE, Policy, like, start};
+use crate::harness::policy::Policy;
 use crate::harness::{console_commands, load, sysfs};
 
 const COUNTS: [u16; 3] = [1, 16, 64];

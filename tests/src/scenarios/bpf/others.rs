@@ -13,12 +13,13 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, HostModule};
 
 use super::group::Group;
+use super::programs::{BASE, like, start};
 use super::scx::{Service, scx};
 use super::tiny_vm::{Deed, TinyVm};
-use super::{BASE, Plan, Policy, like, start};
 use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::machine::mount_bpffs;
-use crate::harness::plan::first_cpus;
+use crate::harness::plan::{Plan, first_cpus};
+use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
 use crate::harness::wait::{SOON, settled};
 use crate::harness::{console_commands, load};

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use vcpufreq_device::{Khz, PcpuPerf, VcpuId, performance};
 use vcpufreq_host_bpf::HostBpf;
 
-use super::{Policy, like, start, util};
+use super::programs::{like, start, util};
+use crate::harness::policy::Policy;
 use crate::harness::{load, sysfs};
 
 const MOVES: usize = 1_000;

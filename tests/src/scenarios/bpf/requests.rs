@@ -11,12 +11,14 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
 
 use super::group::{Group, write_util};
+use super::programs::{BASE, histogram, like, start};
+use super::settled;
 use super::tiny_vm::{Deed, RAM, TinyVm};
 use super::vcpu::{
     FLOOD, FROM_KHZ, ONE, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, Vcpu, by_other, others_counters,
     own_clamp, set_limit, stores, the_one_that_waits,
 };
-use super::{BASE, Policy, like, settled, start};
+use crate::harness::policy::Policy;
 use crate::harness::sys::set_deadline;
 use crate::harness::{console_commands, load, sysfs};
 
@@ -105,7 +107,7 @@ fn clamped() -> Result<Value> {
             && waits_holds && settled_hold && deadline_holds && others_hold && applied.refused == 0,
         "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
         "raced": raced, "waits_over_policy": waits, "settled": settled, "deadline": deadline, "deadline_for_others": for_others,
-        "applied": applied.applied, "clamp_after_ns": super::histogram(&applied.after_ns),
+        "applied": applied.applied, "clamp_after_ns": histogram(&applied.after_ns),
     }))
 }
 

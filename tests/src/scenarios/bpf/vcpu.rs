@@ -9,8 +9,9 @@ use vcpufreq_device::host::effective_clamp;
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::{ActuateBy, BpfCounters, BpfEvent, HostBpf, VcpuPolicy, WorkerRequest};
 
+use super::programs::{BASE, like, start};
 use super::tiny_vm::{Deed, Outcome, TinyVm};
-use super::{BASE, Policy, like, start};
+use crate::harness::policy::Policy;
 use crate::harness::{load, sysfs};
 
 pub(super) const SET_PERF: u64 = BASE + 4;
