@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The layout of the sources, as docs/design.md draws it:
 //! - a crate depends on crates below it only
-//! - the modules of a crate use each other without a cycle
+//! - the modules of a crate use each other without a cycle, and none uses what a module above it
+//!   defines, if that one uses it
 //! - the program's virtual machine uses nothing else of the program
 //! - in the device's crate, the core uses neither `host` nor `kvm`, and `host` not `kvm`; `rt`
 //!   switches on no `kvm`
@@ -19,7 +20,7 @@ use serde_json::Value;
 #[path = "layout/uses.rs"]
 mod uses;
 
-use uses::{Module, cycles, uses_of};
+use uses::{Module, cycles, cycles_with_parts, uses_of};
 
 /// Each crate and what it may depend on, the lowest first.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -89,6 +90,8 @@ fn no_crate_has_a_cycle_of_modules() {
         let sources = Path::new(manifest).with_file_name("src");
         let found = cycles(&uses_of(&sources));
         assert!(found.is_empty(), "{}: {found:?}", sources.display());
+        let found = cycles_with_parts(&sources);
+        assert!(found.is_empty(), "{}: {found:#?}", sources.display());
     }
 }
 
@@ -223,6 +226,23 @@ fn a_cycle_is_found_at_each_depth() {
     );
     write("a/mod.rs", "mod c; mod d; pub use c::one;");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);
+    // By what the module above defines.
+    write("b.rs", "");
+    write("a/c.rs", "pub fn one() { super::own() } pub fn two() {}");
+    write("a/mod.rs", "mod c; mod d; pub use c::one; fn own() {}");
+    assert_eq!(cycles(&uses_of(sources.path())), Vec::<Vec<String>>::new());
+    assert_eq!(cycles_with_parts(sources.path()), ["a and a::c"]);
+    write("a/c.rs", "pub(super) fn one() { crate::b::three() }");
+    assert_eq!(cycles_with_parts(sources.path()), Vec::<String>::new());
+    // A variable of a module's name, and where an item is visible.
+    write("a/c.rs", "pub(super) fn one() {} pub fn two() {}");
+    write(
+        "a/mod.rs",
+        "mod c; pub use c::one; fn own() { let d = 1; d; }",
+    );
+    write("a/d.rs", "use super::own; pub fn two() { own() }");
+    assert_eq!(cycles_with_parts(sources.path()), Vec::<String>::new());
+    write("a/c.rs", "use crate::b::three; pub fn one() { three() }");
     // In a macro.
     write("b.rs", "pub fn three() { assert!(crate::a::one()) }");
     assert_eq!(cycles(&uses_of(sources.path())), [["a", "b"]]);

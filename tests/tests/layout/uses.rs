@@ -11,8 +11,18 @@ use syn::visit::{self, Visit};
 pub type Module = Vec<String>;
 pub type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-/// The modules below a folder, and which others each uses.
+/// The modules below a folder, and which others each uses; not its own parts, nor what it is a
+/// part of.
 pub fn uses_of(sources: &Path) -> Uses {
+    let mut uses = all_uses_of(sources);
+    for (module, used) in &mut uses {
+        used.retain(|used| !used.starts_with(module) && !module.starts_with(used));
+    }
+    uses
+}
+
+/// The modules below a folder, and which others each uses.
+fn all_uses_of(sources: &Path) -> Uses {
     let files = modules(sources, &[]).into_iter().map(|(module, file)| {
         let text = fs::read_to_string(file).expect("a source");
         let mut paths = Paths::default();
@@ -23,11 +33,25 @@ pub fn uses_of(sources: &Path) -> Uses {
     let uses = files.iter().map(|(module, paths)| {
         let used = paths.used.iter();
         let used = used.filter_map(|path| resolve(path, module, &files));
-        // Its own parts, and what it is a part of, are no arrows.
-        let others = used.filter(|used| !used.starts_with(module) && !module.starts_with(used));
-        (module.clone(), others.collect())
+        (module.clone(), used.filter(|used| used != module).collect())
     });
     uses.collect()
+}
+
+/// The modules that use what a module above them defines, which itself uses a part of theirs.
+pub fn cycles_with_parts(sources: &Path) -> Vec<String> {
+    let uses = all_uses_of(sources);
+    let mut found = Vec::new();
+    for (part, used) in &uses {
+        let above = used.iter().filter(|used| part.starts_with(used));
+        for above in above {
+            let branch = &part[..=above.len()];
+            if uses[above].iter().any(|used| used.starts_with(branch)) {
+                found.push(format!("{} and {}", above.join("::"), part.join("::")));
+            }
+        }
+    }
+    found
 }
 
 /// The files of the modules, but of those that are tests.
@@ -102,12 +126,16 @@ impl<'ast> Visit<'ast> for Paths {
         self.add_tree(&[], &item.tree, gives_on);
     }
 
+    // Where a name is seen is no use of that module.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let words = path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string());
-        self.used.push(words.collect());
+        // A word alone is a name of this file, or where an item is visible.
+        if path.segments.len() > 1 {
+            let words = path.segments.iter();
+            let words = words.map(|segment| segment.ident.to_string());
+            self.used.push(words.collect());
+        }
         visit::visit_path(self, path);
     }
 
