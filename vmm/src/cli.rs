@@ -40,8 +40,9 @@ On the console, Ctrl-A x quits.
 Exit codes:
   0  the guest has turned itself off, or Ctrl-A x
   1  the same, but the host refused requests, or events were dropped
-  2  error: the guest couldn't start, or crashed, or was ended by a signal;
-     one line on stderr with the cause and the next step";
+  2  error: the guest couldn't start, or crashed; one line on stderr with the
+     cause and the next step
+  128 and a signal's number: the program was ended by that signal";
 
 const QEMU_HELP: &str = "\
 The exit code is QEMU's, or 128 and the signal that ended it; 2 when QEMU was

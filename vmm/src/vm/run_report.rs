@@ -35,11 +35,13 @@ pub struct RunReport {
 }
 
 impl ExitReason {
-    /// The program's exit status: 0 when guest or user ended it, 2 otherwise.
+    /// The program's exit status: 0 when guest or user ended it, 128 and a signal's number, 2
+    /// otherwise.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::PowerOff | Self::Quit => 0,
-            Self::Signal(_) | Self::Crashed | Self::Failed { .. } => 2,
+            Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(2),
+            Self::Crashed | Self::Failed { .. } => 2,
         }
     }
 
@@ -51,5 +53,24 @@ impl ExitReason {
             Self::Crashed => Some("the guest reports a crash; see its console".to_owned()),
             Self::Failed { vcpu, what } => Some(format!("vCPU {vcpu} can't go on: {what}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: `systemctl stop` is no failure to the unit that comes with the program; a crash is.
+    use super::ExitReason;
+
+    const UNIT: &str = include_str!("../../../docs/vcpufreq@.service");
+
+    #[test]
+    fn a_unit_that_is_stopped_has_not_failed() {
+        let is_success = |reason: ExitReason| {
+            let line = format!("SuccessExitStatus={}", reason.exit_code());
+            UNIT.lines().any(|one| one == line)
+        };
+        assert!(is_success(ExitReason::Signal(libc::SIGTERM)));
+        assert!(!is_success(ExitReason::Signal(libc::SIGQUIT)));
+        assert!(!is_success(ExitReason::Crashed));
     }
 }

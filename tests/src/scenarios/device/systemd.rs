@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest as a service of systemd, by the unit that `docs/` ships: the limits of a drop-in hold for
-//! every thread of the VMM while requests are in force. Without Delegate= the same, by threads.
+//! every thread of the VMM while requests are in force. Without Delegate= the same, by threads. A unit
+//! that is stopped has not failed.
 
 use std::fs;
 use std::process::Command;
@@ -56,14 +57,15 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .is_some_and(|said| !said.contains("no cgroup"));
     let by_group = delegated["clamped_by_group"] == true && plain["clamped_by_group"] == false;
     let killed = killed(&policies)?;
+    let stopped = stopped(&policies)?;
     let tools = tools()?;
     let being_made = being_made()?;
-    let rounds = [&delegated, &plain, &killed, &tools, &being_made];
+    let rounds = [&delegated, &plain, &killed, &stopped, &tools, &being_made];
     let all = rounds.iter().all(|round| round["held"] == true);
     Ok(json!({
         "held": all && advised && quiet && by_group, "delegated": delegated,
-        "without_delegate": plain, "advised": advised, "killed": killed, "tools": tools,
-        "being_made": being_made,
+        "without_delegate": plain, "advised": advised, "killed": killed,
+        "stopped": stopped, "tools": tools, "being_made": being_made,
     }))
 }
 
@@ -209,6 +211,15 @@ fn killed(policies: &[Policy]) -> Result<Value> {
     send(pid, Signal::SIGKILL).context("killing the VMM")?;
     let ended = ended("ExecMainStatus=9")?;
     Ok(json!({ "held": by_group && ended["held"] == true, "ended": ended }))
+}
+
+/// `systemctl stop` is no failure.
+fn stopped(policies: &[Policy]) -> Result<Value> {
+    write_unit(&first_cpus(policies), "")?;
+    let mut vm = start()?;
+    vm.expect("@ready", BOOT)?;
+    systemctl(&["stop", UNIT])?;
+    ended("ActiveState=inactive")
 }
 
 /// The unit ends with this status, and leaves neither group nor record nor process.
