@@ -17,8 +17,9 @@ use crate::vm::layout::CPUFREQ_BASE;
 
 const PAGE: &str = "vcpufreq-report.html";
 const FILE: &str = "vcpufreq-report.json";
-/// No person's folder, and in commands that doctor names.
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// In the place of a cgroup, which a unit, a container or a user's session has named.
+const CGROUP: &str = "CGROUP";
 
 /// Makes both, in the files of `--html` and `--out`, and names them on stderr. What fails is in the
 /// report: a board on which a guest can't run has one, too. Returns the exit code: 0, or 1 when a
@@ -29,7 +30,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> anyhow::Result<u8> {
     let findings = doctor::findings(facts);
     let host = host(root, facts.energy_model);
-    let folders = private_folders(args);
+    let private = private(root, args);
     let _guest = HostGuest::complete(root, &mut args.guest);
     let doctor = Findings {
         json: doctor::json(facts, &findings),
@@ -38,7 +39,7 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
     };
     let demo = part(vcpufreq_bench::try_opps(&args.guest, CPUFREQ_BASE));
     let bench = part(vcpufreq_bench::measure(args, CPUFREQ_BASE));
-    let parts = [doctor, demo, bench].map(|part| without_folders(part, &folders));
+    let parts = [doctor, demo, bench].map(|part| without(part, &private));
     let codes = parts.each_ref().map(|part| part.exit_code);
     let (json, page) = files(&host, parts);
     let (html, out) = (args.html.as_deref(), args.out.as_deref());
@@ -48,7 +49,7 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
     );
     vcpufreq_bench::write([(html, page), (out, format!("{json:#}\n"))])?;
     eprintln!(
-        "vcpufreq: {} and {} have the kernel, the board, its CPUs, the VMM's cgroup, and what was found and measured; look at them before you send them",
+        "vcpufreq: {} and {} have the kernel, the board, its CPUs, and what was found and measured; look at them before you send them",
         html.display(),
         out.display()
     );
@@ -75,9 +76,10 @@ fn files(host: &Value, [doctor, demo, bench]: [Findings; 3]) -> (Value, String) 
     (json, page)
 }
 
-/// Folders that may name a person or a project, as the errors of a part do: of files that were
-/// named, of this program, the user's own, and the cgroup. The longest first.
-fn private_folders(args: &BenchArgs) -> Vec<PathBuf> {
+/// What may name a person or a project, as the errors of a part do, and what a report has instead:
+/// the folders of files that were named, of this program, and the user's own; the cgroups that this
+/// process is below, and that of `--cgroup-parent`. The longest first.
+fn private(root: &HostRoot, args: &BenchArgs) -> Vec<(String, &'static str)> {
     let GuestArgs {
         kernel,
         initrd,
@@ -85,37 +87,40 @@ fn private_folders(args: &BenchArgs) -> Vec<PathBuf> {
         cgroup_parent,
         ..
     } = &args.guest;
-    let files = [kernel, initrd, cgroup_parent];
-    let files = files.into_iter().chain([&args.qemu, &args.out, &args.html]);
-    let files = files.flatten().cloned().chain(std::env::current_exe());
+    let files = [kernel, initrd, &args.qemu, &args.out, &args.html];
+    let files = files.into_iter().flatten().cloned();
+    let files = files.chain(std::env::current_exe());
     // Options are behind the path.
     let modules = guest_module.iter().filter_map(|one| one.split(' ').next());
     let files = files.chain(modules.map(PathBuf::from));
-    let files: Vec<_> = files
-        .filter_map(|file| Some(file.parent()?.to_owned()))
-        .collect();
+    let folders = files.filter_map(|file| Some(file.parent()?.to_owned()));
     let own = std::env::var_os("HOME").map(PathBuf::from);
-    let folders = files.into_iter().chain(own).chain(std::env::current_dir());
-    let folders = folders.chain(cgroup_parent.clone());
+    let folders = folders.chain(own).chain(std::env::current_dir());
     // Neither the root nor the folder of a bare name.
-    let mut folders: Vec<_> = folders
-        .filter(|folder| folder.file_name().is_some() && folder != Path::new(CGROUPS))
-        .collect();
-    folders.sort_by_key(|folder| std::cmp::Reverse(folder.as_os_str().len()));
-    folders
+    let folders = folders.filter(|folder| folder.file_name().is_some());
+    let folders = folders.map(|folder| (format!("{}/", folder.display()), ""));
+    let text = root.text("proc/self/cgroup").unwrap_or_default();
+    let own = text.lines().filter_map(|line| line.strip_prefix("0::/"));
+    let own = own.map(|group| Path::new(CGROUPS).join(group));
+    let groups: Vec<PathBuf> = own.chain(cgroup_parent.clone()).collect();
+    let groups = groups.iter().flat_map(|group| group.ancestors());
+    let groups = groups.filter(|group| *group != Path::new(CGROUPS) && group.starts_with(CGROUPS));
+    let groups = groups.map(|group| (group.display().to_string(), CGROUP));
+    let mut private: Vec<_> = folders.chain(groups).collect();
+    private.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+    private
 }
 
-/// The same, in which files of these folders have their name alone.
-fn without_folders(part: Findings, folders: &[PathBuf]) -> Findings {
+/// The same, with the names of these files alone, and without these cgroups.
+fn without(part: Findings, private: &[(String, &str)]) -> Findings {
     let Findings {
         mut json,
         text,
         exit_code,
     } = part;
     let short = |text: &str| {
-        folders.iter().fold(text.to_owned(), |text, folder| {
-            text.replace(&format!("{}/", folder.display()), "")
-        })
+        let each = private.iter();
+        each.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     };
     shorten(&mut json, &short);
     let text = short(&text);
@@ -155,7 +160,8 @@ fn failed(error: &anyhow::Error) -> Findings {
     }
 }
 
-/// The kernel and its energy model, the board, its CPUs and their policies.
+/// The kernel and its energy model, the board, its CPUs with what the device tree has of them, and
+/// their policies.
 fn host(root: &HostRoot, energy_model: EnergyModel) -> Value {
     let cpus = HostCpus::read(root);
     let text = |path: &str| {
@@ -167,8 +173,16 @@ fn host(root: &HostRoot, energy_model: EnergyModel) -> Value {
             "sys/devices/system/cpu/cpu{}/regs/identification/midr_el1",
             cpu.id
         );
+        let node = |name: &str| format!("sys/devices/system/cpu/cpu{}/of_node/{name}", cpu.id);
+        let cell = |name: &str| {
+            let bytes = std::fs::read(root.path(node(name))).ok()?;
+            Some(u32::from_be_bytes(bytes.try_into().ok()?))
+        };
         json!({
             "cpu": cpu.id, "online": cpu.online, "capacity": cpu.capacity, "midr": text(&midr),
+            "compatible": text(&node("compatible")),
+            "capacity_dmips_mhz": cell("capacity-dmips-mhz"),
+            "dynamic_power_coefficient": cell("dynamic-power-coefficient"),
         })
     };
     let policies = cpus.policies.iter().map(|policy| {
@@ -192,7 +206,7 @@ fn host(root: &HostRoot, energy_model: EnergyModel) -> Value {
 #[cfg(test)]
 mod tests {
     //! Promises: a part that fails is in the report; the host's facts are its own; neither file has a
-    //! folder that could name a person.
+    //! folder or a cgroup that could name a person.
     use std::ffi::OsString;
 
     use vcpufreq_device::fakes::FakeHost;
@@ -211,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_has_a_folder_that_could_name_a_person() {
+    fn no_file_has_a_folder_or_a_cgroup_that_could_name_a_person() {
         let line = ["vcpufreq", "report", "--kernel", "/srv/Jo Doe/Image"];
         let more = ["--initrd", "/srv/Jo Doe/acme/initrd", "--qemu", "qemu"];
         let module = ["--guest-module", "/Doe/acme.d/a.ko debug=1"];
@@ -221,26 +235,29 @@ mod tests {
         let Command::Report(args) = Cli::read(words.collect()).unwrap().command else {
             unreachable!("the command above")
         };
-        let folders = private_folders(&args);
+        let host = FakeHost::two_plus_two();
+        let own = "0::/user.slice/user-1000.slice/Doe.scope\n";
+        host.write("proc/self/cgroup", own);
+        let private = private(&host.root(), &args);
         for own in [std::env::current_dir(), std::env::current_exe()] {
-            assert!(
-                folders
-                    .iter()
-                    .any(|folder| own.as_ref().unwrap().starts_with(folder))
-            );
+            let own = own.as_ref().unwrap().display().to_string() + "/";
+            assert!(private.iter().any(|(folder, _)| own.starts_with(folder)));
         }
         for other in ["", "/", CGROUPS] {
-            assert!(!folders.contains(&other.into()), "{other}");
+            assert!(private.iter().all(|(text, _)| text != other), "{other}");
         }
         let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image, load /Doe/acme.d/a.ko, \
-                   make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice";
-        let short = "can't read initrd and Image, load a.ko, make x in acme.slice";
+                   make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice, group in \
+                   /sys/fs/cgroup/user.slice/user-1000.slice/Doe.scope, below \
+                   /sys/fs/cgroup/user.slice/cpu.uclamp.min and /sys/fs/cgroup/vcpufreq.slice";
+        let short = "can't read initrd and Image, load a.ko, make CGROUP/x in CGROUP, group in CGROUP, \
+                     below CGROUP/cpu.uclamp.min and /sys/fs/cgroup/vcpufreq.slice";
         let [doctor, demo] = [1, 2].map(|_| failed(&anyhow::anyhow!(why)));
         let bench = Findings {
             json: json!({ "results": [], "failures": [{ "error": why }] }),
             ..failed(&anyhow::anyhow!(why))
         };
-        let parts = [doctor, demo, bench].map(|part| without_folders(part, &folders));
+        let parts = [doctor, demo, bench].map(|part| without(part, &private));
         let (json, page) = files(&json!({}), parts);
         for text in [json.to_string(), page] {
             assert_eq!(text.matches(short).count(), 3, "{text}");
@@ -256,6 +273,9 @@ mod tests {
         fake.write("sys/class/dmi/id/sys_vendor", "Maker\n");
         fake.write("sys/class/dmi/id/product_name", "Server\n");
         fake.opp_node(0, &[(600_000, 650_000, 45_000)]);
+        let node = "sys/devices/system/cpu/cpu0/of_node";
+        fake.write(&format!("{node}/compatible"), "arm,cortex-a55\0");
+        fake.write(&format!("{node}/capacity-dmips-mhz"), 512_u32.to_be_bytes());
         let little = "sys/devices/system/cpu/cpufreq/policy0/scaling_available_frequencies";
         fake.write(little, "600000");
         let facts = |fake: &FakeHost| host(&fake.root(), EnergyModel::Domains(2));
@@ -265,6 +285,10 @@ mod tests {
         assert_eq!(host["policies"][0]["opps"], json!([opp]));
         assert_eq!(host["policies"][0]["cpus"], json!([0, 1]));
         assert_eq!(host["energy_model"], json!({ "domains": 2 }));
+        let little = &host["cpus"][0];
+        assert_eq!(little["compatible"], "arm,cortex-a55");
+        assert_eq!(little["capacity_dmips_mhz"], 512);
+        assert!(little["dynamic_power_coefficient"].is_null());
         assert_eq!(host["policies"].as_array().map(Vec::len), Some(2));
         assert_eq!(host["cpus"].as_array().map(Vec::len), Some(4));
         assert!(!host.to_string().contains("secret"));
