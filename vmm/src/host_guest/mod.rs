@@ -58,11 +58,11 @@ impl HostGuest {
         files.extend(modules.files(GOVERNOR).into_iter().flatten());
         let mut ramdisk = Ramdisk::new()?;
         ramdisk.load_program()?;
-        let mut loaded = ramdisk.modules(&files)?;
+        let mut loaded = ramdisk.modules(root, &files)?;
         // For the scenarios that read it, where the host has it too.
         if Path::new(IO_DEVICE).exists() {
             let files = modules.files("null_blk").unwrap_or_default();
-            loaded.extend(ramdisk.modules(&files)?);
+            loaded.extend(ramdisk.modules(root, &files)?);
             if let Some(last) = loaded.last_mut().filter(|_| !files.is_empty()) {
                 *last = format!("{last} {NULL_BLK}");
             }

@@ -5,10 +5,17 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, ensure};
 use cpio::newc::{Builder, ModeFileType, trailer};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use vcpufreq_device::host::HostRoot;
+
+/// How the names of packed modules end, and what the kernel and a program call the packing.
+const PACKED: [(&str, &str); 3] = [(".gz", "gzip"), (".xz", "xz"), (".zst", "zstd")];
+/// What the kernel itself unpacks; not there without `CONFIG_MODULE_DECOMPRESS`.
+const BY_KERNEL: &str = "sys/module/compression";
 
 /// The archive, as far as it is written (Linux `Documentation/driver-api/early-userspace/
 /// buffer-format.rst`).
@@ -51,16 +58,16 @@ impl Ramdisk {
         self.copy(&format!("bin/{}", vcpufreq_bench::LOAD), program, 0o755)
     }
 
-    /// Adds modules; their paths in the guest.
+    /// Adds modules, packed as the host's kernel takes them; their paths in the guest.
     ///
     /// # Errors
     /// Also when one can't be read.
-    pub fn modules(&mut self, files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    pub fn modules(&mut self, root: &HostRoot, files: &[PathBuf]) -> anyhow::Result<Vec<String>> {
         let mut paths = Vec::new();
         for file in files {
-            let name = file.file_name().context("a module without a name")?;
-            let name = format!("modules/{}", name.to_string_lossy());
-            self.copy(&name, file, 0o644)?;
+            let (name, bytes) = loadable(root, file)?;
+            let name = format!("modules/{name}");
+            self.file(&name, &bytes, 0o644)?;
             paths.push(format!("/{name}"));
         }
         Ok(paths)
@@ -72,8 +79,12 @@ impl Ramdisk {
     /// Also when it can't be read.
     pub fn copy(&mut self, name: &str, file: &Path, mode: u32) -> anyhow::Result<()> {
         let bytes = fs::read(file).with_context(|| format!("can't read {}", file.display()))?;
+        self.file(name, &bytes, mode)
+    }
+
+    fn file(&mut self, name: &str, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
         self.folder(Path::new(name).parent().unwrap_or(Path::new("")))?;
-        self.entry(Builder::new(name), (ModeFileType::Regular, mode), &bytes)
+        self.entry(Builder::new(name), (ModeFileType::Regular, mode), bytes)
     }
 
     /// The whole archive.
@@ -109,6 +120,29 @@ impl Ramdisk {
     }
 }
 
+/// A module's file name and content, unpacked where its kernel can't do that.
+fn loadable(root: &HostRoot, file: &Path) -> anyhow::Result<(String, Vec<u8>)> {
+    let name = file.file_name().context("a module without a name")?;
+    let name = name.to_string_lossy();
+    let known = PACKED
+        .iter()
+        .find_map(|(end, by)| Some((name.strip_suffix(end)?, by)));
+    let by_kernel = root.text(BY_KERNEL);
+    let Some((plain, by)) = known.filter(|(_, by)| by_kernel.as_deref() != Some(by)) else {
+        let bytes = fs::read(file).with_context(|| format!("can't read {}", file.display()))?;
+        return Ok((name.into_owned(), bytes));
+    };
+    let unpacked = Command::new(by).arg("-dc").arg(file).output();
+    let bytes = unpacked.ok().filter(|output| output.status.success());
+    let bytes = bytes.with_context(|| {
+        let file = file.display();
+        format!(
+            "this kernel can't unpack {file}, for it lacks CONFIG_MODULE_DECOMPRESS; install {by}"
+        )
+    })?;
+    Ok((plain.to_owned(), bytes.stdout))
+}
+
 /// Whether a line of `/proc/self/maps` is of a shared library.
 fn is_library(line: &str) -> bool {
     let name = line.rsplit('/').next().filter(|_| line.contains('/'));
@@ -118,10 +152,35 @@ fn is_library(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     //! Promises: a file is behind the folders that it is in, and has its content; a program of
-    //! shared libraries is known as such.
+    //! shared libraries is known as such; a module is packed only where its kernel unpacks it.
     use std::io::{Read as _, Seek as _};
 
+    use vcpufreq_device::fakes::FakeHost;
+
     use super::*;
+
+    /// `gzip -n` of `module`.
+    const MODULE_GZ: &[u8] =
+        b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xcb\xcdO)\xcdI\x05\x00(&$\x0c\x06\x00\x00\x00";
+
+    #[test]
+    fn a_module_is_unpacked_where_its_kernel_cannot() {
+        let host = FakeHost::two_plus_two();
+        host.write("a.ko.gz", MODULE_GZ);
+        host.write("b.ko.gz", "damaged");
+        let of = |name: &str| loadable(&host.root(), &host.root().path(name));
+        let unpacked = of("a.ko.gz").unwrap();
+        assert_eq!(unpacked, ("a.ko".to_owned(), b"module".to_vec()));
+        let error = of("b.ko.gz").unwrap_err().to_string();
+        assert!(
+            error.ends_with("CONFIG_MODULE_DECOMPRESS; install gzip"),
+            "{error}"
+        );
+        for (by_kernel, name) in [("xz", "a.ko"), ("gzip", "a.ko.gz")] {
+            host.write(BY_KERNEL, by_kernel);
+            assert_eq!(of("a.ko.gz").unwrap().0, name);
+        }
+    }
 
     #[test]
     fn a_library_is_told_from_a_folder() {
