@@ -41,8 +41,11 @@ const ARCHIVE: &str = r#"
     dpkg-deb --extract "$modules" "/tmp/$name"
     rm -r "/tmp/$name/usr/share/lintian"
     cp -r source/LICENSES "/tmp/$name/usr/share/doc/vcpufreq/"
-    tar --create --file "/tmp/$name.tar" --directory /tmp --sort=name --format=gnu \
-        --mtime="@$date" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$name"
+    # Without folders: those of the machine keep their modes, and stay links.
+    (cd /tmp && find "$name" ! -type d -o -empty) | LC_ALL=C sort >"/tmp/$name.list"
+    tar --create --file "/tmp/$name.tar" --directory /tmp --no-recursion --format=gnu \
+        --mtime="@$date" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+        --files-from "/tmp/$name.list"
     xz --threads=1 --stdout "/tmp/$name.tar" >"$name.tar.xz"
 "#;
 
@@ -317,10 +320,18 @@ fn copy_file(from: &Path, to: &Path) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: an unclean checkout is packaged as it is, without what is gone or ignored, and
-    //! with git's modes; files that differ, are missing or too many are named.
+    //! Promises: the source package names the cargo that it needs; an unclean checkout is packaged as
+    //! it is, without what is gone or ignored, and with git's modes; files that differ, are missing
+    //! or too many are named.
     use super::*;
     use crate::verdict::Verdict;
+
+    #[test]
+    fn the_source_package_needs_this_cargo() {
+        let needs = concat!(" cargo:native (>= ", env!("CARGO_PKG_RUST_VERSION"), "),");
+        let control = include_str!("../../debian/control");
+        assert!(control.lines().any(|line| line == needs), "{needs}");
+    }
 
     #[test]
     fn an_unclean_checkout_is_copied_as_it_is() {
