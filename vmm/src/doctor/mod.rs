@@ -206,7 +206,7 @@ fn cgroup(facts: &DoctorFacts) -> DoctorFinding {
             "requests go to the thread (--actuator thread), which dips the frequency at each change",
         )
         .change(
-            "start the VMM by a systemd unit with Delegate=cpu (docs/vcpufreq@.service), or with \
+            "start the VMM by a systemd unit with Delegate=cpu (vcpufreq@.service), or with \
              --cgroup-parent",
         ),
     }
