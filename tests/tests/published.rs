@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The crates as another VMM gets them: packaged, and unpacked away from this workspace, they
+//! The crates as a registry would have them: packaged, and unpacked away from this workspace, they
 //! compile, and the library's example runs on real KVM.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// All that a registry would have, the program first.
+const CRATES: [&str; 7] = [
+    "vcpufreq",
+    "vcpufreq-bench",
+    "vcpufreq-device",
+    "vcpufreq-dt",
+    "vcpufreq-host-bpf",
+    "vcpufreq-load",
+    "vcpufreq-rt",
+];
 
 fn cargo(words: &[&str], folder: &Path) -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -25,21 +36,28 @@ fn unpacked(folder: &Path, name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// Compiles the unpacked crate `at`. No registry has the library: it is the unpacked one too.
-fn check(at: &Path, library: &Path) {
-    let library = library.to_str().expect("UTF-8");
-    let patch = format!("patch.crates-io.vcpufreq-device.path={library:?}");
-    let target = at.with_file_name("target");
+/// Compiles the unpacked program. No registry has the other crates: they are the unpacked ones too.
+fn check(folder: &Path) {
+    let target = folder.join("target");
     let target = target.to_str().expect("UTF-8");
-    let words = [
-        "check",
-        "--offline",
-        "--config",
-        &patch,
-        "--target-dir",
-        target,
-    ];
-    cargo(&words, at);
+    let options = ["--offline", "--no-default-features", "--target-dir", target];
+    let [program, others @ ..] = CRATES.map(|name| unpacked(folder, name));
+    let patches = CRATES.iter().skip(1).zip(&others);
+    let patches: Vec<_> = patches
+        .map(|(name, at)| format!("patch.crates-io.{name}.path={at:?}"))
+        .collect();
+    let patches = patches
+        .iter()
+        .flat_map(|patch| ["--config", patch.as_str()]);
+    let words: Vec<&str> = ["check"]
+        .into_iter()
+        .chain(options)
+        .chain(patches)
+        .collect();
+    cargo(&words, &program);
+    for at in [program].iter().chain(&others) {
+        assert!(at.join("LICENSES/Apache-2.0.txt").exists(), "{at:?}");
+    }
 }
 
 #[test]
@@ -55,18 +73,9 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         "--target-dir",
         at,
     ];
-    let crates = [
-        "-p",
-        "vcpufreq-device",
-        "-p",
-        "vcpufreq-host-bpf",
-        "-p",
-        "vcpufreq-dt",
-    ];
-    cargo(
-        &[&package[..], &crates[..], &["-p", "vcpufreq-rt"]].concat(),
-        &workspace,
-    );
+    let crates = CRATES.iter().flat_map(|name| ["-p", name]);
+    let words: Vec<&str> = package.into_iter().chain(crates).collect();
+    cargo(&words, &workspace);
     let unpacked = |name: &str| unpacked(dir.path(), name);
     // What its makefile needs is there: clang and libbpf, which compile it, are in the lab.
     let mut make = Command::new("make");
@@ -75,11 +84,7 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         .arg(unpacked("vcpufreq-host-bpf").join("bpf"));
     let made = made.output().expect("make");
     assert!(made.status.success(), "{made:?}");
-    for other in ["vcpufreq-dt", "vcpufreq-rt"] {
-        let at = unpacked(other);
-        assert!(at.join("LICENSES/Apache-2.0.txt").exists());
-        check(&at, &unpacked("vcpufreq-device"));
-    }
+    check(dir.path());
     let test = [
         "test",
         "--offline",
