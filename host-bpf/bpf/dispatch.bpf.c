@@ -9,6 +9,9 @@
  * Cost: a switch between threads that are no vCPUs takes a look at two fields,
  * however many VMs there are, and a look-up where another map has something of
  * the thread; see docs/bpf.md.
+ *
+ * Wrong when: a vCPU is woken, or moved to another pCPU, and waits. Until it has
+ * run there, the others don't count what it asks for.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -19,6 +22,7 @@
 
 #include "kernel.h"
 #include "dispatch.h"
+#include "util.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -38,22 +42,71 @@ struct {
 	__type(value, __u32);
 } on_switch SEC(".maps"), on_frequency SEC(".maps"), on_write SEC(".maps");
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(dispatch_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+/*
+ * A vCPU's thread leaves this pCPU and goes on waiting for it: what it asks for
+ * above its utilization counts there. A thread has one switch at a time.
+ */
+static __always_inline void begin_to_wait(struct task_struct *p, __u32 number)
 {
-	struct vcpufreq_dispatch_cpu *cpu = dispatch_cpu(bpf_get_smp_processor_id());
-	__u32 *comes = NULL, place;
+	const struct rq *rq = bpf_this_cpu_ptr(&runqueues);
+	struct vcpufreq_dispatch_sum *sum = dispatch_sum(number);
+	struct vcpufreq_dispatch_thread *thread;
+	__u32 own;
+
+	if (!sum || !sum->request)
+		return;
+	own = own_util(p, rq);
+	if (sum->request <= own)
+		return;
+	thread = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (!thread || thread->waits_on)
+		return;
+	thread->part = sum->request - own;
+	thread->waits_on = number + 1;
+	__sync_fetch_and_add(&sum->waiting, thread->part);
+}
+
+/* It runs, maybe on another pCPU, and maybe as no VM's any more. */
+static __always_inline void end_wait(struct vcpufreq_dispatch_thread *thread)
+{
+	struct vcpufreq_dispatch_sum *sum;
+
+	if (!thread->waits_on)
+		return;
+	sum = dispatch_sum(thread->waits_on - 1);
+	if (sum)
+		__sync_fetch_and_add(&sum->waiting, -thread->part);
+	thread->waits_on = 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(dispatch_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     unsigned int prev_state)
+{
+	__u32 number = bpf_get_smp_processor_id(), place;
+	struct vcpufreq_dispatch_cpu *cpu = dispatch_cpu(number);
+	struct vcpufreq_dispatch_thread *comes = NULL;
+	struct vcpufreq_dispatch_sum *sum;
 
 	if (!cpu)
 		return 0;
 	/* Most threads have no storage of any map's. */
 	if (next->bpf_storage)
 		comes = bpf_task_storage_get(&threads, next, NULL, 0);
-	place = comes ? READ_ONCE(*comes) : 0;
-	if (READ_ONCE(cpu->place))
+	place = comes ? READ_ONCE(comes->place) : 0;
+	if (READ_ONCE(cpu->place)) {
+		if (preempt || !prev_state)
+			begin_to_wait(prev, number);
 		__sync_lock_test_and_set(&cpu->place, 0);
+	}
+	if (comes)
+		end_wait(comes);
 	if (!place)
 		return 0;
+	/* Its VM's program stores what it asks for. */
+	sum = dispatch_sum(number);
+	if (sum)
+		sum->request = 0;
 	__sync_lock_test_and_set(&cpu->place, place);
 	bpf_tail_call(ctx, &on_switch, place >> 16);
 	return 0;

@@ -7,12 +7,12 @@
  * them runs on have a place: the slot << 16 | the vCPU plus 1. A guest sees
  * nothing of this. Each VMM can write it, and could end the path of others.
  *
- * src/dispatch.rs has the same in Rust.
+ * src/layout.rs has the same in Rust.
  */
 #ifndef VCPUFREQ_DISPATCH_H
 #define VCPUFREQ_DISPATCH_H
 
-#define VCPUFREQ_DISPATCH_LAYOUT 1	/* raised with every change below */
+#define VCPUFREQ_DISPATCH_LAYOUT 2	/* raised with every change below */
 #define VCPUFREQ_SLOTS_MAX	1024	/* VMs of a host */
 
 #define VCPUFREQ_PLACE(slot, vcpu)	((slot) << 16 | ((vcpu) + 1))
@@ -24,12 +24,30 @@ struct vcpufreq_dispatch_cpu {
 	__u32 pad[14];
 };
 
+/*
+ * A pCPU's vCPUs, where what they ask for adds up. A cache line each. No VMM maps
+ * it: one that its guest has taken over can't write it.
+ */
+struct vcpufreq_dispatch_sum {
+	__u32 request;		/* of the vCPU that runs on it, as a utilization */
+	__u32 waiting;		/* what those that wait to run ask for above their utilization */
+	__u32 pad[14];
+};
+
+/* A vCPU's thread. */
+struct vcpufreq_dispatch_thread {
+	__u32 place;
+	__u32 waits_on;		/* the pCPU that counts `part`, plus 1; 0: none does */
+	__u32 part;
+};
+
 /* Where a VMM finds the rest, and which slots are taken. */
 struct vcpufreq_dispatch_slots {
 	__u32 layout;		/* VCPUFREQ_DISPATCH_LAYOUT; 0: not attached yet */
-	__u32 maps[5];		/* the kernel's numbers, as those below */
+	__u32 maps[6];		/* the kernel's numbers, as those below */
 	__u32 links[3];
 	__u32 programs[3];
+	__u32 pad;
 	/* A map that the slot's VMM alone has: while the kernel lists it, that lives. */
 	__u32 owners[VCPUFREQ_SLOTS_MAX];
 };
@@ -42,17 +60,37 @@ struct {
 	__type(value, struct vcpufreq_dispatch_cpu);
 } dispatch_cpus SEC(".maps");
 
-/* Threads that are vCPUs: the place of each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);		/* possible CPUs */
+	__type(key, __u32);
+	__type(value, struct vcpufreq_dispatch_sum);
+} dispatch_sums SEC(".maps");
+
+/* Threads that are vCPUs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, __u32);
+	__type(value, struct vcpufreq_dispatch_thread);
 } threads SEC(".maps");
 
 static __always_inline struct vcpufreq_dispatch_cpu *dispatch_cpu(__u32 number)
 {
 	return bpf_map_lookup_elem(&dispatch_cpus, &number);
+}
+
+static __always_inline struct vcpufreq_dispatch_sum *dispatch_sum(__u32 number)
+{
+	return bpf_map_lookup_elem(&dispatch_sums, &number);
+}
+
+static __always_inline __u32 waiting_on(__u32 number)
+{
+	struct vcpufreq_dispatch_sum *sum = dispatch_sum(number);
+	__s32 waiting = sum ? READ_ONCE(sum->waiting) : 0;
+
+	return waiting > 0 ? waiting : 0;
 }
 
 #endif /* VCPUFREQ_DISPATCH_H */

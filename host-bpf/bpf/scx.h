@@ -20,11 +20,11 @@
 #define VCPUFREQ_SCX_H
 
 #include <linux/errno.h>
-#include <linux/sched.h>
+
+#include "util.h"
 
 #define VCPUFREQ_SCX_LAYOUT	2	/* raised with every change below */
 
-#define UTIL_AVG_UNCHANGED	0x80000000	/* of kernel/sched: a flag in util_est */
 #define SCX_TARGET_MAX		1024	/* the kernel ends the scheduler above it */
 #define SCX_TARGET_UNKNOWN	0xffffffff
 #define SCX_OTHERS_MIN		38	/* less of others is none, as by --sum */
@@ -84,8 +84,6 @@ struct {
 
 /* The verifier adds a third argument. */
 void scx_bpf_cpuperf_set(__s32 cpu, __u32 perf) __ksym __weak;
-
-extern const struct rq runqueues __ksym;
 
 static __always_inline struct vcpufreq_scx_control *scx_state(void)
 {
@@ -148,15 +146,9 @@ static __always_inline __u32 scx_own_util(struct task_struct *p, __u32 number)
 
 	if (!rq)
 		return 0;
-	/* Such threads are tracked by the CPU alone. */
-	if (p->policy == SCHED_DEADLINE)
-		return rq->avg_dl.util_avg;
-	if (p->policy == SCHED_FIFO || p->policy == SCHED_RR)
-		return rq->avg_rt.util_avg;
-	own = p->se.avg.util_avg;
-	estimate = p->se.avg.util_est & ~UTIL_AVG_UNCHANGED;
-	if (estimate > own)
-		own = estimate;
+	own = own_util(p, rq);
+	if (is_rt_or_deadline(p))
+		return own;
 	all = rq->cfs.avg.util_avg;
 	estimate = rq->cfs.avg.util_est;
 	if (estimate > all)

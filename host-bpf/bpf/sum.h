@@ -2,16 +2,17 @@
 /*
  * What else a vCPU's pCPU has to do, which is added to what the vCPU asks for.
  * uclamp takes the maximum over a run queue's threads, and not the sum.
+ *
+ * What other vCPUs there ask for is added too, as far as it is above their
+ * utilization, which is in that of the pCPU: only while they wait to run.
  */
 #ifndef VCPUFREQ_SUM_H
 #define VCPUFREQ_SUM_H
 
+#include "util.h"
+
 /* include/linux/sched/prio.h: below are SCHED_FIFO and RR; below 0, DEADLINE. */
 #define MAX_RT_PRIO		100
-/* kernel/sched/pelt.h: a flag in a thread's util_est. */
-#define UTIL_AVG_UNCHANGED	0x80000000
-
-extern const struct rq runqueues __ksym;
 
 static __always_inline __u32 less(__u64 all, __u64 own)
 {
@@ -20,9 +21,9 @@ static __always_inline __u32 less(__u64 all, __u64 own)
 
 /*
  * The utilization of this CPU by others than the thread `own`, which is on it,
- * as schedutil reads it, with the quarter that schedutil adds; 0..1024. The time
- * of a real-time thread can't be separated from that of others, which are left
- * out then.
+ * as schedutil reads it, and what waiting vCPUs ask for above theirs, with the
+ * quarter that schedutil adds; 0..1024. The time of a real-time thread can't be
+ * separated from that of others, which are left out then.
  */
 static __always_inline __u32 others_here(const struct task_struct *own,
 					 const struct vcpufreq_bpf_policy *policy)
@@ -33,7 +34,7 @@ static __always_inline __u32 others_here(const struct task_struct *own,
 	__u64 util = less(rq->cfs.avg.util_avg, mine), estimate;
 
 	/* A structure before Linux 6.8. */
-	if (bpf_core_field_size(rq->cfs.avg.util_est) == sizeof(__u32)) {
+	if (bpf_core_field_exists(rq->cfs.avg.util_est)) {
 		mine = fair ? own->se.avg.util_est & ~UTIL_AVG_UNCHANGED : 0;
 		estimate = less(rq->cfs.avg.util_est, mine);
 		if (estimate > util)
@@ -43,8 +44,23 @@ static __always_inline __u32 others_here(const struct task_struct *own,
 		util += rq->avg_rt.util_avg;
 	if (own->prio >= 0)
 		util += rq->avg_dl.util_avg;
+	util += waiting_on(bpf_get_smp_processor_id());
 	util = util * 5 * policy->headroom_num / (4 * (__u64)policy->headroom_den ?: 1);
 	return util < 1024 ? util : 1024;
+}
+
+/* Tells the other vCPUs of this pCPU, of whatever VM, what the one that is on it asks for. */
+static __always_inline void share_request(const struct vcpufreq_bpf_policy *policy,
+					  const struct vcpufreq_bpf_domain *domain)
+{
+	struct vcpufreq_dispatch_sum *sum = dispatch_sum(bpf_get_smp_processor_id());
+	__u32 clamp = READ_ONCE(domain->clamp), request = 0;
+
+	if (READ_ONCE(domain->granted_khz) && clamp != VCPUFREQ_BPF_NO_CLAMP)
+		request = (clamp & 0xffff) * 4 * policy->headroom_den /
+			  (5 * policy->headroom_num ?: 1);
+	if (sum)
+		sum->request = request;
 }
 
 /* So much may the neighbours' utilization change before the clamp follows; less is none. */
@@ -84,7 +100,10 @@ static __always_inline bool others_changed(struct vcpufreq_bpf_vcpu *vcpu, __u32
 	return true;
 }
 
-/* Has the worker raise or lower the clamp of what was asked for, with what is added now. */
+/*
+ * At a switch: has the worker raise or lower the clamp of what was asked for, with
+ * what is added now.
+ */
 static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id,
 					const struct task_struct *own)
 {
@@ -93,10 +112,13 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 	struct vcpufreq_bpf_domain *domain;
 	__u64 now, since, before;
 
-	if (!policy || !policy->sum)
+	if (!policy)
 		return;
 	domain = bpf_map_lookup_elem(&domains, (void *)&policy->domain);
-	if (!domain || !READ_ONCE(domain->granted_khz))
+	if (!domain)
+		return;
+	share_request(policy, domain);
+	if (!policy->sum || !READ_ONCE(domain->granted_khz))
 		return;
 	now = bpf_ktime_get_ns();
 	since = now - READ_ONCE(domain->refreshed_ns);

@@ -11,15 +11,16 @@ void bpf_task_release(struct task_struct *p) __ksym;
 /* The thread of a vCPU, to be released; NULL: it has none, or that has another vCPU by now. */
 static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_vm *v, __u32 id)
 {
-	__u32 *tid = bpf_map_lookup_elem(&tids, &id), *place;
+	__u32 *tid = bpf_map_lookup_elem(&tids, &id);
+	struct vcpufreq_dispatch_thread *thread;
 	struct task_struct *p;
 
 	p = tid && *tid ? bpf_task_from_pid(*tid) : NULL;
 	if (!p)
 		return NULL;
 	/* A number is used again, also by another VM. */
-	place = bpf_task_storage_get(&threads, p, NULL, 0);
-	if (place && *place == VCPUFREQ_PLACE(v->slot, id))
+	thread = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (thread && thread->place == VCPUFREQ_PLACE(v->slot, id))
 		return p;
 	bpf_task_release(p);
 	return NULL;
@@ -65,15 +66,16 @@ __noinline int ask_scx(__u32 number)
  */
 static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32 id)
 {
-	__u32 is = VCPUFREQ_PLACE(v->slot, id), *place;
+	__u32 is = VCPUFREQ_PLACE(v->slot, id);
 	struct task_struct *p = thread_of(v, id);
+	struct vcpufreq_dispatch_thread *thread;
 	struct vcpufreq_dispatch_cpu *cpu;
 
 	if (!p)
 		return;
-	place = bpf_task_storage_get(&threads, p, NULL, 0);
-	if (place)
-		__sync_lock_test_and_set(place, 0);
+	thread = bpf_task_storage_get(&threads, p, NULL, 0);
+	if (thread)
+		__sync_lock_test_and_set(&thread->place, 0);
 	cpu = dispatch_cpu(p->thread_info.cpu);
 	if (cpu)
 		__sync_val_compare_and_swap(&cpu->place, is, 0);

@@ -291,7 +291,8 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 {
 	__u64 now = event->ns, when = limited(v, writer, policy, now);
 	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC, moved = false;
-	__u32 granted;
+	bool own = asks_for_own(event);
+	__u32 granted, last;
 	__u64 before;
 
 	event->clamp = request_to_clamp(policy, event->khz, &granted);
@@ -310,12 +311,15 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 		count(&vcpu->not_applicable);
 		return VCPUFREQ_BPF_IS_NOT_APPLICABLE;
 	}
-	if (policy->sum && asks_for_own(event))
+	if (policy->sum && own)
 		moved = others_changed(writer, event->writer, policy, domain,
 				       bpf_get_current_task_btf(), &before);
-	if (__sync_lock_test_and_set(&domain->clamp, event->clamp) != event->clamp || moved) {
+	last = __sync_lock_test_and_set(&domain->clamp, event->clamp);
+	if (own)
+		share_request(policy, domain);
+	if (last != event->clamp || moved) {
 		vcpu->moving_ns = now;
-	} else if (!by_module || !asks_for_own(event)) {
+	} else if (!by_module || !own) {
 		/* Else the module looks whether another process has changed the clamp. */
 		count(&vcpu->unchanged);
 		return VCPUFREQ_BPF_IS_UNCHANGED;
@@ -399,20 +403,21 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 SEC("syscall")
 int vcpufreq_register(struct vcpufreq_bpf_call *call)
 {
-	__u32 zero = 0, pid = bpf_get_current_pid_tgid(), id = call->vcpu, *place;
+	__u32 zero = 0, pid = bpf_get_current_pid_tgid(), id = call->vcpu;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
+	struct vcpufreq_dispatch_thread *thread;
 	const struct vcpufreq_bpf_policy *policy;
 
 	if (!v || id >= v->vcpus)
 		return -ENOENT;
 	/* The vCPU may have had another one. */
 	forget_thread(v, id);
-	place = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL,
-				     BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!place)
+	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL,
+				      BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!thread)
 		return -ENOMEM;
 	bpf_map_update_elem(&tids, &id, &pid, BPF_ANY);
-	*place = VCPUFREQ_PLACE(v->slot, id);
+	thread->place = VCPUFREQ_PLACE(v->slot, id);
 	policy = policy_of(id);
 	if (policy && policy->actuator == VCPUFREQ_BPF_SCX)
 		return join_scx(policy->domain);

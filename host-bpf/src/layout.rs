@@ -41,7 +41,7 @@ pub(crate) struct CpuEntry {
 }
 
 /// `VCPUFREQ_DISPATCH_LAYOUT` of `bpf/dispatch.h`.
-pub(crate) const DISPATCH_LAYOUT: u32 = 1;
+pub(crate) const DISPATCH_LAYOUT: u32 = 2;
 
 /// `struct vcpufreq_dispatch_cpu`.
 #[derive(Debug)]
@@ -57,9 +57,10 @@ pub(crate) struct DispatchCpuEntry {
 #[repr(C)]
 pub(crate) struct SlotsEntry {
     pub layout: AtomicU32,
-    pub maps: [AtomicU32; 5],
+    pub maps: [AtomicU32; 6],
     pub links: [AtomicU32; 3],
     pub programs: [AtomicU32; 3],
+    pub pad: u32,
     pub owners: [AtomicU32; 1024],
 }
 
@@ -166,7 +167,7 @@ pub(crate) const CALL_SIZE: usize = 8;
 const _: () = {
     assert!(size_of::<CpuEntry>() == 8);
     assert!(size_of::<DispatchCpuEntry>() == 64);
-    assert!(size_of::<SlotsEntry>() == 12 * 4 + 4096);
+    assert!(size_of::<SlotsEntry>() == 14 * 4 + 4096);
     assert!(size_of::<PolicyEntry>() == 328);
     assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 32);

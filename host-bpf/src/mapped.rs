@@ -53,7 +53,8 @@ unsafe impl<T: Entry> Sync for Mapped<T> {}
 impl<T: Entry> Mapped<T> {
     /// Maps an array map of that many entries, each of the size of `T` and a multiple of 8.
     pub(crate) fn new(map: BorrowedFd<'_>, entries: usize) -> io::Result<Self> {
-        assert!(size_of::<T>().is_multiple_of(8) && entries > 0);
+        const { assert!(size_of::<T>().is_multiple_of(8)) };
+        assert!(entries > 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping where the kernel chooses; it refuses more than the map has.
         let start = unsafe {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{Link, MapCore as _, MapHandle, Object, Program};
 
-use super::names::{MAPS, PROGRAMS, SLOTS};
+use super::names::{BY_PCPU, MAPS, PROGRAMS, SLOTS};
 use super::trusted::{are_ours, call_ours};
 use crate::error::BpfError;
 use crate::hooks;
@@ -68,7 +68,7 @@ impl Hooks {
         let mut open = objects::open(DISPATCH)?;
         let possible = libbpf_rs::num_possible_cpus().map_err(refused("counting the pCPUs"))?;
         for mut map in open.maps_mut() {
-            if map.name() == MAPS[0] {
+            if MAPS[BY_PCPU].iter().any(|name| map.name() == *name) {
                 map.set_max_entries(u32::try_from(possible).unwrap_or(1))
                     .map_err(refused("sizing the maps"))?;
             }

@@ -13,7 +13,8 @@ use super::names::{MAPS, PROGRAMS};
 use crate::layout::SlotsEntry;
 
 /// Of [`MAPS`].
-const TYPES: [MapType; 5] = [
+const TYPES: [MapType; 6] = [
+    MapType::Array,
     MapType::Array,
     MapType::TaskStorage,
     MapType::ProgArray,

@@ -23,6 +23,7 @@ mod shared;
 mod sum;
 mod tiny_vm;
 mod vcpu;
+mod waiting;
 
 use anyhow::Result;
 use serde_json::Value;

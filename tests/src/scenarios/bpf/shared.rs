@@ -32,7 +32,7 @@ const SLOTS: &str = "dispatch_slots";
 
 /// What a VMM of another version has: the same map, with another content.
 fn other_version() -> Result<MapHandle> {
-    let size = 12 * 4 + 4096;
+    let size = 14 * 4 + 4096;
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
         map_flags: libbpf_sys::BPF_F_MMAPABLE,

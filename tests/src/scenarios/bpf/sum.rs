@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Other load of a vCPU's pCPU is added to the vCPU's request. The sum follows changes and never
-//! exceeds the vCPU's own maximum. In mode `exact` nothing is added.
+//! Other load of a vCPU's pCPU is added to the vCPU's request, and what other vCPUs ask for there
+//! ([`waiting`]). The sum follows changes and never exceeds the vCPU's own maximum. In mode `exact`
+//! nothing is added.
 
 use std::os::fd::AsFd as _;
 use std::thread::sleep;
@@ -10,10 +11,11 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::host::{SCHED_DEBUG, proc_field};
 use vcpufreq_device::{ClampMode, Util};
-use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy, WorkerEvents};
+use vcpufreq_host_bpf::{ActuateBy, HostModule, VcpuPolicy};
 
 use super::group::Group;
-use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, stores};
+use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, refresh, stores};
+use super::waiting;
 use crate::harness::console_commands;
 use crate::harness::load::Load;
 use crate::harness::policy::Policy;
@@ -87,7 +89,9 @@ fn in_thread() -> Result<Value> {
     let maximum = beside(&mut vcpu, &maximum, 50, khz)?;
     let (follows, followed) = follows(&mut vcpu, &how, &module, khz)?;
     let none = beside(&mut vcpu, &how, 50, 0)?;
+    sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
     let (fifo_held, fifo) = fifo(&mut vcpu, &how, &module, khz)?;
+    let (waiting_held, other_vm) = waiting::run(&mut vcpu, &how, &module, khz)?;
     let held = rows.iter().all(|row| row["held"] == true)
         && limited == (400, 1024)
         && half_limited == (400, 1024)
@@ -95,11 +99,13 @@ fn in_thread() -> Result<Value> {
         && maximum == (asked, 1024)
         && none == (0, 1024)
         && follows
-        && fifo_held;
+        && fifo_held
+        && waiting_held;
     Ok(json!({
         "held": held, "emulated": true, "rows": rows, "limited": limited,
         "half_limited": half_limited, "exact": exact, "maximum": maximum,
         "followed": followed, "asks_for_nothing": none, "fifo": fifo,
+        "other_vm": other_vm,
     }))
 }
 
@@ -170,25 +176,9 @@ fn follows(
     Ok((held, row))
 }
 
-/// Does what a VMM's worker does with the events that there are; how many.
-fn refresh(vcpu: &Vcpu, worker: &WorkerEvents, module: &HostModule, time: Duration) -> Result<u32> {
-    let mut refreshed = 0;
-    for event in worker.wait(time)? {
-        let BpfEvent::Refresh(domain) = event else {
-            continue;
-        };
-        refreshed += 1;
-        vcpu.host.begin_refresh(domain);
-        let by_module = |domain, clamp| module.refresh(domain, clamp);
-        vcpu.host.apply_pending(domain, by_module);
-    }
-    Ok(refreshed)
-}
-
 /// A real-time vCPU, beside a neighbour that has come and gone: what was added goes with the next
 /// request, also with one for what was asked for before. The module has counted the requests alone.
 fn fifo(vcpu: &mut Vcpu, how: &VcpuPolicy, module: &HostModule, khz: u32) -> Result<(bool, Value)> {
-    sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
     let before = module.applied(0)?;
     set_fifo_priority(10)?;
     let alone = beside(vcpu, how, 0, khz)?.0;

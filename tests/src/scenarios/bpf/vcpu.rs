@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use vcpufreq_device::host::effective_clamp;
 use vcpufreq_device::{RateLimit, VcpuId};
-use vcpufreq_host_bpf::{ActuateBy, BpfCounters, BpfEvent, HostBpf, VcpuPolicy, WorkerRequest};
+use vcpufreq_host_bpf::{
+    ActuateBy, BpfCounters, BpfEvent, HostBpf, HostModule, VcpuPolicy, WorkerEvents, WorkerRequest,
+};
 
 use super::programs::{BASE, like, start};
 use super::tiny_vm::{Deed, Outcome, TinyVm};
@@ -93,6 +95,26 @@ pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<WorkerRequest> {
         [BpfEvent::Waiting(waiting)] => Ok(waiting),
         _ => bail!("one request waits, and the events are {events:?}"),
     }
+}
+
+/// Does what a VMM's worker does with the events that there are; how many.
+pub(super) fn refresh(
+    vcpu: &Vcpu,
+    worker: &WorkerEvents,
+    module: &HostModule,
+    time: Duration,
+) -> Result<u32> {
+    let mut refreshed = 0;
+    for event in worker.wait(time)? {
+        let BpfEvent::Refresh(domain) = event else {
+            continue;
+        };
+        refreshed += 1;
+        vcpu.host.begin_refresh(domain);
+        let by_module = |domain, clamp| module.refresh(domain, clamp);
+        vcpu.host.apply_pending(domain, by_module);
+    }
+    Ok(refreshed)
 }
 
 /// Requests, of which some pass at once.
