@@ -68,6 +68,18 @@ static __always_inline void share_request(const struct vcpufreq_bpf_policy *poli
 /* So long does the worker have peace at least. */
 #define REFRESH_NS	4000000
 
+/* What is shown of this pCPU, and added; returns the latter. */
+static __always_inline __u32 look_at_load(struct vcpufreq_bpf_vcpu *vcpu,
+					  const struct vcpufreq_bpf_policy *policy,
+					  const struct task_struct *own)
+{
+	__u32 others = others_here(own, policy);
+
+	vcpu->own_util = own->se.avg.util_avg;
+	vcpu->others_util = others;
+	return others;
+}
+
 /*
  * Looks what else this pCPU has to do, where vCPU `id` runs as thread `own`.
  * Whether what is added to the domain's clamp has changed: that is the most of
@@ -79,10 +91,8 @@ static __always_inline bool others_changed(struct vcpufreq_bpf_vcpu *vcpu, __u32
 					   const struct task_struct *own, __u64 *before)
 {
 	__u64 was = READ_ONCE(domain->others);
-	__u32 others = others_here(own, policy), util = was, of = was >> 32, key;
+	__u32 others = look_at_load(vcpu, policy, own), util = was, of = was >> 32, key;
 
-	vcpu->own_util = own->se.avg.util_avg;
-	vcpu->others_util = others;
 	*before = was;
 	if (others < OTHERS_STEP)
 		others = 0;
@@ -118,6 +128,8 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 	if (!domain)
 		return;
 	share_request(policy, domain);
+	if (policy->actuator == VCPUFREQ_BPF_SCX)
+		look_at_load(vcpu, policy, own);
 	if (!policy->sum || !READ_ONCE(domain->granted_khz))
 		return;
 	now = bpf_ktime_get_ns();

@@ -56,6 +56,12 @@ impl VcpuPolicy {
         self.sum && self.clamp == ClampMode::Floor
     }
 
+    /// Whether the programs look at its pCPU's utilization, to add it or to show it.
+    #[cfg_attr(not(feature = "load"), allow(dead_code))]
+    pub(crate) fn looks_at_load(&self) -> bool {
+        self.adds_others() || self.actuate == ActuateBy::Scx
+    }
+
     /// A request's clamp with `others` added, the utilization that its pCPU has besides: no more
     /// than the vCPU could ask for by itself. `summed` of `bpf/arith.h`.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]

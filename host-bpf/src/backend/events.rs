@@ -3,7 +3,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::{ActuateError, DomainId, Event};
+use vcpufreq_device::kvm::HostChange;
+use vcpufreq_device::{ActuateError, Clamp, DomainId, Event, VcpuId};
 
 use super::Shared;
 use crate::{HandledRequest, RequestOutcome};
@@ -45,6 +46,26 @@ impl Shared {
         self.device
             .events()
             .record_all_at(&events, handled.at_ns, tid);
+        self.tell_load(vcpu);
+    }
+
+    /// Passes what is known of a vCPU's pCPU to the events file.
+    pub(super) fn tell_load(&self, vcpu: VcpuId) {
+        let Some(known) = self.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let (pcpu, load) = (self.host.pcpu(vcpu), self.host.load(vcpu));
+        let target = pcpu.and_then(|(pcpu, _)| self.target(pcpu));
+        if !self.device.events().has_sink() || (load.is_none() && target.is_none()) {
+            return;
+        }
+        self.device.events().host_changed(HostChange::Load {
+            vcpu,
+            pcpu,
+            clamp: self.host.wanted(known.domain).unwrap_or(Clamp::NONE),
+            load,
+            target,
+        });
     }
 }
 

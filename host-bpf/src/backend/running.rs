@@ -124,10 +124,7 @@ impl RunningBackend for BpfPath {
         snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
         snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Clamp::NONE);
         snapshot.load = shared.host.load(vcpu);
-        snapshot.target = snapshot
-            .pcpu
-            .filter(|_| shared.scx_is_on())
-            .and_then(|(pcpu, _)| shared.host.target(pcpu));
+        snapshot.target = snapshot.pcpu.and_then(|(pcpu, _)| shared.target(pcpu));
         let in_module = shared.module.as_ref();
         let in_module = in_module.and_then(|module| module.applied(known.domain).ok());
         snapshot.clamp_after = match in_module {

@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use vcpufreq_device::kvm::PcpuTarget;
+
 use super::Shared;
 
 /// How often to look whether the scheduler is gone: clamps follow within twice that.
@@ -18,6 +20,11 @@ impl Shared {
     /// Whether requests are targets of the scheduler.
     pub(super) fn scx_is_on(&self) -> bool {
         self.scx.as_ref().is_some_and(|scx| scx.pins.is_on())
+    }
+
+    /// What it has of a pCPU.
+    pub(super) fn target(&self, pcpu: u32) -> Option<PcpuTarget> {
+        self.scx_is_on().then(|| self.host.target(pcpu)).flatten()
     }
 
     /// When the scheduler is gone, has what the domains want put into force by clamps, once: the

@@ -362,6 +362,9 @@ impl Shared {
                     .map_err(|error| refusal(id, error.raw_os_error())),
                 None => self.device.actuator().apply(id, clamp),
             });
+        let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
+        let members = members.filter(|(_, known)| known.domain == domain);
+        members.for_each(|(vcpu, _)| self.tell_load(vcpu));
     }
 
     /// An actuator is called by one thread at a time: the worker's, and at a

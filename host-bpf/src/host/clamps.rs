@@ -241,14 +241,14 @@ impl HostBpf {
         Some(self.summed(domain, clamp))
     }
 
-    /// The utilization of a vCPU's pCPU at the last update; `None` if none is added to its
-    /// requests.
+    /// The utilization of a vCPU's pCPU at the last update; `None` if the programs don't look at it,
+    /// as they do with sums and for scx.
     #[must_use]
     pub fn load(&self, vcpu: VcpuId) -> Option<PcpuLoad> {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         policies
             .get(vcpu.index())
-            .filter(|policy| policy.adds_others())?;
+            .filter(|policy| policy.looks_at_load())?;
         let entry = self.vcpus.get(vcpu.index())?;
         let util = |of: &AtomicU32| Util::saturating(of.load(SeqCst).into());
         Some(PcpuLoad {

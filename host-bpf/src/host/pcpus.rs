@@ -5,12 +5,19 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use vcpufreq_device::Khz;
+use vcpufreq_device::{Khz, VcpuId};
 
 use super::{HostBpf, PcpuFacts};
 use crate::error::BpfError;
 
 impl HostBpf {
+    /// The pCPU that a vCPU's thread is or was on last, and its frequency.
+    pub(crate) fn pcpu(&self, vcpu: VcpuId) -> Option<(u32, Khz)> {
+        let number = self.vcpus.get(vcpu.index())?.cpu.load(SeqCst);
+        let number = number.checked_sub(1)?;
+        Some((number, Khz(self.frequency(number).filter(|khz| *khz > 0)?)))
+    }
+
     /// Sets the facts of these pCPUs. Some were not online before: their frequency may differ from
     /// that of the last change event. On return all pages are true.
     ///

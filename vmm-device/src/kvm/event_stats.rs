@@ -9,8 +9,10 @@ use std::sync::atomic::{
 };
 use std::thread::Thread;
 
+use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
 use crate::{
-    ActuateError, Event, Events, Histogram, HistogramSnapshot, VcpuId, host::monotonic_ns,
+    ActuateError, Clamp, Event, Events, Histogram, HistogramSnapshot, Khz, VcpuId,
+    host::monotonic_ns,
 };
 
 /// What has changed on the host under a running guest.
@@ -29,6 +31,19 @@ pub enum HostChange {
         vcpu: VcpuId,
         /// Whether it is pinned.
         pinned: bool,
+    },
+    /// What a vCPU's pCPU has to do, after a request of the vCPU's or a change of other load.
+    Load {
+        /// Whose.
+        vcpu: VcpuId,
+        /// The pCPU and its frequency, if that is known.
+        pcpu: Option<(u32, Khz)>,
+        /// The clamp of the vCPU's domain, with what is added to it.
+        clamp: Clamp,
+        /// The utilization.
+        load: Option<PcpuLoad>,
+        /// The target, with an actuator that sets targets.
+        target: Option<PcpuTarget>,
     },
 }
 
@@ -254,7 +269,7 @@ mod tests {
     //! The first refusal is kept, a failed read remembered once, and what is lost on the host is
     //! counted.
 
-    use crate::{Clamp, DomainId, SourceError};
+    use crate::{DomainId, SourceError};
 
     use super::*;
 

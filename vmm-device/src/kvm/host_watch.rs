@@ -260,7 +260,7 @@ mod tests {
         let kinds = |changes: Vec<(HostChange, String)>| {
             let pinned = changes.into_iter().map(|(change, _)| match change {
                 HostChange::Pin { pinned, .. } => pinned,
-                HostChange::Governor { .. } => panic!("{change:?}"),
+                _ => panic!("{change:?}"),
             });
             pinned.collect::<Vec<_>>()
         };

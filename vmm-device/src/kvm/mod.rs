@@ -31,11 +31,12 @@ mod maintenance;
 mod mmio_device;
 mod offload;
 mod page_mapping;
+mod pcpu_load;
 pub mod shm;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
-    GuestFacts, IoeventfdPlan, Offered, PcpuLoad, PcpuTarget, RunningBackend, Totals, VcpuSnapshot,
+    GuestFacts, IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
 pub use confinement::{BridgeThread, Confinement};
 pub use diagnostics::Diagnostics;
@@ -51,3 +52,4 @@ pub use offload::{
     OffloadState, RefusalHandler, SlotMemory,
 };
 pub use page_mapping::PageMapping;
+pub use pcpu_load::{PcpuLoad, PcpuTarget};

@@ -61,6 +61,23 @@ enum FieldValue {
     Policy {
         policy: u32,
     },
+    /// As in the stats.
+    Load {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pcpu: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pcpu_khz: Option<u32>,
+        uclamp_min: u16,
+        uclamp_max: u16,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        own_util: Option<u16>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        others_util: Option<u16>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target_sum: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target: Option<u16>,
+    },
     Nothing {},
 }
 
@@ -171,12 +188,35 @@ fn of_event(event: &Event) -> Parts {
 }
 
 fn of_host(change: HostChange) -> Parts {
-    let (event, vcpu, value, kept) = match change {
+    let kept = |kept| Some(if kept { "ok" } else { "lost" }.to_owned());
+    let (event, vcpu, value, result) = match change {
         HostChange::Governor { policy, schedutil } => {
-            ("governor", None, FieldValue::Policy { policy }, schedutil)
+            let value = FieldValue::Policy { policy };
+            ("governor", None, value, kept(schedutil))
         }
-        HostChange::Pin { vcpu, pinned } => ("pin", Some(vcpu), FieldValue::Nothing {}, pinned),
+        HostChange::Pin { vcpu, pinned } => {
+            let nothing = FieldValue::Nothing {};
+            ("pin", Some(vcpu), nothing, kept(pinned))
+        }
+        HostChange::Load {
+            vcpu,
+            pcpu,
+            clamp,
+            load,
+            target,
+        } => {
+            let value = FieldValue::Load {
+                pcpu: pcpu.map(|(pcpu, _)| pcpu),
+                pcpu_khz: pcpu.map(|(_, khz)| khz.0),
+                uclamp_min: clamp.min.get(),
+                uclamp_max: clamp.max.get(),
+                own_util: load.map(|load| load.own.get()),
+                others_util: load.map(|load| load.others.get()),
+                target_sum: target.map(|of| of.sum),
+                target: target.map(|of| of.target.get()),
+            };
+            ("load", Some(vcpu), value, None)
+        }
     };
-    let result = if kept { "ok" } else { "lost" };
-    (event, (vcpu, None), value, Some(result.to_owned()))
+    (event, (vcpu, None), value, result)
 }

@@ -175,6 +175,7 @@ mod tests {
 
     use std::sync::{Mutex, mpsc};
 
+    use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
     use vcpufreq_device::{ActuateError, Clamp, DomainId, Khz, Util, VcpuId};
 
     use super::*;
@@ -296,6 +297,42 @@ mod tests {
         assert_eq!(lines[1]["event"], "pin");
         assert_eq!(lines[1]["vcpu"], 1);
         assert_eq!(lines[1]["result"], "ok");
+    }
+
+    #[test]
+    fn a_load_has_what_is_known_of_the_pcpu() {
+        let load = |load, target| HostChange::Load {
+            vcpu: VCPU,
+            pcpu: Some((3, Khz(1_400_000))),
+            clamp: clamp(),
+            load,
+            target,
+        };
+        let own = Util::new(312).unwrap();
+        let others = Util::new(480).unwrap();
+        let target = PcpuTarget {
+            sum: 1_300,
+            target: Util::MAX,
+        };
+        let lines = recorded(2, |queue| {
+            queue.record_change(load(Some(PcpuLoad { own, others }), None));
+            queue.record_change(load(None, Some(target)));
+        });
+        for line in &lines {
+            assert_eq!(line["event"], "load");
+            assert_eq!((&line["vcpu"], &line["pcpu"]), (&1.into(), &3.into()));
+            assert_eq!(line["pcpu_khz"], 1_400_000);
+            assert_eq!(line["uclamp_min"], 329);
+        }
+        let [summed, by_scx] = &lines[..] else {
+            panic!("{lines:?}")
+        };
+        let known = (&summed["own_util"], &summed["others_util"]);
+        assert_eq!(known, (&312.into(), &480.into()));
+        assert!(summed.get("target").is_none());
+        let known = (&by_scx["target_sum"], &by_scx["target"]);
+        assert_eq!(known, (&1_300.into(), &1_024.into()));
+        assert!(by_scx.get("own_util").is_none());
     }
 
     /// An output that blocks until it is released.

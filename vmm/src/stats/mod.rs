@@ -61,6 +61,7 @@ mod tests {
         let vcpu = |vcpu| VcpuStats {
             vcpu,
             pcpu: Some(2),
+            pcpu_khz: Some(2_400_000),
             asks_khz: Some(1_800_000),
             gets_khz: 2_800_000,
             own_util: Some(312),
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(lines[3], "requests of vCPU 0,1: none 100.0 %");
         assert!(lines[0].contains("ASKS"), "{text}");
         let cells: Vec<_> = lines[1].split_whitespace().collect();
-        let start = ["0", "exit", "2", "1800.0", "2800.0"];
+        let start = ["0", "exit", "2@2400.0", "1800.0", "2800.0"];
         assert_eq!(cells[..5], start, "{text}");
         // Own and others' utilization, sum and target, requests, applied, coalesced, limited.
         let loads = ["312+480", "1300>1024", "7", "0", "3", "1"];

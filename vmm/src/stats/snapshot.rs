@@ -49,10 +49,11 @@ pub struct VcpuStats {
     /// The clamp of its domain's request, including additions, 0 to 1024.
     pub uclamp: (u16, u16),
     /// Utilization of its thread when it was last looked at, 0 to 1024; null
-    /// without `--sum`.
+    /// without `--sum` and `scx`.
     #[serde(default)]
     pub own_util: Option<u16>,
-    /// Of what else ran on its pCPU, as added to its request.
+    /// 1.25 times that of what else ran on its pCPU, and what vCPUs that wait there ask for above
+    /// theirs: as `--sum` adds it to its request.
     #[serde(default)]
     pub others_util: Option<u16>,
     /// The scx target of its pCPU: the sum over all runnable vCPUs there, and the part that the

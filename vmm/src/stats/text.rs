@@ -12,8 +12,10 @@ type Column = (&'static str, usize, fn(&VcpuStats) -> String);
 const COLUMNS: [Column; 17] = [
     ("VCPU", 4, |of| of.vcpu.to_string()),
     ("PATH", 6, |of| of.path.to_string()),
-    ("ON", 4, |of| {
-        of.pcpu.map_or_else(none, |cpu| cpu.to_string())
+    ("ON", 10, |of| match (of.pcpu, of.pcpu_khz) {
+        (Some(cpu), Some(khz)) => format!("{cpu}@{}", mhz(khz)),
+        (Some(cpu), None) => cpu.to_string(),
+        (None, _) => none(),
     }),
     ("ASKS", 8, |of| of.asks_khz.map_or_else(none, mhz)),
     ("GETS", 8, |of| mhz(of.gets_khz)),

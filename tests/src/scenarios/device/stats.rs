@@ -267,6 +267,15 @@ fn differences(stats: &Value, path: &str, made: &Made) -> Result<Vec<Value>> {
         expect("limited", &(counts["limited"] != 0).into(), true.into());
         let coalesced = (counts["coalesced"] != 0).into();
         expect("coalesced", &coalesced, (path != "exit").into());
+        // What is added to a request.
+        let of_load = |event: &Value| {
+            let known = ["pcpu_khz", "uclamp_min", "own_util", "others_util"];
+            event["event"] == "load"
+                && event["vcpu"] == vcpu
+                && known.iter().all(|key| event[key].is_u64())
+        };
+        let load = events.iter().any(of_load).into();
+        expect("an event of the load", &load, (path == "bpf").into());
         let all = json!(count + odd + resets);
         expect("requests", &counts["requests"], all);
         expect("counts", &seen["counts"], counts);

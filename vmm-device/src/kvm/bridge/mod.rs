@@ -31,7 +31,7 @@ pub use guest::{BridgeDevice, GuestFacts};
 pub use handle::BridgeHandle;
 use inner::{BridgeInner, CurrentPath};
 pub use ioeventfd::IoeventfdPlan;
-pub use snapshot::{AccessPath, BridgeSnapshot, PcpuLoad, PcpuTarget, Totals, VcpuSnapshot};
+pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
 
 /// A device with all that it needs while its guest runs.
 pub struct Bridge {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
+use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
 use crate::{
     Accesses, Actuator, Clamp, CounterSnapshot, Device, DomainId, HistogramSnapshot, Khz, Source,
-    Util, VcpuId, VcpuSpec,
+    VcpuId, VcpuSpec,
 };
 
 /// How the registers of a vCPU are reached.
@@ -21,24 +22,6 @@ pub enum AccessPath {
     Ioeventfd,
     /// The backend of this name.
     Backend(&'static str),
-}
-
-/// Utilization of a vCPU's pCPU, as the host's scheduler tracks it, when it was last looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PcpuLoad {
-    /// Of the vCPU's thread.
-    pub own: Util,
-    /// Of everything else, with the quarter that schedutil adds: this is added to the request.
-    pub others: Util,
-}
-
-/// A target that a scheduler sets on a vCPU's pCPU; schedutil adds it to the pCPU's utilization.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PcpuTarget {
-    /// The sum over all runnable vCPUs on it, of any VM.
-    pub sum: u32,
-    /// The target that the kernel was given, at most `sum`.
-    pub target: Util,
 }
 
 /// A vCPU at one moment, and what was counted of it since the start.

@@ -15,7 +15,7 @@ use super::service::{Service, disabled, left, said, scx, sysrq};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::vm::{Setup, Vm};
+use crate::harness::vm::{Setup, Vm, events};
 
 /// How the scheduler goes, and what is there in its place.
 type End = fn(Service) -> Result<Option<Scheduler>>;
@@ -92,6 +92,18 @@ fn one(plan: &Plan, end: End) -> Result<Value> {
     let told = target.is_u64() && self::target(vcpu)?.is_null();
     let pcpu_khz = busy_khz(&mut vm, vcpu, policy)?;
     vm.quit()?;
+    let in_events = events()?.iter().any(|event| {
+        let known = [
+            "pcpu_khz",
+            "own_util",
+            "others_util",
+            "target_sum",
+            "target",
+        ];
+        event["event"] == "load"
+            && event["vcpu"] == vcpu
+            && known.iter().all(|key| event[key].is_u64())
+    });
     if let Some(another) = another {
         another.end()?;
     }
@@ -99,6 +111,7 @@ fn one(plan: &Plan, end: End) -> Result<Value> {
     let held = in_force == (0, 1024)
         && counted
         && told
+        && in_events
         && ms < 1000
         && then_ms < 1000
         && pcpu_khz >= other
@@ -106,7 +119,7 @@ fn one(plan: &Plan, end: End) -> Result<Value> {
     Ok(json!({
         "held": held, "clamp_before": in_force, "status": status, "clamp_after_ms": ms,
         "next_clamp_after_ms": then_ms, "asked_khz": other, "pcpu_khz": pcpu_khz, "stuck": stuck,
-        "target": target,
+        "target": target, "in_events": in_events,
     }))
 }
 
