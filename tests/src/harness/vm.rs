@@ -152,7 +152,12 @@ impl Vm {
         match answer.split_once(' ') {
             Some(("@ok", answer)) => Ok(answer.trim_end().to_owned()),
             None if answer == "@ok" => Ok(String::new()),
-            _ => bail!("guest: {}: {answer}", line.as_ref()),
+            // Another boot's "@ready" too: the kernel has told why.
+            _ => bail!(
+                "guest: {}: {answer}; console: {}",
+                line.as_ref(),
+                self.last_heard()
+            ),
         }
     }
 
@@ -228,16 +233,19 @@ impl Vm {
                 },
                 Err(error) => {
                     let errors = self.child.last_words();
-                    let heard = self
-                        .heard
-                        .split_off(self.heard.len().saturating_sub(20))
-                        .join(" | ");
+                    let heard = self.last_heard();
                     bail!(
                         "{error}: no '{prefix}' from the guest; stderr: {errors}; console: {heard}"
                     );
                 }
             }
         }
+    }
+
+    /// The last lines that nothing waited for.
+    fn last_heard(&self) -> String {
+        let last = self.heard.len().saturating_sub(20);
+        self.heard[last..].join(" | ")
     }
 
     /// The thread of a vCPU.
