@@ -23,19 +23,61 @@ pub fn text(repo: &Path, name: &str, text: &str) -> Result<()> {
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
-/// The commit, and whether there are changes to it; `unknown` outside of a repository. To be asked
-/// before anything is compiled: later answers are the first one.
+/// The commit, and whether there are changes to it but for pages, which have the figures of earlier
+/// measurements; `unknown` outside of a repository. To be asked before anything is compiled: later
+/// answers are the first one.
 pub fn build(repo: &Path) -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| describe(repo))
 }
 
 fn describe(repo: &Path) -> String {
-    let mut git = Command::new("git");
-    git.args(["describe", "--always", "--dirty", "--abbrev=9"]);
-    let output = git.current_dir(repo).output().ok();
-    let output = output.filter(|output| output.status.success());
-    output.map_or("unknown".to_owned(), |output| {
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    })
+    let git = |words: &[&str]| {
+        let output = Command::new("git").args(words).current_dir(repo).output();
+        output.ok().filter(|output| output.status.success())
+    };
+    let Some(commit) = git(&["describe", "--always", "--abbrev=9"]) else {
+        return "unknown".to_owned();
+    };
+    let commit = String::from_utf8_lossy(&commit.stdout).trim().to_owned();
+    let pages = [":!*.md", ":!docs/bench-figures.csv"];
+    match git(&[&["diff", "--quiet", "HEAD", "--", "."], &pages[..]].concat()) {
+        Some(_) => commit,
+        None => commit + "-dirty",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: figures name a build that is changed, and pages don't change it.
+    use super::*;
+
+    #[test]
+    fn pages_change_no_build() {
+        let repo = std::env::temp_dir().join(format!("vcpufreq-build-{}", std::process::id()));
+        let repo = repo.as_path();
+        fs::create_dir_all(repo).unwrap();
+        let git = |words: &[&str]| {
+            let name = ["-c", "user.name=a", "-c", "user.email=a@a.invalid"];
+            let status = Command::new("git")
+                .args(name)
+                .args(words)
+                .current_dir(repo)
+                .status();
+            assert!(status.unwrap().success(), "{words:?}");
+        };
+        assert_eq!(describe(repo), "unknown");
+        git(&["init", "--quiet"]);
+        for file in ["page.md", "source.rs"] {
+            fs::write(repo.join(file), "one").unwrap();
+        }
+        git(&["add", "."]);
+        git(&["commit", "--quiet", "--message=one"]);
+        let commit = describe(repo);
+        fs::write(repo.join("page.md"), "two").unwrap();
+        assert_eq!(describe(repo), commit);
+        fs::write(repo.join("source.rs"), "two").unwrap();
+        assert_eq!(describe(repo), commit + "-dirty");
+        fs::remove_dir_all(repo).unwrap();
+    }
 }
