@@ -177,7 +177,7 @@ fn what_is_unfinished_goes_with_its_writer() {
     let scene = Scene::new();
     let record = scene.state.record_path(8).with_extension("json.new");
     fs::write(&record, "{").unwrap();
-    let tree = scene.state.scratch(8).unwrap();
+    let tree = scene.state.tree_file(8).unwrap();
     let beside = tree.with_extension("new.XT6EI3");
     fs::write(&beside, "").unwrap();
     let unfinished = [tree, beside, record];

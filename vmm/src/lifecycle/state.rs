@@ -113,7 +113,7 @@ impl StateDir {
     ///
     /// # Errors
     /// As [`OwnDir::make`], [`OwnDir::remove`] and [`OwnDir::create`].
-    pub fn scratch(&self, pid: u32) -> anyhow::Result<PathBuf> {
+    pub fn tree_file(&self, pid: u32) -> anyhow::Result<PathBuf> {
         let dir = OwnDir::make(&self.0)?;
         let name = format!("{pid}.dtb.new");
         dir.remove(&name)?;
@@ -344,11 +344,11 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     remove_all(&[path])
 }
 
-/// Removes the file of [`StateDir::scratch`], and what a killed QEMU left beside it.
+/// Removes the file of [`StateDir::tree_file`], and what a killed QEMU left beside it.
 ///
 /// # Errors
 /// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::remove`].
-pub fn remove_scratch(path: &Path) -> io::Result<()> {
+pub fn remove_tree_file(path: &Path) -> io::Result<()> {
     let Some(dir) = directory_of(path)? else {
         return Ok(());
     };
@@ -383,8 +383,8 @@ fn unfinished(path: &Path) -> PathBuf {
     path.with_extension("json.new")
 }
 
-/// What the name of a file says of it: a record, or a file that its process hasn't finished.
-fn parts(path: &Path) -> Option<(u32, bool)> {
+/// The process of a file of the directory, by its name, and whether it is an unfinished file.
+fn parse_name(path: &Path) -> Option<(u32, bool)> {
     let (pid, kind) = path.file_name()?.to_str()?.split_once('.')?;
     let unfinished = match kind {
         "json" => false,
@@ -397,12 +397,12 @@ fn parts(path: &Path) -> Option<(u32, bool)> {
 
 /// Whether a file is a record or a device tree whose writer was killed, or is at it.
 pub fn is_unfinished(path: &Path) -> bool {
-    parts(path).is_some_and(|(_, unfinished)| unfinished)
+    parse_name(path).is_some_and(|(_, unfinished)| unfinished)
 }
 
 /// The process that a record is of, by its name; also of an unfinished one.
 pub fn pid_of(path: &Path) -> Option<u32> {
-    parts(path).map(|(pid, _)| pid)
+    parse_name(path).map(|(pid, _)| pid)
 }
 
 #[cfg(test)]

@@ -107,14 +107,14 @@ impl Tree {
 /// QEMU's own tree for these options. It writes the tree before it starts a vCPU, and ends.
 fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     // Beside the records: if this process is killed now, the next start or cleanup removes it.
-    let file = StateDir::of_user()?.scratch(std::process::id())?;
+    let file = StateDir::of_user()?.tree_file(std::process::id())?;
     let mut dump = OsString::from("dumpdtb=");
     dump.push(file.as_os_str());
     let mut qemu = Command::new(command.program());
     qemu.args(command.of_tree()).arg("-machine").arg(dump);
     let ran = run(&mut qemu, DUMP_WITHIN);
     let tree = fs::read(&file);
-    state::remove_scratch(&file).context("can't remove QEMU's device tree")?;
+    state::remove_tree_file(&file).context("can't remove QEMU's device tree")?;
     ran?;
     tree.context("can't read QEMU's device tree")
 }
