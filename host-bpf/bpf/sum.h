@@ -111,8 +111,8 @@ static __always_inline bool others_changed(struct vcpufreq_bpf_vcpu *vcpu, __u32
 }
 
 /*
- * At a switch: has the worker raise or lower the clamp of what was asked for, with
- * what is added now.
+ * At a switch to a vCPU: shares what it asks for. Where requests add up, and the
+ * load beside it has changed, the worker then writes the clamp anew.
  */
 static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id,
 					const struct task_struct *own)

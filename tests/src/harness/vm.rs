@@ -152,7 +152,7 @@ impl Vm {
         match answer.split_once(' ') {
             Some(("@ok", answer)) => Ok(answer.trim_end().to_owned()),
             None if answer == "@ok" => Ok(String::new()),
-            // Another boot's "@ready" too: the kernel has told why.
+            // It may be the "@ready" of a second boot: then the kernel's last lines have the cause.
             _ => bail!(
                 "guest: {}: {answer}; console: {}",
                 line.as_ref(),

@@ -130,7 +130,7 @@ impl<'ast> Visit<'ast> for Paths {
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        // A word alone is a name of this file, or where an item is visible.
+        // A word alone is a name of this file.
         if path.segments.len() > 1 {
             let words = path.segments.iter();
             let words = words.map(|segment| segment.ident.to_string());

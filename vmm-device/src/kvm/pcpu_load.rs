@@ -8,8 +8,8 @@ use crate::Util;
 pub struct PcpuLoad {
     /// Of the vCPU's thread.
     pub own: Util,
-    /// Of everything else, and what vCPUs that wait ask for above theirs, with the quarter that
-    /// schedutil adds: as it is added to a request.
+    /// What is added to a request: 1.25 times the utilization of everything else and, of each vCPU
+    /// that waits for the pCPU, what it requests above its own utilization.
     pub others: Util,
 }
 

@@ -52,8 +52,8 @@ pub struct VcpuStats {
     /// without `--sum` and `scx`.
     #[serde(default)]
     pub own_util: Option<u16>,
-    /// 1.25 times that of what else ran on its pCPU, and what vCPUs that wait there ask for above
-    /// theirs: as `--sum` adds it to its request.
+    /// What `--sum` adds to its request, 0 to 1024: 1.25 times the utilization of everything else
+    /// on its pCPU and, of each vCPU that waits there, what it requests above its own utilization.
     #[serde(default)]
     pub others_util: Option<u16>,
     /// The scx target of its pCPU: the sum over all runnable vCPUs there, and the part that the
