@@ -14,7 +14,7 @@ impl Observed {
             for (khz, since, until) in self.at_frequencies(machine, cluster, from, to)? {
                 let uw = cluster.uw(khz)?;
                 for &cpu in &cluster.cpus {
-                    uw_us += uw * self.busy_us(cpu, since, until);
+                    uw_us += uw * self.ran_us(cpu, (since, until), |tid| tid != 0);
                 }
             }
         }
@@ -42,14 +42,14 @@ impl Observed {
         Some(spans)
     }
 
-    /// How long a pCPU ran anything but the idle task, in µs.
-    fn busy_us(&self, cpu: u32, from: u64, to: u64) -> u64 {
+    /// How long a pCPU ran threads that `counts` takes, in µs; the idle task is 0.
+    pub fn ran_us(&self, cpu: u32, (from, to): (u64, u64), counts: impl Fn(i32) -> bool) -> u64 {
         let mut busy = 0;
         let mut since = None;
         for switch in self.seen.switches.iter().filter(|one| one.cpu == cpu) {
             let us = switch.time_us.clamp(from, to);
             // The thread of the first switch has run since before the trace.
-            if switch.prev.1 != 0 {
+            if counts(switch.prev.1) {
                 busy += us - since.unwrap_or(from);
             }
             since = Some(us);
@@ -59,7 +59,7 @@ impl Observed {
         }
         let last = self.seen.switches.iter().rfind(|one| one.cpu == cpu);
         match (last, since) {
-            (Some(last), Some(since)) if last.next.1 != 0 => busy + to - since,
+            (Some(last), Some(since)) if counts(last.next.1) => busy + to - since,
             _ => busy,
         }
     }

@@ -131,6 +131,26 @@ fn times_at_frequencies_add_up_to_the_load() {
 }
 
 #[test]
+fn other_threads_of_the_pcpu_are_told_from_the_load() {
+    let mut load = observed(1, &[(2000, 1700)]);
+    // Another thread runs from 3000 to 4000 and from 6000 to 6500; then the pCPU is idle to 7000.
+    let others = [
+        (3000, LOAD, 5),
+        (4000, 5, LOAD),
+        (6000, LOAD, 5),
+        (6500, 5, 0),
+    ];
+    let more = others.map(|(us, prev, next)| switch(us, 1, (prev, next)));
+    load.seen.switches.splice(1..1, more);
+    load.seen.switches.insert(5, switch(7000, 1, (0, LOAD)));
+    // What runs on another pCPU does not count.
+    load.seen.switches.insert(1, switch(2500, 0, (0, 6)));
+    let times = residency::json(&machine(), &[load]).unwrap();
+    assert_eq!(times["own_us"], 2000 + 2000 + 2000);
+    assert_eq!(times["others_us"], 1000 + 500);
+}
+
+#[test]
 fn a_load_needs_what_the_host_settles_at() {
     let changes = [
         (1500, 1700),

@@ -78,6 +78,7 @@ fn body(report: &Value) -> String {
             }
             let _ = writeln!(page, "<div class=\"chart\">{}</div>", chart(report, title));
             page.push_str(&residency(report, title));
+            page.push_str(&loads(report, title));
         }
         page.push_str(&figures(report, name));
     }
@@ -252,10 +253,38 @@ fn residency(report: &Value, title: &str) -> String {
     text + "</table></div></details>\n"
 }
 
+/// A row for each variant: what the pCPU that the load begins on was busy with, in % of the load's
+/// time.
+fn loads(report: &Value, title: &str) -> String {
+    let own = rows(report, "residency").filter(|one| one["title"] == title);
+    let lines: String = own
+        .filter_map(|one| {
+            let variant = escaped(one["variant"].as_str()?);
+            let times = &one["times"];
+            let all: u64 = pairs(&times["ran_us"]).iter().map(|(_, us)| us).sum();
+            let cells = [times["own_us"].as_u64()?, times["others_us"].as_u64()?]
+                .map(|us| cell_of(Some(us), all));
+            Some(format!("<tr><td>{variant}</td>{}</tr>\n", cells.concat()))
+        })
+        .collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!(
+            "<details><summary>Load of the pCPU</summary><div class=\"wide\"><table>\
+             <tr><th>% of the load's time</th><th>the load, or its vCPU</th><th>other threads</th></tr>\n\
+             {lines}</table></div></details>\n"
+        ),
+    }
+}
+
 fn share(times: &[(u64, u64)], khz: u64) -> String {
-    let all: u64 = times.iter().map(|(_, us)| us).sum();
     let own = times.iter().find(|(of, _)| *of == khz);
-    let permille = own.map(|(_, us)| us * 1000 / all.max(1));
+    let all = times.iter().map(|(_, us)| us).sum();
+    cell_of(own.map(|(_, us)| *us), all)
+}
+
+fn cell_of(us: Option<u64>, all_us: u64) -> String {
+    let permille = us.map(|us| us * 1000 / all_us.max(1));
     let cell = permille.map_or("-".to_owned(), |share| number(&share.into(), "permille"));
     format!("<td>{cell}</td>")
 }
@@ -314,7 +343,8 @@ mod tests {
                 "requests": [[500, 2_000_000]], "end_us": 2000 } }],
             "residency": [{ "title": "big-ramp", "variant": "host", "times": {
                 "ran_us": [[1_000_000, 250], [2_000_000, 750]],
-                "requested_us": [[0, 10], [2_000_000, 30]] } }],
+                "requested_us": [[0, 10], [2_000_000, 30]],
+                "own_us": 620, "others_us": 300 } }],
             "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],
         })
     }
@@ -337,6 +367,7 @@ mod tests {
             "<th>host, pCPU</th><th>host, requests</th>",
             "<tr><td>none</td><td>-</td><td>25.0</td></tr>",
             "<tr><td>2000</td><td>75.0</td><td>75.0</td></tr>",
+            "<tr><td>host</td><td>62.0</td><td>30.0</td></tr>",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }

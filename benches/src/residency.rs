@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long the load's pCPU ran at each frequency, and how long its vCPU requested which one, while
-//! the load lasted. From the trace, of all repeats of a scenario.
+//! How long the load's pCPU ran at each frequency and for which threads, and how long its vCPU
+//! requested which frequency, while the load lasted. From the trace, of all repeats of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,39 @@ use crate::observed::Observed;
 /// µs at each frequency in kHz; 0 where nothing was requested.
 pub type Times = BTreeMap<u64, u64>;
 
-impl Observed {
-    /// Adds the times of this repeat: of the cluster that the load starts on, and of the requests of
-    /// its vCPUs.
-    fn add_times(&self, machine: &BenchMachine, [ran, requested]: [&mut Times; 2]) -> Option<()> {
-        let start = self.start()?;
-        let (from, to) = (start.us, self.marks.last()?.us);
+/// The times of all repeats of a scenario.
+#[derive(Debug, Default)]
+struct Sums {
+    /// Of the cluster that the load starts on.
+    ran: Times,
+    /// Of the requests of the cluster's vCPUs.
+    requested: Times,
+    /// For which the pCPU that the load starts on ran the load's threads or the vCPUs, in µs.
+    own_us: u64,
+    /// For which it ran other threads.
+    others_us: u64,
+}
+
+impl Sums {
+    fn add(&mut self, machine: &BenchMachine, observed: &Observed) -> Option<()> {
+        let start = observed.start()?;
+        let (from, to) = (start.us, observed.marks.last()?.us);
         let cluster = machine.cluster_of(start.cpu)?;
-        for (khz, since, until) in self.at_frequencies(machine, cluster, from, to)? {
-            *ran.entry(khz.into()).or_default() += until - since;
+        for (khz, since, until) in observed.at_frequencies(machine, cluster, from, to)? {
+            *self.ran.entry(khz.into()).or_default() += until - since;
         }
-        for (khz, us) in self.requested(machine, cluster, (from, to)) {
-            *requested.entry(khz).or_default() += us;
+        for (khz, us) in observed.requested(machine, cluster, (from, to)) {
+            *self.requested.entry(khz).or_default() += us;
         }
+        let own = |tid| observed.threads.contains(&tid);
+        self.own_us += observed.ran_us(start.cpu, (from, to), own);
+        let others = |tid| tid != 0 && !own(tid);
+        self.others_us += observed.ran_us(start.cpu, (from, to), others);
         Some(())
     }
+}
 
+impl Observed {
     /// The newest requests of the vCPUs of a cluster, which are a domain, with their times; none
     /// without a request in the trace.
     fn requested(
@@ -57,10 +74,13 @@ impl Observed {
 
 /// The times of all repeats; `None` where none can be told.
 pub fn json(machine: &BenchMachine, observed: &[Observed]) -> Option<Value> {
-    let (mut ran, mut requested) = (Times::new(), Times::new());
+    let mut sums = Sums::default();
     for one in observed {
-        one.add_times(machine, [&mut ran, &mut requested])?;
+        sums.add(machine, one)?;
     }
     let pairs = |times: Times| times.into_iter().collect::<Vec<_>>();
-    Some(json!({ "ran_us": pairs(ran), "requested_us": pairs(requested) }))
+    Some(json!({
+        "ran_us": pairs(sums.ran), "requested_us": pairs(sums.requested),
+        "own_us": sums.own_us, "others_us": sums.others_us,
+    }))
 }
