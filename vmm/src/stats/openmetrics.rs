@@ -28,7 +28,7 @@ enum Kind {
     Hertz,
 }
 
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 15] = [
     Family {
         name: "vcpufreq_vcpu",
         kind: Kind::Gauge,
@@ -144,6 +144,13 @@ const FAMILIES: [Family; 14] = [
         kind: Kind::Gauge,
         help: "What the kernel was given for the vCPU's pCPU by scx, 0 to 1024",
         of: |of| vec![(String::new(), of.target.map(u64::from))],
+    },
+    Family {
+        // A name that ends in "sum" is a histogram's.
+        name: "vcpufreq_scx_demand",
+        kind: Kind::Gauge,
+        help: "What all runnable vCPUs on the vCPU's pCPU need by scx; its target is at most 1024 of this",
+        of: |of| vec![(String::new(), of.target_sum.map(u64::from))],
     },
 ];
 

@@ -212,6 +212,19 @@ fn each_family_is_there_once_with_the_samples_of_all_vms() {
 }
 
 #[test]
+fn sum_and_target_of_a_pcpu_are_told_apart() {
+    let mut vm = vm(42);
+    (vm.vcpus[0].target_sum, vm.vcpus[0].target) = (Some(1300), Some(1024));
+    let text = openmetrics(&[vm]);
+    for line in [
+        "vcpufreq_scx_demand{pid=\"42\",vcpu=\"0\"} 1300",
+        "vcpufreq_scx_target{pid=\"42\",vcpu=\"0\"} 1024",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    }
+}
+
+#[test]
 fn buckets_add_up_to_all_times() {
     let text = openmetrics(&[vm(42)]);
     let own = text.lines().filter_map(|line| {
