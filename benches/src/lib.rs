@@ -9,7 +9,7 @@
 //! ```
 //!
 //! One clock measures all: the host's. The page counts how many times are the
-//! host's within a tick; which bound a figure has to meet is the reader's.
+//! host's within a tick, and has the bounds that hold and those that don't.
 
 mod args;
 mod bounds;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The system calls that no safe crate has: the only unsafe code of this crate.
+//! The system calls on the host that no safe crate has.
 
 #![expect(unsafe_code, reason = "system calls that no safe crate has")]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! perf events of the kernel's own: their system calls, rings and tracepoints, and nothing
-//! of what they are for. The only unsafe code of the path.
+//! of what they are for.
 //!
 //! A ring is written backward and never full: the newest record is at its
 //! head, and the oldest ones are overwritten (perf_event_open(2), "Overwritable
