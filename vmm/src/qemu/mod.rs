@@ -102,12 +102,14 @@ impl Supervisor<'_> {
     fn run(mut self, qemu: &mut Child) -> anyhow::Result<ExitStatus> {
         let mut undone = Ok(());
         let status = loop {
+            // It may have ended before the signals were taken. Asked before the look at those that
+            // wait, which then names a QEMU that ended unserved.
+            let status = qemu.try_wait().context("can't wait for QEMU")?;
             if let Some((vmm, threads)) = self.waiting.ready(self.served, &mut self.refusals) {
                 let started = ServedVm::start(self.served, vmm, &threads);
                 self.machine = started.map_err(not_served).ok();
             }
-            // It may have ended before the signals were taken.
-            if let Some(status) = qemu.try_wait().context("can't wait for QEMU")? {
+            if let Some(status) = status {
                 break status;
             }
             if self.machine_ends(qemu)? {
