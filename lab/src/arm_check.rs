@@ -69,7 +69,7 @@ const INSTALL: [Promise; 3] = [
 /// Of the second boot. The board's drivers are the lab's: a real board has its own. A task that ended
 /// during the boot can leave its clamp on a CPU, which then ignores lower requests
 /// (docs/design.md); a CPU that was off has none.
-const USE: [Promise; 7] = [
+const USE: [Promise; 8] = [
     (
         "the board has its drivers",
         "for cpu in 1 2 3; do echo 0 >/sys/devices/system/cpu/cpu$cpu/online; done
@@ -129,7 +129,46 @@ const USE: [Promise; 7] = [
         "prefix='vcpufreq qemu --clamp exact --pin 0=0 --pin 1=2 --'
          . /lab/qemu",
     ),
+    ("the metrics units answer on loopback, then on a unix socket", SCRAPE),
 ];
+
+/// As the socket unit's file has it, with a guest that has made requests. QEMU stays when its guest
+/// ends: there is time for both sockets.
+const SCRAPE: &str = r#"
+units=/etc/systemd/system
+cp /usr/share/doc/vcpufreq/examples/vcpufreq-metrics* $units
+systemctl enable --now vcpufreq-metrics.socket
+systemd-run --unit=scraped --collect sh -c '
+    prefix="vcpufreq qemu --clamp exact --pin 0=0 --pin 1=2 --"
+    set -- -no-shutdown
+    . /lab/qemu'
+shows_requests() {
+    for _ in $(seq 200); do
+        "$@" >/lab/answer || true
+        if grep '^vcpufreq_requests_total{.*} [1-9]' /lab/answer; then return; fi
+        sleep 1
+    done
+    cat /lab/answer
+    return 1
+}
+shows_requests bash -c 'exec 3<>/dev/tcp/127.0.0.1/9598
+    printf "GET /metrics HTTP/1.1\r\n\r\n" >&3; cat <&3'
+mkdir $units/vcpufreq-metrics.socket.d
+printf '%s\n' '[Socket]' ListenStream= ListenStream=/run/vcpufreq-metrics.sock SocketMode=0600 \
+    >$units/vcpufreq-metrics.socket.d/override.conf
+systemctl daemon-reload
+systemctl restart vcpufreq-metrics.socket
+[ $(stat -c %a /run/vcpufreq-metrics.sock) = 600 ]
+if bash -c 'exec 3<>/dev/tcp/127.0.0.1/9598'; then exit 1; fi
+shows_requests perl -MIO::Socket::UNIX -e '
+    my $at = IO::Socket::UNIX->new("/run/vcpufreq-metrics.sock") or die $!;
+    print {$at} "GET /metrics HTTP/1.1\r\n\r\n"; print while <$at>'
+systemctl disable --now vcpufreq-metrics.socket
+systemctl stop scraped.service 'system-vcpufreq\x2dmetrics.slice' || true
+rm -r $units/vcpufreq-metrics* /run/vcpufreq-metrics.sock
+systemctl daemon-reload
+vcpufreq cleanup
+"#;
 
 /// At the end of the second boot. systemd lists a slice that has ended for a while; it has no file.
 const PURGE: [Promise; 5] = [
