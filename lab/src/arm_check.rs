@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The packages on a clean Debian system for arm64 that the emulated host boots, with systemd and
 //! apt: they install, DKMS builds the modules, and after another boot the program works as it does
-//! on a board; a purge leaves nothing.
+//! on a board; a purge leaves nothing. After it the archive's program runs.
 
 use std::fs;
 use std::path::Path;
@@ -172,7 +172,7 @@ vcpufreq cleanup
 "#;
 
 /// At the end of the second boot. systemd lists a slice that has ended for a while; it has no file.
-const PURGE: [Promise; 5] = [
+const PURGE: [Promise; 6] = [
     (
         "units are enabled, a socket waits, modules are loaded",
         "cp /usr/share/doc/vcpufreq/examples/serve.toml /etc/vcpufreq/guest.toml
@@ -207,6 +207,16 @@ const PURGE: [Promise; 5] = [
            find /run /tmp /var/tmp -name '*vcpufreq*'
          } >/lab/left || true
          cat /lab/left; [ ! -s /lab/left ]",
+    ),
+    (
+        "the archive's program runs without the packages",
+        "mkdir /lab/archive
+         tar -C /lab/archive --strip-components=1 -xf /lab/packages/vcpufreq-*-arm64.tar.xz
+         cd /lab/archive/usr/bin
+         ./vcpufreq --version | grep '^vcpufreq [0-9]'
+         code=0; ./vcpufreq doctor >/lab/doctor || code=$?
+         cat /lab/doctor; [ $code -le 1 ]
+         head -n 1 /lab/doctor | grep -E '^ok +architecture +aarch64; '",
     ),
 ];
 
@@ -262,7 +272,8 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
         ("files".to_owned(), FILES.into()),
     ];
     add_folder(&mut files, packages, "packages", |name| {
-        name.ends_with("_all.deb") || name.starts_with("vcpufreq_") && name.ends_with("_arm64.deb")
+        let program = name.starts_with("vcpufreq_") && name.ends_with("_arm64.deb");
+        program || name.ends_with("_all.deb") || name.ends_with("-arm64.tar.xz")
     })?;
     let modules = system.kernel().modules(cache, root, repo, &HOST_MODULES)?;
     add_folder(&mut files, &modules, "modules", |name| {
