@@ -40,7 +40,13 @@ const ARCHIVE: &str = r#"
     dpkg-deb --extract "$program" "/tmp/$name"
     dpkg-deb --extract "$modules" "/tmp/$name"
     rm -r "/tmp/$name/usr/share/lintian"
-    cp -r source/LICENSES "/tmp/$name/usr/share/doc/vcpufreq/"
+    doc=/tmp/$name/usr/share/doc/vcpufreq
+    cp -r source/LICENSES "$doc/"
+    # Debian's copyright files name texts that other distributions don't have there.
+    texts=$(grep -o '/usr/share/common-licenses/[A-Z][A-Za-z]*-[0-9.]*[0-9]' "$doc/third-party-licences")
+    for text in $texts; do
+        [ ! -e "$text" ] || cp "$text" "$doc/LICENSES/"
+    done
     # Without folders: those of the machine keep their modes, and stay links.
     (cd /tmp && find "$name" ! -type d -o -empty) | LC_ALL=C sort >"/tmp/$name.list"
     tar --create --file "/tmp/$name.tar" --directory /tmp --no-recursion --format=gnu \
@@ -50,6 +56,7 @@ const ARCHIVE: &str = r#"
 "#;
 
 /// The program is smaller than 10 MB, and its line tables are in the other package under its build ID.
+/// The licences of what it is linked with are there.
 const CONTENTS: &str = r#"
     set -e
     packages=$1 program=$2 lines=$3
@@ -61,6 +68,9 @@ const CONTENTS: &str = r#"
     echo "$size bytes, build ID $id"
     [ "$size" -lt 10000000 ]
     readelf --sections --wide "$at/usr/lib/debug/.build-id/$id.debug" | grep ' \.debug_line '
+    for part in 'libelf: ' 'glibc: ' 'libbpf-sys v' 'serde_json v'; do
+        grep "^$part" "$at/usr/share/doc/vcpufreq/third-party-licences"
+    done
     rm -r "$at"
 "#;
 
@@ -197,7 +207,8 @@ impl Builder<'_> {
             check.args(["-c", CONTENTS, "sh", &packages]);
             check.args([file("vcpufreq"), file("vcpufreq-dbgsym")]);
             let (held, text) = child_output::output(&mut check)?;
-            let name = format!("{architecture}: below 10 MB, line tables apart");
+            let name =
+                format!("{architecture}: below 10 MB, line tables apart, licences of all parts");
             tried.push(Tried::new(format!("packages: {name}"), held, || text));
         }
         Ok(tried)

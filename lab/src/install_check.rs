@@ -29,6 +29,7 @@ const UNPACK: &str = "
     tar -C / --strip-components=1 -xf /opt/packages/vcpufreq-*-amd64.tar.xz
     [ -L /usr/src ]; [ $(stat -c %a /usr/bin) = 700 ]
     test -s /opt/src/vcpufreq-guest-*/dkms.conf; test -d /etc/vcpufreq
+    cd /usr/share/doc/vcpufreq; test -s third-party-licences; test -s LICENSES/LGPL-3
 ";
 const DOCTOR: &str = "
     code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
