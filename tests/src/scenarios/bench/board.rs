@@ -26,6 +26,7 @@ const OUT: &str = "/run/board.json";
 const PAGE: &str = "/run/board.html";
 const USER: u32 = 1000;
 const DELEGATED: &str = "/sys/fs/cgroup/vms";
+const CONTROLLERS: &str = "cgroup.subtree_control";
 const SCHEDUTIL: &str = "schedutil";
 /// The governor of one policy, as a board's kernel may have it.
 const OTHER: &str = "performance";
@@ -93,6 +94,8 @@ pub fn run() -> Result<Value> {
     let policy = policies.last().context("no policy")?;
     let governor = format!("{}/scaling_governor", policy.path);
     sysfs::write(&governor, OTHER)?;
+    // For the user other than root; what is interrupted has to leave it.
+    sysfs::write(format!("{CGROUPS}/{CONTROLLERS}"), "+cpu")?;
     let before = state()?;
     let demo = demo(&mut Command::new(PROGRAM), (0, 1))?;
     let without_root = demo_without_root(&governor)?;
@@ -148,11 +151,10 @@ pub fn demo_alone() -> Result<Value> {
 fn demo_without_root(governor: &str) -> Result<Value> {
     let start = format!("{DELEGATED}/start");
     let runtime = format!("/run/user/{USER}");
-    sysfs::write(format!("{CGROUPS}/cgroup.subtree_control"), "+cpu")?;
     fs::create_dir_all(&start)?;
     fs::create_dir_all(&runtime)?;
     sysfs::write(format!("{DELEGATED}/cpu.uclamp.min"), "max")?;
-    let files = ["cgroup.procs", "cgroup.subtree_control", "cgroup.threads"];
+    let files = ["cgroup.procs", CONTROLLERS, "cgroup.threads"];
     let of = |folder: &str| files.map(|file| format!("{folder}/{file}"));
     let own = [DELEGATED.to_owned(), start.clone(), runtime.clone()];
     for path in own.into_iter().chain(of(DELEGATED)).chain(of(&start)) {
@@ -378,7 +380,7 @@ fn until_rt_app() -> Result<()> {
     Ok(())
 }
 
-/// What a bench changes: limits, governors, tracing, folders.
+/// What demo and bench change: limits, governors, tracing, the root cgroup's controllers, folders.
 fn state() -> Result<BTreeMap<String, String>> {
     let mut state = BTreeMap::new();
     for policy in Policy::all()? {
@@ -388,8 +390,11 @@ fn state() -> Result<BTreeMap<String, String>> {
             state.insert(path, text);
         }
     }
-    let real_time = "/proc/sys/kernel/sched_rt_runtime_us";
-    state.insert(real_time.to_owned(), sysfs::text(real_time)?);
+    let real_time = "/proc/sys/kernel/sched_rt_runtime_us".to_owned();
+    for path in [real_time, format!("{CGROUPS}/{CONTROLLERS}")] {
+        let text = sysfs::text(&path)?;
+        state.insert(path, text);
+    }
     for folder in ["/sys/kernel/tracing/instances", "/run/vcpufreq-bench"] {
         for entry in fs::read_dir(folder).into_iter().flatten() {
             let path = entry.context(folder)?.path();
@@ -401,9 +406,14 @@ fn state() -> Result<BTreeMap<String, String>> {
     Ok(state)
 }
 
+/// What changed, came or went.
 fn differences(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
     let changed = after
         .iter()
         .filter(|(path, is)| before.get(*path) != Some(is));
-    changed.map(|(path, is)| format!("{path}: {is}")).collect()
+    let changed = changed.map(|(path, is)| format!("{path}: {is}"));
+    let gone = before.keys().filter(|path| !after.contains_key(*path));
+    changed
+        .chain(gone.map(|path| format!("{path}: gone")))
+        .collect()
 }
