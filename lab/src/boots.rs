@@ -134,7 +134,7 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Short, 200, "2+2", &["default-run", "sandbox"]),
     // Its host has kernel and modules where a board has them.
-    boot(Short, 105, "2+2", &["board"]),
+    boot(Short, 135, "2+2", &["board"]),
     Boot {
         driver: Mainline,
         ..boot(Long, 40, "2+2", &["board:demo"])

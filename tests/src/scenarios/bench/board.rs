@@ -35,18 +35,25 @@ const HOLDS: [&str; 7] = bench_of("work.infer_small", "host");
 /// Its VMM and its load program end with it.
 const GUEST: [&str; 7] = bench_of("work.infer_small", "vm+bridge");
 /// SIGINT comes as a terminal sends it: to the process group.
-const SIGNALS: [Signal; 4] = [
+const SIGNALS: [Signal; 8] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGKILL,
     Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGKILL,
+    Signal::SIGQUIT,
 ];
-/// Moments for bench, for bench with a guest, and for demo, in a span of time each.
+/// Moments for bench, for bench with a guest, and for demo, in a span of time each. No number is a
+/// multiple of [`STRIDE`].
 const OF_BENCH: (u32, Duration) = (8, Duration::from_millis(1300));
-const OF_GUEST: (u32, Duration) = (4, Duration::from_millis(5000));
-const OF_DEMO: (u32, Duration) = (6, Duration::from_millis(2800));
+const OF_GUEST: (u32, Duration) = (8, Duration::from_millis(5000));
+const OF_DEMO: (u32, Duration) = (11, Duration::from_millis(2800));
+/// From one moment to the next: all parts are visited, not in order.
+const STRIDE: u32 = 5;
 /// Of bench from when rt-app has its folder.
-const OF_RT_APP: (u32, Duration) = (2, Duration::from_millis(300));
+const OF_RT_APP: (u32, Duration) = (3, Duration::from_millis(300));
 const RT_APP: [&str; 7] = bench_of("periodic", "host");
 const RT_APP_FOLDER: &str = "vcpufreq-load-";
 /// It runs once the host has settled.
@@ -100,9 +107,27 @@ pub fn run() -> Result<Value> {
     let demo = demo(&mut Command::new(PROGRAM), (0, 1))?;
     let without_root = demo_without_root(&governor)?;
     let report = report()?;
-    let mut left = Vec::new();
-    let (mut held_at_end, mut rt_app_at_end, mut kills) = (0, 0, 0);
-    let mut governor_at_end = 0;
+    let ends = interrupt_each(&before)?;
+    sysfs::write(&governor, SCHEDUTIL)?;
+    let parts = [&demo, &without_root, &report];
+    let held = parts.iter().all(|part| part["held"] == true);
+    let count = |of: fn(&End) -> bool| ends.iter().filter(|end| of(end)).count();
+    let (changes, governors) = (count(|end| end.changes), count(|end| end.governor));
+    let rt_apps = count(|end| end.rt_app);
+    let left: Vec<&String> = ends.iter().flat_map(|end| &end.left).collect();
+    let at_work = changes > 0 && governors > 0 && rt_apps > 0;
+    Ok(json!({
+        "held": held && left.is_empty() && at_work,
+        "demo": demo, "without_root": without_root, "report": report, "kills": ends.len(),
+        "ended_with_changes_on_the_host": changes,
+        "ended_with_another_governor": governors,
+        "ended_beside_rt_app": rt_apps, "left": left,
+    }))
+}
+
+/// Ends each program at its moments. One that heeds no signal has that as what is left.
+fn interrupt_each(before: &BTreeMap<String, String>) -> Result<Vec<End>> {
+    let mut ends = Vec::new();
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
         (&RT_APP, OF_RT_APP),
@@ -110,35 +135,22 @@ pub fn run() -> Result<Value> {
         (&["demo"], OF_DEMO),
         (&REPORT, OF_REPORT),
     ] {
-        let mut by_itself = 0;
+        let mut heeds = false;
         for number in 0..moments {
             let signal = SIGNALS[number as usize % SIGNALS.len()];
-            // In steps that visit every part, not in order. The first, a Ctrl-C, is not at the start.
-            let after = span / moments * ((number * 5 + 1) % moments);
+            // The first, a Ctrl-C, is not at the start.
+            let after = span / moments * ((number * STRIDE + 1) % moments);
             let by_cleanup = number / 4 % 2 == 0;
-            let end = interrupted(options, (signal, after, by_cleanup), &before)?;
-            held_at_end += u32::from(end.changes);
-            governor_at_end += u32::from(end.governor);
-            rt_app_at_end += u32::from(end.rt_app);
-            by_itself += u32::from(end.by_itself);
-            kills += 1;
-            left.extend(end.left);
-        }
-        if by_itself == 0 {
-            left.push(format!("{} heeded no signal", options.join(" ")));
+            let mut end = interrupted(options, (signal, after, by_cleanup), before)?;
+            heeds |= end.by_itself;
+            if number + 1 == moments && !heeds {
+                end.left
+                    .push(format!("{} heeded no signal", options.join(" ")));
+            }
+            ends.push(end);
         }
     }
-    sysfs::write(&governor, SCHEDUTIL)?;
-    let parts = [&demo, &without_root, &report];
-    let held = parts.iter().all(|part| part["held"] == true);
-    let at_work = held_at_end > 0 && governor_at_end > 0 && rt_app_at_end > 0;
-    Ok(json!({
-        "held": held && left.is_empty() && at_work,
-        "demo": demo, "without_root": without_root, "report": report, "kills": kills,
-        "ended_with_changes_on_the_host": held_at_end,
-        "ended_with_another_governor": governor_at_end,
-        "ended_beside_rt_app": rt_app_at_end, "left": left,
-    }))
+    Ok(ends)
 }
 
 /// The demo, as with another driver of the guest.
