@@ -134,7 +134,8 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Short, 200, "2+2", &["default-run", "sandbox"]),
     // Its host has kernel and modules where a board has them.
-    boot(Short, 135, "2+2", &["board"]),
+    boot(Short, 40, "2+2", &["board:demo"]),
+    boot(Long, 135, "2+2", &["board"]),
     Boot {
         driver: Mainline,
         ..boot(Long, 40, "2+2", &["board:demo"])
