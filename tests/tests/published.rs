@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The crates as a registry would have them: packaged, and unpacked away from this workspace, they
-//! compile, and the library's example runs on real KVM.
+//! The crates as a registry would have them: each has what a registry requires, and the files that its
+//! sources and tests are compiled from. Packaged, and unpacked away from this workspace, they compile,
+//! and the library's example runs on real KVM.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,14 +18,16 @@ const CRATES: [&str; 7] = [
     "vcpufreq-rt",
 ];
 
-fn cargo(words: &[&str], folder: &Path) -> String {
+/// What cargo prints on stdout and on stderr.
+fn cargo(words: &[&str], folder: &Path) -> (String, String) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     let output = command.args(words).current_dir(folder).output();
     let output = output.expect("cargo");
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let errors = text(&output.stderr);
     assert!(output.status.success(), "cargo {words:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    (text(&output.stdout), errors)
 }
 
 /// Where the package of a crate is unpacked, in the folder that it was made in.
@@ -34,6 +38,35 @@ fn unpacked(folder: &Path, name: &str) -> PathBuf {
     let unpacked = tar.arg("-xzf").arg(archive).arg("-C").arg(folder).status();
     assert!(unpacked.expect("tar").success());
     folder.join(name)
+}
+
+/// What cargo warns of is not there, and a registry requires it. An address of the project is optional.
+fn lacks(warnings: &str) -> Vec<&str> {
+    let lines = warnings.lines();
+    let lists = lines.filter_map(|line| line.split_once("manifest has no "));
+    let words = lists.flat_map(|(_, list)| list.split([' ', ',']));
+    let required = words.filter(|word| ["description", "license"].contains(word));
+    required.collect()
+}
+
+/// The files below a folder of a package that its sources name to the compiler, and that aren't in it.
+fn missing_files(folder: &Path) -> Vec<String> {
+    let mut missing = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            missing.extend(missing_files(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let named = ["include_str!(\"", "#[path = \""]
+                .into_iter()
+                .flat_map(|before| text.split(before).skip(1));
+            let named = named.filter_map(|rest| rest.split('"').next());
+            let absent = named.filter(|name| !folder.join(name).exists());
+            missing.extend(absent.map(|name| format!("{}: {name}", path.display())));
+        }
+    }
+    missing
 }
 
 /// Compiles the unpacked program. No registry has the other crates: they are the unpacked ones too.
@@ -75,7 +108,8 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
     ];
     let crates = CRATES.iter().flat_map(|name| ["-p", name]);
     let words: Vec<&str> = package.into_iter().chain(crates).collect();
-    cargo(&words, &workspace);
+    let (_, warnings) = cargo(&words, &workspace);
+    assert_eq!(lacks(&warnings), [""; 0], "{warnings}");
     let unpacked = |name: &str| unpacked(dir.path(), name);
     // What its makefile needs is there: clang and libbpf, which compile it, are in the lab.
     let mut make = Command::new("make");
@@ -84,6 +118,12 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         .arg(unpacked("vcpufreq-host-bpf").join("bpf"));
     let made = made.output().expect("make");
     assert!(made.status.success(), "{made:?}");
+    let missing = CRATES.map(|name| {
+        let package = unpacked(name);
+        ["src", "tests"].map(|part| missing_files(&package.join(part)))
+    });
+    let missing = missing.into_iter().flatten().flatten();
+    assert_eq!(missing.collect::<Vec<_>>(), [""; 0]);
     check(dir.path());
     let test = [
         "test",
@@ -94,7 +134,7 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         "--",
         "--nocapture",
     ];
-    let printed = cargo(&test, &unpacked("vcpufreq-device"));
+    let (printed, _) = cargo(&test, &unpacked("vcpufreq-device"));
     print!("{printed}");
     assert!(printed.contains("1 passed"), "{printed}");
 }

@@ -19,8 +19,8 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
-const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/examples/libvirt-hook");
-const DOMAIN: &str = include_str!("../../docs/examples/libvirt.xml");
+const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples/libvirt-hook");
+const DOMAIN: &str = include_str!("../docs/examples/libvirt.xml");
 const PREPARE: [&str; 2] = ["prepare", "begin"];
 const RELEASE: [&str; 2] = ["release", "end"];
 /// Each writes its command line; systemctl fails for a domain of this name.

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-const UNIT: &str = include_str!("../../docs/examples/vcpufreq-metrics@.service");
+const UNIT: &str = include_str!("../docs/examples/vcpufreq-metrics@.service");
 
 /// What the unit's command answers: head and body.
 fn asked(request: &str) -> (String, String) {

@@ -6,10 +6,10 @@
 #![allow(clippy::unwrap_used)]
 
 #[cfg(test)]
-#[path = "../../dt/tests/dt/blob.rs"]
+#[path = "dt/blob.rs"]
 mod blob;
 #[cfg(test)]
-#[path = "../../dt/tests/dt/dtc.rs"]
+#[path = "dt/dtc.rs"]
 mod dtc;
 
 use std::fs::{self, File};

@@ -546,7 +546,7 @@ fn protected_mode_is_no_advice_where_kvm_lacks_something() {
 
 #[test]
 fn the_page_has_the_tables_of_parts_and_traps() {
-    let page = include_str!("../../../docs/boards.md");
+    let page = include_str!("../../docs/boards.md");
     for table in [features::table(), traps::table()] {
         assert!(
             page.contains(&table),

@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn shipped_examples_have_known_keys() {
-        let guest = texts(include_str!("../../../docs/examples/guest.toml"));
+        let guest = texts(include_str!("../../docs/examples/guest.toml"));
         assert!(guest.contains(&"--pin=1=4".to_owned()), "{guest:?}");
-        let mut server = texts(include_str!("../../../docs/examples/serve.toml"));
+        let mut server = texts(include_str!("../../docs/examples/serve.toml"));
         server.sort();
         assert_eq!(server, ["--cpus=2", "--pin=0=0", "--pin=1=4"]);
     }
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_documented_file_is_taken() {
-        let page = include_str!("../../../docs/vcpufreq.md");
+        let page = include_str!("../../docs/vcpufreq.md");
         let file = page.split("```toml\n").nth(1).unwrap();
         let options = RunArgs::of_toml(file.split("```").next().unwrap());
         assert_eq!(options.mem.0, 1024);

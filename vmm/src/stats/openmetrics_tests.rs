@@ -248,7 +248,7 @@ fn the_dashboard_asks_for_metrics_that_are_there() {
     (vcpu.own_util, vcpu.others_util) = (Some(1), Some(2));
     let text = openmetrics(&[vm]);
     let there = strictly_read(&text).unwrap();
-    let dashboard = include_str!("../../../docs/examples/grafana.json");
+    let dashboard = include_str!("../../docs/examples/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let variables = list(&dashboard["templating"]["list"]);
     let names: Vec<_> = variables.iter().map(|one| text_of(&one["name"])).collect();

@@ -61,7 +61,7 @@ mod tests {
     //! Promise: `systemctl stop` is no failure to the unit that comes with the program; a crash is.
     use super::ExitReason;
 
-    const UNIT: &str = include_str!("../../../docs/vcpufreq@.service");
+    const UNIT: &str = include_str!("../../docs/vcpufreq@.service");
 
     #[test]
     fn a_unit_that_is_stopped_has_not_failed() {

@@ -1,0 +1,1 @@
+../../../dt/tests/dt/dtc.rs
