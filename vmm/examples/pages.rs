@@ -10,6 +10,7 @@
 //! the program has no code for it.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::{fs, io};
 
 use clap::{Command, CommandFactory};
@@ -18,6 +19,8 @@ use clap_mangen::Man;
 use vcpufreq::cli::Cli;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Commands made of parts of this one borrow their names from it.
+static ALL: LazyLock<Command> = LazyLock::new(Cli::command);
 
 /// Writes `vcpufreq.1`, `vcpufreq-COMMAND.1`, `vcpufreq.bash`, `vcpufreq.fish` and `_vcpufreq`.
 ///
@@ -25,23 +28,33 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What the folder refuses.
 pub fn write(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    let mut command = users_command();
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        clap_complete::generate_to(shell, &mut command.clone(), "vcpufreq", folder)?;
+        let mut command = shown(&ALL).version(VERSION);
+        clap_complete::generate_to(shell, &mut command, "vcpufreq", folder)?;
     }
-    command = command.disable_help_subcommand(true);
+    let mut command = users_command().disable_help_subcommand(true);
     command.build();
     write_man(&command, folder)
 }
 
-/// The command line without its hidden part, which the completions would offer.
+/// What the completions need of a command and of those below it, without what `--help` hides: their
+/// generators offer hidden options and commands too.
+fn shown(command: &'static Command) -> Command {
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let below = command.get_subcommands().filter(|one| !one.is_hide_set());
+    Command::new(command.get_name())
+        .about(command.get_about().cloned().unwrap_or_default())
+        .args(args.cloned())
+        .subcommands(below.map(shown))
+}
+
+/// The command line without its hidden commands; pages leave hidden options out themselves.
 fn users_command() -> Command {
-    let all = Cli::command();
-    let shown = all.get_subcommands().filter(|one| !one.is_hide_set());
+    let shown = ALL.get_subcommands().filter(|one| !one.is_hide_set());
     Command::new("vcpufreq")
         .version(VERSION)
-        .about(all.get_about().cloned().unwrap_or_default())
-        .after_help(all.get_after_help().cloned().unwrap_or_default())
+        .about(ALL.get_about().cloned().unwrap_or_default())
+        .after_help(ALL.get_after_help().cloned().unwrap_or_default())
         .subcommand_required(true)
         .subcommands(shown.cloned())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises: each command has a manual page with what its `--help` prints: its options, each with
-//! its text, and what is below them. Each shell completes each of these options, and no command that
-//! `--help` hides.
+//! its text, and what is below them. bash and fish complete these options of each command and no others,
+//! zsh these of all commands; none completes a command that `--help` hides.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../examples/pages.rs"]
@@ -138,21 +138,65 @@ fn pages_have_what_help_has() {
     }
 }
 
+/// The options that bash offers behind a command.
+fn of_bash(text: &str, command: &str) -> BTreeSet<String> {
+    let case = format!("\n        {})\n", command.replace('-', "__subcmd__"));
+    let behind = text.split_once(&case).unwrap().1;
+    let words = behind.split('"').nth(1).unwrap().split(' ');
+    let options = words.filter(|word| word.starts_with("--"));
+    options.map(str::to_owned).collect()
+}
+
+/// The options that fish offers behind a command, which has at most two words.
+fn of_fish(text: &str, command: &str) -> BTreeSet<String> {
+    let words: Vec<_> = command.split('-').skip(1).collect();
+    let wanted = match words[..] {
+        [] => "needs_command".to_owned(),
+        [one] => format!("using_subcommand {one}"),
+        _ => format!(
+            "using_subcommand {}",
+            words.join("; and __fish_seen_subcommand_from ")
+        ),
+    };
+    let offered = text.lines().filter_map(|line| {
+        let line = line.strip_prefix("complete -c vcpufreq -n \"__fish_vcpufreq_")?;
+        let (condition, rest) = line.split_once('"')?;
+        let condition = condition.split("; and not ").next()?;
+        let (_, option) = rest.split(" -d ").next()?.split_once(" -l ")?;
+        (condition == wanted).then(|| format!("--{}", option.split(' ').next().unwrap_or_default()))
+    });
+    offered.collect()
+}
+
+/// The options that zsh offers behind any command: `'(-h --help)--help[Print help]'` is one.
+fn of_zsh(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().filter(|line| line.starts_with('\''));
+    let heads = lines.filter_map(|line| line.split('[').next()?.rsplit(['\'', ')', '*']).next());
+    let options = heads.filter(|head| head.starts_with("--"));
+    options
+        .map(|head| head.trim_end_matches(['=', '+']).to_owned())
+        .collect()
+}
+
 #[test]
-fn shells_complete_each_option() {
+fn shells_complete_the_options_of_help_alone() {
     let folder = tempfile::tempdir().unwrap();
     pages::write(folder.path()).unwrap();
+    let read = |file| fs::read_to_string(folder.path().join(file)).unwrap();
+    let [bash, fish, zsh] = ["vcpufreq.bash", "vcpufreq.fish", "_vcpufreq"].map(read);
+    let names = |help: &Help| -> BTreeSet<String> {
+        let options = help.options.iter();
+        options.map(|(name, _)| name.clone()).collect()
+    };
     let commands = helps(&[]);
-    for (file, dashes) in [
-        ("vcpufreq.bash", "--"),
-        ("_vcpufreq", "--"),
-        ("vcpufreq.fish", "-l "),
-    ] {
-        let text = fs::read_to_string(folder.path().join(file)).unwrap();
-        for (option, _) in commands.iter().flat_map(|help| &help.options) {
-            let option = option.replacen("--", dashes, 1);
-            assert!(text.contains(&option), "{file} lacks {option}");
-        }
-        assert!(!text.contains("guardian"), "{file} has a hidden command");
+    for help in &commands {
+        let wanted = names(help);
+        assert_eq!(of_bash(&bash, &help.name), wanted, "bash: {}", help.name);
+        assert_eq!(of_fish(&fish, &help.name), wanted, "fish: {}", help.name);
+    }
+    let all: BTreeSet<String> = commands.iter().flat_map(names).collect();
+    assert_eq!(of_zsh(&zsh), all);
+    for text in [bash, fish, zsh] {
+        assert!(!text.contains("guardian"), "a hidden command");
     }
 }
