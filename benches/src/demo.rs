@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq demo`: a guest with a vCPU on the first CPU of each cluster requests each OPP; the
+//! `vcpufreq demo`: a guest with a vCPU on a CPU of each kind of cluster requests each OPP; the
 //! clamp, the host's frequency and what the guest reads, a row each. It needs no right but that to
-//! run guests: the frequency is read from sysfs.
+//! run guests: the frequency is read from sysfs. Where the host lists no frequencies, as with CPPC,
+//! it requests steps between the policy's limits.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,6 +30,9 @@ const LOOKS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 /// The vCPU is busy for longer than the request, the ticks and the looks take.
 const BUSY_US: u32 = 250_000;
+/// How far a frequency may be from a made-up OPP: firmware's steps aren't known, and it reports what
+/// it has delivered.
+const WITHIN_PERCENT: u64 = 5;
 /// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
 const TRIES: u32 = 5;
 /// The guest's driver claims the registers; this lets the load program map them too.
@@ -61,18 +65,27 @@ struct Row {
     /// What the guest then read.
     read: u32,
     tries: u32,
+    /// The OPP is a step of a made-up table.
+    made_up: bool,
 }
 
 impl Row {
     fn right(&self) -> bool {
-        self.wanted.contains(&self.host) && self.read == self.host
+        let mut wanted = self.wanted.into_iter();
+        wanted.any(|wanted| self.is_near(self.host, wanted) && self.is_near(self.read, wanted))
+    }
+
+    fn is_near(&self, khz: u32, wanted: u32) -> bool {
+        let within = if self.made_up { WITHIN_PERCENT } else { 0 };
+        u64::from(khz.abs_diff(wanted)) * 100 <= u64::from(wanted) * within
     }
 
     fn json(&self) -> Value {
         json!({
             "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
             "wanted_khz": self.wanted, "uclamp": self.clamp, "host_khz": self.host,
-            "guest_reads_khz": self.read, "tries": self.tries, "right": self.right(),
+            "guest_reads_khz": self.read, "tries": self.tries, "made_up": self.made_up,
+            "right": self.right(),
         })
     }
 }
@@ -91,9 +104,9 @@ pub fn demo(args: &DemoArgs, base: u64) -> Result<u8> {
     Ok(found.exit_code)
 }
 
-/// Boots the guest, and requests each OPP of each cluster, up and down. `base` is the guest-physical
-/// address of the registers. The exit code is 1 when a row is wrong. `None` on a host that can't run
-/// it: stderr then names what it lacks.
+/// Boots the guest, and requests each OPP of each kind of cluster, up and down. `base` is the
+/// guest-physical address of the registers. The exit code is 1 when a row is wrong. `None` on a host
+/// that can't run it: stderr then names what it lacks.
 ///
 /// # Errors
 /// What ended it before the table was complete, in one line.
@@ -101,7 +114,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     let begun = Instant::now();
     undo::begin()?;
     let machine = match BenchMachine::check(Some(args), true, None) {
-        Ok(machine) => machine,
+        Ok(machine) => machine.with_tables(),
         Err(missing) => return Ok(lacks(&missing)),
     };
     let without: Vec<String> = machine.clusters.iter().filter_map(no_opps).collect();
@@ -110,12 +123,12 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     }
     args.print_note();
     let _governors = FreqLimits::governors(&machine)?;
-    let rows = machine.clusters.iter().map(|one| 2 * one.opps_khz.len());
+    let tried = machine.one_of_each_kind();
+    let rows = tried.clusters.iter().map(|one| 2 * one.opps_khz.len());
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
     let options = ["--clamp", "exact"];
-    let firsts = machine.first_cpus();
-    let mut guest = Guest::boot(&firsts, Some(&options), CMDLINE, args)?;
+    let mut guest = Guest::boot(&tried, Some(&options), CMDLINE, args)?;
     let kernel = guest.console.ask("read /proc/sys/kernel/osrelease")?;
     let root = HostRoot::default();
     let floors = floors(&root, &HostCpus::read(&root));
@@ -141,7 +154,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
 fn no_opps(cluster: &Cluster) -> Option<String> {
     cluster.opps_in_reach().next().is_none().then(|| {
         format!(
-            "cpufreq {} has no table of frequencies, so its guest has none either; give vcpufreq run one by --table",
+            "no frequency of cpufreq {} is within its scaling_min_freq and scaling_max_freq; write cpuinfo_min_freq to the first and cpuinfo_max_freq to the second",
             cluster.policy()
         )
     })
@@ -173,9 +186,11 @@ fn sweep(
         .context("the guest's kernel needs CONFIG_CPU_FREQ_GOV_USERSPACE")?;
     let floor = floors.iter().find(|floor| floor.cpus.contains(pcpu));
     let opps: Vec<u32> = cluster.opps_in_reach().collect();
+    // Without a table on the host, a floor is no step of one.
+    let host_opps = if cluster.made_up { &[][..] } else { &opps };
     let each = opps.iter().chain(opps.iter().rev().skip(1));
     each.map(|&asked| {
-        let wanted = wanted(&opps, asked, floor);
+        let wanted = wanted(host_opps, asked, floor);
         let mut row = request(guest, vcpu, cluster, (asked, wanted), base)?;
         while !row.right() && row.tries < TRIES {
             let tries = row.tries + 1;
@@ -227,10 +242,11 @@ fn request(
         host,
         read,
         tries: 1,
+        made_up: cluster.made_up,
     })
 }
 
-/// The frequency that was seen at most of the looks.
+/// The frequency that was seen at most of the looks; the middle one where they all differ.
 fn most(look: impl Fn() -> Option<u32>) -> Result<u32> {
     let mut seen = BTreeMap::new();
     for _ in 0..LOOKS {
@@ -238,8 +254,10 @@ fn most(look: impl Fn() -> Option<u32>) -> Result<u32> {
         *seen.entry(khz).or_insert(0) += 1;
         sleep(PAUSE);
     }
-    let most = seen.into_iter().max_by_key(|(_, times)| *times);
-    most.map(|(khz, _)| khz).context("no look")
+    let middle = seen.keys().nth((seen.len() - 1) / 2).copied();
+    let most = seen.iter().max_by_key(|(_, times)| **times);
+    let most = most.filter(|(_, times)| **times > 1);
+    most.map(|(khz, _)| *khz).or(middle).context("no look")
 }
 
 fn policy_file(vcpu: usize, file: &str) -> String {
@@ -280,35 +298,55 @@ fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
             if row.right() { "" } else { "  wrong" },
         );
     }
+    text + &verdict(machine, rows)
+}
+
+/// How many rows are wrong, and what is to be known of the others.
+fn verdict(machine: &BenchMachine, rows: &[Row]) -> String {
     let wrong = rows.iter().filter(|row| !row.right()).count();
     let verdict = match wrong {
         0 => "The loop is closed",
         _ => "The loop is not closed",
     };
-    let _ = writeln!(text, "\n{verdict}: {wrong} of {} OPPs wrong", rows.len());
-    let floors = rows.iter().filter(|row| row.wanted[1] != row.asked).count();
-    if floors > 0 {
-        let _ = writeln!(
-            text,
-            "{floors} requests are below what the scheduler's servers reserve (vcpufreq doctor)"
-        );
-    }
+    let clusters = &machine.clusters;
     let all = |cluster: &Cluster| cluster.opps_khz.len() - cluster.opps_in_reach().count();
-    let beyond: usize = machine.clusters.iter().map(all).sum();
-    if beyond > 0 {
-        let _ = writeln!(
-            text,
-            "{beyond} OPPs are beyond scaling_min_freq and scaling_max_freq, and were not requested"
-        );
+    let beyond: usize = clusters.iter().map(all).sum();
+    let alike = clusters.len() - machine.one_of_each_kind().clusters.len();
+    let floors = rows.iter().filter(|row| row.wanted[1] != row.asked).count();
+    let made_up = rows.iter().filter(|row| row.made_up).count();
+    let made_up_note = format!(
+        "OPPs are steps that the demo made, since the host lists no frequencies; within {WITHIN_PERCENT} % is right"
+    );
+    let notes = [
+        (
+            floors,
+            "requests are below what the scheduler's servers reserve (vcpufreq doctor)",
+        ),
+        (
+            beyond,
+            "OPPs are beyond scaling_min_freq and scaling_max_freq, and were not requested",
+        ),
+        (made_up, &made_up_note),
+        (
+            alike,
+            "clusters are equal to one of these, and were not tried",
+        ),
+    ];
+    let mut text = format!("\n{verdict}: {wrong} of {} OPPs wrong\n", rows.len());
+    for (count, note) in notes.iter().filter(|(count, _)| *count > 0) {
+        // A String takes all that is written to it.
+        let _ = writeln!(text, "{count} {note}");
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a row is right when host and guest have the wanted frequency; the clamp is the
-    //! effective one; a look at another frequency doesn't outvote the others.
+    //! Promises: a row is right when host and guest have the wanted frequency, or are near one of a
+    //! made-up table; the clamp is the effective one; a look at another frequency doesn't outvote the
+    //! others.
     use super::*;
+    use crate::measure_tests::machine;
 
     #[test]
     fn a_row_is_right_when_host_and_guest_agree() {
@@ -321,6 +359,7 @@ mod tests {
             host: 900_000,
             read: 900_000,
             tries: 1,
+            made_up: false,
         };
         assert!(row.right());
         let wrong = [
@@ -339,6 +378,25 @@ mod tests {
             ..row
         };
         assert!(either.right());
+        for (host, right) in [
+            (945_000, true),
+            (946_000, false),
+            (855_000, true),
+            (854_000, false),
+        ] {
+            let near = Row { host, ..row };
+            assert!(!near.right());
+            let made_up = Row {
+                made_up: true,
+                ..near
+            };
+            assert_eq!(made_up.right(), right, "{host}");
+            let text = verdict(&machine(), &[made_up]);
+            assert!(
+                text.contains("1 OPPs are steps") && text.contains("within 5 %"),
+                "{text}"
+            );
+        }
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
     }
@@ -351,6 +409,13 @@ mod tests {
             Some(if looks.get() == 3 { 1_800_000 } else { 600_000 })
         };
         assert_eq!(most(look).ok(), Some(600_000));
+        let next = std::cell::Cell::new(600_000);
+        let rising = || Some(next.replace(next.get() + 10));
+        assert_eq!(
+            most(rising).ok(),
+            Some(600_040),
+            "without steps, the middle"
+        );
         assert!(most(|| None).is_err());
     }
 }

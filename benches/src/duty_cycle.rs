@@ -67,6 +67,7 @@ mod tests {
             capacity: 1024,
             khz: (opps_khz[0], opps_khz[opps_khz.len() - 1]),
             opps_khz: opps_khz.to_vec(),
+            made_up: false,
             power: Vec::new(),
             governor: SCHEDUTIL.to_owned(),
             cur_freq: PathBuf::new(),

@@ -139,6 +139,7 @@ fn command(
     command.args(["--host-topology", "--cpus", &cpus.len().to_string()]);
     for (vcpu, pcpu) in cpus.iter().enumerate() {
         command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
+        command.args(table(machine, vcpu, *pcpu));
     }
     if let Some(options) = bridge {
         command.args(options);
@@ -158,6 +159,13 @@ fn command(
             .args(qemu.get_args());
     }
     Ok(command)
+}
+
+/// The option for a vCPU's table where its pCPU's is made up: `run` finds none on the host.
+fn table(machine: &BenchMachine, vcpu: usize, pcpu: u32) -> Option<String> {
+    let cluster = machine.cluster_of(pcpu).filter(|one| one.made_up)?;
+    let khz: Vec<_> = cluster.opps_khz.iter().map(u32::to_string).collect();
+    Some(format!("--table={vcpu}={}", khz.join(",")))
 }
 
 /// QEMU with as many vCPUs as there are pCPUs.
@@ -202,9 +210,19 @@ fn runs_vcpu(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Threads are distinguished by their names.
+    //! Threads are distinguished by their names; a made-up table is an option.
 
-    use super::runs_vcpu;
+    use super::{runs_vcpu, table};
+    use crate::measure_tests::machine;
+
+    #[test]
+    fn a_made_up_table_alone_is_an_option() {
+        let mut machine = machine();
+        assert_eq!(table(&machine, 0, 1), None);
+        machine.clusters[1].made_up = true;
+        let option = table(&machine, 0, 1);
+        assert_eq!(option.as_deref(), Some("--table=0=700,2800"));
+    }
 
     #[test]
     fn the_program_is_no_vcpu() {

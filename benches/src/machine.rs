@@ -16,6 +16,9 @@ pub const SCHEDUTIL: &str = "schedutil";
 /// The record of `vcpufreq rt apply`, as `vcpufreq_rt` has it.
 pub const RT_RECORD: &str = "run/vcpufreq-rt/rt.json";
 
+/// Steps of a made-up table, from the lowest frequency to the highest: 5 entries.
+const STEPS: u32 = 4;
+
 /// CPUs that share a frequency.
 #[derive(Debug, Clone)]
 pub struct Cluster {
@@ -25,8 +28,10 @@ pub struct Cluster {
     pub capacity: u16,
     /// Its lowest and highest frequency in kHz.
     pub khz: (u32, u32),
-    /// The frequencies that it has, in kHz.
+    /// The frequencies that it has, in kHz; empty where the driver lists none.
     pub opps_khz: Vec<u32>,
+    /// These are not the driver's, but steps between the policy's limits.
+    pub made_up: bool,
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
@@ -141,13 +146,30 @@ impl BenchMachine {
         }
     }
 
-    /// With the first CPU of each cluster alone.
-    pub fn first_cpus(&self) -> Self {
-        let mut first = self.clone();
-        for cluster in &mut first.clusters {
-            cluster.cpus.truncate(1);
+    /// With a table for each cluster. CPPC has none: its frequencies have no steps.
+    pub fn with_tables(mut self) -> Self {
+        for cluster in &mut self.clusters {
+            if cluster.opps_khz.is_empty() {
+                cluster.opps_khz = steps(cluster.khz);
+                cluster.made_up = true;
+            }
         }
-        first
+        self
+    }
+
+    /// With one CPU of each kind of cluster alone. A server with CPPC has a policy for each of its equal
+    /// CPUs.
+    pub fn one_of_each_kind(&self) -> Self {
+        let mut one = self.clone();
+        let mut kinds = Vec::new();
+        one.clusters.retain_mut(|cluster| {
+            let kind = (cluster.capacity, cluster.khz, cluster.opps_khz.clone());
+            let is_new = !kinds.contains(&kind);
+            kinds.push(kind);
+            cluster.cpus.truncate(1);
+            is_new
+        });
+        one
     }
 
     /// The least capable cluster.
@@ -177,6 +199,15 @@ impl BenchMachine {
             .iter()
             .find(|cluster| cluster.cpus.contains(&cpu))
     }
+}
+
+/// Frequencies in equal steps from the first to the second, in kHz.
+fn steps((min, max): (u32, u32)) -> Vec<u32> {
+    let step = max.saturating_sub(min) / STEPS;
+    let mut steps: Vec<u32> = (0..STEPS).map(|number| min + number * step).collect();
+    steps.push(max);
+    steps.dedup();
+    steps
 }
 
 /// The board's name: the device tree's model, or without one DMI's vendor and product.
@@ -234,6 +265,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         let power = policy.opps.iter();
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
+            made_up: false,
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
             governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
@@ -362,6 +394,39 @@ mod tests {
         assert_eq!(clusters[1].cpus, [2, 3]);
         assert_eq!(clusters[1].uw(2_800_000), Some(1_760_000));
         assert_eq!(clusters[0].uw(600_000), None);
+    }
+
+    /// Four equal CPUs with CPPC, each a policy without a list of frequencies.
+    fn server() -> FakeHost {
+        let host = FakeHost::empty();
+        for list in ["present", "online"] {
+            host.write(&format!("sys/devices/system/cpu/{list}"), "0-3\n");
+        }
+        for cpu in 0..4 {
+            host.policy(cpu, &cpu.to_string(), "", "3000000");
+            let dir = format!("sys/devices/system/cpu/cpufreq/policy{cpu}");
+            host.remove(&format!("{dir}/scaling_available_frequencies"));
+            host.write(&format!("{dir}/scaling_min_freq"), "1000000");
+            host.write(&format!("{dir}/scaling_max_freq"), "3000000");
+        }
+        host
+    }
+
+    #[test]
+    fn clusters_without_a_table_get_steps_and_one_of_a_kind_is_enough() {
+        let checked = |host: &FakeHost| BenchMachine::at(&host.root(), None, Vec::new());
+        let server = checked(&server()).unwrap();
+        assert!(server.clusters.iter().all(|one| one.opps_khz.is_empty()));
+        let server = server.with_tables();
+        let one = server.one_of_each_kind();
+        assert_eq!((server.clusters.len(), one.cpus()), (4, vec![0]));
+        let steps = [1_000_000, 1_500_000, 2_000_000, 2_500_000, 3_000_000];
+        assert_eq!(one.little().opps_khz, steps);
+        assert!(one.little().made_up);
+        let board = checked(&host()).unwrap().with_tables();
+        assert!(board.clusters.iter().all(|cluster| !cluster.made_up));
+        assert_eq!(board.one_of_each_kind().cpus(), [0, 2]);
+        assert_eq!(super::steps((7, 9)), [7, 9]);
     }
 
     #[test]

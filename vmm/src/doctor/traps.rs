@@ -208,7 +208,8 @@ const HINT: Trap = Trap {
     name: "firmware hint",
     cause: "cppc_cpufreq or scmi drives the frequency",
     effect: "firmware may run another frequency than schedutil chooses",
-    change: "compare OPPs and frequencies in vcpufreq top; give --table where doctor finds no OPPs",
+    change: "compare OPPs and frequencies in vcpufreq top; without OPPs give run a --table (demo makes \
+             its own)",
     kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ",
     found: |facts| {
         let hinted =
