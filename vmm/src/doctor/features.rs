@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What parts of the program need of a kernel, as data: a table in `docs/boards.md` is made from it.
-//! Its versions are those of the mainline kernel; distributions have some parts in older ones.
+//! What parts of the program need of a kernel, as data: a table in `docs/boards.md` is made from it, and
+//! the doctor's list of the parts that the running kernel is too old for. Its versions are those of the mainline kernel; distributions have some parts in older ones.
+
+use vcpufreq_device::host::version_of;
+
+use super::finding::DoctorFinding;
+
+/// What begins the name of a part that the guest's kernel has.
+const OF_GUEST: &str = "guest: ";
 
 /// One part, and the kernel that has it.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +24,11 @@ impl Feature {
     /// `Linux 5.10 with CONFIG_SCHED_INFO`
     pub fn needs(&self) -> String {
         format!("Linux {} with {}", self.linux, self.options())
+    }
+
+    /// Whether a kernel of this version is too old for it.
+    fn is_after(&self, version: (u32, u32)) -> bool {
+        version_of(self.linux).is_some_and(|first| first > version)
     }
 
     fn options(&self) -> String {
@@ -53,6 +65,24 @@ const fn of(name: &'static str, linux: &'static str, options: &'static [&'static
         linux,
         options,
     }
+}
+
+/// The parts that a kernel of this release is too old for; `None` where the release has no version.
+pub(super) fn finding(release: &str) -> Option<DoctorFinding> {
+    const NAME: &str = "kernel parts";
+    let version = version_of(release)?;
+    let of_host = ALL.iter().filter(|part| !part.name.starts_with(OF_GUEST));
+    let later = of_host.filter(|part| part.is_after(version));
+    let later: Vec<_> = later
+        .map(|part| format!("{} ({})", part.name.replace('`', ""), part.linux))
+        .collect();
+    if later.is_empty() {
+        let why = "this kernel's version has each part that the program uses";
+        return Some(DoctorFinding::good(NAME, "all", why));
+    }
+    let what = format!("Linux {release} lacks: {}", later.join(", "));
+    let why = "mainline has them from these versions on, and distributions may have them earlier";
+    Some(DoctorFinding::absent(NAME, what, why))
 }
 
 /// The table of the documentation.

@@ -36,6 +36,7 @@ pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     found.extend(facts.floors.iter().map(floor::finding));
     found.extend([capacities(facts), energy_model(facts), headroom(facts)]);
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
+    found.extend(features::finding(&facts.kernel_release));
     found.extend(traps::findings(facts));
     found
 }

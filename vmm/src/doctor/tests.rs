@@ -365,6 +365,34 @@ fn the_headroom_rule_follows_the_version() {
     }
 }
 
+/// The finding about the parts of a kernel of this release.
+fn parts_of(release: &str) -> Vec<DoctorFinding> {
+    let host = good_host();
+    host.write("proc/sys/kernel/osrelease", release);
+    let all = findings(&facts(&host)).into_iter();
+    all.filter(|found| found.subject == "kernel parts")
+        .collect()
+}
+
+#[test]
+fn the_parts_that_the_running_kernel_is_too_old_for_are_named() {
+    let [old] = &parts_of("6.1.0-rpi7-rpi-v8")[..] else {
+        panic!("one finding");
+    };
+    assert_eq!(
+        old.what,
+        "Linux 6.1.0-rpi7-rpi-v8 lacks: bpf (6.12), vcpufreq_host (6.12), scx (7.0), sandbox: network \
+         (6.7), sandbox: sockets (6.12), sandbox: signals (6.15), real-time partition (6.7)"
+    );
+    // Guests run without these.
+    assert_eq!((old.level, &old.change), (Level::Absent, &None));
+    let [new] = &parts_of("7.3.0-rc1")[..] else {
+        panic!("one finding");
+    };
+    assert_eq!((new.level, new.what.as_str()), (Level::Good, "all"));
+    assert_eq!(parts_of("next"), []);
+}
+
 #[test]
 fn exit_codes_follow_the_worst_finding() {
     let limit = DoctorFinding::limit("a", "b", "c");

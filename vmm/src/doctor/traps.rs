@@ -299,7 +299,8 @@ pub(super) const SLICE: Trap = Trap {
 const LOCKDOWN: Trap = Trap {
     name: "lockdown",
     cause: "the kernel is locked down, as with Secure Boot",
-    effect: "it refuses unsigned modules, and in mode confidentiality the path bpf",
+    effect: "it refuses unsigned modules and writable files of debugfs: fair servers stay as they are; in \
+             mode confidentiality the path bpf too",
     change: "sign the modules (mokutil), or turn Secure Boot and lockdown= off",
     kernel: "5.4, CONFIG_SECURITY_LOCKDOWN_LSM",
     found: |facts| {
