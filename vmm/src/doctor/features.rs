@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What parts of the program need of a kernel, as data: a table in `docs/boards.md` is made from it, and
-//! the doctor's list of the parts that the running kernel is too old for. Its versions are those of the mainline kernel; distributions have some parts in older ones.
+//! What parts of the program need of a kernel, as data: a table in `docs/boards.md` is made from it,
+//! and the doctor's list of the parts that the running kernel is too old for. Its versions are those
+//! of the mainline kernel; distributions have some parts in older ones.
 
 use vcpufreq_device::host::version_of;
 
