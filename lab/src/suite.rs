@@ -176,7 +176,7 @@ impl Pace {
     /// How long the others take, when it took so long until now. Of those that run, half is done.
     fn left(&self, elapsed: Duration) -> Duration {
         if self.ended_s == 0 {
-            return Duration::from_secs((self.all_s / AT_A_TIME).into());
+            return Duration::from_secs(self.all_s.into()) / AT_A_TIME;
         }
         let done = self.ended_s + self.running_s / 2;
         elapsed * (self.all_s - done) / done
