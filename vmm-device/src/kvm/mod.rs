@@ -48,7 +48,7 @@ pub use ioeventfd::Unconfined;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
-    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, Next,
+    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, NextOffload,
     OffloadState, RefusalHandler, SlotMemory,
 };
 pub use page_mapping::PageMapping;

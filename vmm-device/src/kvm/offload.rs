@@ -286,7 +286,7 @@ impl InstalledOffload<'_> {
 }
 
 /// Returns what replaces a lost path, if anything.
-pub type Next<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
+pub type NextOffload<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
 /// Receives what KVM refuses.
 pub type RefusalHandler<'a> = Box<dyn Fn(&str) + 'a>;
 
@@ -295,7 +295,7 @@ pub struct Attachment<'a> {
     attached: Option<InstalledOffload<'a>>,
     offload: &'a mut Option<Arc<KvmOffload>>,
     vm: &'a dyn KvmVm,
-    next: Next<'a>,
+    next: NextOffload<'a>,
     warn: RefusalHandler<'a>,
 }
 
@@ -304,7 +304,7 @@ impl<'a> Attachment<'a> {
     pub fn new(
         vm: &'a dyn KvmVm,
         offload: &'a mut Option<Arc<KvmOffload>>,
-        next: Next<'a>,
+        next: NextOffload<'a>,
         warn: RefusalHandler<'a>,
     ) -> Self {
         let mut attachment = Self {

@@ -48,7 +48,7 @@ pub struct BridgePlan<'a> {
 }
 
 /// A bridge at work.
-struct Running {
+struct StartedBridge {
     bridge: Bridge,
     stats: Option<StatsServer>,
     events: Option<EventWriter>,
@@ -108,7 +108,7 @@ impl BridgePlan<'_> {
         &self,
         actuator: HostActuator,
         confined: Option<&Arc<Confined>>,
-    ) -> anyhow::Result<Running> {
+    ) -> anyhow::Result<StartedBridge> {
         let served = self.served;
         let sandbox = confined.map(|confined| confined.sandbox.clone());
         let events = served.options.bridge.events.as_deref();
@@ -144,7 +144,7 @@ impl BridgePlan<'_> {
         all.carry_out();
         let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
         let times = TimeInState::start(&served.host, pins);
-        Ok(Running {
+        Ok(StartedBridge {
             stats: answer_stats(bridge.handle(), times, (self.server, sandbox)),
             bridge,
             events,
@@ -179,7 +179,7 @@ impl BridgePlan<'_> {
     }
 }
 
-fn end(running: Running) -> anyhow::Result<String> {
+fn end(running: StartedBridge) -> anyhow::Result<String> {
     let handle = running.bridge.handle();
     handle.guest_ended();
     if let Some(stats) = running.stats {

@@ -237,7 +237,7 @@ struct Starting<'a> {
 }
 
 /// What a machine is made of.
-struct Parts {
+struct ServedParts {
     process: VmProcess,
     changes: HostChanges,
     groups: Option<SeenGroups>,
@@ -246,7 +246,7 @@ struct Parts {
 }
 
 impl Starting<'_> {
-    fn all(&self, threads: &[Tid]) -> anyhow::Result<Parts> {
+    fn all(&self, threads: &[Tid]) -> anyhow::Result<ServedParts> {
         let taken_over = self.vmm.inherited.is_some();
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
@@ -273,7 +273,7 @@ impl Starting<'_> {
             Ok(process) => {
                 let by_default = served.actuator == ActuatorChoice::Auto;
                 let no_groups = by_default && chosen.kind == ActuatorKind::Thread;
-                Ok(Parts {
+                Ok(ServedParts {
                     process,
                     changes,
                     groups: groups.clamped_by(&chosen.kind).filter(|_| by_default),

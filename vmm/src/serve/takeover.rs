@@ -153,9 +153,9 @@ fn take_over(
     if vm.vmm.status(&host) != OwnerStatus::InUse {
         bail!("it has ended");
     }
-    let files = match Files::among(vm, handed)? {
+    let files = match VmmFiles::among(vm, handed)? {
         Some(files) => files,
-        None => Files::of_process(vm, process.as_fd())?,
+        None => VmmFiles::of_process(vm, process.as_fd())?,
     };
     let shared = files.share()?;
     let stream = handed.iter().find(|file| is_connection_of(file, pid));
@@ -174,12 +174,12 @@ fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {
 }
 
 /// Memory, and a doorbell for each vCPU.
-struct Files {
+struct VmmFiles {
     memory: File,
     bells: Vec<OwnedFd>,
 }
 
-impl Files {
+impl VmmFiles {
     /// Those of `vm` among files of this process, if all are there.
     fn among(vm: &KeptVm, files: &[OwnedFd]) -> anyhow::Result<Option<Self>> {
         let mut memory = None;
@@ -306,7 +306,7 @@ mod tests {
         };
         assert_eq!([&other, &shared].map(wanted), [false, true]);
         let process = sys::pidfd_open(pid).unwrap();
-        let taken = Files::of_process(&vm, process.as_fd()).unwrap().share();
+        let taken = VmmFiles::of_process(&vm, process.as_fd()).unwrap().share();
         assert_eq!(id_of(&taken.unwrap()), vm.memory);
         // By any way to get files.
         let copy = |shared: &Shared| shared.memory.as_fd().try_clone_to_owned().unwrap();
@@ -315,6 +315,6 @@ mod tests {
         handed.push(other.as_fd());
         let handed: io::Result<Vec<_>> =
             handed.iter().map(BorrowedFd::try_clone_to_owned).collect();
-        assert!(Files::among(&vm, &handed.unwrap()).unwrap().is_none());
+        assert!(VmmFiles::among(&vm, &handed.unwrap()).unwrap().is_none());
     }
 }

@@ -54,9 +54,9 @@ impl Trigger for Interrupt {
 }
 
 /// Where the guest's output goes.
-pub type Output = Box<dyn Write + Send>;
+pub type ConsoleWriter = Box<dyn Write + Send>;
 
-type Port = Serial<Interrupt, NoEvents, Output>;
+type Port = Serial<Interrupt, NoEvents, ConsoleWriter>;
 
 /// The console on the bus.
 pub struct Console {
@@ -71,7 +71,7 @@ pub struct Console {
 impl Console {
     /// A console that writes to `output` and raises its interrupt through
     /// `interrupt`.
-    pub fn new(interrupt: EventFd, output: Output) -> io::Result<Self> {
+    pub fn new(interrupt: EventFd, output: ConsoleWriter) -> io::Result<Self> {
         Ok(Self {
             serial: Mutex::new(Serial::new(Interrupt(interrupt), output)),
             room: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,

@@ -104,7 +104,7 @@ fn seconds(text: &str) -> Result<u64, String> {
 
 /// What to measure on this host.
 #[derive(Clone, Debug)]
-pub(super) struct MeasuredHost {
+pub(super) struct WantedHost {
     pub(super) cpus: CpuList,
     pub(super) others: CpuList,
     /// What apply did here.
@@ -139,7 +139,7 @@ impl ReportArgs {
     }
 
     /// CPUs by the options or by what was applied.
-    pub(super) fn wanted(&self, host: &KernelHost) -> anyhow::Result<MeasuredHost> {
+    pub(super) fn wanted(&self, host: &KernelHost) -> anyhow::Result<WantedHost> {
         let record = match Record::read(host) {
             Ok(Some(record)) if !record.is_of_another_boot(host)? => Some(record),
             Ok(_) => None,
@@ -172,7 +172,7 @@ impl ReportArgs {
             Some(record) if record.profile.settings.cpuset.is_some() => group(record, &cpus)?,
             _ => None,
         };
-        Ok(MeasuredHost {
+        Ok(WantedHost {
             cpus,
             others,
             profile: record.map(|record| record.profile_name),

@@ -16,8 +16,8 @@ use crate::{
     settings::CPU,
 };
 
-use args::MeasuredHost;
 pub use args::ReportArgs;
+use args::WantedHost;
 use running::{Ending, Running};
 use shell::Shell;
 
@@ -59,7 +59,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     )))
 }
 
-fn conditions(args: &ReportArgs, wanted: &MeasuredHost, host: &KernelHost) -> Conditions {
+fn conditions(args: &ReportArgs, wanted: &WantedHost, host: &KernelHost) -> Conditions {
     let governors = wanted.cpus.iter().filter_map(|cpu| {
         let path = format!("{CPU}/cpu{cpu}/cpufreq/scaling_governor");
         host.read(&path).ok()
@@ -106,7 +106,7 @@ impl MeasuredGuest {
 /// What all tests share.
 struct Session<'a> {
     args: &'a ReportArgs,
-    wanted: &'a MeasuredHost,
+    wanted: &'a WantedHost,
     here: Shell,
 }
 
