@@ -42,7 +42,7 @@ impl Observed {
         Some(spans)
     }
 
-    /// How long a pCPU ran threads that `counts` takes, in µs; the idle task is 0.
+    /// How long a pCPU ran the threads for which `counts` is true, in µs; the idle task is thread 0.
     pub fn ran_us(&self, cpu: u32, (from, to): (u64, u64), counts: impl Fn(i32) -> bool) -> u64 {
         let mut busy = 0;
         let mut since = None;

@@ -79,7 +79,7 @@ pub const BACKPORTS: &str = "--setup-hook=mkdir -p $1/etc/apt/preferences.d; pri
 const HOOKS: &[&str] = &[
     BACKPORTS,
     // Not as an option of mmdebstrap, which would need its tarfilter, and
-    // that Python, for the few packages before this. Packages have the licences of C libraries.
+    // that Python, for the few packages before this. The copyright files go into the project's own packages.
     "--essential-hook=printf 'path-exclude=/usr/share/%s/*\\n' doc man locale > $1/etc/dpkg/dpkg.cfg.d/lab; echo 'path-include=/usr/share/doc/*/copyright' >> $1/etc/dpkg/dpkg.cfg.d/lab",
     // The kernel's own driver, bindings and checkpatch, of the same version
     // as the image: the archive's newest may be another. By this machine's

@@ -102,8 +102,8 @@ impl Supervisor<'_> {
     fn run(mut self, qemu: &mut Child) -> anyhow::Result<ExitStatus> {
         let mut undone = Ok(());
         let status = loop {
-            // It may have ended before the signals were taken. Asked before the look at those that
-            // wait, which then names a QEMU that ended unserved.
+            // QEMU may have ended before the signals were taken. This question comes first, so that
+            // `ready` names a QEMU that has ended unserved.
             let status = qemu.try_wait().context("can't wait for QEMU")?;
             if let Some((vmm, threads)) = self.waiting.ready(self.served, &mut self.refusals) {
                 let started = ServedVm::start(self.served, vmm, &threads);

@@ -146,7 +146,7 @@ const FAMILIES: [Family; 15] = [
         of: |of| vec![(String::new(), of.target.map(u64::from))],
     },
     Family {
-        // A name that ends in "sum" is a histogram's.
+        // Not "_sum", which is the suffix of a histogram's sample.
         name: "vcpufreq_scx_demand",
         kind: Kind::Gauge,
         help: "What all runnable vCPUs on the vCPU's pCPU need by scx; its target is at most 1024 of this",
