@@ -328,13 +328,14 @@ impl HostBpf {
     #[must_use]
     pub fn seen(&self, vcpu: VcpuId) -> u64 {
         let entry = self.vcpus.get(vcpu.index());
-        entry.map_or(0, |entry| entry.requests.load(SeqCst))
+        entry.map_or(0, |entry| entry.counters.requests.load(SeqCst))
     }
 
     /// What was counted for a vCPU.
     #[must_use]
     pub fn counters(&self, vcpu: VcpuId) -> Option<BpfCounters> {
-        self.vcpus.get(vcpu.index()).map(VcpuEntry::counters)
+        let entry = self.vcpus.get(vcpu.index())?;
+        Some(entry.counters.snapshot())
     }
 
     /// Accesses of any VM that this VM's programs never saw: the kernel doesn't run a program that

@@ -99,21 +99,7 @@ pub(crate) struct VcpuEntry {
     pub deferred: AtomicU32,
     pub own_util: AtomicU32,
     pub others_util: AtomicU32,
-    pub requests: AtomicU64,
-    pub reads: AtomicU64,
-    pub in_kernel: AtomicU64,
-    pub to_worker: AtomicU64,
-    pub coalesced: AtomicU64,
-    pub unchanged: AtomicU64,
-    pub limited: AtomicU64,
-    pub refused: AtomicU64,
-    pub not_applicable: AtomicU64,
-    pub dropped: AtomicU64,
-    pub unreported: AtomicU64,
-    pub switches: AtomicU64,
-    pub frequencies: AtomicU64,
-    pub unsettled: AtomicU64,
-    pub freq_after: [AtomicU32; BUCKETS],
+    pub counters: BpfCounters<AtomicU64, AtomicU32>,
 }
 
 /// `struct vcpufreq_bpf_domain`.
@@ -176,42 +162,43 @@ const _: () = {
     assert!(size_of::<ControlEntry>() == 128);
 };
 
-/// What was counted for a vCPU's registers since the VM started.
+/// What was counted for a vCPU's registers since the VM started; the programs count in atomic fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BpfCounters {
+#[repr(C)]
+pub struct BpfCounters<T = u64, B = u32> {
     /// Writes of set_perf.
-    pub requests: u64,
+    pub requests: T,
     /// Reads that left the guest. None of cur_perf does from a memory slot.
-    pub reads: u64,
+    pub reads: T,
     /// Requests put into force by the kernel module.
-    pub in_kernel: u64,
+    pub in_kernel: T,
     /// Events passed to the worker.
-    pub to_worker: u64,
+    pub to_worker: T,
     /// Requests that an event that was under way already stands for too.
-    pub coalesced: u64,
+    pub coalesced: T,
     /// Requests whose clamp was in force already.
-    pub unchanged: u64,
+    pub unchanged: T,
     /// Requests over the rate limit; the worker applies the last of them later.
-    pub limited: u64,
+    pub limited: T,
     /// Requests that the module could not put into force.
-    pub refused: u64,
+    pub refused: T,
     /// Requests that no clamp serves: SCHED_DEADLINE, or a host without uclamp.
-    pub not_applicable: u64,
+    pub not_applicable: T,
     /// Requests for the worker whose event found no room in the ring; reports of other requests can
     /// fill it. The vCPU's newest request may still be pending.
-    pub dropped: u64,
+    pub dropped: T,
     /// Requests that the VMM wanted reported, and for whose event there was no room.
-    pub unreported: u64,
+    pub unreported: T,
     /// How often its thread came onto a pCPU.
-    pub switches: u64,
+    pub switches: T,
     /// Changes of frequency while it ran.
-    pub frequencies: u64,
+    pub frequencies: T,
     /// How often frequency and place changed so fast that cur_perf was left as it was.
-    pub unsettled: u64,
+    pub unsettled: T,
     /// Histogram of the time from a request to the next change of the vCPU's frequency. Entry *n*
     /// counts times from 2^n ns to less than 2^(n+1) ns; the first also counts 0 ns, and the last
     /// all times from 2^31 ns (`bpf/vcpufreq_bpf.h`).
-    pub freq_after: [u32; BUCKETS],
+    pub freq_after: [B; BUCKETS],
 }
 
 impl BpfCounters {
@@ -231,8 +218,8 @@ impl BpfCounters {
     }
 }
 
-impl VcpuEntry {
-    pub(crate) fn counters(&self) -> BpfCounters {
+impl BpfCounters<AtomicU64, AtomicU32> {
+    pub(crate) fn snapshot(&self) -> BpfCounters {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         BpfCounters {
             requests: get(&self.requests),

@@ -6,42 +6,42 @@
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One vCPU's counters at one moment.
+/// One vCPU's counters at one moment; the device keeps them with atomic fields.
 ///
 /// When no request is under way, `requests` is the sum of `applied`, `unchanged`, `superseded`,
 /// `coalesced`, `refused` and `not_applicable`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct CounterSnapshot {
+pub struct CounterSnapshot<T = u64> {
     /// Writes of set_perf, and requests made again by a restore or a reset.
-    pub requests: u64,
+    pub requests: T,
     /// Requests that changed the host's clamp.
-    pub applied: u64,
+    pub applied: T,
     /// Requests that were in force already.
-    pub unchanged: u64,
+    pub unchanged: T,
     /// Requests overtaken by a newer one of the domain.
-    pub superseded: u64,
+    pub superseded: T,
     /// Requests overtaken by a newer one before the device saw them: on the paths on which a write
     /// ends in the kernel.
-    pub coalesced: u64,
+    pub coalesced: T,
     /// Requests that had to wait because they came faster than the limit allows. What became of
     /// each is in the counters above and below, too.
-    pub limited: u64,
+    pub limited: T,
     /// Requests that the host refused.
-    pub refused: u64,
+    pub refused: T,
     /// Requests to which clamps mean nothing.
-    pub not_applicable: u64,
+    pub not_applicable: T,
     /// Accesses outside the contract.
-    pub illegal: u64,
+    pub illegal: T,
     /// Reads of cur_perf for which the host had no answer.
-    pub source_failures: u64,
+    pub source_failures: T,
 }
 
 impl Add for CounterSnapshot {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        self.with(other, u64::saturating_add)
+        self.zip(&other, |one, other| one.saturating_add(*other))
     }
 }
 
@@ -49,21 +49,23 @@ impl CounterSnapshot {
     /// What was counted since `before`, of the same counters.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
-        self.with(before, u64::saturating_sub)
+        self.zip(&before, |now, before| now.saturating_sub(*before))
     }
+}
 
-    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
-        Self {
-            requests: of(self.requests, other.requests),
-            applied: of(self.applied, other.applied),
-            unchanged: of(self.unchanged, other.unchanged),
-            superseded: of(self.superseded, other.superseded),
-            coalesced: of(self.coalesced, other.coalesced),
-            limited: of(self.limited, other.limited),
-            refused: of(self.refused, other.refused),
-            not_applicable: of(self.not_applicable, other.not_applicable),
-            illegal: of(self.illegal, other.illegal),
-            source_failures: of(self.source_failures, other.source_failures),
+impl<T> CounterSnapshot<T> {
+    fn zip<U, V>(&self, other: &CounterSnapshot<U>, of: fn(&T, &U) -> V) -> CounterSnapshot<V> {
+        CounterSnapshot {
+            requests: of(&self.requests, &other.requests),
+            applied: of(&self.applied, &other.applied),
+            unchanged: of(&self.unchanged, &other.unchanged),
+            superseded: of(&self.superseded, &other.superseded),
+            coalesced: of(&self.coalesced, &other.coalesced),
+            limited: of(&self.limited, &other.limited),
+            refused: of(&self.refused, &other.refused),
+            not_applicable: of(&self.not_applicable, &other.not_applicable),
+            illegal: of(&self.illegal, &other.illegal),
+            source_failures: of(&self.source_failures, &other.source_failures),
         }
     }
 }
@@ -83,16 +85,7 @@ pub struct Accesses {
 /// The live form of [`CounterSnapshot`] and [`Accesses`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub requests: Counter,
-    pub applied: Counter,
-    pub unchanged: Counter,
-    pub superseded: Counter,
-    pub coalesced: Counter,
-    pub limited: Counter,
-    pub refused: Counter,
-    pub not_applicable: Counter,
-    pub illegal: Counter,
-    pub source_failures: Counter,
+    pub outcomes: CounterSnapshot<Counter>,
     pub reads_exited: Counter,
     pub writes_exited: Counter,
     pub writes_in_kernel: Counter,
@@ -124,21 +117,12 @@ impl Counter {
 
 impl Counters {
     pub fn add(&self, more: CounterSnapshot) {
-        self.requests.add(more.requests);
-        self.applied.add(more.applied);
-        self.unchanged.add(more.unchanged);
-        self.superseded.add(more.superseded);
-        self.coalesced.add(more.coalesced);
-        self.limited.add(more.limited);
-        self.refused.add(more.refused);
-        self.not_applicable.add(more.not_applicable);
-        self.illegal.add(more.illegal);
-        self.source_failures.add(more.source_failures);
+        self.outcomes.zip(&more, |counter, more| counter.add(*more));
     }
 
     pub fn applied_was_refused(&self, most: u64) -> u64 {
-        let taken = self.applied.take(most);
-        self.refused.add(taken);
+        let taken = self.outcomes.applied.take(most);
+        self.outcomes.refused.add(taken);
         taken
     }
 
@@ -151,17 +135,7 @@ impl Counters {
     }
 
     pub fn snapshot(&self) -> CounterSnapshot {
-        CounterSnapshot {
-            requests: self.requests.get(),
-            applied: self.applied.get(),
-            unchanged: self.unchanged.get(),
-            superseded: self.superseded.get(),
-            coalesced: self.coalesced.get(),
-            limited: self.limited.get(),
-            refused: self.refused.get(),
-            not_applicable: self.not_applicable.get(),
-            illegal: self.illegal.get(),
-            source_failures: self.source_failures.get(),
-        }
+        self.outcomes
+            .zip(&self.outcomes, |counter, _| counter.get())
     }
 }

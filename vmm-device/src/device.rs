@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
-use crate::counters::{Counter, Counters};
+use crate::counters::{Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
@@ -191,7 +191,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let domain = &self.domains[page.domain];
         let by = None;
         if domain.adopt_request(Request { vcpu, by, khz }) {
-            page.counters.requests.bump();
+            page.counters.outcomes.requests.bump();
             self.apply_pending(domain, self.clock.0.now_ns());
         }
     }
@@ -340,8 +340,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Requests only ever carry a vCPU of this device.
-    fn of(&self, request: Request) -> &Counters {
-        &self.vcpus[request.vcpu.index()].counters
+    fn of(&self, request: Request) -> &CounterSnapshot<Counter> {
+        &self.vcpus[request.vcpu.index()].counters.outcomes
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Device;
 use super::residency::us;
-use crate::counters::{Accesses, Counter, CounterSnapshot, Counters};
+use crate::counters::{Accesses, Counter, CounterSnapshot};
 use crate::domain::Request;
 use crate::policy::Clamp;
 use crate::ports::{Actuator, Event, Events, Source};
@@ -54,7 +54,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Counts and records a request's outcome, also one of a path that carries requests out beside
     /// this device.
     pub fn count(&self, event: &Event) {
-        let (vcpu, counter): (_, fn(&Counters) -> &Counter) = match event {
+        let (vcpu, counter): (_, fn(&CounterSnapshot<Counter>) -> &Counter) = match event {
             Event::Applied { vcpu, .. } => (vcpu, |of| &of.applied),
             Event::Unchanged { vcpu, .. } => (vcpu, |of| &of.unchanged),
             Event::Superseded { vcpu, .. } => (vcpu, |of| &of.superseded),
@@ -64,7 +64,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             _ => return,
         };
         if let Some(page) = self.vcpus.get(vcpu.index()) {
-            counter(&page.counters).bump();
+            counter(&page.counters.outcomes).bump();
             self.events.record(event);
         }
     }
@@ -75,8 +75,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let Some(page) = self.vcpus.get(vcpu.index()).filter(|_| count > 0) else {
             return;
         };
-        page.counters.requests.add(count);
-        page.counters.coalesced.add(count);
+        page.counters.outcomes.requests.add(count);
+        page.counters.outcomes.coalesced.add(count);
         self.events.record(&Event::Coalesced {
             vcpu,
             domain: self.domains[page.domain].id(),
@@ -163,7 +163,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             } => self.vcpus.get(vcpu.index()),
             _ => None,
         };
-        page.map_or(&self.outside, |page| &page.counters.illegal)
+        page.map_or(&self.outside, |page| &page.counters.outcomes.illegal)
             .bump();
         self.events.record(event);
     }

@@ -57,7 +57,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 khz
             }
             Err(error) => {
-                page.counters.source_failures.bump();
+                page.counters.outcomes.source_failures.bump();
                 self.events.record(&Event::SourceFailed { vcpu, error });
                 Khz(page.cur_perf.load(Relaxed))
             }
